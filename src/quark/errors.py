@@ -1,0 +1,52 @@
+"""The errors a user of quark sees.
+
+Every message says what came, what is possible, and what to do. Each class is also the built-in exception that a
+Python programmer would catch for the same mistake, so neither `except ValueError` nor `except QuarkError` misses it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuarkError(Exception):
+    """The root of all errors that quark raises on purpose."""
+
+
+class InvalidValueError(QuarkError, ValueError):
+    """An argument has the right type and an impossible value."""
+
+
+class UnknownNameError(InvalidValueError):
+    """A name that is not in its table; the message offers the nearest ones."""
+
+
+class UnsupportedTypeError(QuarkError, TypeError):
+    """An argument of a type that cannot be taken."""
+
+
+class MissingDependencyError(QuarkError, ImportError):
+    """An optional package is needed and not installed; the message names the choices."""
+
+
+class ModelError(QuarkError, ValueError):
+    """An ONNX model that cannot be processed; the message names the node or tensor."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is not in its table: nearest names first, then all of them when they are few.
+
+    >>> str(unknown_name("scale rule", "flor", ["floor", "ceil"]))
+    "no scale rule 'flor'. Did you mean floor? Known: floor, ceil."
+    >>> str(unknown_name("format", "mxfp4", ["mx4", "mxfp4_e2m1"]))
+    "no format 'mxfp4'. Did you mean mxfp4_e2m1? Known: mx4, mxfp4_e2m1."
+    """
+    names = list(known)
+    wanted = str(name).lower()
+    longer = [each for each in names if wanted and each.lower().startswith(wanted)]
+    by_lower = {each.lower(): each for each in names}
+    nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.6)]
+    hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+    listing = f" Known: {', '.join(names)}." if len(names) <= 40 or not nearest else ""
+    return UnknownNameError(f"no {kind} {name!r}.{hint}{listing}")

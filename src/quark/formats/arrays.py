@@ -1,0 +1,191 @@
+"""The few things that numpy and torch spell differently, so that every algorithm is written once.
+
+`array_kind(x)` gives the `ArrayKind` that x belongs to. The algorithms work in float32 or float64 (`Precision`), on
+values whose bits they may look at; float16 and bfloat16 inputs are widened to float32, which is exact, and the result
+is rounded back to nearest even. torch is never imported from here: a tensor in hand means that it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16 as numpy_bfloat16
+
+from quark.errors import UnsupportedTypeError
+
+# Elements that a CPU works on at a time: a handful of temporaries of this size stay in the second-level cache.
+CHUNK_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A working float type, as its bits are laid out."""
+
+    mantissa_bits: int
+    exponent_bias: int
+    bits: int
+
+    @property
+    def exponent_mask(self) -> int:
+        """The bits of Inf: all of the exponent field and nothing else."""
+        return int((2 * self.exponent_bias + 1) << self.mantissa_bits)
+
+    @property
+    def magnitude_mask(self) -> int:
+        return int((1 << (self.bits - 1)) - 1)
+
+
+FLOAT32 = Precision(mantissa_bits=23, exponent_bias=127, bits=32)
+FLOAT64 = Precision(mantissa_bits=52, exponent_bias=1023, bits=64)
+
+
+class ArrayKind:
+    """numpy arrays. Subclassed for torch."""
+
+    name = "numpy"
+
+    def __init__(self) -> None:
+        self.xp: Any = np
+        self.floats: dict[Any, Precision] = {
+            np.dtype(np.float32): FLOAT32,
+            np.dtype(np.float16): FLOAT32,
+            np.dtype(numpy_bfloat16): FLOAT32,
+            np.dtype(np.float64): FLOAT64,
+        }
+        self._float_of = {FLOAT32: np.dtype(np.float32), FLOAT64: np.dtype(np.float64)}
+        self._int_of: dict[Precision, Any] = {FLOAT32: np.dtype(np.int32), FLOAT64: np.dtype(np.int64)}
+
+    def precision(self, x: Any) -> Precision:
+        """The working precision for x's type; integer and other arrays are refused."""
+        if x.dtype not in self.floats:
+            raise UnsupportedTypeError(
+                f"x: expected float32, float16, bfloat16 or float64, got {x.dtype}; convert it first if that is meant"
+            )
+        return self.floats[x.dtype]
+
+    def detach(self, x: Any) -> Any:
+        """x without the history that gradients would flow back through."""
+        return x
+
+    def widen(self, x: Any, precision: Precision) -> Any:
+        """x in the working type; no copy when it has it already."""
+        return x.astype(self._float_of[precision], copy=False)
+
+    def narrow(self, x: Any, like: Any) -> Any:
+        """x in the type of `like`; finite values beyond float16's or bfloat16's range become Inf."""
+        with np.errstate(over="ignore"):
+            return x.astype(like.dtype, copy=False)
+
+    def bits(self, x: Any, precision: Precision) -> Any:
+        """The same memory as signed integers."""
+        return x.view(self._int_of[precision])
+
+    def from_bits(self, bits: Any, precision: Precision) -> Any:
+        return bits.view(self._float_of[precision])
+
+    def as_int(self, x: Any, precision: Precision) -> Any:
+        """x converted to the working integer type."""
+        return x.astype(self._int_of[precision])
+
+    def rint(self, x: Any) -> Any:
+        return np.rint(x)
+
+    def pad_end(self, x: Any, axis: int, count: int) -> Any:
+        """x with `count` zeros after it along axis; x itself when there are none to add."""
+        if not count:
+            return x
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, count)
+        return np.pad(x, widths)
+
+    def contiguous(self, x: Any) -> Any:
+        # ascontiguousarray would turn a scalar array into one of rank 1
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+    def empty_like(self, x: Any) -> Any:
+        return np.empty_like(x)
+
+    def quiet(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, numpy does not warn about the NaN and Inf that the caller deals with; torch never does."""
+        return np.errstate(all="ignore")
+
+    def may_hold(self, condition: Any) -> bool:
+        """False when `condition` is surely nowhere true, so that work for rare cases can be left out."""
+        return bool(condition.any())
+
+    def chunk_elements(self, x: Any) -> int:
+        return CHUNK_ELEMENTS
+
+
+class TorchKind(ArrayKind):
+    """torch tensors, on any device."""
+
+    name = "torch"
+
+    def __init__(self, torch: Any) -> None:
+        self.xp = torch
+        self.floats = {torch.float32: FLOAT32, torch.float16: FLOAT32, torch.bfloat16: FLOAT32, torch.float64: FLOAT64}
+        self._float_of = {FLOAT32: torch.float32, FLOAT64: torch.float64}
+        self._int_of = {FLOAT32: torch.int32, FLOAT64: torch.int64}
+
+    def detach(self, x: Any) -> Any:
+        return x.detach()
+
+    def widen(self, x: Any, precision: Precision) -> Any:
+        return x.to(self._float_of[precision])
+
+    def narrow(self, x: Any, like: Any) -> Any:
+        return x.to(like.dtype)
+
+    def as_int(self, x: Any, precision: Precision) -> Any:
+        return x.to(self._int_of[precision])
+
+    def rint(self, x: Any) -> Any:
+        return self.xp.round(x)
+
+    def pad_end(self, x: Any, axis: int, count: int) -> Any:
+        if not count:
+            return x
+        shape = list(x.shape)
+        shape[axis] = count
+        return self.xp.cat([x, x.new_zeros(shape)], dim=axis)
+
+    def contiguous(self, x: Any) -> Any:
+        return x.contiguous()
+
+    def empty_like(self, x: Any) -> Any:
+        return self.xp.empty_like(x)
+
+    def quiet(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def may_hold(self, condition: Any) -> bool:
+        # asking a GPU would wait for it, and a compiler cannot ask
+        return bool(condition.any()) if self._is_eager_cpu(condition) else True
+
+    def chunk_elements(self, x: Any) -> int:
+        # a GPU wants one large launch; so does a compiler, which fuses the temporaries away
+        return CHUNK_ELEMENTS if self._is_eager_cpu(x) else max(1, x.numel())
+
+    def _is_eager_cpu(self, x: Any) -> bool:
+        return x.device.type == "cpu" and not self.xp.compiler.is_compiling()
+
+
+_NUMPY = ArrayKind()
+_TORCH: list[TorchKind] = []
+
+
+def array_kind(x: object) -> ArrayKind:
+    """The kind of array that x is; anything but a numpy array or a torch tensor is refused."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return _NUMPY
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if not _TORCH:
+            _TORCH.append(TorchKind(torch))
+        return _TORCH[0]
+    raise UnsupportedTypeError(f"x: expected a numpy array or a torch tensor, got {type(x).__name__}")
