@@ -1,0 +1,60 @@
+// One tensor to quantize, cut into chunks that threads may take in any order.
+#pragma once
+
+#include <cstdint>
+
+#include "block_parameters.h"
+
+namespace quark {
+
+enum class Storage : int32_t { kFloat32 = 0, kFloat16 = 1 };
+
+// How the chunks are cut. `kRuns`: inner is 1 and chunks are ranges of blocks, one after the other in memory.
+// `kColumns`: a chunk is one block of rows and a tile of neighbouring columns.
+enum class Layout { kRuns, kColumns };
+
+struct BlockJob {
+  const void* in;
+  void* out;
+  Storage storage;
+  Geometry geometry;
+  BlockParameters parameters;
+
+  Layout layout;
+  int64_t blocks_in_row;  // the last of them may be shorter
+  int64_t blocks_in_chunk;  // kRuns
+  int64_t tile;             // kColumns: columns in a chunk
+  int64_t tiles;            // kColumns: chunks side by side
+  int64_t chunks;
+  bool streams;  // write past the caches
+
+  // Does the input go through a buffer on its way?
+  bool is_staged() const { return storage == Storage::kFloat16 || parameters.round_to_bfloat16 != 0; }
+
+  const float* in32() const { return static_cast<const float*>(in); }
+  float* out32() const { return static_cast<float*>(out); }
+  const uint16_t* in16() const { return static_cast<const uint16_t*>(in); }
+  uint16_t* out16() const { return static_cast<uint16_t*>(out); }
+};
+
+// Chunks that hold at least one element each; a job of no elements has none.
+BlockJob make_block_job(const void* in, void* out, Storage storage, Geometry geometry,
+                        const BlockParameters& parameters);
+
+typedef void (*RunChunks)(const BlockJob& job, int64_t begin, int64_t end);
+
+// The fastest code that this processor runs; and its name: "avx512", "avx2" or "baseline".
+RunChunks best_run_chunks();
+const char* best_instruction_set();
+
+namespace avx512 {
+void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
+}
+namespace avx2 {
+void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
+}
+namespace baseline {
+void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
+}
+
+}  // namespace quark

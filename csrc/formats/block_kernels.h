@@ -1,0 +1,397 @@
+// Blocks in memory: along it (`RunKernel`), across it (`ColumnKernel`), and one at a time for whatever is left.
+//
+// Included by the per-ISA kernel files only.
+
+#include "block_job.h"
+#include "lane_math.h"
+
+namespace quark {
+namespace QUARK_ISA {
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- one block, any length and stride, one lane: tails, odd block sizes, the search of rule `mse` ----
+constexpr int64_t kStageElements = 1 << 12;
+constexpr int64_t kSearchWidth = 4096;  // errors are summed on the stack up to this block size, on the heap beyond
+
+template <class P>
+struct SingleBlock {
+  LaneMath<1, P> math;
+  int64_t sub_block_size;
+  bool searches;
+
+  explicit SingleBlock(const BlockParameters& p)
+      : math(p), sub_block_size(p.sub_block_size), searches(p.scale_rule == ScaleRule::kMse) {}
+
+  // The largest magnitude of elements begin..end, and their largest signed value.
+  int32_t amax(const float* in, int64_t begin, int64_t end, int64_t stride, float* largest) const {
+    int32_t most = 0;
+    float top = 0.0f;
+    for (int64_t i = begin; i < end; ++i) {
+      const float x = in[i * stride];
+      const int32_t magnitude = math.magnitude(x);
+      most = magnitude > most ? magnitude : most;
+      top = magnitude > 0 && x > top ? x : top;
+    }
+    *largest = top;
+    return most;
+  }
+
+  void run(const float* in, float* out, int64_t count, int64_t stride) const {
+    float largest;
+    const int32_t most = amax(in, 0, count, stride, &largest);
+    auto scale = math.scale_of(most, largest);
+    if (searches && most < kInfinity) scale = math.at_exponent(least_error(in, count, stride, scale.exponent), most);
+    const int64_t step = P::kSpacing == Spacing::kSubBlocks ? sub_block_size : count;
+    for (int64_t begin = 0; begin < count; begin += step) {
+      const int64_t end = smaller(count, begin + step);
+      float unit = 1.0f;
+      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+        unit = math.sub_block_unit(amax(in, begin, end, stride, &largest), scale.exponent);
+      }
+      for (int64_t i = begin; i < end; ++i) {
+        out[i * stride] = math.quantize(in[i * stride], scale, unit);
+      }
+    }
+  }
+
+  // Of floor-1, floor and floor+1 the exponent with the least sum of squared errors, the first of equals.
+  int32_t least_error(const float* in, int64_t count, int64_t stride, int32_t floor) const {
+    int64_t width = 1;
+    while (width < count) width *= 2;
+    double on_stack[kSearchWidth];
+    double* errors = width <= kSearchWidth ? on_stack : new double[width];
+    int32_t best = floor;
+    double least = 0;
+    for (int32_t step = -1; step <= 1; ++step) {
+      const int32_t exponent = LaneMath<1, P>::confine(floor + step);
+      const double total = squared_error(in, count, stride, exponent, errors, width);
+      if (step == -1 || total < least) {
+        best = exponent;
+        least = total;
+      }
+    }
+    if (errors != on_stack) delete[] errors;
+    return best;
+  }
+
+  double squared_error(const float* in, int64_t count, int64_t stride, int32_t exponent, double* errors,
+                       int64_t width) const {
+    const double scale = bit_cast<double>((static_cast<int64_t>(exponent) + 1023) << 52);
+    const float inverse = LaneMath<1, P>::exp2(-exponent);
+    float unit = 1.0f;
+    for (int64_t i = 0; i < count; ++i) {
+      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+        float unused;
+        const int64_t end = smaller(count, i + sub_block_size);
+        if (i % sub_block_size == 0) unit = math.sub_block_unit(amax(in, i, end, stride, &unused), exponent);
+      }
+      float x = in[i * stride];
+      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+        if (math.flush && (bit_cast<int32_t>(x) & kMagnitude) < kSmallestNormal) x = 0.0f;
+      }
+      const double error = static_cast<double>(math.element(x, inverse, unit)) * scale - static_cast<double>(x);
+      errors[i] = (bit_cast<int32_t>(x) & kMagnitude) < kInfinity ? error * error : 0.0;
+    }
+    for (int64_t i = count; i < width; ++i) errors[i] = 0.0;
+    for (int64_t half = width / 2; half > 0; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) errors[i] += errors[i + half];
+    }
+    return errors[0];
+  }
+};
+
+// ---- blocks one after the other in memory, kBlock a power of two that divides or is divided by the vector ----
+template <class P, int kBlock, int kSub>
+struct RunKernel {
+  static constexpr int W = kWidth;
+  static constexpr int kVectors = kBlock > W ? kBlock / W : 1;
+  static constexpr int kGroup = kBlock < W ? kBlock : W;
+  typedef LaneMath<W, P> Math;
+  typedef FloatsOf<W> F;
+  typedef IntsOf<W> I;
+
+  // Quantizes whole vectors of blocks; gives back how many elements that were.
+  template <bool kStream>
+  static int64_t run(const Math& math, const float* in, float* out, int64_t count) {
+    constexpr int kStep = kVectors * W;
+    int64_t i = 0;
+    for (; i + kStep <= count; i += kStep) step<kStream>(math, in + i, out + i);
+    return i;
+  }
+
+  template <bool kStream>
+  static inline void step(const Math& math, const float* in, float* out) {
+    F x[kVectors];
+    I most = splat_int<W>(0);
+    F largest = F{};
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = load<W>(in + v * W);
+      const I magnitude = math.magnitude(x[v]);
+      most = maximum_int<W>(most, magnitude);
+      if constexpr (P::kCarry) largest = maximum<W>(largest, magnitude > 0 ? x[v] : F{});
+    }
+    most = group_maximum<W, kGroup>(most);
+    // positive floats compare as their bits do
+    if constexpr (P::kCarry) largest = bit_cast<F>(group_maximum<W, kGroup>(bit_cast<I>(largest)));
+    const auto scale = math.scale_of(most, largest);
+    for (int v = 0; v < kVectors; ++v) {
+      F unit = F{};
+      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+        unit = math.sub_block_unit(group_maximum<W, kSub>(math.magnitude(x[v])), scale.exponent);
+      }
+      const F value = math.quantize(x[v], scale, unit);
+      if constexpr (kStream) {
+        stream<W>(out + v * W, value);
+      } else {
+        store<W>(out + v * W, value);
+      }
+    }
+  }
+};
+
+// ---- a block of rows, W columns at a time ----
+template <class P, int W>
+struct ColumnKernel {
+  typedef LaneMath<W, P> Math;
+  typedef FloatsOf<W> F;
+  typedef IntsOf<W> I;
+
+  struct Column {
+    typename Math::Scale scale;
+  };
+
+  static constexpr int64_t kMostVectors = 64;  // of a tile; their scales stay in the first-level cache
+
+  Math math;
+  int64_t rows;
+  int64_t stride;
+  int64_t sub_block_size;
+  bool streams;
+
+  ColumnKernel(const BlockParameters& p, int64_t rows, int64_t stride, bool streams)
+      : math(p), rows(rows), stride(stride), sub_block_size(p.sub_block_size), streams(streams) {}
+
+  // Columns 0..count; a last vector that does not fit overlaps the one before it and writes the same values again.
+  void run(const float* in, float* out, int64_t count) const {
+    for (int64_t begin = 0; begin < count; begin += kMostVectors * W) {
+      const int64_t end = smaller(count, begin + kMostVectors * W);
+      int64_t offsets[kMostVectors];
+      int vectors = 0;
+      for (int64_t c = begin; c < end; c += W) offsets[vectors++] = smaller(c, count - W);
+      run_vectors(in, out, offsets, vectors);
+    }
+  }
+
+  void run_vectors(const float* in, float* out, const int64_t* offsets, int vectors) const {
+    I most[kMostVectors];
+    F largest[kMostVectors];
+    Column columns[kMostVectors];
+    for (int v = 0; v < vectors; ++v) {
+      most[v] = splat_int<W>(0);
+      largest[v] = F{};
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int v = 0; v < vectors; ++v) accumulate(in + row * stride + offsets[v], most[v], largest[v]);
+    }
+    for (int v = 0; v < vectors; ++v) columns[v].scale = math.scale_of(most[v], largest[v]);
+    for (int64_t row = 0; row < rows; row += row_step()) {
+      const int64_t end = smaller(rows, row + row_step());
+      for (int v = 0; v < vectors; ++v) write_rows(in, out, row, end, offsets[v], columns[v]);
+    }
+  }
+
+  int64_t row_step() const { return P::kSpacing == Spacing::kSubBlocks ? sub_block_size : 1; }
+
+  inline void accumulate(const float* in, I& most, F& largest) const {
+    const F x = load<W>(in);
+    const I magnitude = math.magnitude(x);
+    most = maximum_int<W>(most, magnitude);
+    if constexpr (P::kCarry) largest = maximum<W>(largest, magnitude > 0 ? x : F{});
+  }
+
+  inline void write_rows(const float* in, float* out, int64_t begin, int64_t end, int64_t offset, const Column& column) const {
+    F unit = F{};
+    if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+      I most = splat_int<W>(0);
+      for (int64_t row = begin; row < end; ++row) {
+        most = maximum_int<W>(most, math.magnitude(load<W>(in + row * stride + offset)));
+      }
+      unit = math.sub_block_unit(most, column.scale.exponent);
+    }
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t at = row * stride + offset;
+      const F value = math.quantize(load<W>(in + at), column.scale, unit);
+      if (streams) {
+        stream<W>(out + at, value);
+      } else {
+        store<W>(out + at, value);
+      }
+    }
+  }
+};
+
+// ---- a job's chunks ----
+template <class P>
+struct Chunks {
+  const BlockJob& job;
+  const BlockParameters& p;
+  SingleBlock<P> single;
+
+  explicit Chunks(const BlockJob& job) : job(job), p(job.parameters), single(job.parameters) {}
+
+  void run(int64_t begin, int64_t end) const {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      if (job.layout == Layout::kRuns) {
+        run_blocks(chunk * job.blocks_in_chunk,
+                   smaller((chunk + 1) * job.blocks_in_chunk, job.geometry.outer * job.blocks_in_row));
+      } else {
+        run_tile(chunk);
+      }
+    }
+    if (job.streams) finish_streams();
+  }
+
+  // Blocks begin..end, counted through all rows.
+  void run_blocks(int64_t begin, int64_t end) const {
+    while (begin < end) {
+      const int64_t row = begin / job.blocks_in_row;
+      const int64_t first = begin % job.blocks_in_row;
+      const int64_t last = smaller(job.blocks_in_row, first + end - begin);
+      const int64_t start = row * job.geometry.n + first * p.block_size;
+      const int64_t stop = row * job.geometry.n + smaller(last * p.block_size, job.geometry.n);
+      begin += last - first;
+      if (job.is_staged()) {
+        run_staged(start, stop);
+      } else {
+        run_elements(job.in32() + start, job.out32() + start, stop - start);
+      }
+    }
+  }
+
+  // A piece at a time through a buffer of float32; the pieces are whole blocks, or one that is longer than usual.
+  void run_staged(int64_t start, int64_t stop) const {
+    float on_stack[kStageElements];
+    const int64_t piece = p.block_size > kStageElements ? p.block_size : kStageElements / p.block_size * p.block_size;
+    float* wide = piece <= kStageElements ? on_stack : new float[piece];
+    for (; start < stop; start += piece) {
+      const int64_t count = smaller(piece, stop - start);
+      stage(start, wide, count);
+      run_elements(wide, wide, count);
+      unstage(wide, start, count);
+    }
+    if (wide != on_stack) delete[] wide;
+  }
+
+  // count neighbours of the input as float32, rounded to bfloat16 if the job says so.
+  void stage(int64_t at, float* wide, int64_t count) const {
+    if (job.storage == Storage::kFloat16) {
+      widen(job.in16() + at, wide, count);
+    } else {
+      for (int64_t i = 0; i < count; ++i) wide[i] = job.in32()[at + i];
+    }
+    if (p.round_to_bfloat16) {
+      for (int64_t i = 0; i < count; ++i) wide[i] = round_to_bfloat16(wide[i]);
+    }
+  }
+
+  void unstage(const float* wide, int64_t at, int64_t count) const {
+    if (job.storage == Storage::kFloat16) return narrow(wide, job.out16() + at, count);
+    for (int64_t i = 0; i < count; ++i) job.out32()[at + i] = wide[i];
+  }
+
+  void run_elements(const float* in, float* out, int64_t count) const {
+    for (int64_t i = run_fast(in, out, count); i < count; i += p.block_size) {
+      single.run(in + i, out + i, smaller(p.block_size, count - i), 1);
+    }
+  }
+
+  // As many whole blocks as the kernels for usual block sizes take.
+  int64_t run_fast(const float* in, float* out, int64_t count) const {
+    if (p.scale_rule == ScaleRule::kMse) return 0;
+    if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+      if (p.sub_block_size != 2) return 0;
+    }
+    switch (p.block_size) {
+      case 8: return run_sized<8>(in, out, count);
+      case 16: return run_sized<16>(in, out, count);
+      case 32: return run_sized<32>(in, out, count);
+      case 64: return run_sized<64>(in, out, count);
+      default: return 0;
+    }
+  }
+
+  template <int kBlock>
+  int64_t run_sized(const float* in, float* out, int64_t count) const {
+    typedef RunKernel<P, kBlock, 2> Kernel;
+    const typename Kernel::Math math(p);
+    const int64_t whole = count / kBlock * kBlock;  // a shorter last block must not be taken for a whole one
+    const bool is_aligned = reinterpret_cast<uintptr_t>(out) % (4 * kWidth) == 0;
+    if (job.streams && is_aligned) return Kernel::template run<true>(math, in, out, whole);
+    return Kernel::template run<false>(math, in, out, whole);
+  }
+
+  void run_tile(int64_t chunk) const {
+    const int64_t tile = chunk % job.tiles;
+    const int64_t block = chunk / job.tiles % job.blocks_in_row;
+    const int64_t outer = chunk / job.tiles / job.blocks_in_row;
+    const int64_t inner = job.geometry.inner;
+    const int64_t column = tile * job.tile;
+    const int64_t columns = tile + 1 == job.tiles ? inner - column : job.tile;
+    const int64_t rows = smaller(p.block_size, job.geometry.n - block * p.block_size);
+    const int64_t at = (outer * job.geometry.n + block * p.block_size) * inner + column;
+    if (!job.is_staged()) {
+      const bool is_aligned = reinterpret_cast<uintptr_t>(job.out32() + at) % (4 * kWidth) == 0 && inner % kWidth == 0;
+      // narrower vectors would leave lines half written while sub-blocks go back and forth between rows
+      const bool is_whole_line = kWidth == 16 || P::kSpacing != Spacing::kSubBlocks;
+      const bool streams = job.streams && is_aligned && is_whole_line && columns % kWidth == 0;
+      return run_columns(job.in32() + at, job.out32() + at, {rows, columns, inner, streams});
+    }
+    float* wide = new float[rows * columns];
+    for (int64_t row = 0; row < rows; ++row) stage(at + row * inner, wide + row * columns, columns);
+    run_columns(wide, wide, {rows, columns, columns, false});
+    for (int64_t row = 0; row < rows; ++row) unstage(wide + row * columns, at + row * inner, columns);
+    delete[] wide;
+  }
+
+  struct Tile {
+    int64_t rows;
+    int64_t columns;
+    int64_t stride;
+    bool streams;
+  };
+
+  void run_columns(const float* in, float* out, Tile tile) const {
+    if (p.scale_rule != ScaleRule::kMse && tile.columns >= kWidth) {
+      ColumnKernel<P, kWidth>(p, tile.rows, tile.stride, tile.streams).run(in, out, tile.columns);
+    } else if (p.scale_rule != ScaleRule::kMse && kWidth > 8 && tile.columns >= 8) {
+      ColumnKernel<P, 8>(p, tile.rows, tile.stride, false).run(in, out, tile.columns);
+    } else if (p.scale_rule != ScaleRule::kMse && tile.columns >= 4) {
+      ColumnKernel<P, 4>(p, tile.rows, tile.stride, false).run(in, out, tile.columns);
+    } else {
+      for (int64_t c = 0; c < tile.columns; ++c) single.run(in + c, out + c, tile.rows, tile.stride);
+    }
+  }
+};
+
+template <Spacing kSpacing, bool kCarry>
+void run_spacing(const BlockJob& job, int64_t begin, int64_t end) {
+  const bool half_even = job.parameters.rounding == Rounding::kHalfEven;
+  const bool passthrough = job.parameters.nonfinite == NonFinite::kPassthrough;
+  if (half_even) {
+    if (passthrough) return Chunks<Policy<kSpacing, true, true, kCarry>>(job).run(begin, end);
+    return Chunks<Policy<kSpacing, true, false, kCarry>>(job).run(begin, end);
+  }
+  if (passthrough) return Chunks<Policy<kSpacing, false, true, kCarry>>(job).run(begin, end);
+  return Chunks<Policy<kSpacing, false, false, kCarry>>(job).run(begin, end);
+}
+
+void run_chunks(const BlockJob& job, int64_t begin, int64_t end) {
+  if (job.parameters.sub_block_size > 0) return run_spacing<Spacing::kSubBlocks, false>(job, begin, end);
+  if (job.parameters.carry) return run_spacing<Spacing::kUniform, true>(job, begin, end);
+  if (is_uniform(job.parameters)) return run_spacing<Spacing::kUniform, false>(job, begin, end);
+  return run_spacing<Spacing::kFloat, false>(job, begin, end);
+}
+
+}  // namespace QUARK_ISA
+}  // namespace quark

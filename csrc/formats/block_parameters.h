@@ -1,0 +1,64 @@
+// What the arithmetic needs to know of a block format, derived once from its row and the options chosen.
+//
+// The names follow src/quark/formats/spec.py and block.py, which is the readable statement of the same arithmetic.
+#pragma once
+
+#include <cstdint>
+
+namespace quark {
+
+struct ElementRow {
+  const char* name;
+  int mantissa_bits;
+  int min_exponent;
+  int max_exponent;
+  float lowest;
+  float highest;
+};
+
+enum class ScaleRule : int32_t { kFloor = 0, kCeil = 1, kEven = 2, kRceil = 3, kMse = 4 };
+enum class Rounding : int32_t { kHalfAway = 0, kHalfUp = 1, kHalfEven = 2 };
+enum class NonFinite : int32_t { kBlockNan = 0, kPassthrough = 1 };
+
+// Plain data with a fixed layout: Python fills the same structure through ctypes.
+struct BlockParameters {
+  int64_t block_size;
+  int32_t sub_block_size;  // 0: no sub-blocks
+  int32_t max_shift;
+  int32_t mantissa_bits;
+  int32_t min_exponent;
+  int32_t max_exponent;
+  float lowest;
+  float highest;
+  int32_t flush_subnormals;
+  int32_t carry;
+  int32_t round_to_bfloat16;  // before anything else
+  ScaleRule scale_rule;
+  Rounding rounding;
+  NonFinite nonfinite;
+};
+
+// The tensor as (outer, n, inner) with blocks along n.
+struct Geometry {
+  int64_t outer;
+  int64_t n;
+  int64_t inner;
+};
+
+inline bool is_uniform(const BlockParameters& p) { return p.min_exponent == p.max_exponent; }
+
+// What the scale rule adds to the bits of amax before the mantissa is cut off.
+inline int32_t exponent_increment(const BlockParameters& p) {
+  constexpr int32_t kOne = 1 << 23;
+  if (p.scale_rule == ScaleRule::kCeil) return kOne - 1;
+  if (p.scale_rule == ScaleRule::kEven) return kOne >> (p.mantissa_bits + 1);
+  if (p.scale_rule == ScaleRule::kRceil) {
+    float significand = p.highest;
+    for (int e = 0; e < p.max_exponent; ++e) significand *= 0.5f;
+    for (int e = 0; e > p.max_exponent; --e) significand *= 2.0f;
+    return kOne - 1 - static_cast<int32_t>((significand - 1.0f) * kOne);
+  }
+  return 0;
+}
+
+}  // namespace quark

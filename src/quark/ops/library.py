@@ -1,0 +1,28 @@
+"""Where the compiled operator library is."""
+
+from __future__ import annotations
+
+from quark.errors import MissingDependencyError, unknown_name
+from quark.formats.native import FILE_NAME, library_file
+
+DEVICES = ("CPU", "CUDA", "ROCM")
+
+
+def get_library_path(device: str = "CPU") -> str:
+    """The file to give to `SessionOptions.register_custom_ops_library`.
+
+    There is one library for all devices: its operators run on the CPU, and ONNX Runtime moves the tensors of a model
+    that otherwise runs on a GPU. It came with the package; nothing is compiled here.
+
+    >>> get_library_path("CPU") == get_library_path("CUDA")
+    True
+    """
+    if not isinstance(device, str) or device.upper() not in DEVICES:
+        raise unknown_name("device", device, DEVICES)
+    path = library_file()
+    if path is None:
+        raise MissingDependencyError(
+            f"the compiled operator library {FILE_NAME} is not in the installed package; "
+            "install it again where a C++17 compiler is found: pip install --force-reinstall quark-quantizer"
+        )
+    return str(path)
