@@ -1,0 +1,33 @@
+"""Time things side by side on a noisy machine: the candidates take turns, and each keeps its best turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one candidate over all its turns."""
+
+    best: float
+    median: float
+    turns: int
+
+
+def take_turns(candidates: dict[str, Callable[[], object]], turns: int = 7, seconds: float = 1.0) -> dict[str, Timing]:
+    """Time all candidates, round after round: at least `turns` rounds, and until `seconds` have passed."""
+    for run in candidates.values():
+        run()  # first touches: pages, caches, lazy set-up
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    start = time.perf_counter()
+    rounds = 0
+    while rounds < turns or (time.perf_counter() - start < seconds and rounds < 20 * turns):
+        for name, run in candidates.items():
+            begin = time.perf_counter()
+            run()
+            samples[name].append(time.perf_counter() - begin)
+        rounds += 1
+    return {name: Timing(min(times), statistics.median(times), len(times)) for name, times in samples.items()}
