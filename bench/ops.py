@@ -180,9 +180,8 @@ def main() -> None:
             raise SystemExit(f"{name}: expected a block format")
         for case in CASES:
             figures.extend(measure(fmt, case, 3 if arguments.quick else 9))
-    print(
-        f"{platform.machine()}, {os.cpu_count()} processors, {instruction_set()}, ONNX Runtime {onnxruntime.__version__}"
-    )
+    machine = f"{platform.machine()}, {os.cpu_count()} processors, {instruction_set()}"
+    print(f"{machine}, ONNX Runtime {onnxruntime.__version__}")
     print(table(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1), encoding="utf-8")

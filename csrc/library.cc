@@ -21,7 +21,7 @@ extern "C" QUARK_EXPORT ort::Status* QUARK_ORT_CALL RegisterCustomOps(ort::Sessi
 }
 
 // Quantizes a contiguous array seen as (outer, n, inner) along n. 0 on success; 1 for parameters out of range.
-// `in` and `out` may be the same.
+// `in` and `out` must not overlap.
 extern "C" QUARK_EXPORT int quark_quantize_dequantize(const void* in, void* out, int32_t storage, int64_t outer,
                                                       int64_t n, int64_t inner, const BlockParameters* parameters,
                                                       int32_t threads) {

@@ -12,6 +12,9 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- one block, any length and stride, one lane: tails, odd block sizes, the search of rule `mse` ----
 constexpr int64_t kStageElements = 1 << 12;
+constexpr int64_t kStreamElements = 1 << 10;
+constexpr int kLineElements = 16;      // of a cache line
+constexpr int kAheadElements = 1 << 11;  // two pages: the processor's own prefetching stops at the end of one
 constexpr int64_t kSearchWidth = 4096;  // errors are summed on the stack up to this block size, on the heap beyond
 
 template <class P>
@@ -23,22 +26,22 @@ struct SingleBlock {
   explicit SingleBlock(const BlockParameters& p)
       : math(p), sub_block_size(p.sub_block_size), searches(p.scale_rule == ScaleRule::kMse) {}
 
-  // The largest magnitude of elements begin..end, and their largest signed value.
-  int32_t amax(const float* in, int64_t begin, int64_t end, int64_t stride, float* largest) const {
+  // The bits of the largest magnitude of elements begin..end, and of the largest positive one.
+  int32_t amax(const float* in, int64_t begin, int64_t end, int64_t stride, int32_t* largest) const {
     int32_t most = 0;
-    float top = 0.0f;
+    int32_t top = 0;
     for (int64_t i = begin; i < end; ++i) {
       const float x = in[i * stride];
       const int32_t magnitude = math.magnitude(x);
       most = magnitude > most ? magnitude : most;
-      top = magnitude > 0 && x > top ? x : top;
+      top = maximum_int<1>(top, math.positive_bits(x, magnitude));
     }
     *largest = top;
     return most;
   }
 
   void run(const float* in, float* out, int64_t count, int64_t stride) const {
-    float largest;
+    int32_t largest;
     const int32_t most = amax(in, 0, count, stride, &largest);
     auto scale = math.scale_of(most, largest);
     if (searches && most < kInfinity) scale = math.at_exponent(least_error(in, count, stride, scale.exponent), most);
@@ -82,7 +85,7 @@ struct SingleBlock {
     float unit = 1.0f;
     for (int64_t i = 0; i < count; ++i) {
       if constexpr (P::kSpacing == Spacing::kSubBlocks) {
-        float unused;
+        int32_t unused;
         const int64_t end = smaller(count, i + sub_block_size);
         if (i % sub_block_size == 0) unit = math.sub_block_unit(amax(in, i, end, stride, &unused), exponent);
       }
@@ -111,29 +114,33 @@ struct RunKernel {
   typedef FloatsOf<W> F;
   typedef IntsOf<W> I;
 
-  // Quantizes whole vectors of blocks; gives back how many elements that were.
-  template <bool kStream>
+  // Quantizes whole vectors of blocks; gives back how many elements that were. kAhead: fetch what will be read soon.
+  template <bool kStream, bool kAhead>
   static int64_t run(const Math& math, const float* in, float* out, int64_t count) {
     constexpr int kStep = kVectors * W;
     int64_t i = 0;
-    for (; i + kStep <= count; i += kStep) step<kStream>(math, in + i, out + i);
+    for (; i + kStep <= count; i += kStep) {
+      if constexpr (kAhead) {
+        for (int line = 0; line < kStep; line += kLineElements) prefetch(in + i, kAheadElements + line);
+      }
+      step<kStream>(math, in + i, out + i);
+    }
     return i;
   }
 
   template <bool kStream>
-  static inline void step(const Math& math, const float* in, float* out) {
+  static QUARK_INLINE void step(const Math& math, const float* in, float* out) {
     F x[kVectors];
     I most = splat_int<W>(0);
-    F largest = F{};
+    I largest = splat_int<W>(0);
     for (int v = 0; v < kVectors; ++v) {
       x[v] = load<W>(in + v * W);
       const I magnitude = math.magnitude(x[v]);
       most = maximum_int<W>(most, magnitude);
-      if constexpr (P::kCarry) largest = maximum<W>(largest, magnitude > 0 ? x[v] : F{});
+      if constexpr (P::kCarry) largest = maximum_int<W>(largest, math.positive_bits(x[v], magnitude));
     }
     most = group_maximum<W, kGroup>(most);
-    // positive floats compare as their bits do
-    if constexpr (P::kCarry) largest = bit_cast<F>(group_maximum<W, kGroup>(bit_cast<I>(largest)));
+    if constexpr (P::kCarry) largest = group_maximum<W, kGroup>(largest);
     const auto scale = math.scale_of(most, largest);
     for (int v = 0; v < kVectors; ++v) {
       F unit = F{};
@@ -157,75 +164,84 @@ struct ColumnKernel {
   typedef FloatsOf<W> F;
   typedef IntsOf<W> I;
 
-  struct Column {
-    typename Math::Scale scale;
-  };
-
   static constexpr int64_t kMostVectors = 64;  // of a tile; their scales stay in the first-level cache
 
   Math math;
   int64_t rows;
   int64_t stride;
   int64_t sub_block_size;
-  bool streams;
+  bool streams;  // the stride keeps the alignment of the first row
 
   ColumnKernel(const BlockParameters& p, int64_t rows, int64_t stride, bool streams)
       : math(p), rows(rows), stride(stride), sub_block_size(p.sub_block_size), streams(streams) {}
 
-  // Columns 0..count; a last vector that does not fit overlaps the one before it and writes the same values again.
+  // Columns 0..count. A vector that does not fit at an end overlaps its neighbour and writes the same values again.
   void run(const float* in, float* out, int64_t count) const {
-    for (int64_t begin = 0; begin < count; begin += kMostVectors * W) {
-      const int64_t end = smaller(count, begin + kMostVectors * W);
-      int64_t offsets[kMostVectors];
-      int vectors = 0;
-      for (int64_t c = begin; c < end; c += W) offsets[vectors++] = smaller(c, count - W);
-      run_vectors(in, out, offsets, vectors);
+    const int64_t misaligned = reinterpret_cast<uintptr_t>(out) / sizeof(float) % W;
+    const int64_t lead = streams && misaligned ? W - misaligned : 0;
+    if (lead) run_vectors(in, out, 1, false);
+    int64_t column = lead;
+    while (column + W <= count) {
+      const int vectors = static_cast<int>(smaller(kMostVectors, (count - column) / W));
+      run_vectors(in + column, out + column, vectors, streams);
+      column += vectors * W;
     }
+    if (column < count) run_vectors(in + count - W, out + count - W, 1, false);
   }
 
-  void run_vectors(const float* in, float* out, const int64_t* offsets, int vectors) const {
+  void run_vectors(const float* in, float* out, int vectors, bool stream_out) const {
     I most[kMostVectors];
-    F largest[kMostVectors];
-    Column columns[kMostVectors];
+    I largest[kMostVectors];
+    typename Math::Scale scales[kMostVectors];
     for (int v = 0; v < vectors; ++v) {
       most[v] = splat_int<W>(0);
-      largest[v] = F{};
+      largest[v] = splat_int<W>(0);
     }
     for (int64_t row = 0; row < rows; ++row) {
-      for (int v = 0; v < vectors; ++v) accumulate(in + row * stride + offsets[v], most[v], largest[v]);
+      for (int v = 0; v < vectors; ++v) {
+        if (stream_out) prefetch(in + row * stride + v * W, stride);
+        accumulate(in + row * stride + v * W, most[v], largest[v]);
+      }
     }
-    for (int v = 0; v < vectors; ++v) columns[v].scale = math.scale_of(most[v], largest[v]);
+    for (int v = 0; v < vectors; ++v) scales[v] = math.scale_of(most[v], largest[v]);
     for (int64_t row = 0; row < rows; row += row_step()) {
-      const int64_t end = smaller(rows, row + row_step());
-      for (int v = 0; v < vectors; ++v) write_rows(in, out, row, end, offsets[v], columns[v]);
+      const float* from = in + row * stride;
+      float* to = out + row * stride;
+      const int64_t count = smaller(rows - row, row_step());
+      if (stream_out) {
+        for (int v = 0; v < vectors; ++v) write_rows<true>(from + v * W, to + v * W, count, scales[v]);
+      } else {
+        for (int v = 0; v < vectors; ++v) write_rows<false>(from + v * W, to + v * W, count, scales[v]);
+      }
     }
   }
 
   int64_t row_step() const { return P::kSpacing == Spacing::kSubBlocks ? sub_block_size : 1; }
 
-  inline void accumulate(const float* in, I& most, F& largest) const {
+  QUARK_INLINE void accumulate(const float* in, I& most, I& largest) const {
     const F x = load<W>(in);
     const I magnitude = math.magnitude(x);
     most = maximum_int<W>(most, magnitude);
-    if constexpr (P::kCarry) largest = maximum<W>(largest, magnitude > 0 ? x : F{});
+    if constexpr (P::kCarry) largest = maximum_int<W>(largest, math.positive_bits(x, magnitude));
   }
 
-  inline void write_rows(const float* in, float* out, int64_t begin, int64_t end, int64_t offset, const Column& column) const {
+  // A row, or the rows of a sub-block.
+  template <bool kStream>
+  QUARK_INLINE void write_rows(const float* in, float* out, int64_t count, const typename Math::Scale& scale) const {
     F unit = F{};
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
       I most = splat_int<W>(0);
-      for (int64_t row = begin; row < end; ++row) {
-        most = maximum_int<W>(most, math.magnitude(load<W>(in + row * stride + offset)));
+      for (int64_t row = 0; row < count; ++row) {
+        most = maximum_int<W>(most, math.magnitude(load<W>(in + row * stride)));
       }
-      unit = math.sub_block_unit(most, column.scale.exponent);
+      unit = math.sub_block_unit(most, scale.exponent);
     }
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t at = row * stride + offset;
-      const F value = math.quantize(load<W>(in + at), column.scale, unit);
-      if (streams) {
-        stream<W>(out + at, value);
+    for (int64_t row = 0; row < count; ++row) {
+      const F value = math.quantize(load<W>(in + row * stride), scale, unit);
+      if constexpr (kStream) {
+        stream<W>(out + row * stride, value);
       } else {
-        store<W>(out + at, value);
+        store<W>(out + row * stride, value);
       }
     }
   }
@@ -326,9 +342,19 @@ struct Chunks {
     typedef RunKernel<P, kBlock, 2> Kernel;
     const typename Kernel::Math math(p);
     const int64_t whole = count / kBlock * kBlock;  // a shorter last block must not be taken for a whole one
-    const bool is_aligned = reinterpret_cast<uintptr_t>(out) % (4 * kWidth) == 0;
-    if (job.streams && is_aligned) return Kernel::template run<true>(math, in, out, whole);
-    return Kernel::template run<false>(math, in, out, whole);
+    if (!job.streams) return Kernel::template run<false, false>(math, in, out, whole);
+    if (is_aligned(out)) return Kernel::template run<true, true>(math, in, out, whole);
+    // streaming wants aligned addresses: go through a buffer that stays in the first-level cache
+    alignas(4 * kWidth) float buffer[kStreamElements];
+    int64_t done = 0;
+    while (done < whole) {
+      const int64_t piece = smaller(kStreamElements, whole - done);
+      const int64_t ready = Kernel::template run<false, true>(math, in + done, buffer, piece);
+      if (ready == 0) break;
+      stream_copy(buffer, out + done, ready);
+      done += ready;
+    }
+    return done;
   }
 
   void run_tile(int64_t chunk) const {
@@ -341,16 +367,17 @@ struct Chunks {
     const int64_t rows = smaller(p.block_size, job.geometry.n - block * p.block_size);
     const int64_t at = (outer * job.geometry.n + block * p.block_size) * inner + column;
     if (!job.is_staged()) {
-      const bool is_aligned = reinterpret_cast<uintptr_t>(job.out32() + at) % (4 * kWidth) == 0 && inner % kWidth == 0;
       // narrower vectors would leave lines half written while sub-blocks go back and forth between rows
       const bool is_whole_line = kWidth == 16 || P::kSpacing != Spacing::kSubBlocks;
-      const bool streams = job.streams && is_aligned && is_whole_line && columns % kWidth == 0;
+      const bool streams = job.streams && is_whole_line && inner % kWidth == 0;
       return run_columns(job.in32() + at, job.out32() + at, {rows, columns, inner, streams});
     }
-    float* wide = new float[rows * columns];
+    // not in place: vectors that overlap at an end must read what was there before
+    float* wide = new float[2 * rows * columns];
+    float* result = wide + rows * columns;
     for (int64_t row = 0; row < rows; ++row) stage(at + row * inner, wide + row * columns, columns);
-    run_columns(wide, wide, {rows, columns, columns, false});
-    for (int64_t row = 0; row < rows; ++row) unstage(wide + row * columns, at + row * inner, columns);
+    run_columns(wide, result, {rows, columns, columns, false});
+    for (int64_t row = 0; row < rows; ++row) unstage(result + row * columns, at + row * inner, columns);
     delete[] wide;
   }
 

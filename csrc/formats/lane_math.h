@@ -25,7 +25,7 @@ struct Policy {
   static constexpr bool kCarry = kCarryT;
 };
 
-inline float exp2_scalar(int exponent) { return bit_cast<float>((exponent + 127) << 23); }  // normal results only
+QUARK_INLINE float exp2_scalar(int exponent) { return bit_cast<float>((exponent + 127) << 23); }  // normal results only
 
 template <int W, class P>
 struct LaneMath {
@@ -33,6 +33,7 @@ struct LaneMath {
   typedef IntsOf<W> I;
 
   int32_t increment;
+  int32_t carry_step;
   int32_t max_exponent;
   int32_t max_shift;
   float magic;  // times the unit: what rounds by being added and taken away
@@ -45,6 +46,7 @@ struct LaneMath {
 
   explicit LaneMath(const BlockParameters& p)
       : increment(exponent_increment(p)),
+        carry_step(1 << (22 - p.mantissa_bits)),
         max_exponent(p.max_exponent),
         max_shift(p.max_shift),
         magic(1.5f * exp2_scalar(23 - p.mantissa_bits)),
@@ -56,35 +58,44 @@ struct LaneMath {
         half_up(p.rounding == Rounding::kHalfUp) {}
 
   // The bits of |x|, to find the largest by integer comparison: NaN and Inf come out on top, or count as zero.
-  I magnitude(F x) const {
+  QUARK_INLINE I magnitude(F x) const {
     const I bits = bit_cast<I>(x) & kMagnitude;
     if constexpr (P::kPassthrough) return bits < kInfinity ? bits : splat_int<W>(0);
     return bits;
   }
 
+  // The bits of x where it is positive; as integers, those of negative numbers are below all of them.
+  QUARK_INLINE I positive_bits(F x, I magnitude) const {
+    if constexpr (P::kPassthrough) return magnitude > 0 ? bit_cast<I>(x) : splat_int<W>(0);
+    return bit_cast<I>(x);
+  }
+
   // ---- scales ----
-  I rule_exponent(I amax) const {
-    if (increment != 0) {
-      const I bounded = minimum_int<W>(amax, splat_int<W>(kInfinity));
-      // of the subnormals only [2^-127, 2^-126) matters: a binade with half as many mantissa steps
-      amax = bounded + (bounded < kSmallestNormal ? splat_int<W>(increment >> 1) : splat_int<W>(increment));
-    }
+  QUARK_INLINE I rule_exponent(I amax) const {
+    if (increment != 0) amax = carried(amax, increment);
     return (amax >> 23) - (127 + max_exponent);
   }
 
-  static I confine(I exponent) {
+  // The bits of a magnitude, so far up that they reach the next exponent where the rule wants it.
+  static QUARK_INLINE I carried(I amax, int32_t step) {
+    const I bounded = minimum_int<W>(amax, splat_int<W>(kInfinity));
+    // of the subnormals only [2^-127, 2^-126) matters: a binade with half as many mantissa steps
+    return bounded + (bounded < kSmallestNormal ? splat_int<W>(step >> 1) : splat_int<W>(step));
+  }
+
+  static QUARK_INLINE I confine(I exponent) {
     return minimum_int<W>(maximum_int<W>(exponent, splat_int<W>(-127)), splat_int<W>(127));
   }
 
   // 2^exponent for exponents from -128 to 127, spelled out in bits where it is subnormal.
-  static F exp2(I exponent) {
+  static QUARK_INLINE F exp2(I exponent) {
     I bits = exponent > -127 ? to_exponent_field(exponent + 127) : splat_int<W>(0x00400000);
     if constexpr (P::kCarry) bits = exponent > -128 ? bits : splat_int<W>(0x00200000);
     return bit_cast<F>(bits);
   }
 
   // A shift that may be asked for what the caller does not use: negative numbers, where C++ leaves it undefined.
-  static I to_exponent_field(I biased) {
+  static QUARK_INLINE I to_exponent_field(I biased) {
     if constexpr (W == 1) {
       return static_cast<int32_t>(static_cast<uint32_t>(biased) << 23);
     } else {
@@ -96,32 +107,27 @@ struct LaneMath {
   struct Scale {
     F inverse;
     F scale;
-    F second_scale;  // only where carrying may reach 2^128, which is no float
+    F second_scale;  // used where carrying may reach 2^128, which is no float
     I exponent;
   };
 
-  // `largest` is the largest signed value, used where it may carry.
-  Scale scale_of(I amax, F largest) const {
+  // `largest` has the bits of the largest positive value, and matters where it may carry.
+  QUARK_INLINE Scale scale_of(I amax, I largest) const {
     I exponent = confine(rule_exponent(amax));
     if constexpr (P::kCarry) {
-      const F rounded = round(largest * exp2(-exponent), splat<W>(smallest_unit));
-      exponent += rounded > highest ? splat_int<W>(1) : splat_int<W>(0);
+      // Only a positive element can round past the top code, from half a spacing below it, whatever the rounding mode.
+      const I needed = (carried(largest, carry_step) >> 23) - (127 + max_exponent);
+      exponent = maximum_int<W>(exponent, needed);
     }
     return at_exponent(exponent, amax);
   }
 
-  Scale at_exponent(I exponent, I amax) const {
+  QUARK_INLINE Scale at_exponent(I exponent, I amax) const {
     Scale s;
     s.exponent = exponent;
     s.inverse = exp2(-exponent);
-    I first = exponent;
-    if constexpr (P::kCarry) {
-      first = exponent >> 1;
-      s.second_scale = exp2(exponent - first);
-    } else {
-      s.second_scale = F{};
-    }
-    s.scale = exp2(first);
+    s.scale = exp2(P::kCarry ? minimum_int<W>(exponent, splat_int<W>(127)) : exponent);
+    s.second_scale = exponent > 127 ? splat<W>(2.0f) : splat<W>(1.0f);
     if constexpr (!P::kPassthrough) {
       s.scale = bit_cast<F>(amax < kInfinity ? bit_cast<I>(s.scale) : splat_int<W>(0x7FC00000));
     }
@@ -129,14 +135,14 @@ struct LaneMath {
   }
 
   // The unit of a sub-block: 2^-D, D the distance of its exponent to the block's.
-  F sub_block_unit(I amax, I exponent) const {
+  QUARK_INLINE F sub_block_unit(I amax, I exponent) const {
     const I distance = exponent - rule_exponent(amax);
     const I shift = minimum_int<W>(maximum_int<W>(distance, splat_int<W>(0)), splat_int<W>(max_shift));
-    return exp2(-shift);
+    return bit_cast<F>(to_exponent_field(127 - shift));
   }
 
   // ---- elements ----
-  F round(F y, F unit) const {
+  QUARK_INLINE F round(F y, F unit) const {
     const F shift = unit * magic;
     const F rounded = (y + shift) - shift;
     if constexpr (P::kHalfEven) return rounded;
@@ -150,25 +156,25 @@ struct LaneMath {
   }
 
   // x in units of its scale, rounded to the element's grid; `unit` matters for sub-blocks only.
-  F element(F x, F inverse, F unit) const {
+  QUARK_INLINE F element(F x, F inverse, F unit) const {
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
-      if (flush) x = (bit_cast<I>(x) & kMagnitude) < kSmallestNormal ? F{} : x;
+      if (flush) x = (bit_cast<I>(x) & kInfinity) != 0 ? x : F{};
     }
     const F y = x * inverse;
-    F low = splat<W>(lowest);
     F high = splat<W>(highest);
+    F low = splat<W>(lowest);
     if constexpr (P::kSpacing == Spacing::kFloat) {
       unit = maximum<W>(bit_cast<F>(bit_cast<I>(y) & kInfinity), splat<W>(smallest_unit));
     } else if constexpr (P::kSpacing == Spacing::kUniform) {
       unit = splat<W>(smallest_unit);
     } else {
-      low *= unit;
       high *= unit;
+      low = -high;  // sub-blocks hold signs and magnitudes
     }
     return maximum<W>(minimum<W>(round(y, unit), high), low);
   }
 
-  F quantize(F x, const Scale& s, F unit) const {
+  QUARK_INLINE F quantize(F x, const Scale& s, F unit) const {
     F value = element(x, s.inverse, unit) * s.scale;
     if constexpr (P::kCarry) value *= s.second_scale;
     if constexpr (P::kPassthrough) value = (bit_cast<I>(x) & kMagnitude) < kInfinity ? value : x;

@@ -10,6 +10,9 @@
 #include <immintrin.h>
 #endif
 
+// A call would send vectors through memory.
+#define QUARK_INLINE inline __attribute__((always_inline))
+
 namespace quark {
 namespace QUARK_ISA {
 
@@ -38,7 +41,7 @@ template <int W>
 using IntsOf = typename Lanes<W>::I;
 
 template <class To, class From>
-inline To bit_cast(From from) {
+QUARK_INLINE To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From), "same size");
   To to;
   std::memcpy(&to, &from, sizeof to);
@@ -123,7 +126,7 @@ inline IntsOf<W> group_maximum(IntsOf<W> v) {
 }
 
 // ---- memory: float32 as it is, float16 (carried as its bits) widened and rounded to nearest even ----
-inline float half_to_float(uint16_t half) {
+QUARK_INLINE float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7FFFu;
   if (magnitude >= 0x7C00u) {  // Inf, or NaN made quiet
@@ -135,7 +138,7 @@ inline float half_to_float(uint16_t half) {
   return bit_cast<float>(bit_cast<uint32_t>(value) | sign);
 }
 
-inline uint16_t float_to_half(float value) {
+QUARK_INLINE uint16_t float_to_half(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -157,11 +160,11 @@ inline FloatsOf<W> load(const float* p) {
 }
 
 template <int W>
-inline void store(float* p, FloatsOf<W> v) {
+QUARK_INLINE void store(float* p, FloatsOf<W> v) {
   std::memcpy(p, &v, sizeof v);
 }
 
-inline void widen(const uint16_t* in, float* out, int64_t count) {
+QUARK_INLINE void widen(const uint16_t* in, float* out, int64_t count) {
   int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= count; i += 8) {
@@ -171,7 +174,7 @@ inline void widen(const uint16_t* in, float* out, int64_t count) {
   for (; i < count; ++i) out[i] = half_to_float(in[i]);
 }
 
-inline void narrow(const float* in, uint16_t* out, int64_t count) {
+QUARK_INLINE void narrow(const float* in, uint16_t* out, int64_t count) {
   int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= count; i += 8) {
@@ -182,15 +185,21 @@ inline void narrow(const float* in, uint16_t* out, int64_t count) {
   for (; i < count; ++i) out[i] = float_to_half(in[i]);
 }
 
-inline float round_to_bfloat16(float value) {
+QUARK_INLINE float round_to_bfloat16(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) >= 0x7F800000u) return value;
   return bit_cast<float>((bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u);
 }
 
+// Fetches p + ahead into the cache; beyond the end of an array that is harmless, but a pointer there would not be.
+QUARK_INLINE void prefetch(const float* p, int64_t ahead) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(ahead) * sizeof(float);
+  __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
+}
+
 // A store past the caches, for outputs too large to be found there again; p is aligned to the vector.
 template <int W>
-inline void stream(float* p, FloatsOf<W> v) {
+QUARK_INLINE void stream(float* p, FloatsOf<W> v) {
 #if defined(__AVX512F__)
   if constexpr (W == 16) return _mm512_stream_ps(p, v);
 #endif
@@ -203,7 +212,17 @@ inline void stream(float* p, FloatsOf<W> v) {
   store<W>(p, v);
 }
 
-inline void finish_streams() {
+QUARK_INLINE bool is_aligned(const float* p) { return reinterpret_cast<uintptr_t>(p) % (4 * kWidth) == 0; }
+
+// Streams to any address: what lies before and after the aligned part is stored as usual.
+QUARK_INLINE void stream_copy(const float* in, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i < count && !is_aligned(out + i); ++i) out[i] = in[i];
+  for (; i + kWidth <= count; i += kWidth) stream<kWidth>(out + i, load<kWidth>(in + i));
+  for (; i < count; ++i) out[i] = in[i];
+}
+
+QUARK_INLINE void finish_streams() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif

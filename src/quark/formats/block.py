@@ -201,29 +201,34 @@ def exp2(kind: ArrayKind, exponents: Any, precision: Precision) -> Any:
     return kind.from_bits(kind.as_int(bits, precision), precision)
 
 
-def _rule_exponents(kind: ArrayKind, amax: Any, quantizer: BlockQuantizer, precision: Precision) -> Any:
-    """floor(log2 amax) - emax, moved up where the scale rule says so; the bits of amax come in."""
-    increment = quantizer.exponent_increment(precision)
+def _exponents_after(kind: ArrayKind, amax: Any, increment: int, fmt: BlockFormat, precision: Precision) -> Any:
+    """floor(log2 amax) - emax, one more where adding the increment to the bits of amax carries into the exponent."""
     if increment and precision is FLOAT32:
         # Among float32's subnormals only [2^-127, 2^-126) matters: a binade with half as many mantissa steps.
         amax = kind.xp.where(amax < (1 << precision.mantissa_bits), increment >> 1, increment) + amax
     else:
         amax = amax + increment
-    offset = precision.exponent_bias + quantizer.format.element.grid.max_exponent
+    offset = precision.exponent_bias + fmt.element.grid.max_exponent
     return kind.as_int(amax >> precision.mantissa_bits, precision) - offset
+
+
+def _rule_exponents(kind: ArrayKind, amax: Any, quantizer: BlockQuantizer, precision: Precision) -> Any:
+    """The exponents that the scale rule gives for the bits of amax, not confined yet."""
+    return _exponents_after(kind, amax, quantizer.exponent_increment(precision), quantizer.format, precision)
 
 
 def _block_exponents(kind: ArrayKind, amax: Any, x: Any, quantizer: BlockQuantizer, precision: Precision) -> Any:
     """The scale exponents, shape (1, lanes)."""
-    grid = quantizer.format.element.grid
     exponents = _rule_exponents(kind, amax, quantizer, precision)
     exponents = kind.xp.clip(exponents, SCALE_MIN_EXPONENT, SCALE_MAX_EXPONENT)
     if not quantizer.format.carry:
         return exponents
-    # Only a positive element can carry: the lowest code of two's complement is one further out than the highest.
-    largest = kind.xp.amax(x, 0, keepdims=True) * exp2(kind, -exponents, precision)
-    rounded = round_to_spacing(kind, largest, 1.0, grid.mantissa_bits, quantizer.rounding, precision)
-    return exponents + kind.as_int(rounded > grid.highest, precision)
+    # Only a positive element can round past the top code (the lowest code is one further out), and does so from half a
+    # spacing below it, whatever the rounding mode. As integers, the bits of a negative float are negative.
+    largest = kind.xp.clip(kind.xp.amax(kind.bits(x, precision), 0, keepdims=True), 0, None)
+    half_spacing = 1 << (precision.mantissa_bits - quantizer.format.element.grid.mantissa_bits - 1)
+    needed = _exponents_after(kind, largest, half_spacing, quantizer.format, precision)
+    return kind.xp.maximum(exponents, kind.xp.clip(needed, None, CARRY_MAX_EXPONENT))
 
 
 def _round_elements(
