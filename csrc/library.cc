@@ -1,5 +1,8 @@
 // The two entry points: ONNX Runtime's, and the one that numpy arrays are quantized through.
 #include <algorithm>
+#include <atomic>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -20,22 +23,48 @@ extern "C" QUARK_EXPORT ort::Status* QUARK_ORT_CALL RegisterCustomOps(ort::Sessi
   return register_operators(ort::Api(table), options);
 }
 
-// Quantizes a contiguous array seen as (outer, n, inner) along n. 0 on success; 1 for parameters out of range.
-// `in` and `out` must not overlap.
+namespace {
+
+// Shares the chunks out over threads; this one takes the first share, and those for which no thread can be had.
+void run_on_threads(const BlockJob& job, int64_t workers) {
+  const RunChunks run = best_run_chunks();
+  std::atomic<bool> out_of_memory{false};
+  const auto share = [&](int64_t worker) {
+    try {
+      run(job, job.chunks * worker / workers, job.chunks * (worker + 1) / workers);
+    } catch (const std::bad_alloc&) {
+      out_of_memory = true;
+    }
+  };
+  std::vector<std::thread> others;
+  others.reserve(static_cast<size_t>(workers));
+  for (int64_t worker = 1; worker < workers; ++worker) {
+    try {
+      others.emplace_back(share, worker);
+    } catch (const std::system_error&) {
+      share(worker);
+    }
+  }
+  share(0);
+  for (std::thread& other : others) other.join();
+  if (out_of_memory) throw std::bad_alloc();
+}
+
+}  // namespace
+
+// Quantizes a contiguous array seen as (outer, n, inner) along n. 0 on success; 1 for parameters out of range, 2 for
+// want of memory. `in` and `out` must not overlap.
 extern "C" QUARK_EXPORT int quark_quantize_dequantize(const void* in, void* out, int32_t storage, int64_t outer,
                                                       int64_t n, int64_t inner, const BlockParameters* parameters,
                                                       int32_t threads) {
   if (storage < 0 || storage > 1 || outer < 0 || n < 0 || inner < 0 || parameters->block_size < 1) return 1;
-  const BlockJob job = make_block_job(in, out, static_cast<Storage>(storage), {outer, n, inner}, *parameters);
-  const RunChunks run = best_run_chunks();
-  const int64_t workers = std::min<int64_t>(std::max<int32_t>(threads, 1), job.chunks);
-  std::vector<std::thread> others;
-  for (int64_t w = 1; w < workers; ++w) {
-    others.emplace_back([&, w] { run(job, job.chunks * w / workers, job.chunks * (w + 1) / workers); });
+  try {
+    const BlockJob job = make_block_job(in, out, static_cast<Storage>(storage), {outer, n, inner}, *parameters);
+    if (job.chunks > 0) run_on_threads(job, std::clamp<int64_t>(threads, 1, job.chunks));
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 2;
   }
-  if (job.chunks > 0) run(job, 0, job.chunks / std::max<int64_t>(workers, 1));
-  for (std::thread& other : others) other.join();
-  return 0;
 }
 
 // "avx512", "avx2" or "baseline": the code that runs on this processor.

@@ -10,12 +10,29 @@ namespace QUARK_ISA {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// A buffer on the stack up to the usual size, on the heap beyond.
+template <class T, int64_t kUsual>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count) : data_(count <= kUsual ? usual_ : new T[count]) {}
+  ~Scratch() {
+    if (data_ != usual_) delete[] data_;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* data() { return data_; }
+
+ private:
+  T usual_[kUsual];
+  T* data_;
+};
+
 // ---- one block, any length and stride, one lane: tails, odd block sizes, the search of rule `mse` ----
 constexpr int64_t kStageElements = 1 << 12;
 constexpr int64_t kStreamElements = 1 << 10;
 constexpr int kLineElements = 16;      // of a cache line
 constexpr int kAheadElements = 1 << 11;  // two pages: the processor's own prefetching stops at the end of one
-constexpr int64_t kSearchWidth = 4096;  // errors are summed on the stack up to this block size, on the heap beyond
+constexpr int64_t kSearchWidth = 1 << 10;
 
 template <class P>
 struct SingleBlock {
@@ -62,19 +79,17 @@ struct SingleBlock {
   int32_t least_error(const float* in, int64_t count, int64_t stride, int32_t floor) const {
     int64_t width = 1;
     while (width < count) width *= 2;
-    double on_stack[kSearchWidth];
-    double* errors = width <= kSearchWidth ? on_stack : new double[width];
+    Scratch<double, kSearchWidth> errors(width);
     int32_t best = floor;
     double least = 0;
     for (int32_t step = -1; step <= 1; ++step) {
       const int32_t exponent = LaneMath<1, P>::confine(floor + step);
-      const double total = squared_error(in, count, stride, exponent, errors, width);
+      const double total = squared_error(in, count, stride, exponent, errors.data(), width);
       if (step == -1 || total < least) {
         best = exponent;
         least = total;
       }
     }
-    if (errors != on_stack) delete[] errors;
     return best;
   }
 
@@ -287,16 +302,15 @@ struct Chunks {
 
   // A piece at a time through a buffer of float32; the pieces are whole blocks, or one that is longer than usual.
   void run_staged(int64_t start, int64_t stop) const {
-    float on_stack[kStageElements];
     const int64_t piece = p.block_size > kStageElements ? p.block_size : kStageElements / p.block_size * p.block_size;
-    float* wide = piece <= kStageElements ? on_stack : new float[piece];
+    Scratch<float, kStageElements> buffer(piece);
+    float* wide = buffer.data();
     for (; start < stop; start += piece) {
       const int64_t count = smaller(piece, stop - start);
       stage(start, wide, count);
       run_elements(wide, wide, count);
       unstage(wide, start, count);
     }
-    if (wide != on_stack) delete[] wide;
   }
 
   // count neighbours of the input as float32, rounded to bfloat16 if the job says so.
@@ -373,12 +387,12 @@ struct Chunks {
       return run_columns(job.in32() + at, job.out32() + at, {rows, columns, inner, streams});
     }
     // not in place: vectors that overlap at an end must read what was there before
-    float* wide = new float[2 * rows * columns];
+    Scratch<float, kStageElements> buffer(2 * rows * columns);
+    float* wide = buffer.data();
     float* result = wide + rows * columns;
     for (int64_t row = 0; row < rows; ++row) stage(at + row * inner, wide + row * columns, columns);
     run_columns(wide, result, {rows, columns, columns, false});
     for (int64_t row = 0; row < rows; ++row) unstage(result + row * columns, at + row * inner, columns);
-    delete[] wide;
   }
 
   struct Tile {

@@ -7,8 +7,10 @@
 //     compute(const Call&) const                      runs, throws BadNode
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,10 +72,21 @@ class Call {
   void parallel(int64_t count, const Task& task) const {
     if (count <= 0) return;
     if (count == 1) return task(0);
-    const auto run = [](void* state, size_t index) {
-      (*static_cast<const Task*>(state))(static_cast<int64_t>(index));
+    // an exception must not travel through the runtime's threads
+    struct State {
+      const Task& task;
+      std::atomic<bool> out_of_memory{false};
+    } state{task};
+    const auto run = [](void* pointer, size_t index) {
+      State& shared = *static_cast<State*>(pointer);
+      try {
+        shared.task(static_cast<int64_t>(index));
+      } catch (const std::bad_alloc&) {
+        shared.out_of_memory = true;
+      }
     };
-    check(api_, api_.parallel_for(context_, run, static_cast<size_t>(count), 0, const_cast<Task*>(&task)));
+    check(api_, api_.parallel_for(context_, run, static_cast<size_t>(count), 0, &state));
+    if (state.out_of_memory) throw std::bad_alloc();
   }
 
  private:

@@ -28,6 +28,7 @@ _RULES = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.EVEN, ScaleRule.RCEIL, Scal
 _ROUNDINGS = (Rounding.HALF_AWAY, Rounding.HALF_UP, Rounding.HALF_EVEN)
 _POLICIES = (NonFinite.BLOCK_NAN, NonFinite.PASSTHROUGH)
 _STORAGE = {"float32": 0, "float16": 1}
+_OUT_OF_MEMORY = 2
 _ELEMENTS_PER_THREAD = 1 << 18  # below this, starting a thread costs more than it saves
 
 
@@ -103,6 +104,8 @@ def quantize_dequantize_native(x: Any, axis: int, quantizer: BlockQuantizer, thr
         *(widened.ctypes.data, out.ctypes.data, storage or 0, *_rows(shape, axis)),
         *(ctypes.byref(_parameters(quantizer)), _thread_count(out.size, threads)),
     )
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(f"quantizing an array of {out.nbytes} bytes")
     if status != 0:
         raise RuntimeError(f"the compiled code refused {quantizer}")  # a disagreement of the two sides: our mistake
     with np.errstate(over="ignore"):
