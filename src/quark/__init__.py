@@ -1,0 +1,13 @@
+"""Number formats, ONNX operators and tools for quantizing neural networks.
+
+    quark.formats     the formats as values; quantize arrays of numpy or torch, pack and unpack them
+    quark.onnx        the same formats in ONNX models
+
+Importing `quark` alone loads neither.
+"""
+
+from importlib.metadata import version
+
+__version__ = version("quark-quantizer")
+
+__all__ = ["__version__"]

@@ -1,0 +1,1 @@
+"""The `quark` command. Thin: each command parses, calls the library, prints."""

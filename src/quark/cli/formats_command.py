@@ -1,0 +1,39 @@
+"""`quark formats`: what each number format costs, and what it keeps of real weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option(
+    "--weights",
+    "weights_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure on the weights of this .onnx model or .npz archive instead of the demo network's.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--all", "all_widths", is_flag=True, help="Include every integer width.")
+def formats(names: tuple[str, ...], weights_file: Path | None, as_json: bool, all_widths: bool) -> None:
+    """Show the number formats, or those called NAME: size, limits, and fidelity on real weights."""
+    from rich.console import Console
+
+    from quark.demo import network_path
+    from quark.formats import get_format
+    from quark.report.formats_table import chosen_formats, format_rows, rich_table
+    from quark.report.weights import read_weights
+
+    chosen = [get_format(name) for name in names] or chosen_formats(all_widths)
+    path = weights_file or network_path()
+    weights = read_weights(path)
+    rows = format_rows(chosen, weights)
+    if as_json:
+        content = {"weights": path.name, "formats": [row.to_json() for row in rows]}
+        click.echo(json.dumps(content, indent=2, allow_nan=False))
+    else:
+        Console(highlight=False).print(rich_table(rows, weights, path.name))

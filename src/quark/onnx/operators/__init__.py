@@ -1,0 +1,1 @@
+"""Where scripts written for other versions look for the operator library."""

@@ -1,0 +1,210 @@
+"""Quantizers that a network can be trained through.
+
+Each computes the values that the quantized network will see, and a gradient in place of the true one, which is 0
+almost everywhere:
+
+    block     x_hat = quantize_dequantize(x)             dx_hat/dx = 1
+    affine    x_hat = quantize_dequantize_affine(x)      dx_hat/dx = 1 where the rounded code is in range, else 0
+
+    LSQ       u = v / s                 v_hat = round(clip(u, -Qn, Qp)) * s
+              dv_hat/dv = 1 where -Qn < u < Qp, else 0
+              dv_hat/ds = g * (round(u) - u inside, -Qn below, Qp above),   g = 1 / sqrt(N * Qp)
+
+    TQT       r = round(x / s)          x_hat = clip(r, n, p) * s,   s = 2^ceil(log2 t) / 2^(b-1), / 2^b if unsigned
+              dx_hat/dx = 1 where n <= r <= p, else 0
+              dx_hat/dlog2 t = s ln 2 * (r - x/s inside, n below, p above)
+
+LSQ learns the step s (arXiv 1902.08153), TQT the threshold t in the log domain (arXiv 1903.08066). Rounding is half to
+even. With `axis`, each channel has its own step or threshold, and its gradient is what the channel alone would give:
+N counts the elements that share a step. float16 and bfloat16 are computed in float32 and rounded back, under autocast
+too; a gradient has the type of what it belongs to. NaN passes through LSQ and TQT and has no gradient.
+
+All of them run on any device and compile without graph breaks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quark.errors import InvalidValueError, MissingDependencyError
+from quark.formats.affine import AffineParameters, is_in_range, quantize_dequantize_affine
+from quark.formats.arrays import array_kind
+from quark.formats.block import exp2
+from quark.formats.granularity import Granularity
+from quark.formats.quantize import as_index, normalize_axis, quantize_dequantize
+from quark.formats.spec import Format
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingDependencyError(
+        "quark.ops.fake_quantize needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+    ) from error
+
+# Where both the step and its inverse are normal numbers of float32.
+MIN_STEP_EXPONENT, MAX_STEP_EXPONENT = -126, 126
+
+
+def block_fake_quantize(x: torch.Tensor, format: str | Format, axis: int = -1, **options: Any) -> torch.Tensor:
+    """x through any format, with the gradient copied; the options are those of `quantize_dequantize`.
+
+    >>> x = torch.tensor([0.1, -0.7, 3.3, 6.1], requires_grad=True)
+    >>> block_fake_quantize(x, "mxfp4_e2m1").detach()
+    tensor([ 0.0000, -0.5000,  3.0000,  6.0000])
+    """
+    values = quantize_dequantize(x.detach(), format, axis, **options)
+    return _applied(_StraightThrough, x, values)
+
+
+def affine_fake_quantize(x: torch.Tensor, parameters: AffineParameters) -> torch.Tensor:
+    """x through fixed affine parameters; values that saturate get no gradient, nor does NaN."""
+    values = quantize_dequantize_affine(x.detach(), parameters)
+    return _applied(_Masked, x, values, is_in_range(x.detach(), parameters))
+
+
+def lsq(
+    v: torch.Tensor, scale: torch.Tensor, bits: int = 8, signed: bool = True, axis: int | None = None
+) -> torch.Tensor:
+    """v quantized with a learned step: `scale` has one element, or one per channel along `axis`.
+
+    A step at or below 0, where an optimizer may put it, counts as the smallest normal number: every value but 0 then
+    saturates, and the gradient of the step is that of saturated values.
+    """
+    lowest, highest = code_limits(bits, signed)
+    spread = _spread(scale, v, axis)
+    wide = _wide(v.detach())
+    step = spread.detach().to(wide.dtype).clamp(min=torch.finfo(wide.dtype).tiny)
+    steps = wide / step
+    is_inside = (steps > lowest) & (steps < highest)
+    clipped = steps.clamp(lowest, highest)
+    slope = torch.where(is_inside, torch.round(steps) - steps, clipped)
+    values = _applied(_Masked, v, (torch.round(clipped) * step).to(v.dtype), is_inside)
+    sharing = max(1, v.numel() // max(1, scale.numel()))
+    return _with_slope(values, spread, slope, 1 / math.sqrt(sharing * highest))
+
+
+def lsq_initial_scale(v: torch.Tensor, bits: int = 8, signed: bool = True, axis: int | None = None) -> torch.Tensor:
+    """The step that LSQ starts from, 2 * mean|v| / sqrt(Qp): a scalar, or one per channel along `axis`.
+
+    Never below the smallest normal number, so that zeros have a step too.
+    """
+    magnitude = _wide(v.detach()).abs()
+    if axis is not None:
+        magnitude = magnitude.movedim(normalize_axis(axis, v.dim()), 0).flatten(1)
+    mean = magnitude.mean() if axis is None else magnitude.mean(1)
+    scale = 2 * mean / math.sqrt(code_limits(bits, signed)[1])
+    return scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+
+def tqt(
+    x: torch.Tensor, log2_threshold: torch.Tensor, bits: int = 8, signed: bool = True, axis: int | None = None
+) -> torch.Tensor:
+    """x quantized with a power-of-two step that follows a learned threshold.
+
+    `log2_threshold` has one element, or one per channel along `axis`. The step is confined to 2^-126..2^126.
+    """
+    lowest, highest = code_limits(bits, signed)
+    spread = _spread(log2_threshold, x, axis)
+    step = _power_of_two_step(spread.detach(), highest, x)
+    steps = _wide(x.detach()) / step
+    rounded = torch.round(steps)
+    is_inside = (rounded >= lowest) & (rounded <= highest)
+    clipped = rounded.clamp(lowest, highest)
+    slope = torch.where(is_inside, rounded - steps, clipped)
+    values = _applied(_Masked, x, (clipped * step).to(x.dtype), is_inside)
+    return _with_slope(values, spread, slope, step * math.log(2))
+
+
+def code_limits(bits: int, signed: bool) -> tuple[int, int]:
+    """(-Qn, Qp), for TQT (n, p): all codes of the integer, none left out.
+
+    >>> code_limits(8, signed=True)
+    (-128, 127)
+    """
+    if not 2 <= as_index("bits", bits) <= 32:
+        raise InvalidValueError(f"bits {bits}: expected 2 to 32")
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+
+
+# What a backward pass needs is computed before and handed in. torch 2.11 compiles a Function that computes its gradient
+# from saved inputs into one that gives wrong gradients.
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The given values, with the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class _Masked(torch.autograd.Function):
+    """The given values, with the gradient of x where the mask holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(mask)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, grads[0], 0.0), None, None
+
+
+class _Sloped(torch.autograd.Function):
+    """The given values, with a gradient along `slope` for a parameter that was expanded to their shape."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, expanded: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slope)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (slope,) = ctx.saved_tensors
+        return grads[0], grads[0] * slope, None
+
+
+def _with_slope(values: torch.Tensor, parameter: torch.Tensor, slope: torch.Tensor, factor: Any) -> torch.Tensor:
+    """The values, with a gradient for the parameter: the sum of the slopes, NaN left out, times the factor."""
+    # the product is only there for its gradient, which multiplies the finished sum
+    expanded = (parameter.to(slope.dtype) * factor).expand(values.shape)
+    return _applied(_Sloped, values, expanded, torch.where(slope == slope, slope, 0.0))
+
+
+def _power_of_two_step(log2_threshold: torch.Tensor, highest: int, x: torch.Tensor) -> torch.Tensor:
+    """2^ceil(log2 t) over the number of codes on the positive side: highest + 1 is 2^(b-1), or 2^b if unsigned."""
+    kind = array_kind(x)
+    precision = kind.precision(x)
+    exponents = torch.ceil(_wide(log2_threshold)) - highest.bit_length()
+    whole = kind.as_int(exponents.clamp(MIN_STEP_EXPONENT, MAX_STEP_EXPONENT), precision)
+    step: torch.Tensor = exp2(kind, whole, precision)
+    return step
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the type that is computed in."""
+    kind = array_kind(x)
+    wide: torch.Tensor = kind.widen(x, kind.precision(x))
+    return wide
+
+
+def _spread(parameter: torch.Tensor, x: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """The parameter in a shape that goes with x; its gradient finds the way back."""
+    if axis is None and parameter.numel() != 1:
+        raise InvalidValueError(
+            f"a parameter of shape {tuple(parameter.shape)} without axis: expected one element, or name the axis"
+        )
+    spread: torch.Tensor = Granularity(axis).spread(array_kind(x), parameter, tuple(x.shape))
+    return spread
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,231 @@
+"""The four operators of domain `com.amd.quark`, stated once: their inputs, attributes, defaults and legal values.
+
+    MXQuantizeDequantize      the OCP microscaling formats
+    BFPQuantizeDequantize     block float ("to_bfp") and shared microexponents ("to_bfp_prime")
+    ExtendedQuantizeLinear    x / scale + zero_point in the zero point's type, also where ONNX Runtime's own has none
+    ExtendedDequantizeLinear  (x - zero_point) * scale
+
+Names and defaults are those of existing files. Two attributes are ours, `scale_rule` and `nonfinite`; a file that does
+not say them means what it always meant. `axis` is ignored by the block operators for tensors of rank 0 and 1.
+
+A BFP value has one sign bit, eight bits of shared exponent and `bit_width - 9` magnitude bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import BLOCK_FORMATS, MX_ELEMENTS, sign_magnitude
+from quark.formats.spec import BlockFormat, NonFinite, Rounding, ScaleRule, SubBlocks
+
+DOMAIN = "com.amd.quark"
+VERSION = 1
+
+AttributeValue = int | str
+
+# What the attribute `rounding_mode` counts.
+ROUNDING_MODES = (Rounding.HALF_AWAY, Rounding.HALF_UP, Rounding.HALF_EVEN)
+
+BIT_WIDTH_OVERHEAD = 9  # the sign and the shared exponent's eight bits
+QUANTIZED_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of an operator: an integer or a string, as its legal values say.
+
+    Legal are the `choices`, or the integers from `minimum` to `maximum` where there are none. A default of None means
+    that other attributes decide.
+    """
+
+    name: str
+    default: AttributeValue | None
+    choices: tuple[AttributeValue, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+
+    @property
+    def kind(self) -> type[int] | type[str]:
+        """The Python type of the values."""
+        return str if self.choices and isinstance(self.choices[0], str) else int
+
+    @property
+    def legal(self) -> str:
+        """The legal values, for people."""
+        if self.choices:
+            return "one of " + ", ".join(map(str, self.choices))
+        if self.minimum is None:
+            return "an integer"
+        return f"an integer of at least {self.minimum}" if self.maximum is None else f"{self.minimum}..{self.maximum}"
+
+    @property
+    def integers(self) -> range:
+        """All legal values of an attribute with a minimum and a maximum."""
+        assert self.minimum is not None, self.name
+        assert self.maximum is not None, self.name
+        return range(self.minimum, self.maximum + 1)
+
+    def allows(self, value: AttributeValue) -> bool:
+        if self.choices:
+            return value in self.choices
+        number = int(value)
+        above = self.minimum is None or number >= self.minimum
+        return above and (self.maximum is None or number <= self.maximum)
+
+    def checked(self, operator: str, value: object) -> AttributeValue:
+        """value, if it is legal; otherwise an error that says what would be."""
+        subject = f"attribute '{self.name}' of {operator}: {value!r}"
+        if not isinstance(value, (int, str)) or isinstance(value, bool) or not isinstance(value, self.kind):
+            raise UnsupportedTypeError(f"{subject} has type {type(value).__name__}, expected {self.legal}")
+        if not self.allows(value):
+            raise InvalidValueError(f"{subject} is not legal, expected {self.legal}")
+        return value
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator with its inputs and attributes; each has one output."""
+
+    name: str
+    inputs: tuple[str, ...]
+    attributes: tuple[Attribute, ...]
+
+    @property
+    def defaults(self) -> dict[str, AttributeValue]:
+        """What absence means, without the attributes that others decide."""
+        return {a.name: a.default for a in self.attributes if a.default is not None}
+
+    def attribute(self, name: str) -> Attribute:
+        return next(attribute for attribute in self.attributes if attribute.name == name)
+
+    def resolve(self, attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
+        """The checked value of every attribute, defaults filled in; one that others decide stays away if not given."""
+        known = {attribute.name: attribute for attribute in self.attributes}
+        for name in attributes:
+            if name not in known:
+                raise unknown_name(f"attribute of {self.name}", name, known)
+        values: dict[str, AttributeValue] = {}
+        for name, attribute in known.items():
+            value = attributes.get(name, attribute.default)
+            if value is not None:
+                values[name] = attribute.checked(self.name, value)
+        return values
+
+
+def _choice(name: str, default: AttributeValue | None, choices: tuple[AttributeValue, ...]) -> Attribute:
+    return Attribute(name, default, choices)
+
+
+AXIS = Attribute("axis", 1)
+ROUNDING_MODE = _choice("rounding_mode", 0, tuple(range(len(ROUNDING_MODES))))
+SCALE_RULE = _choice("scale_rule", ScaleRule.FLOOR.value, tuple(rule.value for rule in ScaleRule))
+NONFINITE = _choice("nonfinite", NonFinite.BLOCK_NAN.value, tuple(policy.value for policy in NonFinite))
+
+TO_BFP = "to_bfp"
+TO_BFP_PRIME = "to_bfp_prime"
+BFP_METHODS = (TO_BFP, TO_BFP_PRIME, "to_bfp_prime_shared")
+
+MX_QUANTIZE_DEQUANTIZE = Operator(
+    "MXQuantizeDequantize",
+    ("x",),
+    (
+        _choice("element_dtype", "int8", tuple(MX_ELEMENTS)),
+        AXIS,
+        Attribute("block_size", 32, minimum=1),
+        ROUNDING_MODE,
+        SCALE_RULE,
+        NONFINITE,
+    ),
+)
+BFP_QUANTIZE_DEQUANTIZE = Operator(
+    "BFPQuantizeDequantize",
+    ("x",),
+    (
+        _choice("bfp_method", TO_BFP, BFP_METHODS),
+        AXIS,
+        Attribute("bit_width", 16, minimum=BIT_WIDTH_OVERHEAD + 1, maximum=30),
+        Attribute("block_size", 8, minimum=1),
+        Attribute("sub_block_size", 2, minimum=1),
+        Attribute("sub_block_shift_bits", 1, minimum=0, maximum=4),
+        ROUNDING_MODE,
+        _choice("convert_to_bfloat_before_bfp", 0, (0, 1)),
+        _choice("use_compiler_version_cpu_kernel", 0, (0, 1)),
+        SCALE_RULE,
+        replace(NONFINITE, default=None),  # passthrough for to_bfp, block_nan for the others
+    ),
+)
+EXTENDED_AXIS = Attribute("axis", 0)
+EXTENDED_QUANTIZE_LINEAR = Operator("ExtendedQuantizeLinear", ("x", "scale", "zero_point"), (EXTENDED_AXIS,))
+EXTENDED_DEQUANTIZE_LINEAR = Operator("ExtendedDequantizeLinear", ("x", "scale", "zero_point"), (EXTENDED_AXIS,))
+
+OPERATORS: Mapping[str, Operator] = MappingProxyType(
+    {
+        operator.name: operator
+        for operator in (
+            MX_QUANTIZE_DEQUANTIZE,
+            BFP_QUANTIZE_DEQUANTIZE,
+            EXTENDED_QUANTIZE_LINEAR,
+            EXTENDED_DEQUANTIZE_LINEAR,
+        )
+    }
+)
+
+
+def default_bfp_nonfinite(bfp_method: str) -> NonFinite:
+    """What NaN and Inf do where the attribute `nonfinite` is absent."""
+    return NonFinite.PASSTHROUGH if bfp_method == TO_BFP else NonFinite.BLOCK_NAN
+
+
+def quantizer_of(op_type: str, attributes: Mapping[str, object]) -> tuple[BlockQuantizer, int, bool]:
+    """What a block operator with these attributes computes: the quantizer, its axis, and whether the input is rounded
+    to bfloat16 first. Absent attributes have the operator's defaults; an illegal value is an error that names it.
+
+    >>> quantizer, axis, _ = quantizer_of("MXQuantizeDequantize", {"element_dtype": "fp4_e2m1"})
+    >>> str(quantizer.format), axis, quantizer.rounding.value
+    ('mxfp4_e2m1', 1, 'half_away')
+    """
+    builders = {MX_QUANTIZE_DEQUANTIZE.name: _mx_format, BFP_QUANTIZE_DEQUANTIZE.name: _bfp_format}
+    if op_type not in builders:
+        raise unknown_name("block operator", op_type, builders)
+    values = OPERATORS[op_type].resolve(attributes)
+    fmt = builders[op_type](values)
+    quantizer = BlockQuantizer(
+        fmt,
+        ScaleRule(values["scale_rule"]),
+        ROUNDING_MODES[int(values["rounding_mode"])],
+        NonFinite(values.get("nonfinite", fmt.default_nonfinite)),
+    )
+    return quantizer, int(values["axis"]), bool(values.get("convert_to_bfloat_before_bfp", 0))
+
+
+def _mx_format(values: Mapping[str, AttributeValue]) -> BlockFormat:
+    element = MX_ELEMENTS[str(values["element_dtype"])]
+    return _named(BlockFormat("mx", element, int(values["block_size"])))
+
+
+def _bfp_format(values: Mapping[str, AttributeValue]) -> BlockFormat:
+    method = str(values["bfp_method"])
+    magnitude_bits = int(values["bit_width"]) - BIT_WIDTH_OVERHEAD
+    element = sign_magnitude(magnitude_bits)
+    nonfinite = default_bfp_nonfinite(method)
+    size = int(values["block_size"])
+    if method != TO_BFP:
+        sub_blocks = SubBlocks(int(values["sub_block_size"]), int(values["sub_block_shift_bits"]))
+        return _named(BlockFormat("microexponents", element, size, sub_blocks, True, False, nonfinite))
+    carry = bool(values["use_compiler_version_cpu_kernel"])
+    if carry:
+        element = replace(element, name=f"int{magnitude_bits + 1}", symmetric=False)
+    return _named(BlockFormat("block_float", element, size, None, False, carry, nonfinite))
+
+
+def _named(fmt: BlockFormat) -> BlockFormat:
+    """The catalog's format with these properties, else one whose name says what it is."""
+    for row in BLOCK_FORMATS:
+        if replace(fmt, name=row.name) == row.with_block_size(fmt.block_size):
+            return row.with_block_size(fmt.block_size)
+    shifts = f"_sub{fmt.sub_blocks.size}_shift{fmt.sub_blocks.shift_bits}" if fmt.sub_blocks else ""
+    return replace(fmt, name=f"{fmt.name}_{fmt.element}{shifts}")

@@ -1,0 +1,1 @@
+"""What the user reads: tables, and the values they are made from."""

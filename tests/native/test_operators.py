@@ -1,0 +1,222 @@
+"""The compiled operators as ONNX Runtime sees them: defaults, types, threads, errors. Run on the oldest runtime too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from backends import block_model, by_native_entry, by_native_operator, by_numpy, node_model, open_session
+from golden import cases, quantizer, quantizer_names, same
+from onnx import TensorProto, helper
+
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import BLOCK_FORMATS, BLOCK_INT8
+from quark.formats.native import instruction_set
+from quark.formats.spec import BlockFormat, NonFinite, Rounding, ScaleRule
+from quark.ops.schema import OPERATORS, quantizer_of
+
+Array = np.ndarray[Any, Any]
+
+FLOAT = TensorProto.FLOAT
+
+
+def run_node(op_type: str, x: Array, **attributes: object) -> Array:
+    node = helper.make_node(op_type, ["x"], ["y"], "the_node", domain="com.amd.quark", **attributes)
+    dtype = helper.np_dtype_to_tensor_dtype(x.dtype)
+    return open_session(node_model([node], x.ndim, dtype), native=True).run(None, {"x": x})[0]
+
+
+def test_this_is_the_runtime_that_was_meant() -> None:
+    expected = os.environ.get("QUARK_EXPECT_ONNXRUNTIME")
+    assert expected in (None, onnxruntime.__version__)
+
+
+@pytest.mark.parametrize("name", quantizer_names())
+def test_golden_values(name: str) -> None:
+    for case in cases(name):
+        assert not case.mismatches(by_native_operator(case.x, quantizer(name), case.axis)).any(), case.name
+
+
+def test_defaults_of_absent_attributes() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 70, 3)).astype(np.float32) * 4
+    x[0, 0, 0] = np.nan
+    mx = BlockQuantizer(BlockFormat("mx", BLOCK_INT8, 32), rounding=Rounding.HALF_AWAY)
+    assert same(run_node("MXQuantizeDequantize", x), by_numpy(x, mx, 1)).all()
+    bfp16 = next(fmt for fmt in BLOCK_FORMATS if fmt.name == "bfp16")
+    bfp = BlockQuantizer(bfp16, rounding=Rounding.HALF_AWAY, nonfinite=NonFinite.PASSTHROUGH)
+    assert same(run_node("BFPQuantizeDequantize", x), by_numpy(x, bfp, 1)).all()
+
+
+@pytest.mark.parametrize("op_type", ["MXQuantizeDequantize", "BFPQuantizeDequantize"])
+def test_every_legal_attribute_value_does_what_the_schema_says(op_type: str) -> None:
+    x = np.random.default_rng(1).standard_normal((3, 40, 5)).astype(np.float32)
+    for attribute in OPERATORS[op_type].attributes:
+        values = attribute.choices or {"axis": (-3, -1, 0, 2)}.get(attribute.name, ())
+        values = values or tuple(v for v in (attribute.minimum, attribute.maximum, 3, 7) if v is not None)
+        for value in (v for v in values if attribute.allows(v)):
+            for method in ("to_bfp", "to_bfp_prime") if op_type.startswith("BFP") else (None,):
+                attributes = {} if method is None else {"bfp_method": method}
+                attributes[attribute.name] = value
+                expected, axis, to_bfloat = quantizer_of(op_type, attributes)
+                source = to_bfloat16(x) if to_bfloat else x
+                actual = run_node(op_type, x, **attributes)
+                assert same(actual, by_numpy(source, expected, axis)).all(), attributes
+
+
+def to_bfloat16(x: Array) -> Array:
+    import ml_dtypes
+
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def test_convert_to_bfloat_leaves_the_input_alone() -> None:
+    x = np.random.default_rng(2).standard_normal((2, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("BFPQuantizeDequantize", ["x"], ["q"], domain="com.amd.quark", convert_to_bfloat_before_bfp=1),
+        helper.make_node("Sub", ["x", "x0"], ["change"]),
+        helper.make_node("Mul", ["q", "zero"], ["nothing"]),
+        helper.make_node("Add", ["change", "nothing"], ["y"]),
+    ]
+    model = node_model(nodes, 2, FLOAT)
+    model.graph.initializer.extend(
+        [onnx.numpy_helper.from_array(x, "x0"), onnx.numpy_helper.from_array(np.float32(0), "zero")]
+    )
+    assert (open_session(model, native=True).run(None, {"x": x})[0] == 0).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(257, 1031), (1, 256, 56, 56), (3, 7, 5, 3), (1031,)], ids=str)
+def test_threads_do_not_change_a_bit(shape: tuple[int, ...], threads: int) -> None:
+    x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    for fmt in BLOCK_FORMATS:
+        for axis in {0, len(shape) - 1, min(1, len(shape) - 1)}:
+            session = open_session(block_model(BlockQuantizer(fmt), axis, x.ndim, FLOAT), native=True, threads=threads)
+            assert same(session.run(None, {"x": x})[0], by_numpy(x, BlockQuantizer(fmt), axis)).all(), (fmt.name, axis)
+
+
+def test_large_tensors_are_streamed_exactly() -> None:
+    x = np.random.default_rng(4).standard_normal((2049, 4100)).astype(np.float32)
+    for fmt in BLOCK_FORMATS:
+        for axis in (0, 1):
+            assert same(by_native_entry(x, BlockQuantizer(fmt), axis), by_numpy(x, BlockQuantizer(fmt), axis)).all()
+
+
+def test_subnormals_survive_a_session_that_flushes_them() -> None:
+    x = (np.random.default_rng(5).standard_normal((4, 64)) * 1e-39).astype(np.float32)
+    fmt = next(fmt for fmt in BLOCK_FORMATS if fmt.name == "mxint8")
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    from quark.ops.library import get_library_path
+
+    options.register_custom_ops_library(get_library_path())
+    model = block_model(BlockQuantizer(fmt), 1, 2, FLOAT)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    y = session.run(None, {"x": x})[0]
+    assert np.any(y != 0)
+    assert same(y, by_numpy(x, BlockQuantizer(fmt), 1)).all()
+
+
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"])
+def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import numpy as np\n"
+        "from backends import by_native_entry, by_numpy\n"
+        "from golden import cases, quantizer, quantizer_names\n"
+        "from quark.formats.native import instruction_set\n"
+        "for name in quantizer_names():\n"
+        "    for case in cases(name):\n"
+        "        for x in (case.x, np.asfortranarray(case.x)):\n"
+        "            y = by_native_entry(x, quantizer(name), case.axis)\n"
+        "            assert not case.mismatches(y).any(), (name, case.name)\n"
+        "print(instruction_set())\n"
+    )
+    support = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support")
+    environment = {**os.environ, "QUARK_INSTRUCTION_SET": instructions}
+    result = subprocess.run(
+        [sys.executable, "-c", program, support], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    order = ["baseline", "avx2", "avx512"]
+    chosen = result.stdout.strip()
+    assert chosen in order[: order.index(instructions) + 1]
+    if instruction_set() == "avx512":
+        assert chosen == instructions
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "message"),
+    [
+        ("MXQuantizeDequantize", {"element_dtype": "fp9"}, "'element_dtype' is 'fp9'; expected one of fp8_e5m2"),
+        ("MXQuantizeDequantize", {"element_dtype": "INT8"}, "'element_dtype' is 'INT8'"),
+        ("MXQuantizeDequantize", {"element_dtype": "x" * 5000}, "'element_dtype' is 'xxx"),
+        ("MXQuantizeDequantize", {"element_dtype": ""}, "'element_dtype' is ''"),
+        ("MXQuantizeDequantize", {"element_dtype": 3}, "'element_dtype' has the wrong type"),
+        ("MXQuantizeDequantize", {"block_size": 0}, "'block_size' is 0; expected 1 or more"),
+        ("MXQuantizeDequantize", {"block_size": -32}, "'block_size' is -32"),
+        ("MXQuantizeDequantize", {"block_size": "32"}, "'block_size' has the wrong type"),
+        ("MXQuantizeDequantize", {"block_size": [32]}, "'block_size' has the wrong type"),
+        ("MXQuantizeDequantize", {"rounding_mode": 3}, "'rounding_mode' is 3; expected 0..2"),
+        ("MXQuantizeDequantize", {"axis": 2}, "'axis' is 2; expected -2..1"),
+        ("MXQuantizeDequantize", {"axis": -3}, "'axis' is -3; expected -2..1"),
+        ("MXQuantizeDequantize", {"axis": 2**62}, "'axis' is 4611686018427387904"),
+        ("MXQuantizeDequantize", {"axis": 0.5}, "'axis' has the wrong type"),
+        ("MXQuantizeDequantize", {"scale_rule": "round"}, "expected one of floor, ceil, even, rceil, mse"),
+        ("MXQuantizeDequantize", {"nonfinite": "keep"}, "expected one of block_nan, passthrough"),
+        ("BFPQuantizeDequantize", {"bfp_method": "to_mx"}, "expected one of to_bfp, to_bfp_prime"),
+        ("BFPQuantizeDequantize", {"bit_width": 9}, "'bit_width' is 9; expected 10..30"),
+        ("BFPQuantizeDequantize", {"bit_width": 31}, "'bit_width' is 31"),
+        ("BFPQuantizeDequantize", {"sub_block_size": 0}, "'sub_block_size' is 0"),
+        ("BFPQuantizeDequantize", {"sub_block_shift_bits": 5}, "'sub_block_shift_bits' is 5; expected 0..4"),
+        ("BFPQuantizeDequantize", {"convert_to_bfloat_before_bfp": 2}, "'convert_to_bfloat_before_bfp' is 2"),
+        ("BFPQuantizeDequantize", {"use_compiler_version_cpu_kernel": -1}, "'use_compiler_version_cpu_kernel' is -1"),
+        (
+            "BFPQuantizeDequantize",
+            {"use_compiler_version_cpu_kernel": 1, "scale_rule": "ceil"},
+            "'scale_rule' must be 'floor'",
+        ),
+    ],
+)
+def test_wrong_attributes_are_errors(op_type: str, attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match="the_node") as caught:
+        run_node(op_type, np.ones((2, 3), np.float32), **attributes)
+    assert message in str(caught.value)
+    assert op_type in str(caught.value)
+
+
+def test_huge_block_sizes_are_one_block() -> None:
+    x = np.random.default_rng(6).standard_normal((3, 50)).astype(np.float32)
+    whole = BlockQuantizer(BlockFormat("mx", BLOCK_INT8, 50), rounding=Rounding.HALF_AWAY)
+    assert same(run_node("MXQuantizeDequantize", x, block_size=2**63 - 1), by_numpy(x, whole, 1)).all()
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(Exception, match=r"[Tt]ype"):
+        run_node("MXQuantizeDequantize", np.ones((2, 3), np.float64))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 24, 100, 5000])
+def test_long_and_odd_blocks(block: int) -> None:
+    x = np.random.default_rng(7).standard_normal((3, 5003)).astype(np.float32)
+    for fmt in BLOCK_FORMATS:
+        for rule in (ScaleRule.FLOOR,) if fmt.carry else (ScaleRule.FLOOR, ScaleRule.MSE):
+            chosen = BlockQuantizer(fmt.with_block_size(block), rule)
+            for source in (x, x.astype(np.float16)):
+                assert same(by_native_entry(source, chosen, 1), by_numpy(source, chosen, 1)).all(), (fmt.name, rule)
+
+
+def test_shapes_are_inferred() -> None:
+    options = onnxruntime.SessionOptions()
+    from quark.ops.library import get_library_path
+
+    options.register_custom_ops_library(get_library_path())
+    model = block_model(BlockQuantizer(BLOCK_FORMATS[0]), 1, 3, FLOAT)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert session.get_outputs()[0].shape == ["d0", "d1", "d2"]
+    assert session.get_outputs()[0].type == "tensor(float)"
