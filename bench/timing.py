@@ -8,6 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
+# Worker threads of the candidate before spin for a while, waiting for more; let them go to sleep.
+SETTLE_SECONDS = 0.02
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one candidate over all its turns."""
@@ -26,6 +30,7 @@ def take_turns(candidates: dict[str, Callable[[], object]], turns: int = 7, seco
     rounds = 0
     while rounds < turns or (time.perf_counter() - start < seconds and rounds < 20 * turns):
         for name, run in candidates.items():
+            time.sleep(SETTLE_SECONDS)
             begin = time.perf_counter()
             run()
             samples[name].append(time.perf_counter() - begin)

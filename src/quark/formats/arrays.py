@@ -17,9 +17,9 @@ from ml_dtypes import bfloat16 as numpy_bfloat16
 
 from quark.errors import UnsupportedTypeError
 
-# Elements that a CPU works on at a time: a handful of temporaries of this size stay in the second-level cache, and
-# torch shares operations out over threads from 1 << 15 on, which would wait for each other all the time.
-CHUNK_ELEMENTS = 7 << 12
+# Elements that a CPU works on at a time: few enough for the temporaries to stay in its caches, enough to pay for the
+# calls.
+CHUNK_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
-from quark.formats.block import LanePlace
+from quark.formats.lanes import LanePlace
 from quark.formats.spec import BlockFormat, Format
 
 

@@ -16,20 +16,16 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
 from quark.formats.arrays import CHUNK_ELEMENTS, FLOAT32, FLOAT64, Precision, array_kind
-from quark.formats.block import (
-    BlockQuantizer,
-    QuantizedBlocks,
-    dequantize_lanes,
-    exp2,
-    lane_pieces,
-    quantize_lanes,
-)
+from quark.formats.block import BlockQuantizer, QuantizedBlocks, dequantize_lanes, quantize_lanes
 from quark.formats.catalog import get_format
 from quark.formats.element_codes import Codes, decode_elements, encode_elements, pack_bits, unpack_bits, unsigned_dtype
 from quark.formats.elementwise import quantize_dequantize_elements
+from quark.formats.lanes import lane_pieces
 from quark.formats.packed_array import Layout, PackedArray
+from quark.formats.powers import exp2, exponent_of
 from quark.formats.quantize import as_index, normalize_axis, parse_choice, refuse_block_options
 from quark.formats.spec import (
+    SCALE_MAX_EXPONENT,
     SCALE_MIN_EXPONENT,
     SCALE_NAN_CODE,
     BlockFormat,
@@ -110,8 +106,8 @@ def _encode_blocks(x: Any, axis: int, quantizer: BlockQuantizer) -> tuple[Codes,
     codes = np.empty(x.shape, unsigned_dtype(fmt.element.bits))
     for place, lanes in lane_pieces(_NUMPY, x, axis, fmt.block_size):
         blocks = quantize_lanes(_NUMPY, _NUMPY.widen(lanes, precision), quantizer, precision)
-        place.store(codes, encode_elements(fmt.element, _unshifted(blocks, fmt, precision)))
-        for plane, row in zip(planes, _scale_rows(blocks, fmt, len(planes)), strict=True):
+        place.store(codes, encode_elements(fmt.element, _in_own_units(blocks, fmt)))
+        for plane, row in zip(planes, _scale_rows(blocks, fmt, len(planes), precision), strict=True):
             layout.scale_place(place).store(plane, row[None])
     return codes, layout.scales_of(planes)
 
@@ -126,27 +122,32 @@ def _decode_blocks(codes: Codes, packed: PackedArray, out: Any) -> None:
         elements = decode_elements(fmt.element, lanes, _float_dtype(precision))
         rows = np.concatenate([layout.scale_place(place).load(plane, 1) for plane in planes])
         blocks = _blocks_of(elements, rows, fmt, precision)
-        values = dequantize_lanes(_NUMPY, blocks, fmt, precision)
+        values = dequantize_lanes(_NUMPY, blocks)
         place.store(out, _NUMPY.narrow(np.where(blocks.is_bad, np.nan, values), out))
 
 
-def _unshifted(blocks: QuantizedBlocks, fmt: BlockFormat, precision: Precision) -> Any:
+def _in_own_units(blocks: QuantizedBlocks, fmt: BlockFormat) -> Any:
     """The elements as numbers of the element type."""
-    if fmt.sub_blocks is None:
-        return blocks.elements
-    scale = exp2(_NUMPY, blocks.shifts, precision)
-    return blocks.elements * np.repeat(scale, fmt.sub_blocks.size, axis=0)[: len(blocks.elements)]
+    return blocks.elements if blocks.units is None else blocks.elements / _spread(blocks.units, blocks.elements, fmt)
 
 
-def _scale_rows(blocks: QuantizedBlocks, fmt: BlockFormat, count: int) -> NDArray[np.uint8]:
+def _spread(units: Any, elements: Any, fmt: BlockFormat) -> Any:
+    """The unit of each element."""
+    return units if fmt.sub_blocks is None else np.repeat(units, fmt.sub_blocks.size, axis=0)[: len(elements)]
+
+
+def _scale_rows(blocks: QuantizedBlocks, fmt: BlockFormat, count: int, precision: Precision) -> NDArray[np.uint8]:
     """The bytes of each block's scale, shape (count, lanes)."""
-    rows = np.zeros((count, blocks.exponents.shape[1]), np.uint8)
-    exponents = blocks.exponents[0] - SCALE_MIN_EXPONENT
-    rows[0] = exponents if fmt.carry else np.where(blocks.is_bad[0], SCALE_NAN_CODE, exponents)
+    rows = np.zeros((count, blocks.scales.shape[1]), np.uint8)
+    exponents = exponent_of(_NUMPY, blocks.scales, precision)[0] - SCALE_MIN_EXPONENT
+    if fmt.carry:
+        exponents = exponents + exponent_of(_NUMPY, blocks.units, precision)[0]
+    rows[0] = exponents if blocks.is_bad is None else np.where(blocks.is_bad[0], SCALE_NAN_CODE, exponents)
     if fmt.sub_blocks is not None:
         bits = fmt.sub_blocks.shift_bits
-        shifts = pack_bits(np.ascontiguousarray(blocks.shifts.T.astype(unsigned_dtype(bits))), bits)
-        rows[1 : 1 + shifts.shape[1]] = shifts.T
+        shifts = -exponent_of(_NUMPY, blocks.units, precision).T
+        packed = pack_bits(np.ascontiguousarray(shifts.astype(unsigned_dtype(bits))), bits)
+        rows[1 : 1 + packed.shape[1]] = packed.T
     return rows
 
 
@@ -154,14 +155,17 @@ def _blocks_of(elements: Any, rows: NDArray[np.uint8], fmt: BlockFormat, precisi
     """What `quantize_lanes` had decided, from the elements and the bytes of their scales."""
     exponents = _NUMPY.as_int(rows[:1], precision) + SCALE_MIN_EXPONENT
     is_bad = np.zeros(1, bool) if fmt.carry else rows[:1] == SCALE_NAN_CODE
-    shifts = 0 * exponents
-    if fmt.sub_blocks is not None:
+    scales = exp2(_NUMPY, np.minimum(exponents, SCALE_MAX_EXPONENT), precision)
+    units = None
+    if fmt.carry:
+        units = exp2(_NUMPY, np.maximum(exponents - SCALE_MAX_EXPONENT, 0), precision)
+    elif fmt.sub_blocks is not None:
         count = -(-len(elements) // fmt.sub_blocks.size)
         stored = unpack_bits(np.ascontiguousarray(rows[1:].T), fmt.sub_blocks.shift_bits, count)
-        shifts = _NUMPY.as_int(stored.T, precision)
-        scale = exp2(_NUMPY, -shifts, precision)
-        elements = elements * np.repeat(scale, fmt.sub_blocks.size, axis=0)[: len(elements)]
-    return QuantizedBlocks(elements, exponents, shifts, is_bad)
+        units = exp2(_NUMPY, -_NUMPY.as_int(stored.T, precision), precision)
+    if units is not None:
+        elements = elements * _spread(units, elements, fmt)
+    return QuantizedBlocks(elements, scales, units, is_bad)
 
 
 def _encode_plain(values: Any, fmt: ElementFormat) -> Codes:

@@ -29,7 +29,7 @@ import numpy as np
 
 from quark.errors import InvalidValueError
 from quark.formats.arrays import FLOAT64, ArrayKind, array_kind
-from quark.formats.block import exp2
+from quark.formats.powers import exp2
 from quark.formats.quantize import as_index
 
 _FLOAT32_TINY = float(np.finfo(np.float32).tiny)

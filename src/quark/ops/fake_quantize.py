@@ -30,8 +30,8 @@ from typing import Any
 from quark.errors import InvalidValueError, MissingDependencyError
 from quark.formats.affine import AffineParameters, is_in_range, quantize_dequantize_affine
 from quark.formats.arrays import array_kind
-from quark.formats.block import exp2
 from quark.formats.granularity import Granularity
+from quark.formats.powers import exp2
 from quark.formats.quantize import as_index, normalize_axis, quantize_dequantize
 from quark.formats.spec import Format
 
