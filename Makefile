@@ -11,7 +11,7 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
-OLDEST_RUNTIME := 1.20.1
+OLDEST_RUNTIME := 1.20.0
 
 BIN := $(VENV)/bin
 PIP_OPTIONS := -qq --no-input --disable-pip-version-check --progress-bar off
@@ -24,13 +24,15 @@ PACKAGE_SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-oldest test-slow lint generated install clean
+.PHONY: help demo test test-unit test-oldest test-slow test-sanitized check-windows lint generated install clean
 
 help:
 	@echo "make demo         show the number formats on the embedded network"
 	@echo "make test         lint, generated files, oldest ONNX Runtime, tests"
-	@echo "make test-slow    the tests marked slow"
+	@echo "make test-slow    the tests marked slow, the sanitizers, the build for Windows"
 	@echo "make test-oldest  the native library on ONNX Runtime $(OLDEST_RUNTIME)"
+	@echo "make test-sanitized  fuzz the library under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make check-windows   cross-compile the library with mingw-w64"
 	@echo "make lint         ruff, mypy, import direction"
 	@echo "make install      set up $(VENV) and nothing else"
 	@echo "make clean        remove environments, builds and caches"
@@ -44,8 +46,34 @@ test-unit: install
 	@$(BIN)/python -m pytest -m "not slow"
 
 # pytest's status 5 says that no test has the mark
-test-slow: install
+test-slow: test-sanitized check-windows
 	@$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ]
+
+# Every instruction set, in the process of a Python that was not built for it: hence the preloading, and no leak checks.
+SANITIZERS = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0
+test-sanitized: install
+	@$(BIN)/cmake -S . -B build/sanitized -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+		-DQUARK_SANITIZE=ON --log-level=WARNING
+	@$(BIN)/cmake --build build/sanitized --target quark_ops
+	@for instructions in avx512 avx2 baseline; do \
+		$(SANITIZERS) QUARK_INSTRUCTION_SET=$$instructions $(BIN)/python tests/native/fuzz_operators.py \
+			--seconds 30 --library build/sanitized/libquark_ops.so || exit 1; \
+	done
+
+# That it compiles and exports what ONNX Runtime and ctypes look for; nothing is run.
+WINDOWS_CXX := x86_64-w64-mingw32-g++-posix
+check-windows: install
+	@command -v $(WINDOWS_CXX) >/dev/null || \
+		{ echo "$(WINDOWS_CXX) not found; on Debian: apt-get install g++-mingw-w64-x86-64-posix" >&2; exit 1; }
+	@$(BIN)/cmake -S . -B build/windows -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+		-DCMAKE_TOOLCHAIN_FILE=cmake/mingw-w64.cmake --log-level=WARNING
+	@$(BIN)/cmake --build build/windows --target quark_ops
+	@for name in RegisterCustomOps quark_quantize_dequantize quark_instruction_set; do \
+		x86_64-w64-mingw32-objdump -p build/windows/quark_ops.dll | grep -q "\] $$name" || \
+			{ echo "quark_ops.dll does not export $$name" >&2; exit 1; }; \
+	done
+	@echo "build/windows/quark_ops.dll: compiled, three exports"
 
 lint: install
 	@$(BIN)/ruff check .
@@ -58,7 +86,7 @@ generated: install
 	@$(BIN)/python -m quark.formats.codegen --check
 
 test-oldest: $(OLDEST)/.stamp
-	@$(OLDEST)/bin/python -m pytest -p no:cacheprovider tests/native
+	@QUARK_EXPECT_ONNXRUNTIME=$(OLDEST_RUNTIME) $(OLDEST)/bin/python -m pytest -p no:cacheprovider tests/native
 
 install: $(VENV)/.stamp
 

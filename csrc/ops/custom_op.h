@@ -85,7 +85,9 @@ class Call {
         shared.out_of_memory = true;
       }
     };
-    check(api_, api_.parallel_for(context_, run, static_cast<size_t>(count), 0, &state));
+    const size_t tasks = static_cast<size_t>(count);
+    // a batch for each task: whoever is free takes the next, and nobody waits for a thread that was held up
+    check(api_, api_.parallel_for(context_, run, tasks, tasks, &state));
     if (state.out_of_memory) throw std::bad_alloc();
   }
 
