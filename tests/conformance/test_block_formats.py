@@ -133,6 +133,47 @@ def test_all_forms_agree_on_hard_numbers(fmt: BlockFormat, rule: ScaleRule, back
                 assert same(BACKENDS[backend](x, quantizer, axis), expected).all(), (policy, rounding, axis)
 
 
+@each_backend
+@pytest.mark.parametrize("fmt", [f for f in BLOCK_FORMATS if f.sub_blocks is None and not f.carry], ids=str)
+@pytest.mark.parametrize("rule", [ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.EVEN, ScaleRule.RCEIL])
+def test_scales_at_both_ends_of_float32(fmt: BlockFormat, rule: ScaleRule, backend: str) -> None:
+    """In the first and last binades, where exponents are confined and powers of two leave float32."""
+    significands = [Fraction(1), 1 + Fraction(1, 2**23), Fraction(3, 2), Fraction(7, 4), 2 - Fraction(1, 2**23)]
+    significands += [2 - Fraction(1, 2**k) + side for k in range(2, 9) for side in (Fraction(-1, 2**23), Fraction(0))]
+    peaks = [float(s * Fraction(2) ** e) for e in (127, 126, 1, -125, -126) for s in significands]
+    peaks += [2.0**-127, 2.0**-127 * 1.5, 2.0**-126 - 2.0**-149, 2.0**-149]
+    x = np.zeros((len(peaks), fmt.block_size), np.float32)
+    x[:, 0] = peaks
+    x[:, 1] = [peak * 0.3 for peak in peaks]
+    expected = np.array([[float(v) for v in exact_block(row[:2], fmt, rule)] for row in x])
+    y = BACKENDS[backend](x, BlockQuantizer(fmt, rule), 1)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(y[:, :2], expected.astype(np.float32))
+
+
+def exact_block(block: Array, fmt: BlockFormat, rule: ScaleRule) -> list[Fraction]:
+    """The definition in rational numbers: OCP MX with its scale rules, half to even."""
+    grid = fmt.element.grid
+    amax = Fraction(float(np.abs(block).max()))
+    floor = max(-200, math.frexp(float(amax))[1] - 1)
+    significand = amax / Fraction(2) ** floor
+    bump = {
+        ScaleRule.FLOOR: False,
+        ScaleRule.CEIL: significand > 1,
+        ScaleRule.EVEN: significand >= 2 - Fraction(1, 2 ** (grid.mantissa_bits + 1)),
+        ScaleRule.RCEIL: significand > Fraction(grid.highest) / Fraction(2) ** grid.max_exponent,
+    }[rule]
+    scale = Fraction(2) ** min(127, max(-127, floor + bump - grid.max_exponent))
+    values = []
+    for v in block:
+        y = Fraction(float(v)) / scale
+        exponent = max(grid.min_exponent, math.frexp(float(abs(y)))[1] - 1 if y else grid.min_exponent)
+        spacing = Fraction(2) ** (exponent - grid.mantissa_bits)
+        rounded = round(y / spacing) * spacing
+        values.append(min(Fraction(grid.highest), max(Fraction(grid.lowest), rounded)) * scale)
+    return values
+
+
 @pytest.mark.parametrize("backend", OTHERS)
 @each_format
 def test_float16_tensors(fmt: BlockFormat, backend: str) -> None:

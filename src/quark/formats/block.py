@@ -143,22 +143,24 @@ def _flush_subnormals(
     return kind.xp.where(magnitudes < smallest_normal, 0, x)
 
 
-def _powers_after(kind: ArrayKind, amax: Any, increment: int, precision: Precision) -> Any:
-    """The power of two at or below amax, the next where adding the increment to the bits of amax carries that far;
-    0 for subnormal numbers."""
+def _power_bits(kind: ArrayKind, amax: Any, increment: int, precision: Precision) -> Any:
+    """The bits of the power of two at or below amax, of the next where the increment carries that far: that may be
+    2^128, whose bits are those of Inf. 0 for subnormal numbers."""
     if increment and precision is FLOAT32:
         # Among float32's subnormals only [2^-127, 2^-126) matters: a binade with half as many mantissa steps.
         is_subnormal = amax < (1 << precision.mantissa_bits)
         amax = amax + kind.as_int(kind.xp.where(is_subnormal, increment >> 1, increment), precision)
     elif increment:
         amax = amax + increment
-    return kind.from_bits(amax & precision.exponent_mask, precision)
+    return amax & precision.exponent_mask
 
 
 def _rule_scales(kind: ArrayKind, amax: Any, quantizer: BlockQuantizer, precision: Precision) -> Any:
     """The scales that the rule gives for the bits of amax, confined to what a scale can be."""
-    powers = _powers_after(kind, amax, quantizer.increment(precision), precision)
-    return kind.xp.clip(powers * 2.0**-quantizer.format.element.grid.max_exponent, MIN_SCALE, MAX_SCALE)
+    powers = _power_bits(kind, amax, quantizer.increment(precision), precision)
+    # divided by 2^emax in the exponent field, where 2^128 is a number like others; what falls below it is too small
+    fields = kind.xp.clip(powers - (quantizer.format.element.emax << precision.mantissa_bits), 0, None)
+    return kind.xp.clip(kind.from_bits(fields, precision), MIN_SCALE, MAX_SCALE)
 
 
 def _round_elements(
@@ -184,8 +186,8 @@ def _carry_units(kind: ArrayKind, x: Any, scales: Any, fmt: BlockFormat, precisi
     """
     largest = kind.xp.clip(kind.xp.amax(kind.bits(x, precision), 0, keepdims=True), 0, None)
     half_spacing = 1 << (precision.mantissa_bits - fmt.element.grid.mantissa_bits - 1)
-    needed = _powers_after(kind, largest, half_spacing, precision) * 2.0**-fmt.element.grid.max_exponent
-    return kind.widen(needed > scales, precision) + 1
+    needed = _power_bits(kind, largest, half_spacing, precision) - (fmt.element.emax << precision.mantissa_bits)
+    return kind.widen(needed > kind.bits(scales, precision), precision) + 1
 
 
 def _round_sub_blocks(

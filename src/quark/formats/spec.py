@@ -235,6 +235,11 @@ class BlockFormat:
             raise InvalidValueError(
                 f"block_size {self.block_size!r} of format '{self.name}': expected an integer of at least 1"
             )
+        if self.element.emax < 0:
+            raise InvalidValueError(
+                f"element '{self.element}' of format '{self.name}' holds no power of two from 1 on: give it fewer "
+                "fraction bits, the scale makes up for them"
+            )
 
     @property
     def bits_per_element(self) -> float:
