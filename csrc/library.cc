@@ -57,7 +57,7 @@ void run_on_threads(const BlockJob& job, int64_t workers) {
 extern "C" QUARK_EXPORT int quark_quantize_dequantize(const void* in, void* out, int32_t storage, int64_t outer,
                                                       int64_t n, int64_t inner, const BlockParameters* parameters,
                                                       int32_t threads) {
-  if (storage < 0 || storage > 1 || outer < 0 || n < 0 || inner < 0 || parameters->block_size < 1) return 1;
+  if (storage < 0 || storage > 1 || outer < 0 || n < 0 || inner < 0 || !are_in_range(*parameters)) return 1;
   try {
     const BlockJob job = make_block_job(in, out, static_cast<Storage>(storage), {outer, n, inner}, *parameters);
     if (job.chunks > 0) run_on_threads(job, std::clamp<int64_t>(threads, 1, job.chunks));

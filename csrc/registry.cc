@@ -14,10 +14,10 @@ namespace {
 constexpr const char* kDomain = "com.amd.quark";
 
 // One line per operator; operators of one name take different types.
-const CustomOp<MXQuantizeDequantize<ort::kFloat>> kMx32;
-const CustomOp<MXQuantizeDequantize<ort::kFloat16>> kMx16;
-const CustomOp<BFPQuantizeDequantize<ort::kFloat>> kBfp32;
-const CustomOp<BFPQuantizeDequantize<ort::kFloat16>> kBfp16;
+const CustomOp<BlockOperatorOf<MXQuantizeDequantize, ort::kFloat>> kMx32;
+const CustomOp<BlockOperatorOf<MXQuantizeDequantize, ort::kFloat16>> kMx16;
+const CustomOp<BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat>> kBfp32;
+const CustomOp<BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat16>> kBfp16;
 const CustomOp<ExtendedQuantizeLinear<ort::kFloat>> kQuantize32;
 const CustomOp<ExtendedQuantizeLinear<ort::kFloat16>> kQuantize16;
 const CustomOp<ExtendedDequantizeLinear<ort::kFloat>> kDequantize32;

@@ -45,6 +45,14 @@ struct Geometry {
   int64_t inner;
 };
 
+// Within these limits no shift, sum or product of the arithmetic leaves its type.
+inline bool are_in_range(const BlockParameters& p) {
+  const bool has_room = p.max_exponent + 25 - p.mantissa_bits <= 127;
+  return p.block_size >= 1 && p.sub_block_size >= 0 && p.max_shift >= 0 && p.max_shift <= 15 && p.mantissa_bits >= 0 &&
+         p.mantissa_bits <= 20 && p.min_exponent >= -126 && p.min_exponent <= p.max_exponent && p.max_exponent >= 0 &&
+         has_room;
+}
+
 inline bool is_uniform(const BlockParameters& p) { return p.min_exponent == p.max_exponent; }
 
 // What the scale rule adds to the bits of amax before the mantissa is cut off.

@@ -19,8 +19,7 @@ void set_integer_element(BlockParameters& p, int magnitude_bits, bool twos_compl
 
 }  // namespace
 
-template <ort::ElementType kType>
-BlockOperator BFPQuantizeDequantize<kType>::read(const Attributes& attributes) {
+BlockOperator BFPQuantizeDequantize::read(const Attributes& attributes) {
   BlockOperator op{};
   op.node = attributes.node();
   op.axis = attributes.integer("axis", 1, INT64_MIN, INT64_MAX);
@@ -47,8 +46,5 @@ BlockOperator BFPQuantizeDequantize<kType>::read(const Attributes& attributes) {
   }
   return op;
 }
-
-template struct BFPQuantizeDequantize<ort::kFloat>;
-template struct BFPQuantizeDequantize<ort::kFloat16>;
 
 }  // namespace quark

@@ -14,6 +14,19 @@ struct BlockOperator {
   void compute(const Call& call) const;
 };
 
+// The operator whose attributes `Description` reads, for tensors of one type.
+template <class Description, ort::ElementType kType>
+struct BlockOperatorOf : BlockOperator {
+  static constexpr const char* kName = Description::kName;
+  static constexpr size_t kInputs = 1;
+  static ort::ElementType input_type(size_t) { return kType; }
+  static ort::ElementType output_type() { return kType; }
+  static ort::Status* infer(const ort::Api& api, ort::ShapeInferContext* context) {
+    return infer_like(api, context, 0, 0);
+  }
+  explicit BlockOperatorOf(const Attributes& attributes) : BlockOperator(Description::read(attributes)) {}
+};
+
 // The attributes that both block operators have.
 ScaleRule read_scale_rule(const Attributes& attributes);
 Rounding read_rounding(const Attributes& attributes);

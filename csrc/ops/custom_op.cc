@@ -40,19 +40,38 @@ int64_t Attributes::integer(const char* name, int64_t absent, int64_t lowest, in
                 std::to_string(lowest) + upper);
 }
 
+namespace {
+
+// What may be no text at all, as text: a message must be readable by whoever gets it.
+std::string printable(const std::string& value) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char c : value) {
+    const unsigned char byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7F) {
+      text += c;
+    } else {
+      text += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
 size_t Attributes::choice(const char* name, size_t absent, const std::vector<const char*>& legal) const {
   // a string of any length: a first call asks for its size
   size_t size = 0;
   if (is_absent(api_.attribute_string(info_, name, nullptr, &size), name)) return absent;
   std::string value(size, '\0');
   check(api_, api_.attribute_string(info_, name, &value[0], &size));
-  value.resize(std::strlen(value.c_str()));
+  value.resize(size > 0 ? size - 1 : 0);  // without the end that C strings have
   std::string known;
   for (size_t i = 0; i < legal.size(); ++i) {
     if (value == legal[i]) return i;
     known += (i ? ", " : "") + std::string(legal[i]);
   }
-  throw BadNode(node_ + ": attribute '" + name + "' is '" + value + "'; expected one of " + known);
+  throw BadNode(node_ + ": attribute '" + name + "' is '" + printable(value) + "'; expected one of " + known);
 }
 
 int64_t Tensor::count() const {
@@ -108,6 +127,11 @@ ort::Status* infer_like(const ort::Api& api, ort::ShapeInferContext* context, si
   ort::TypeAndShape* shaped = nullptr;
   ort::TypeAndShape* typed = nullptr;
   if (ort::Status* status = api.inferred_input(context, shape_input, &shaped)) return status;
+  // A tensor of unknown rank looks like a scalar here. To say nothing is right for both; the type of an output is
+  // known without us, from the one input of any type.
+  size_t rank = 0;
+  if (ort::Status* status = api.dimension_count(shaped, &rank)) return status;
+  if (rank == 0) return nullptr;
   if (ort::Status* status = api.inferred_input(context, type_input, &typed)) return status;
   if (shape_input == type_input) return api.infer_output(context, 0, shaped);
   ort::ElementType type = ort::kUndefined;

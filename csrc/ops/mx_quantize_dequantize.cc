@@ -4,8 +4,7 @@
 
 namespace quark {
 
-template <ort::ElementType kType>
-BlockOperator MXQuantizeDequantize<kType>::read(const Attributes& attributes) {
+BlockOperator MXQuantizeDequantize::read(const Attributes& attributes) {
   BlockOperator op{};
   op.node = attributes.node();
   op.axis = attributes.integer("axis", 1, INT64_MIN, INT64_MAX);
@@ -23,8 +22,5 @@ BlockOperator MXQuantizeDequantize<kType>::read(const Attributes& attributes) {
   p.nonfinite = read_nonfinite(attributes, NonFinite::kBlockNan);
   return op;
 }
-
-template struct MXQuantizeDequantize<ort::kFloat>;
-template struct MXQuantizeDequantize<ort::kFloat16>;
 
 }  // namespace quark

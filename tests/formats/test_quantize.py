@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quark.errors import InvalidValueError, QuarkError, UnknownNameError, UnsupportedTypeError
-from quark.formats import FORMATS, get_format, quantize_dequantize
+from quark.formats import FORMATS, get_format, pack, quantize_dequantize, unpack
 from quark.formats.catalog import BLOCK_FORMATS, PLAIN_FLOATS, PLAIN_INTEGERS
-from quark.formats.spec import BlockFormat, Format, IntFormat
+from quark.formats.spec import BlockFormat, Format, IntFormat, SubBlocks
 
 Array = np.ndarray[Any, Any]
 
@@ -127,6 +128,58 @@ def test_gradients_do_not_flow() -> None:
     x = torch.randn(3, 40, requires_grad=True)
     y = quantize_dequantize(x, "mxfp8_e4m3")
     assert not y.requires_grad
+
+
+def test_tracing_records_the_work_and_not_its_result() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(4, 40)
+    traced = make_fx(lambda t: quantize_dequantize(t, "mxfp4_e2m1"))(x)
+    assert torch.equal(traced(8.25 * x), quantize_dequantize(8.25 * x, "mxfp4_e2m1"))
+
+
+def test_flushed_subnormals_make_no_nan() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            assert (quantize_dequantize(torch.zeros(64, dtype=dtype), "mxfp4_e2m1") == 0).all()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("block_size", [2**40, 2**63, 2**64 + 32])
+def test_a_block_longer_than_the_axis_is_one_of_its_length(block_size: int) -> None:
+    x = np.random.default_rng(6).standard_normal((3, 40)).astype(np.float32)
+    for name in ("mxint8", "mx6"):
+        expected = quantize_dequantize(x, name, block_size=40)
+        assert np.array_equal(quantize_dequantize(x, name, block_size=block_size), expected)
+        assert np.array_equal(quantize_dequantize(x.astype(np.float64), name, block_size=block_size), expected)
+        assert np.array_equal(unpack(pack(x, name, block_size=block_size)), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BlockFormat("b", get_format("bfloat16"), 32),
+        lambda: BlockFormat("b", IntFormat("i24", 24, True, 22, True), 32),
+        lambda: BlockFormat("b", get_format("fp8_e4m3"), 16, carry=True),
+        lambda: BlockFormat("b", IntFormat("i8", 8, True, 9), 16),
+        lambda: BlockFormat("b", get_format("fp8_e4m3"), 16, SubBlocks(2, 1)),
+        lambda: SubBlocks(0, 1),
+        lambda: SubBlocks(2, 9),
+    ],
+)
+def test_impossible_formats_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidValueError):
+        make()
+
+
+@pytest.mark.parametrize("name", ["mxint8", "int4", "fp8_e4m3"])
+def test_subclasses_with_arithmetic_of_their_own_are_refused(name: str) -> None:
+    x = np.ones((4, 4), np.float32)
+    for odd in (x.view(np.recarray), np.ma.masked_array(x, mask=x > 0)):
+        with pytest.raises(UnsupportedTypeError, match="np.asarray"):
+            quantize_dequantize(odd, name)
 
 
 def test_torch_compile_gives_the_same_bits() -> None:

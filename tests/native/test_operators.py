@@ -157,6 +157,8 @@ def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
         ("MXQuantizeDequantize", {"element_dtype": "INT8"}, "'element_dtype' is 'INT8'"),
         ("MXQuantizeDequantize", {"element_dtype": "x" * 5000}, "'element_dtype' is 'xxx"),
         ("MXQuantizeDequantize", {"element_dtype": ""}, "'element_dtype' is ''"),
+        ("MXQuantizeDequantize", {"element_dtype": b"int8\0sym"}, r"'element_dtype' is 'int8\x00sym'"),
+        ("MXQuantizeDequantize", {"element_dtype": b"\xff\xfe"}, r"'element_dtype' is '\xff\xfe'"),
         ("MXQuantizeDequantize", {"element_dtype": 3}, "'element_dtype' has the wrong type"),
         ("MXQuantizeDequantize", {"block_size": 0}, "'block_size' is 0; expected 1 or more"),
         ("MXQuantizeDequantize", {"block_size": -32}, "'block_size' is -32"),
@@ -209,6 +211,37 @@ def test_long_and_odd_blocks(block: int) -> None:
             chosen = BlockQuantizer(fmt.with_block_size(block), rule)
             for source in (x, x.astype(np.float16)):
                 assert same(by_native_entry(source, chosen, 1), by_numpy(source, chosen, 1)).all(), (fmt.name, rule)
+
+
+def unknown_rank_model(nodes: list[onnx.NodeProto], output_type: int = FLOAT) -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", FLOAT, None)
+    y = helper.make_tensor_value_info("y", output_type, None)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=imports, ir_version=8)
+
+
+def test_a_tensor_of_unknown_rank_is_not_taken_for_a_scalar() -> None:
+    x = np.random.default_rng(8).standard_normal((2, 35, 3)).astype(np.float32)
+    quantize = helper.make_node("MXQuantizeDequantize", ["x"], ["q"], domain="com.amd.quark")
+    shape = unknown_rank_model([quantize, helper.make_node("Shape", ["q"], ["y"])], TensorProto.INT64)
+    assert open_session(shape, native=True).run(None, {"x": x})[0].tolist() == [2, 35, 3]
+    turned = unknown_rank_model([quantize, helper.make_node("Transpose", ["q"], ["y"], perm=[2, 0, 1])])
+    assert open_session(turned, native=True).run(None, {"x": x})[0].shape == (3, 2, 35)
+
+
+def test_extended_operators_on_unknown_rank() -> None:
+    x = np.random.default_rng(9).standard_normal((2, 5)).astype(np.float32)
+    model = unknown_rank_model(
+        [
+            helper.make_node("ExtendedQuantizeLinear", ["x", "s", "z"], ["q"], domain="com.amd.quark"),
+            helper.make_node("ExtendedDequantizeLinear", ["q", "s", "z"], ["d"], domain="com.amd.quark"),
+            helper.make_node("Transpose", ["d"], ["y"]),
+        ]
+    )
+    model.graph.initializer.extend(
+        [onnx.numpy_helper.from_array(np.float32(0.5), "s"), onnx.numpy_helper.from_array(np.int32(0), "z")]
+    )
+    assert np.array_equal(open_session(model, native=True).run(None, {"x": x})[0], np.rint(x * 2).T / 2)
 
 
 def test_shapes_are_inferred() -> None:

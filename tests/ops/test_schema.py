@@ -14,7 +14,6 @@ from quark.formats.spec import (
     NonFinite,
     Rounding,
     ScaleRule,
-    SubBlocks,
 )
 from quark.ops.onnx_nodes import (
     block_attributes,
@@ -140,12 +139,7 @@ def test_an_illegal_attribute_is_named_with_the_legal_values(
         (BlockFormat("odd_float", FloatFormat("fp5_e2m2", 2, 2), 32), "fp5_e2m2.*no signed integer"),
         (BlockFormat("unsigned", IntFormat("uint8", 8, signed=False), 32), "uint8"),
         (BlockFormat("whole", IntFormat("int8", 8), 32), "one integer bit"),
-        (BlockFormat("wide", IntFormat("int23", 23, True, 21, symmetric=True), 8), "23 bits"),
         (BlockFormat("flushing", IntFormat("int8sym", 8, True, 6, True), 8, flush_subnormals=True), "come together"),
-        (
-            BlockFormat("shifty", IntFormat("int8sym", 8, True, 6, True), 16, SubBlocks(2, 5), flush_subnormals=True),
-            "out of reach",
-        ),
         (
             BlockFormat("lowest", IntFormat("int9", 9, True, 7), 8),
             "lowest code",

@@ -64,7 +64,8 @@ class ArrayKind:
         """The working precision for x's type; integer and other arrays are refused."""
         if x.dtype not in self.floats:
             raise UnsupportedTypeError(
-                f"x: expected float32, float16, bfloat16 or float64, got {x.dtype}; convert it first if that is meant"
+                f"x: expected float32, float16, bfloat16 or float64 in the machine's byte order, got {x.dtype}; "
+                "convert it first if that is meant"
             )
         return self.floats[x.dtype]
 
@@ -108,7 +109,7 @@ class ArrayKind:
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def empty_like(self, x: Any) -> Any:
-        return np.empty_like(x)
+        return np.empty(x.shape, x.dtype)
 
     def quiet(self) -> contextlib.AbstractContextManager[Any]:
         """Within it, numpy does not warn about the NaN and Inf that the caller deals with; torch never does."""
@@ -173,7 +174,18 @@ class TorchKind(ArrayKind):
         return CHUNK_ELEMENTS if self._is_eager_cpu(x) else max(1, x.numel())
 
     def _is_eager_cpu(self, x: Any) -> bool:
-        return x.device.type == "cpu" and not self.xp.compiler.is_compiling()
+        return x.device.type == "cpu" and self.is_eager(x)
+
+    def is_eager(self, x: Any) -> bool:
+        """False where x stands for other values than its own: under a compiler, a tracer or a function transform."""
+        torch = self.xp
+        if torch.compiler.is_compiling():
+            return False
+        is_plain = type(x) in (
+            torch.Tensor,
+            torch.nn.Parameter,
+        ) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        return is_plain and not torch.jit.is_tracing() and not torch._C._len_torch_dispatch_stack()
 
 
 _NUMPY = ArrayKind()
@@ -183,6 +195,11 @@ _TORCH: list[TorchKind] = []
 def array_kind(x: object) -> ArrayKind:
     """The kind of array that x is; anything but a numpy array or a torch tensor is refused."""
     if isinstance(x, (np.ndarray, np.generic)):
+        if type(x) not in (np.ndarray, np.memmap) and not isinstance(x, np.generic):
+            raise UnsupportedTypeError(
+                f"x: expected a plain numpy array, got {type(x).__name__}, whose arithmetic may be its own; "
+                "pass np.asarray(x) if its values are meant"
+            )
         return _NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):

@@ -168,7 +168,7 @@ def _round_elements(
 ) -> tuple[Any, Any]:
     """Elements in units of their scale, and the units that their spacing is counted in."""
     fmt, grid = quantizer.format, quantizer.format.element.grid
-    y = x / scales
+    y = x * _inverse(kind, scales, precision)
     if fmt.sub_blocks is not None:
         return _round_sub_blocks(kind, y, magnitudes, scales, quantizer, precision)
     units = _carry_units(kind, x, scales, fmt, precision) if fmt.carry else None
@@ -176,6 +176,14 @@ def _round_elements(
     rounded = round_to_spacing(kind, y, spacing, grid.mantissa_bits, quantizer.rounding, precision)
     factor = 1 if units is None else units
     return kind.xp.clip(rounded, grid.lowest * factor, grid.highest * factor, out=rounded), units
+
+
+def _inverse(kind: ArrayKind, scales: Any, precision: Precision) -> Any:
+    """1 / scales in the exponent field: a division by 2^-127 would fail where a thread flushes subnormals to zero."""
+    field = (2 * precision.exponent_bias << precision.mantissa_bits) - (
+        kind.bits(scales, precision) & precision.exponent_mask
+    )
+    return kind.from_bits(kind.xp.clip(field, 1 << (precision.mantissa_bits - 1), None), precision)
 
 
 def _carry_units(kind: ArrayKind, x: Any, scales: Any, fmt: BlockFormat, precision: Precision) -> Any:
@@ -200,7 +208,7 @@ def _round_sub_blocks(
     y = kind.pad_end(y, 0, -size % sub_blocks.size).reshape(-1, sub_blocks.size, lanes)
     padded = kind.pad_end(magnitudes, 0, -size % sub_blocks.size).reshape(y.shape)
     own = _rule_scales(kind, kind.xp.amax(padded, 1), quantizer, precision)
-    units = kind.xp.clip(own / scales, 2.0**-sub_blocks.max_shift, 1.0)
+    units = kind.xp.clip(own * _inverse(kind, scales, precision), 2.0**-sub_blocks.max_shift, 1.0)
     unit = units[:, None]
     rounded = round_to_spacing(kind, y, unit, grid.mantissa_bits, quantizer.rounding, precision)
     highest = grid.highest * unit

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from quark.formats.arrays import array_kind
+from quark.formats.arrays import TorchKind, array_kind
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import NonFinite, Rounding, ScaleRule
 
@@ -102,7 +102,7 @@ def quantize_dequantize_native(x: Any, axis: int, quantizer: BlockQuantizer, thr
     shape = (1,) if not source.shape else source.shape
     status = library.quark_quantize_dequantize(
         *(widened.ctypes.data, out.ctypes.data, storage or 0, *_rows(shape, axis)),
-        *(ctypes.byref(_parameters(quantizer)), _thread_count(out.size, threads)),
+        *(ctypes.byref(_parameters(quantizer, max(1, shape[axis]))), _thread_count(out.size, threads)),
     )
     if status == _OUT_OF_MEMORY:
         raise MemoryError(f"quantizing an array of {out.nbytes} bytes")
@@ -118,15 +118,15 @@ def _as_numpy(x: Any) -> Any:
     if kind.name == "numpy":
         return None if x.dtype == np.float64 else np.asarray(x)
     torch = kind.xp
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) not in (torch.Tensor, torch.nn.Parameter):
+    if not isinstance(kind, TorchKind) or not kind.is_eager(x) or x.device.type != "cpu" or x.dtype == torch.float64:
         return None
-    # numpy knows no bfloat16, and float64 is left to the array implementation
-    return x.detach().resolve_neg().numpy() if x.dtype in (torch.float32, torch.float16) else None
+    tensor = x.detach().resolve_neg()
+    return (tensor.float() if x.dtype == torch.bfloat16 else tensor).numpy()  # numpy knows no bfloat16
 
 
 def _like(result: Any, x: Any) -> Any:
     kind = array_kind(x)
-    return result if kind.name == "numpy" else kind.xp.from_numpy(result)
+    return result if kind.name == "numpy" else kind.xp.from_numpy(result).to(x.dtype)
 
 
 def _rows(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
@@ -141,12 +141,13 @@ def _thread_count(elements: int, threads: int | None) -> int:
     return max(1, min(processors, elements // _ELEMENTS_PER_THREAD))
 
 
-def _parameters(quantizer: BlockQuantizer) -> _BlockParameters:
+def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
+    """The quantizer for an axis of that length, which a block cannot be longer than."""
     fmt = quantizer.format
     grid = fmt.element.grid
     return _BlockParameters(
-        block_size=fmt.block_size,
-        sub_block_size=fmt.sub_blocks.size if fmt.sub_blocks else 0,
+        block_size=min(fmt.block_size, longest),
+        sub_block_size=min(fmt.sub_blocks.size, longest) if fmt.sub_blocks else 0,
         max_shift=fmt.sub_blocks.max_shift if fmt.sub_blocks else 0,
         mantissa_bits=grid.mantissa_bits,
         min_exponent=grid.min_exponent,

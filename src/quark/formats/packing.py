@@ -67,7 +67,9 @@ def pack(
     position = normalize_axis(axis, array.ndim)
     array = array.reshape(array.shape or (1,))
     if isinstance(fmt, BlockFormat):
-        fmt = fmt if block_size is None else fmt.with_block_size(as_index("block_size", block_size))
+        if block_size is not None:  # a block longer than the axis is one of its length
+            length = max(1, array.shape[position])
+            fmt = fmt.with_block_size(min(as_index("block_size", block_size), length))
         codes, scales = _encode_blocks(array, position, BlockQuantizer(fmt, rule, mode, policy))
         bits = fmt.element.bits
     else:
@@ -202,7 +204,7 @@ def _to_numpy(x: Any) -> NDArray[Any]:
     if kind.name == "numpy":
         return np.asarray(x)
     kind.precision(x)
-    tensor = x.detach().cpu()
+    tensor = x.detach().resolve_neg().cpu()
     if tensor.dtype == kind.xp.bfloat16:
         return np.asarray(tensor.view(kind.xp.int16).numpy()).view(numpy_bfloat16)
     return np.asarray(tensor.numpy())

@@ -27,12 +27,15 @@ from typing import Any
 
 import numpy as np
 
-from quark.errors import InvalidValueError
+from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.formats.arrays import FLOAT64, ArrayKind, array_kind
 from quark.formats.powers import exp2
 from quark.formats.quantize import as_index
 
 _FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+
+
+MAX_SCALE_POSITION = 1022  # beyond, 2^-position is no normal float64
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,14 @@ def scale_of_position(position: Any) -> Any:
     0.0078125
     """
     if isinstance(position, int):
+        if abs(position) > MAX_SCALE_POSITION:
+            raise InvalidValueError(f"position {position}: expected -{MAX_SCALE_POSITION}..{MAX_SCALE_POSITION}")
         return math.ldexp(1.0, -position)
     kind = array_kind(position)
+    if not str(position.dtype).rpartition(".")[2].startswith(("int", "uint")):
+        raise UnsupportedTypeError(f"position: expected integers, got {position.dtype}")
+    if kind.may_hold(abs(kind.as_int(position, FLOAT64)) > MAX_SCALE_POSITION):
+        raise InvalidValueError(f"position: expected -{MAX_SCALE_POSITION}..{MAX_SCALE_POSITION}")
     return exp2(kind, -kind.as_int(position, FLOAT64), FLOAT64)
 
 

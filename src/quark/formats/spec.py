@@ -22,6 +22,7 @@ from quark.errors import InvalidValueError
 
 SCALE_MIN_EXPONENT = -127
 SCALE_MAX_EXPONENT = 127
+MAX_BLOCK_MANTISSA = 20  # of an element: rounding by addition in float32 takes two more bits
 SCALE_NAN_CODE = 255  # E8M0's only special code: every value of its block is NaN
 
 
@@ -208,6 +209,10 @@ class SubBlocks:
     size: int
     shift_bits: int
 
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.shift_bits <= 4:
+            raise InvalidValueError(f"{self}: expected a size of at least 1 and 0 to 4 shift bits")
+
     @property
     def max_shift(self) -> int:
         return int(2**self.shift_bits) - 1
@@ -235,11 +240,23 @@ class BlockFormat:
             raise InvalidValueError(
                 f"block_size {self.block_size!r} of format '{self.name}': expected an integer of at least 1"
             )
-        if self.element.emax < 0:
-            raise InvalidValueError(
-                f"element '{self.element}' of format '{self.name}' holds no power of two from 1 on: give it fewer "
-                "fraction bits, the scale makes up for them"
-            )
+        obstacle = self._obstacle()
+        if obstacle:
+            raise InvalidValueError(f"format '{self.name}' with element '{self.element}': {obstacle}")
+
+    def _obstacle(self) -> str:
+        """Why there can be no such format; empty if there can."""
+        grid, element = self.element.grid, self.element
+        if element.emax < 0:
+            return "the element holds no power of two from 1 on; give it fewer fraction bits, the scale makes up for it"
+        if grid.mantissa_bits > MAX_BLOCK_MANTISSA or grid.max_exponent + 25 - grid.mantissa_bits > 127:
+            return "float32 has no room to round it in; use it as a plain format"
+        is_balanced = grid.lowest == -grid.highest
+        if self.carry and (self.sub_blocks is not None or is_balanced or not isinstance(element, IntFormat)):
+            return "only blocks of two's complement integers without sub-blocks can carry"
+        if self.sub_blocks is not None and not (is_balanced and grid.is_uniform):
+            return "sub-blocks hold integers with a range that is even about zero"
+        return ""
 
     @property
     def bits_per_element(self) -> float:

@@ -126,12 +126,8 @@ def _bfp_obstacle(fmt: BlockFormat) -> str:
     element = fmt.element
     if not isinstance(element, IntFormat) or not element.signed or element.fraction_bits != element.bits - 2:
         return f"its element '{element}' is no signed integer with one integer bit"
-    if not 2 <= element.bits <= 22:
-        return f"its element '{element}' has {element.bits} bits"
     if fmt.flush_subnormals != (fmt.sub_blocks is not None):
         return "sub-blocks and flushed subnormals come together there"
-    if fmt.sub_blocks is not None and (fmt.carry or not 0 <= fmt.sub_blocks.shift_bits <= 4):
-        return f"its {fmt.sub_blocks} are out of reach"
     if element.symmetric == fmt.carry:
         return "the lowest code is used exactly where an element may raise its block's exponent"
     return ""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from quark.errors import InvalidValueError, ModelError, QuarkError
+from quark.errors import InvalidValueError, ModelError, QuarkError, UnsupportedTypeError
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import ScaleRule
 from quark.ops.function_body import CAST_LIKE_OPSET
@@ -44,6 +44,7 @@ from quark.ops.schema import (
 )
 
 MIN_OPSET = 13
+MAX_PADDED_BLOCK = 2**24
 MIN_IR_VERSION = 9  # functions came with 8, defaults for their attributes with 9
 
 
@@ -54,6 +55,10 @@ def add_portable_functions(model: ModelProto) -> ModelProto:
     lower. A model that uses none of the operators comes back as it was. Attributes are checked; an illegal one, an
     opset below 13 or, in opsets 13 and 14, a type that cannot be found is a ModelError that names the node.
     """
+    if not isinstance(model, ModelProto):
+        raise UnsupportedTypeError(
+            f"model: expected an onnx.ModelProto, got {type(model).__name__}; onnx.load reads files"
+        )
     result = ModelProto()
     result.CopyFrom(model)
     bodies = [result.graph.node, *(function.node for function in result.functions)]
@@ -102,6 +107,11 @@ def _check(node: NodeProto) -> None:
 
 
 def _check_reach(quantizer: BlockQuantizer) -> None:
+    if quantizer.format.block_size > MAX_PADDED_BLOCK:
+        raise InvalidValueError(
+            f"block_size {quantizer.format.block_size}: a portable function fills a last block up with zeros and "
+            f"takes blocks of at most {MAX_PADDED_BLOCK}; where the axis is shorter, its length means the same"
+        )
     if quantizer.scale_rule is ScaleRule.MSE and quantizer.format.block_size > MAX_BLOCK:
         raise InvalidValueError(
             f"block_size {quantizer.format.block_size} with scale_rule 'mse': a portable function takes blocks of at "

@@ -73,7 +73,7 @@ def _like_scale(out: Value, scale: Value) -> Value:
 def _along_axis(body: FunctionBody, x: Value, *parameters: Value) -> list[Value]:
     """The parameters in a shape that broadcasts with x: their elements along `axis`, 1 everywhere else."""
     rank = x.shape().shape()
-    axis = body.integer(EXTENDED_AXIS)
+    axis = body.integer(EXTENDED_AXIS) * (rank > 1).cast(INT64)  # a vector has one axis
     axis = axis + (axis < 0).where(rank, 0)
     positions = body.op("Range", body.constant(0, INT64), rank.reshape([]), 1)
     is_axis = positions.equals(axis)

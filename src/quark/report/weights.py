@@ -9,6 +9,7 @@ so that blocks along a row share a scale the way a dot product would like them t
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,7 +28,12 @@ Matrix = NDArray[np.float32]
 
 # numpy has no error of its own for a file that is no archive. RuntimeError: encrypted, or an unknown compression;
 # TypeError or AttributeError: a lone array, which is no context manager.
-NPZ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
+NPZ_ERRORS = (
+    *(OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, MemoryError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+)
+# What an attribute of the wrong type, or a shape that the operator could not have, leads to.
+SHAPE_ERRORS = (ValueError, TypeError, IndexError, ZeroDivisionError)
 
 
 def read_weights(path: Path) -> dict[str, Matrix]:
@@ -80,8 +86,16 @@ def _from_onnx(path: Path) -> Iterator[tuple[str, Matrix]]:
                 array = tensor.numpy()
             except (OSError, ValueError) as error:
                 raise ModelError(f"weights file '{path}': tensor '{value.name}' cannot be read: {error}") from error
-            matrix = _rows_of_sums(node, position, array)
-            if matrix is not None and _is_float(array):
+            if not _is_float(array):
+                continue
+            try:
+                matrix = _rows_of_sums(node, position, array)
+            except SHAPE_ERRORS as error:
+                raise ModelError(
+                    f"weights file '{path}': tensor '{value.name}' of shape {array.shape} is no weight of a "
+                    f"{node.op_type} with these attributes: {error}"
+                ) from error
+            if matrix is not None:
                 yield str(value.name), _as_float32(matrix)
 
 
