@@ -8,6 +8,7 @@ is rounded back to nearest even. torch is never imported from here: a tensor in 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,7 @@ class ArrayKind:
         return bool(condition.any())
 
     def chunk_elements(self, x: Any) -> int:
+        _keep_freed_memory()
         return CHUNK_ELEMENTS
 
 
@@ -171,7 +173,10 @@ class TorchKind(ArrayKind):
 
     def chunk_elements(self, x: Any) -> int:
         # a GPU wants one large launch; so does a compiler, which fuses the temporaries away
-        return CHUNK_ELEMENTS if self._is_eager_cpu(x) else max(1, x.numel())
+        if not self._is_eager_cpu(x):
+            return max(1, int(x.numel()))
+        _keep_freed_memory()
+        return CHUNK_ELEMENTS
 
     def _is_eager_cpu(self, x: Any) -> bool:
         return x.device.type == "cpu" and self.is_eager(x)
@@ -186,6 +191,16 @@ class TorchKind(ArrayKind):
             torch.nn.Parameter,
         ) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         return is_plain and not torch.jit.is_tracing() and not torch._C._len_torch_dispatch_stack()
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Let the C library keep the memory of temporaries for the next ones.
+
+    glibc gives it back to the system and takes it again, page by page, which costs as much as the arithmetic; once it
+    has seen a large array come and go, it keeps up to twice that much. Elsewhere this does nothing.
+    """
+    np.empty(1 << 24, np.uint8)
 
 
 _NUMPY = ArrayKind()
