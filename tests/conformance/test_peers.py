@@ -9,6 +9,7 @@ import gfloat.formats
 import ml_dtypes
 import numpy as np
 import pytest
+from peer_types import ML_DTYPES
 
 from quark.formats import FORMATS, quantize_dequantize
 from quark.formats.catalog import PLAIN_FLOATS
@@ -16,15 +17,6 @@ from quark.formats.spec import FloatFormat
 
 Array = np.ndarray[Any, Any]
 
-ML_DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "fp8_e5m2": ml_dtypes.float8_e5m2,
-    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
-    "fp6_e3m2": ml_dtypes.float6_e3m2fn,
-    "fp6_e2m3": ml_dtypes.float6_e2m3fn,
-    "fp4_e2m1": ml_dtypes.float4_e2m1fn,
-}
 GFLOAT = {
     "float16": gfloat.formats.format_info_binary16,
     "bfloat16": gfloat.formats.format_info_bfloat16,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peer_types import ML_DTYPES
 
 from quark.errors import InvalidValueError, UnknownNameError, UnsupportedTypeError
 from quark.formats.catalog import BLOCK_FORMATS, FORMATS, PLAIN_FLOATS, PLAIN_INTEGERS
@@ -23,15 +24,6 @@ from quark.formats.spec import IntFormat
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "golden.npz")
 META = json.loads(bytes(GOLDEN["meta_json"]))
 AXES = {name: case["axis"] for name, case in META["cases"].items()}
-PEER_TYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "fp8_e5m2": ml_dtypes.float8_e5m2,
-    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
-    "fp6_e3m2": ml_dtypes.float6_e3m2fn,
-    "fp6_e2m3": ml_dtypes.float6_e2m3fn,
-    "fp4_e2m1": ml_dtypes.float4_e2m1fn,
-}
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 MX_FLOATS = [fmt for fmt in BLOCK_FORMATS if fmt.name.startswith("mxfp")]
 
@@ -172,20 +164,20 @@ def test_the_carrying_format_reaches_two_to_the_128():
 def test_float_codes_are_those_of_ml_dtypes(fmt):
     codes = np.arange(1 << fmt.bits, dtype=np.uint16 if fmt.bits > 8 else np.uint8)
     with np.errstate(invalid="ignore"):
-        values = codes.view(PEER_TYPES[fmt.name]).astype(np.float64)
+        values = codes.view(ML_DTYPES[fmt.name]).astype(np.float64)
     np.testing.assert_array_equal(decode_elements(fmt, codes, np.dtype(np.float64)), values)
     numbers = ~np.isnan(values)
     for dtype in (np.float32, np.float64):
         np.testing.assert_array_equal(encode_elements(fmt, values[numbers].astype(dtype)), codes[numbers])
     if fmt.has_nan:
-        assert np.isnan(encode_elements(fmt, np.array([np.nan])).view(PEER_TYPES[fmt.name]).astype(np.float32)).all()
+        assert np.isnan(encode_elements(fmt, np.array([np.nan])).view(ML_DTYPES[fmt.name]).astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("fmt", MX_FLOATS, ids=str)
 def test_any_reader_of_the_types_can_read_the_blocks(fmt):
     x = sample((4, 96))
     packed = pack(x, fmt)
-    elements = unpack_bits(packed.codes, fmt.element.bits, 96).view(PEER_TYPES[fmt.element.name]).astype(np.float32)
+    elements = unpack_bits(packed.codes, fmt.element.bits, 96).view(ML_DTYPES[fmt.element.name]).astype(np.float32)
     scales = packed.scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     np.testing.assert_array_equal(elements * np.repeat(scales, 32, axis=1), quantize_dequantize(x, fmt))
 

@@ -59,7 +59,7 @@ def make_extended_quantize_node(
 def make_extended_dequantize_node(
     input: str, scale: str, zero_point: str, output: str, axis: int = 0, name: str = ""
 ) -> onnx.NodeProto:
-    """(x - zero_point) * scale as float32."""
+    """(x - zero_point) * scale in the type of the scale."""
     return _extended_node(EXTENDED_DEQUANTIZE_LINEAR.name, [input, scale, zero_point], output, axis, name)
 
 
