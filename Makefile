@@ -1,6 +1,6 @@
 # Two commands on a fresh machine (python3 >= 3.10 with venv, a C++ compiler, make, cmake):
 #
-#     make demo      the number formats, measured on the embedded network
+#     make demo      the embedded network, quantized in many ways
 #     make test      every check; ends with pytest's closing line
 #
 # Both set up .venv first. `make help` lists the rest.
@@ -27,7 +27,7 @@ PACKAGE_SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 .PHONY: help demo test test-unit test-oldest test-slow test-sanitized check-windows lint generated install clean
 
 help:
-	@echo "make demo         show the number formats on the embedded network"
+	@echo "make demo         quantize the embedded network in many ways"
 	@echo "make test         lint, generated files, oldest ONNX Runtime, tests"
 	@echo "make test-slow    the tests marked slow, the sanitizers, the build for Windows"
 	@echo "make test-oldest  the native library on ONNX Runtime $(OLDEST_RUNTIME)"
@@ -38,7 +38,7 @@ help:
 	@echo "make clean        remove environments, builds and caches"
 
 demo: install
-	@$(BIN)/quark formats
+	@$(BIN)/quark demo
 
 test: lint generated test-oldest test-unit
 
@@ -69,11 +69,12 @@ check-windows: install
 	@$(BIN)/cmake -S . -B build/windows -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 		-DCMAKE_TOOLCHAIN_FILE=cmake/mingw-w64.cmake --log-level=WARNING
 	@$(BIN)/cmake --build build/windows --target quark_ops
-	@for name in RegisterCustomOps quark_quantize_dequantize quark_instruction_set; do \
+	@for name in RegisterCustomOps quark_quantize_dequantize quark_instruction_set \
+			quark_extremes quark_add_to_histogram quark_add_squared_errors; do \
 		x86_64-w64-mingw32-objdump -p build/windows/quark_ops.dll | grep -q "\] $$name" || \
 			{ echo "quark_ops.dll does not export $$name" >&2; exit 1; }; \
 	done
-	@echo "build/windows/quark_ops.dll: compiled, three exports"
+	@echo "build/windows/quark_ops.dll: compiled, six exports"
 
 lint: install
 	@$(BIN)/ruff check .

@@ -26,6 +26,10 @@ class UnsupportedTypeError(QuarkError, TypeError):
     """An argument of a type that cannot be taken."""
 
 
+class UnsupportedOptionError(QuarkError, NotImplementedError):
+    """An option that is known and that this version does not carry out; the message says why and what to do."""
+
+
 class MissingDependencyError(QuarkError, ImportError):
     """An optional package is needed and not installed; the message names the choices."""
 

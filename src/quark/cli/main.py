@@ -1,34 +1,36 @@
-"""The command group, and what becomes of errors.
-
-A QuarkError is one line on stderr and exit status 1, its traceback only with --debug. A mistake in the command line is
-status 2, as everywhere. Anything else is a bug, and shows its traceback.
-"""
+"""The command group: one line for each command. What becomes of errors is in `quark.cli.errors`."""
 
 from __future__ import annotations
 
 import click
 
+from quark.cli.advanced_command import advanced_quantize
+from quark.cli.compare_command import compare
+from quark.cli.demo_command import demo
+from quark.cli.doctor_command import doctor
+from quark.cli.errors import ErrorReportingGroup
+from quark.cli.evaluate_command import evaluate
 from quark.cli.formats_command import formats
-from quark.errors import QuarkError
-
-
-class ErrorReportingGroup(click.Group):
-    """Turns the errors that quark raises on purpose into a line."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except QuarkError as error:
-            if ctx.params["debug"]:
-                raise
-            raise click.ClickException(" ".join(str(error).split())) from error
+from quark.cli.inspect_command import inspect
+from quark.cli.prepare_data_command import prepare_data
+from quark.cli.presets_command import presets
+from quark.cli.quantize_command import quantize
 
 
 @click.group(cls=ErrorReportingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="quark-quantizer", prog_name="quark")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error, and the log.")
 def main(debug: bool) -> None:
-    """Quantize neural networks."""
+    """Quantize neural networks, and see what became of them."""
 
 
+main.add_command(quantize)
+main.add_command(evaluate)
+main.add_command(compare)
+main.add_command(inspect)
+main.add_command(presets)
 main.add_command(formats)
+main.add_command(prepare_data)
+main.add_command(advanced_quantize)
+main.add_command(doctor)
+main.add_command(demo)

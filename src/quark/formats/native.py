@@ -67,7 +67,7 @@ def library_file() -> Path | None:
 
 
 @functools.cache
-def _load_library() -> ctypes.CDLL | None:
+def load_library() -> ctypes.CDLL | None:
     path = library_file()
     if path is None or os.environ.get("QUARK_NO_NATIVE") == "1":
         return None
@@ -84,7 +84,7 @@ def _load_library() -> ctypes.CDLL | None:
 
 def instruction_set() -> str | None:
     """The instruction set that the compiled code chose on this processor; None where the code is not used."""
-    library = _load_library()
+    library = load_library()
     return None if library is None else str(library.quark_instruction_set().decode())
 
 
@@ -92,7 +92,7 @@ def quantize_dequantize_native(x: Any, axis: int, quantizer: BlockQuantizer, thr
     """x quantized by the compiled code, or None where that does not take it: float64, a tensor not on the CPU, one
     under a compiler, no library. `threads=None` uses the processors that this process may run on."""
     source = _as_numpy(x)
-    library = None if source is None else _load_library()
+    library = None if source is None else load_library()
     if source is None or library is None:
         return None
     contiguous = source if source.flags.c_contiguous else np.ascontiguousarray(source)

@@ -1,15 +1,150 @@
-"""Quantization in ONNX models.
+"""Quantization of ONNX models.
 
-    get_library_path          the compiled operators, for `SessionOptions.register_custom_ops_library`
-    add_portable_functions    makes a model with these operators run without that library
+    quantize                    a model, some data and the name of a preset in, a quantized model and its report out
+    ModelQuantizer              the same by the interface that scripts written for AMD Quark call
+    QuantizationConfig, QConfig, get_default_config      what to do; presets by name
+    get_library_path            the compiled operators, for `SessionOptions.register_custom_ops_library`
+    add_portable_functions      makes a model with these operators run without that library
 
 torch is not needed, and not imported. ONNX Runtime is: which of its distributions is the user's choice.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from quark.onnx.runtime import require_onnxruntime
-from quark.ops.library import get_library_path
-from quark.ops.portable_functions import add_portable_functions
 
-__all__ = ["add_portable_functions", "get_library_path"]
+require_onnxruntime()  # before what imports it
 
-require_onnxruntime()
+from quark.onnx.quant_utils import (  # noqa: E402
+    CalibrationDataReader,
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    QuantFormat,
+    QuantType,
+    VitisQuantFormat,
+    VitisQuantType,
+)
+from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, get_default_config  # noqa: E402
+from quark.onnx.quantization.config.algorithm import (  # noqa: E402
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AutoMixprecisionConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+    SmoothQuantConfig,
+)
+from quark.onnx.quantization.config.spec import (  # noqa: E402
+    BFloat16Spec,
+    BFP16Spec,
+    CalibMethod,
+    Float16Spec,
+    Int8Spec,
+    Int16Spec,
+    Int32Spec,
+    MX4Spec,
+    MX6Spec,
+    MX9Spec,
+    MXFP4E2M1Spec,
+    MXFP6E2M3Spec,
+    MXFP6E3M2Spec,
+    MXFP8E4M3Spec,
+    MXFP8E5M2Spec,
+    MXInt8Spec,
+    QLayerConfig,
+    QTensorConfig,
+    QuantGranularity,
+    ScaleType,
+    UInt8Spec,
+    UInt16Spec,
+    UInt32Spec,
+    XInt8Spec,
+)
+from quark.ops.library import get_library_path  # noqa: E402
+from quark.ops.portable_functions import add_portable_functions  # noqa: E402
+
+if TYPE_CHECKING:
+    from quark.onnx.data import CachedDataReader, PathDataReader, Preprocessing, RandomDataReader
+    from quark.onnx.quantization.quantizer import ModelQuantizer, QuantizedModel, quantize
+
+# What works on graphs is loaded when it is first asked for: importing it takes longer than all of the above.
+_LAZY = {
+    "CachedDataReader": "quark.onnx.data",
+    "ModelQuantizer": "quark.onnx.quantization.quantizer",
+    "PathDataReader": "quark.onnx.data",
+    "Preprocessing": "quark.onnx.data",
+    "QuantizedModel": "quark.onnx.quantization.quantizer",
+    "RandomDataReader": "quark.onnx.data",
+    "quantize": "quark.onnx.quantization.quantizer",
+}
+
+__all__ = [
+    "AdaQuantConfig",
+    "AdaRoundConfig",
+    "AutoMixprecisionConfig",
+    "BFP16Spec",
+    "BFloat16Spec",
+    "BiasCorrectionConfig",
+    "CLEConfig",
+    "CachedDataReader",
+    "CalibMethod",
+    "CalibrationDataReader",
+    "CalibrationMethod",
+    "Config",
+    "ExtendedCalibrationMethod",
+    "ExtendedQuantFormat",
+    "ExtendedQuantType",
+    "Float16Spec",
+    "Int8Spec",
+    "Int16Method",
+    "Int16Spec",
+    "Int32Spec",
+    "LayerWiseMethod",
+    "MX4Spec",
+    "MX6Spec",
+    "MX9Spec",
+    "MXFP4E2M1Spec",
+    "MXFP6E2M3Spec",
+    "MXFP6E3M2Spec",
+    "MXFP8E4M3Spec",
+    "MXFP8E5M2Spec",
+    "MXInt8Spec",
+    "ModelQuantizer",
+    "PathDataReader",
+    "PowerOfTwoMethod",
+    "Preprocessing",
+    "QConfig",
+    "QLayerConfig",
+    "QTensorConfig",
+    "QuantFormat",
+    "QuantGranularity",
+    "QuantType",
+    "QuantizationConfig",
+    "QuantizedModel",
+    "RandomDataReader",
+    "ScaleType",
+    "SmoothQuantConfig",
+    "UInt8Spec",
+    "UInt16Spec",
+    "UInt32Spec",
+    "VitisQuantFormat",
+    "VitisQuantType",
+    "XInt8Spec",
+    "add_portable_functions",
+    "get_default_config",
+    "get_library_path",
+    "quantize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -61,22 +61,27 @@ def add_portable_functions(model: ModelProto) -> ModelProto:
         )
     result = ModelProto()
     result.CopyFrom(model)
-    bodies = [result.graph.node, *(function.node for function in result.functions)]
+    define_portable_functions(result)
+    return result
+
+
+def define_portable_functions(model: ModelProto) -> None:
+    """The same, to the model itself: a copy of large weights takes time and memory."""
+    bodies = [model.graph.node, *(function.node for function in model.functions)]
     nodes = [node for body in bodies for node in all_nodes(body) if is_ours(node)]
     used = {node.op_type for node in nodes}
     if not used:
-        return result
-    opset = _default_opset(result)
+        return
+    opset = _default_opset(model)
     for node in nodes:
         _check(node)
     quantized_type = None
     if opset < CAST_LIKE_OPSET:
-        quantized_type = single_quantized_type(result)
-        put_float16_between_casts(result)
+        quantized_type = single_quantized_type(model)
+        put_float16_between_casts(model)
     functions = [_function(name, opset, quantized_type) for name in OPERATORS if name in used]
-    _replace_functions(result, functions)
-    result.ir_version = max(result.ir_version, MIN_IR_VERSION)
-    return result
+    _replace_functions(model, functions)
+    model.ir_version = max(model.ir_version, MIN_IR_VERSION)
 
 
 def _default_opset(model: ModelProto) -> int:

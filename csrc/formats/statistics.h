@@ -1,0 +1,48 @@
+// What calibration counts over every element of a tensor: extremes, a histogram, squared errors at several positions.
+#pragma once
+
+#include <cstdint>
+
+namespace quark {
+
+struct Extremes {
+  float lowest;
+  float highest;
+  bool is_finite;  // no NaN and no Inf among the elements; the other two are only then of use
+};
+
+// Evenly spaced bins from `lowest` on, `per_unit` of them to a unit; what lies beyond counts in the outermost.
+struct Bins {
+  double lowest;
+  double per_unit;
+  int32_t count;
+};
+
+// The kernels of one instruction set.
+struct StatisticsKernels {
+  // At least one element.
+  Extremes (*extremes)(const float* x, int64_t n);
+
+  // Adds to `counts`, which are bins.count times kHistogramCopies; equal values next to each other would otherwise
+  // wait for each other. At most 2^31 elements at a time, all finite.
+  void (*histogram)(const float* x, int64_t n, const Bins& bins, uint32_t* counts);
+
+  // The sum of (round(clip(t)) - t)^2 for t = x * scale, codes of -half..half-1. In the first each difference is exact
+  // for half up to 2^15 and t up to 2^24 (beyond, to 24 bits); the second, in float64, is for all others.
+  double (*squared_error)(const float* x, int64_t n, float scale, float half);
+  double (*squared_error_wide)(const float* x, int64_t n, double scale, double half);
+};
+
+constexpr int64_t kHistogramCopies = 4;
+
+namespace avx512 {
+StatisticsKernels statistics_kernels();
+}
+namespace avx2 {
+StatisticsKernels statistics_kernels();
+}
+namespace baseline {
+StatisticsKernels statistics_kernels();
+}
+
+}  // namespace quark

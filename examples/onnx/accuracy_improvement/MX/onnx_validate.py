@@ -1,0 +1,9 @@
+"""Top-1 and top-5 of a model on a folder of class folders.
+
+python onnx_validate.py val_data --batch-size 1 --onnx-input models/resnet50-v1-12_quantized.onnx
+"""
+
+from quark.cli.onnx_validate_script import onnx_validate
+
+if __name__ == "__main__":
+    onnx_validate()

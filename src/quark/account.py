@@ -1,0 +1,105 @@
+"""The account of one quantization: what was done to which file, with what, why, and how well it came out.
+
+The value that tables, JSON and pages are made of. It holds nothing that differs from run to run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from quark.fidelity import OutputFidelity, Verdict, overall_verdict
+from quark.plan import QuantizationPlan, Role
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A model file: its name without folders, its size with external data, and the hash of its content."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """What the ranges came from. `samples` were calibrated on, `held_out` were kept for the verdict."""
+
+    source: str
+    samples: int
+    held_out: int
+    methods: tuple[str, ...] = ()
+    is_random: bool = False
+    is_verdict_on_calibration: bool = False
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A graph rewrite that found something to do."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything about one run."""
+
+    config_name: str
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    source: FileFacts
+    result: FileFacts | None
+    plan: QuantizationPlan
+    calibration: CalibrationFacts
+    outputs: tuple[OutputFidelity, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    remarks: tuple[str, ...] = ()
+    op_types: Mapping[str, str] = field(default_factory=dict)  # node name to operator, of every node of the float model
+
+    @property
+    def verdict(self) -> Verdict:
+        return overall_verdict(self.outputs)
+
+    @property
+    def quantized_nodes(self) -> tuple[str, ...]:
+        """The nodes that read at least one quantized tensor."""
+        return tuple(dict.fromkeys(r.node for each in self.plan for r in each.readers if r.node))
+
+    def formats(self, role: Role) -> dict[str, int]:
+        """How many tensors of that role have which format; per channel and per tensor told apart."""
+        return dict(Counter(str(each.choice) for each in self.plan if each.role is role))
+
+    def to_json(self) -> str:
+        """All of it, as text."""
+        plan = json.loads(self.plan.to_json())
+        content = {
+            "verdict": self.verdict.value,
+            "outputs": [_finite(asdict(output) | {"verdict": output.verdict.value}) for output in self.outputs],
+            "source": asdict(self.source),
+            "result": asdict(self.result) if self.result else None,
+            "config_name": self.config_name,
+            "config": dict(self.config),
+            "versions": dict(self.versions),
+            "calibration": asdict(self.calibration),
+            "rewrites": [asdict(each) for each in self.rewrites],
+            "remarks": list(self.remarks),
+            "quantized_nodes": [
+                {"node": name, "op_type": self.op_types.get(name, "")} for name in self.quantized_nodes
+            ],
+            "plan_sha256": self.plan.digest,
+            "plan": plan,
+        }
+        return json.dumps(content, indent=1, allow_nan=False)
+
+
+def _finite(content: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinities: as text there."""
+    return {
+        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in content.items()
+    }

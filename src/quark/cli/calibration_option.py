@@ -1,0 +1,29 @@
+"""--calib and what goes with it: the data that ranges come from, as arguments of `quark.onnx.quantize`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_PREPROCESS = "imagenet"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`count` samples of the data at `path`, evenly spaced over the sorted files; all of them where it is None."""
+
+    path: Path | None = None
+    count: int | None = None
+    batch_size: int = 1
+    preprocess: str = DEFAULT_PREPROCESS
+
+    def arguments(self) -> dict[str, Any]:
+        """The data, and what differs from the defaults."""
+        from quark.onnx.data import find_preprocessing
+
+        find_preprocessing(self.preprocess)  # wrong even where nothing is to be prepared
+        given = {"num_samples": self.count, "batch_size": self.batch_size, "preprocessing": self.preprocess}
+        usual = {"num_samples": None, "batch_size": 1, "preprocessing": DEFAULT_PREPROCESS}
+        changed = {name: value for name, value in given.items() if value != usual[name]}
+        return {"data": None if self.path is None else str(self.path), **changed}

@@ -1,0 +1,92 @@
+"""`quark compare`: two models on the same samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.data_options import data_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quark.evaluate import Comparison
+
+
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@data_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def compare(
+    first: Path,
+    second: Path,
+    data: Path,
+    limit: int | None,
+    labels: Path | None,
+    batch_size: int,
+    threads: int | None,
+    preprocess: str,
+    as_json: bool,
+) -> None:
+    """Compare the models FIRST and SECOND (float and quantized, say) on the same samples.
+
+    Labelled data gives accuracies and their difference; any data gives the share of equal predictions, and the cosine
+    and signal-to-noise ratio of the outputs.
+    """
+    from quark.evaluate import Network, open_dataset
+    from quark.evaluate import compare as compare_networks
+
+    networks = Network(first, threads), Network(second, threads)
+    result = compare_networks(*networks, open_dataset(data, networks[0], preprocess, limit, labels), batch_size)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"{result.count} samples of {result.data}", markup=False)
+    console.print(_models_table(result))
+    console.print(_outputs_table(result))
+
+
+def _models_table(result: Comparison) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("model", overflow="fold")
+    for heading in ("top-1", "top-5", "ms/sample"):
+        table.add_column(heading, justify="right")
+    pair = result.accuracies
+    for index, name in enumerate((result.first, result.second)):
+        accuracy = None if pair is None else (pair.first, pair.second)[index]
+        shares = ("-", "-") if accuracy is None else (f"{100 * accuracy.top1:.2f} %", f"{100 * accuracy.top5:.2f} %")
+        table.add_row(Text(name), *shares, f"{result.speeds[index].ms_per_sample:.2f}")
+    if pair is not None:
+        table.add_row(
+            "difference",
+            f"{100 * pair.top1_difference:+.2f} +- {100 * pair.standard_error:.2f}",
+            f"{100 * (pair.second.top5 - pair.first.top5):+.2f}",
+            f"x {result.speeds[1].ms_per_sample / result.speeds[0].ms_per_sample:.2f}",
+        )
+    return table
+
+
+def _outputs_table(result: Comparison) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from quark.report.summary import sqnr_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("output", overflow="fold")
+    for heading in ("same class", "cosine", "SQNR dB", "largest error"):
+        table.add_column(heading, justify="right")
+    for each in result.outputs:
+        same = "-" if each.agreement is None else f"{100 * each.agreement:.2f} %"
+        table.add_row(Text(each.name), same, f"{each.cosine:.5f}", sqnr_text(each.sqnr_db), f"{each.max_error:.3g}")
+    return table

@@ -1,0 +1,50 @@
+"""The options that several commands share: how data is read, and how models run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PREPROCESS_HELP = (
+    "How images become numbers: imagenet (short side 256, centre crop, mean and deviation of ImageNet; the default), "
+    "lite ((x - 127) / 128), none (0..255), or a YAML file."
+)
+
+
+def preprocess_option(command: Command) -> Command:
+    return click.option(
+        "--preprocess", default="imagenet", metavar="imagenet|lite|none|FILE.yaml", help=PREPROCESS_HELP
+    )(command)
+
+
+def data_options(command: Command) -> Command:
+    """--data, --limit, --labels, --batch-size, --threads and --preprocess."""
+    options = (
+        click.option(
+            "--data",
+            required=True,
+            type=click.Path(path_type=Path),
+            metavar="DIR|FILE.npz",
+            help="A folder for each class, a folder of images, or arrays named like the model's inputs.",
+        ),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="N samples, evenly spaced over all."),
+        click.option(
+            "--labels",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Lines NAME NUMBER: the classes of a folder of images.",
+        ),
+        click.option("--batch-size", type=click.IntRange(min=1), default=10, show_default=True),
+        click.option(
+            "--threads", type=click.IntRange(min=1), metavar="T", help="Threads of a model; all cores if not given."
+        ),
+        preprocess_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

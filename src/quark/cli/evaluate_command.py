@@ -1,0 +1,45 @@
+"""`quark evaluate`: how good and how fast a model is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from quark.cli.data_options import data_options
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@data_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def evaluate(
+    model: Path,
+    data: Path,
+    limit: int | None,
+    labels: Path | None,
+    batch_size: int,
+    threads: int | None,
+    preprocess: str,
+    as_json: bool,
+) -> None:
+    """Measure top-1 and top-5 accuracy and the speed of MODEL.
+
+    A folder for each class, as ImageNet has them: sorted folder order is the number of the class.
+    """
+    from quark.evaluate import Network, open_dataset
+    from quark.evaluate import evaluate as evaluate_network
+
+    network = Network(model, threads)
+    result = evaluate_network(network, open_dataset(data, network, preprocess, limit, labels), batch_size)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+        return
+    click.echo(f"{result.model} on {result.accuracy.count} samples of {result.data}")
+    click.echo(f"top-1 {100 * result.accuracy.top1:.2f} %")
+    click.echo(f"top-5 {100 * result.accuracy.top5:.2f} %")
+    speed = result.speed
+    click.echo(f"{speed.ms_per_sample:.2f} ms/sample (best of {speed.repeats}, batches of {speed.batch_size})")
+    for remark in result.remarks:
+        click.echo(f"note: {remark}", err=True)

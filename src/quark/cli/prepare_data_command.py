@@ -1,0 +1,31 @@
+"""`quark prepare-data`: an ImageNet download as folders for validation and calibration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quark.cli.errors import ErrorReportingCommand
+
+
+@click.command("prepare-data", cls=ErrorReportingCommand)
+@click.argument("val_data", type=click.Path(path_type=Path))
+@click.argument("calib_data", type=click.Path(path_type=Path))
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Lines NAME CLASS, where file names do not say it.",
+)
+def prepare_data(val_data: Path, calib_data: Path, labels: Path | None) -> None:
+    """Sort the images in VAL_DATA into class folders, and copy one of each class to CALIB_DATA.
+
+    VAL_DATA holds the files of val_images.tar.gz (NAME_n01440764.JPEG), plain images and a file of labels, or class
+    folders already. A second run changes nothing.
+    """
+    from quark.evaluate.prepare import prepare_data
+
+    done = prepare_data(val_data, calib_data, labels)
+    click.echo(f"{val_data}: {done.classes} classes, {done.moved} images sorted into them")
+    click.echo(f"{calib_data}: {done.copied} images copied, one for each class")

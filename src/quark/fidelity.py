@@ -1,0 +1,119 @@
+"""How close a quantized network's outputs are to the float network's, and the verdict on it.
+
+    cosine     of the angle between the two outputs, over all samples; 1 is the same direction
+    sqnr       signal to noise: 10 log10(sum y^2 / sum (y - y_hat)^2), in decibels; 6 dB are one bit
+    agreement  for outputs of shape [n, classes]: the share of samples with the same largest class
+
+Outputs that hold NaN or Inf where the float network has none have cosine 0 and sqnr -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+OK_SQNR_DB, OK_COSINE = 10.0, 0.95
+COLLAPSED_SQNR_DB, COLLAPSED_COSINE = 3.0, 0.75
+
+
+class Verdict(str, Enum):
+    """In one word."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    COLLAPSED = "collapsed"
+    UNCHECKED = "unchecked"
+
+
+@dataclass(frozen=True)
+class OutputFidelity:
+    """One output of the network, over all samples that were looked at."""
+
+    name: str
+    cosine: float
+    sqnr_db: float
+    agreement: float | None = None
+    max_error: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.sqnr_db < COLLAPSED_SQNR_DB or self.cosine < COLLAPSED_COSINE:
+            return Verdict.COLLAPSED
+        if self.sqnr_db < OK_SQNR_DB or self.cosine < OK_COSINE:
+            return Verdict.DEGRADED
+        return Verdict.OK
+
+
+@dataclass
+class FidelityMeter:
+    """Gathers pairs of outputs, sample by sample, in constant memory.
+
+    >>> meter = FidelityMeter("y")
+    >>> meter.add(np.array([[1.0, 2.0]]), np.array([[1.0, 2.1]]))
+    >>> round(meter.result().sqnr_db, 1), meter.result().agreement
+    (27.0, 1.0)
+    """
+
+    name: str
+    _dot: float = 0.0
+    _float_square: float = 0.0
+    _quantized_square: float = 0.0
+    _error_square: float = 0.0
+    _max_error: float = 0.0
+    _is_broken: bool = False
+    _agreeing: int = 0
+    _rows: int = 0
+    _has_classes: bool = field(default=True)
+
+    def add(self, expected: Array, actual: Array) -> None:
+        """One sample or batch: what the float network said, and what the quantized one says."""
+        y, z = expected.astype(np.float64), actual.astype(np.float64)
+        usable = np.isfinite(y)
+        if not np.isfinite(z[usable]).all():
+            self._is_broken = True
+            return
+        self._count_classes(y, z)
+        y, z = np.where(usable, y, 0.0).ravel(), np.where(usable, z, 0.0).ravel()
+        self._dot += float(y @ z)
+        self._float_square += float(y @ y)
+        self._quantized_square += float(z @ z)
+        error = z - y
+        self._error_square += float(error @ error)
+        self._max_error = max(self._max_error, float(np.abs(error).max(initial=0.0)))
+
+    def result(self) -> OutputFidelity:
+        if self._is_broken:
+            return OutputFidelity(self.name, 0.0, -math.inf, 0.0 if self._has_classes else None, math.inf)
+        norm = math.sqrt(self._float_square) * math.sqrt(self._quantized_square)
+        is_equal = self._error_square == 0.0
+        cosine = self._dot / norm if norm > 0 else float(is_equal)
+        agreement = self._agreeing / self._rows if self._has_classes and self._rows else None
+        return OutputFidelity(self.name, min(cosine, 1.0), self._sqnr(), agreement, self._max_error)
+
+    def _sqnr(self) -> float:
+        if self._error_square == 0.0:
+            return math.inf
+        if self._float_square == 0.0:
+            return -math.inf
+        return 10.0 * math.log10(self._float_square / self._error_square)
+
+    def _count_classes(self, y: Array, z: Array) -> None:
+        if y.ndim != 2 or y.shape[1] < 2:
+            self._has_classes = False
+            return
+        self._agreeing += int((y.argmax(1) == z.argmax(1)).sum())
+        self._rows += len(y)
+
+
+def overall_verdict(outputs: Iterable[OutputFidelity]) -> Verdict:
+    """The worst of them; unchecked where there are none."""
+    order = (Verdict.OK, Verdict.DEGRADED, Verdict.COLLAPSED)
+    return max((output.verdict for output in outputs), key=order.index, default=Verdict.UNCHECKED)

@@ -1,0 +1,68 @@
+"""Ranges kept between runs, by the hash of everything that they follow from: model, data, settings, versions.
+
+One JSON file for each key in the folder that the user names. A file that cannot be read, or says something else than
+expected, is ignored with a warning and written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from quark.errors import InvalidValueError
+from quark.ranges import TensorRange
+
+_LOG = logging.getLogger(__name__)
+CACHE_VERSION = 1
+
+
+def cache_key(facts: Iterable[str]) -> str:
+    """One hash of all the facts, in their order."""
+    return hashlib.sha256(json.dumps([CACHE_VERSION, *facts]).encode()).hexdigest()
+
+
+def read_ranges(folder: Path, key: str, names: Iterable[str]) -> dict[str, TensorRange] | None:
+    """The ranges of these tensors; None where they are not there."""
+    path = _path(folder, key)
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["key"] != key:
+            raise ValueError("its key is another's")
+        return {name: _parse(*content["ranges"][name]) for name in names}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _LOG.warning("calibration cache %s is ignored: %s: %s", path, type(error).__name__, error)
+        return None
+
+
+def write_ranges(folder: Path, key: str, ranges: Mapping[str, TensorRange]) -> None:
+    """All or nothing; a folder that cannot be written is a warning, since the ranges themselves are there."""
+    content = {"key": key, "ranges": {name: [r.lowest, r.highest, r.position] for name, r in ranges.items()}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".ranges-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(temporary, _path(folder, key))
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        _LOG.warning("calibration cache %s is not written: %s", folder, error)
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / f"ranges-{key[:32]}.json"
+
+
+def _parse(lowest: float, highest: float, position: int | None) -> TensorRange:
+    if position is not None and not isinstance(position, int):
+        raise InvalidValueError(f"position {position!r}")
+    return TensorRange(float(lowest), float(highest), position)

@@ -1,0 +1,120 @@
+"""The float model, run for its tensors.
+
+One session serves calibration and the verdict: its outputs are the model's own and the wanted tensors, and a run asks
+for those it needs. The values stay where the runtime wrote them; statistics read them there, without a copy.
+
+Two samples at a time with half of the processors each are faster than one with all of them: the statistics of one run
+beside the operators of the other, and small operators do not share out well. Hence `workers`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from quark.errors import InvalidValueError, ModelError
+from quark.onnx.session import open_session
+
+_FLOAT = "tensor(float)"
+
+
+class FloatRunner:
+    """A context manager that frees the session. `tensors` name what calibration may ask for: any tensors that nodes
+    compute, and inputs. The model must not change while the runner is open."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        tensors: Iterable[str] = (),
+        *,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        threads: int | None = None,
+    ) -> None:
+        processors = threads or processor_count()
+        self.workers = 2 if processors > 1 else 1
+        self._model = model
+        self._inputs = {value.name for value in model.graph.inputs}
+        self._own = [value.name or "" for value in model.graph.outputs]
+        extra = [name for name in tensors if name not in self._inputs]
+        self._session: Any = open_session(
+            model, extra_outputs=extra, providers=providers, threads=max(1, processors // self.workers)
+        )
+        self.input_shapes = {each.name: tuple(each.shape) for each in self._session.get_inputs()}
+
+    def outputs(self, sample: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The model's own outputs."""
+        values = self._run(sample, self._own)
+        return {name: value.numpy() for name, value in zip(self._own, values, strict=True)}
+
+    def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
+        """Those tensors, in the runtime's memory; they are freed when the result is."""
+        computed = [name for name in names if name not in self._inputs]
+        values = self._run(sample, computed) if computed else []
+        found = {name: Tensor(value) for name, value in zip(computed, values, strict=True)}
+        return {name: found[name] if name in found else Tensor(sample[name]) for name in names}
+
+    def _run(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> list[Any]:
+        import onnxruntime
+
+        if self._session is None:
+            raise InvalidValueError("this runner is closed")
+        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
+        try:
+            values: list[Any] = self._session.run_with_ort_values(list(names), feeds)
+        except Exception as error:  # the runtime's own classes share no root below this one
+            raise ModelError(f"ONNX Runtime cannot run the float model: {error}") from error
+        return values
+
+    def model_digest(self) -> str:
+        """A hash of the model with its weights."""
+        state = hashlib.sha256()
+        for name, value in self._model.graph.initializers.items():
+            if value.const_value is not None:
+                state.update(f"{name}:{value.const_value.dtype}:{value.const_value.shape};".encode())
+                state.update(value.const_value.tobytes())
+        for node in self._model.graph:
+            state.update(str(node).encode())
+        return state.hexdigest()
+
+    def close(self) -> None:
+        self._session = None
+
+    def __enter__(self) -> FloatRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Tensor:
+    """A value of the runtime, or an array of the sample, as a numpy array that shares its memory."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value  # keeps the memory alive as long as this object
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        value = self._value
+        if isinstance(value, np.ndarray):
+            return value
+        is_shared = value.data_type() == _FLOAT and value.device_name().lower() == "cpu"
+        size = math.prod(value.shape()) if is_shared else 0
+        if not size:
+            return np.asarray(value.numpy())
+        return np.ctypeslib.as_array((ctypes.c_float * size).from_address(value.data_ptr()))
+
+
+def processor_count() -> int:
+    """The processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

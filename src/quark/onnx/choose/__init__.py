@@ -1,0 +1,31 @@
+"""Decide: from a model and measured ranges to a `QuantizationPlan`. Nothing here touches the graph.
+
+operators       what operators are to a quantizer
+selection       which nodes are quantized
+placement       which readers see which tensor quantized
+choose          scales, zero points, axes
+"""
+
+from quark.onnx.choose.choose import RangeKey, choose, tensors_to_measure
+from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target, TensorOverride
+from quark.onnx.choose.placement import Placement, place
+from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec, TensorSpec
+
+__all__ = [
+    "AffineSpec",
+    "BlockPlacement",
+    "BlockSpec",
+    "ChoiceOptions",
+    "DynamicSpec",
+    "FloatSpec",
+    "LayerSpec",
+    "Placement",
+    "RangeKey",
+    "Selection",
+    "Target",
+    "TensorOverride",
+    "TensorSpec",
+    "choose",
+    "place",
+    "tensors_to_measure",
+]

@@ -1,0 +1,294 @@
+"""From a placement and measured ranges to a plan: every scale, zero point and axis, with the rule that decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.formats.catalog import get_format
+from quark.formats.spec import IntFormat
+from quark.onnx.choose.affine_choices import (
+    Array,
+    ChannelAxis,
+    check_finite,
+    choice_of_range,
+    choice_of_weight,
+    combine_ranges,
+    derived_bias,
+    fit_weight_to_bias,
+    own_bias,
+)
+from quark.onnx.choose.operators import channel_axis, reduction_axis
+from quark.onnx.choose.options import ChoiceOptions, Target, TensorOverride
+from quark.onnx.choose.placement import Placement, Request
+from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, TensorSpec
+from quark.onnx.graph import constant
+from quark.plan import (
+    AffineChoice,
+    BlockChoice,
+    Choice,
+    DynamicChoice,
+    FloatChoice,
+    QuantizationPlan,
+    Reader,
+    Role,
+    TensorChoice,
+)
+from quark.ranges import TensorRange
+
+MeasuredSpec = AffineSpec | FloatSpec
+RangeKey = tuple[str, MeasuredSpec]
+
+
+def tensors_to_measure(placement: Placement) -> list[RangeKey]:
+    """The activations whose range must be known, each with the spec that it is wanted for."""
+    keys: dict[RangeKey, None] = {}
+    for request in placement.requests:
+        if request.role is Role.ACTIVATION and is_measured(request.spec):
+            keys.update(dict.fromkeys(_measured_members(placement, request.tensor, request.spec)))
+    return list(keys)
+
+
+def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
+    """That the choice needs a range."""
+    return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled)
+
+
+def choose(
+    model: ir.Model, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
+) -> QuantizationPlan:
+    """The plan; the model is not touched."""
+    chooser = _Chooser(model, placement, ranges, options)
+    decided = [each for each in map(chooser.decide, placement.requests) if each is not None]
+    before = _before_activations(placement, decided) if options.target is Target.ONNX_RUNTIME else {}
+    return QuantizationPlan(_merged([*decided, *before.values()], frozenset(before)), placement.skipped)
+
+
+def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:
+    """Of the group of a tensor those that the others follow from; all where each follows from another."""
+    members = [(name, each) for name, each in placement.groups.members((tensor, spec)) if is_measured(each)]
+    return [key for key in members if key[0] not in placement.derived] or members
+
+
+class _Chooser:
+    def __init__(
+        self,
+        model: ir.Model,
+        placement: Placement,
+        ranges: Mapping[RangeKey, TensorRange],
+        options: ChoiceOptions,
+    ) -> None:
+        self._placement = placement
+        self._ranges = ranges
+        self._options = options
+        self._nodes = {str(node.name): node for node in model.graph}
+        self._values = {str(value.name): value for value in model.graph.initializers.values()}
+        self._overrides = {each.tensor: each for each in options.overrides}
+        self._by_reader = {(r.reader.node, r.reader.index): r for r in placement.requests}
+        self._weights: dict[tuple[str, int], AffineChoice | None] = {}
+        self._plain: dict[tuple[str, TensorSpec, ChannelAxis | None], AffineChoice] = {}
+
+    def decide(self, request: Request) -> TensorChoice | None:
+        """The choice for one reader, or None where a bias has to stay float."""
+        found = self._choice(request)
+        if found is None:
+            return None
+        choice, reason = found
+        return TensorChoice(request.tensor, request.role, choice, (request.reader,), reason)
+
+    def _choice(self, request: Request) -> tuple[Choice, str] | None:
+        spec = request.spec
+        if isinstance(spec, BlockSpec):
+            return self._block(request, spec)
+        if isinstance(spec, FloatSpec):
+            return self._float(request, spec)
+        if isinstance(spec, DynamicSpec):
+            return DynamicChoice(spec.format), "found at run time"
+        if request.role is Role.ACTIVATION:
+            return self._activation(request.tensor, spec)
+        if request.role is Role.BIAS:
+            return self._bias(request, spec)
+        weight = self._weight(request.reader)
+        return None if weight is None else (weight, _weight_reason(spec, weight))
+
+    def _block(self, request: Request, spec: BlockSpec) -> tuple[Choice, str]:
+        node = self._nodes.get(request.reader.node)
+        axis = reduction_axis(node, request.reader.index) if node is not None and spec.follows_reduction else None
+        reason = "along the axis that is summed over" if axis is not None else "along the configured axis"
+        chosen = spec.axis if axis is None else axis
+        values = self._values.get(request.tensor)
+        if values is not None and values.shape is not None:
+            check_finite(request.tensor, self._constant(request.tensor))
+            chosen = chosen if -len(values.shape) <= chosen < len(values.shape) else len(values.shape) - 1
+        return BlockChoice(
+            spec.quantizer, chosen, spec.to_bfloat16_first
+        ), f"{reason}, {spec.quantizer.scale_rule.value}"
+
+    def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
+        if not spec.is_scaled:
+            return FloatChoice(spec.format, spec.is_saturating), "cast"
+        if request.role is Role.ACTIVATION:
+            found = self._ranges[request.tensor, spec]
+            reach = max(-found.lowest, found.highest)
+        else:
+            reach = float(np.abs(self._constant(request.tensor).astype(np.float64)).max(initial=0.0))
+        top = float(get_format(spec.format).max) if spec.format == "float16" else 2.0
+        scale = float(np.float32(reach / top)) or 1.0
+        return FloatChoice(spec.format, spec.is_saturating, scale), f"scaled so that {reach:.6g} becomes {top:g}"
+
+    def _activation(self, tensor: str, spec: AffineSpec) -> tuple[AffineChoice, str]:
+        members = _measured_members(self._placement, tensor, spec)
+        found = combine_ranges([self._ranges[key] for key in members])
+        override = self._overrides.get(tensor)
+        choice = choice_of_range(_with_override(spec, override), found, override, self._options.has_unsigned_relu)
+        reason = f"{spec.method} {found.lowest:.6g}..{found.highest:.6g}"
+        others = [name for name, _ in members if name != tensor]
+        if override is not None:
+            reason = f"TensorQuantOverrides over {reason}"
+        return choice, reason + (f", shared with {', '.join(others[:3])}" if others else "")
+
+    def _weight(self, reader: Reader) -> AffineChoice | None:
+        """The choice for a constant operand, fitted to the bias of its node."""
+        key = (reader.node, reader.index)
+        if key not in self._weights:
+            request = self._by_reader[key]
+            self._weights[key] = self._fitted_weight(request)
+        return self._weights[key]
+
+    def _fitted_weight(self, request: Request) -> AffineChoice | None:
+        spec = request.spec
+        if not isinstance(spec, AffineSpec):
+            return None
+        choice = self._plain_weight(request, spec)
+        node = self._nodes[request.reader.node]
+        bias = self._by_reader.get((request.reader.node, 2))
+        activation = self._activation_of(request.reader.node)
+        if bias is None or bias.role is not Role.BIAS or not _is_derived(bias.spec) or activation is None:
+            return choice
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or spec.is_power_of_two:
+            return choice
+        values = self._constant(request.tensor)
+        return fit_weight_to_bias(choice, values, activation.scale[0], self._constant(bias.tensor))
+
+    def _plain_weight(self, request: Request, spec: AffineSpec) -> AffineChoice:
+        node = self._nodes[request.reader.node]
+        values = self._constant(request.tensor)
+        override = self._overrides.get(request.tensor)
+        spec = _with_override(spec, override)
+        channels = self._channels(node, request.reader.index, spec, values, override)
+        key = (request.tensor, spec, channels)
+        if key not in self._plain:
+            check_finite(request.tensor, values)
+            self._plain[key] = choice_of_weight(spec, values, channels, override)
+        return self._plain[key]
+
+    def _channels(
+        self, node: ir.Node, index: int, spec: AffineSpec, values: Array, override: TensorOverride | None
+    ) -> ChannelAxis | None:
+        if spec.group_size is not None:
+            axis = reduction_axis(node, index)
+            return None if axis is None else ChannelAxis(axis % values.ndim, spec.group_size)
+        if override is not None and override.axis is not None:
+            return ChannelAxis(override.axis % values.ndim)
+        if not spec.is_per_channel:
+            return None
+        configured = dict(self._options.channel_axes).get(node.op_type)
+        axis = channel_axis(node, values.ndim) if configured is None else configured % values.ndim
+        return None if axis is None or index != 1 else ChannelAxis(axis)
+
+    def _activation_of(self, node: str) -> AffineChoice | None:
+        """What the node's first operand is quantized with, where that is affine."""
+        request = self._by_reader.get((node, 0))
+        if request is None or not isinstance(request.spec, AffineSpec) or request.role is not Role.ACTIVATION:
+            return None
+        return self._activation(request.tensor, request.spec)[0]
+
+    def _bias(self, request: Request, spec: AffineSpec) -> tuple[AffineChoice, str] | None:
+        values = self._constant(request.tensor)
+        check_finite(request.tensor, values)
+        if not _is_derived(spec):
+            return own_bias(spec, values), f"{spec.method} of the bias itself"
+        activation = self._activation_of(request.reader.node)
+        weight_reader = Reader(request.reader.node, 1)
+        has_weight = (weight_reader.node, 1) in self._by_reader
+        weight = self._weight(weight_reader) if activation is not None and has_weight else None
+        if activation is None or weight is None or weight.group_size is not None or values.ndim != 1:
+            return None  # nothing integer that it could be added to
+        choice = derived_bias(spec, activation, weight)
+        if len(choice.scale) not in (1, values.size):
+            return None
+        return choice, "activation scale times weight scale"
+
+    def _constant(self, tensor: str) -> Array:
+        values = constant(self._values[tensor])
+        assert values is not None, tensor
+        return values
+
+
+def _is_derived(spec: TensorSpec) -> bool:
+    """A bias of 32 bits has the scale of what it is added to; narrower ones have their own."""
+    return isinstance(spec, AffineSpec) and spec.format == "int32"
+
+
+def _with_override(spec: AffineSpec, override: TensorOverride | None) -> AffineSpec:
+    if override is None:
+        return spec
+    is_symmetric = spec.is_symmetric if override.is_symmetric is None else override.is_symmetric
+    is_reduced = spec.has_reduced_range if override.has_reduced_range is None else override.has_reduced_range
+    format = override.format or spec.format
+    return replace(spec, format=format, is_symmetric=is_symmetric, has_reduced_range=is_reduced)
+
+
+def _weight_reason(spec: TensorSpec, choice: AffineChoice) -> str:
+    assert isinstance(spec, AffineSpec)
+    where = "the tensor" if choice.axis is None else f"each channel of axis {choice.axis}"
+    where = where if choice.group_size is None else f"each group of {choice.group_size} along axis {choice.axis}"
+    return f"{spec.method} of {where}"
+
+
+def _before_activations(placement: Placement, decided: Iterable[TensorChoice]) -> dict[str, TensorChoice]:
+    """Quantizers between an operator and its activation, where ONNX Runtime would not drop the activation; by the name
+    of the activation's output.
+
+    It does so only where the lowest code stands for zero or more. Elsewhere the same quantizer before and behind the
+    activation changes no value (rounding is monotone, and a rounded number rounds to itself) and leaves the operator
+    between two quantizers, so that it becomes an integer kernel.
+    """
+    after: dict[str, set[Choice]] = {}
+    for each in decided:
+        if each.role is Role.ACTIVATION:
+            after.setdefault(each.tensor, set()).add(each.choice)
+    found: dict[str, TensorChoice] = {}
+    for fused in placement.fused:
+        choices = after.get(fused.output, set())
+        choice = next(iter(choices)) if len(choices) == 1 else None
+        if isinstance(choice, AffineChoice) and _keeps_activation(choice):
+            reason = "the same as behind the activation, for an integer kernel"
+            reader = Reader(fused.activation, 0)
+            found[fused.output] = TensorChoice(fused.tensor, Role.ACTIVATION, choice, (reader,), reason)
+    return found
+
+
+def _keeps_activation(choice: AffineChoice) -> bool:
+    fmt = get_format(choice.format)
+    assert isinstance(fmt, IntFormat)
+    return fmt.bits <= 8 and choice.zero_point[0] != fmt.qmin
+
+
+def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[TensorChoice, ...]:
+    """One entry for all readers that see a tensor the same way.
+
+    Readers of the tensors in `separate` keep entries of their own: behind an activation that stays a float node,
+    ONNX Runtime on x86 turns int8 pairs into uint8 ones only where each has a single reader, and without that makes no
+    integer kernel of the reader.
+    """
+    merged: dict[tuple[str, Role, Choice, Reader | None], TensorChoice] = {}
+    for each in decided:
+        key = (each.tensor, each.role, each.choice, each.readers[0] if each.tensor in separate else None)
+        first = merged.get(key)
+        merged[key] = each if first is None else replace(first, readers=(*first.readers, *each.readers))
+    return tuple(merged.values())

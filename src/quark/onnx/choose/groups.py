@@ -1,0 +1,31 @@
+"""Groups of things that share one decision: a union-find that remembers the order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+class Groups(Generic[Member]):
+    """
+    >>> groups = Groups()
+    >>> groups.unite(["a", "b"])
+    >>> groups.unite(["c", "b"])
+    >>> groups.members("a"), groups.members("x")
+    (['a', 'b', 'c'], ['x'])
+    """
+
+    def __init__(self) -> None:
+        self._group: dict[Member, list[Member]] = {}
+
+    def unite(self, members: Iterable[Member]) -> None:
+        """Make all of them, and whatever they are with already, one group."""
+        together = list(dict.fromkeys(each for member in members for each in self.members(member)))
+        for member in together:
+            self._group[member] = together
+
+    def members(self, member: Member) -> list[Member]:
+        """The whole group of a member, itself where it is alone."""
+        return self._group.get(member, [member])

@@ -1,0 +1,84 @@
+"""The options of choosing: which nodes are quantized, what for, and by which habits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from quark.onnx.choose.specs import LayerSpec
+
+
+class Target(str, Enum):
+    """Whose integer kernels the placement of quantizers is made for."""
+
+    ONNX_RUNTIME = "onnx_runtime"
+    NPU_CNN = "npu_cnn"  # every tensor quantized, nothing between a convolution and its activation
+    NPU_TRANSFORMER = "npu_transformer"
+
+
+class BlockPlacement(str, Enum):
+    """Where block formats (and float16, bfloat16) go."""
+
+    COMPUTE = "compute"  # on both operands of Conv, Gemm and MatMul; the rest stays float
+    ALL = "all"  # on every activation, weight and bias
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which nodes are quantized. Names of nodes may be patterns: a regular expression that matches the whole name.
+
+    `op_types` None means those that the target quantizes by default. `subgraphs` are pairs of names, from the first
+    nodes to the last, all between them excluded too. `input_nodes` and `output_nodes` bound what is quantized."""
+
+    op_types: frozenset[str] | None = None
+    extra_op_types: frozenset[str] = frozenset()
+    has_all_op_types: bool = False
+    nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+    excluded_op_types: frozenset[str] = frozenset()
+    excluded_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    input_nodes: tuple[str, ...] = ()
+    output_nodes: tuple[str, ...] = ()
+    needs_constant_matmul_operand: bool = False
+
+
+@dataclass(frozen=True)
+class TensorOverride:
+    """What a user fixes for one tensor by name; None leaves the rule's choice."""
+
+    tensor: str
+    format: str | None = None
+    is_symmetric: bool | None = None
+    range: tuple[float, float] | None = None
+    scale: tuple[float, ...] | None = None
+    zero_point: tuple[int, ...] | None = None
+    axis: int | None = None
+    has_reduced_range: bool | None = None
+
+
+@dataclass(frozen=True)
+class ChoiceOptions:
+    """Everything that decides the plan, beside the model and its ranges.
+
+    `by_op_type` and `by_node` replace `default` for nodes of a type, or of a name or pattern; None keeps them float.
+    `aligned` names the operators whose inputs and outputs share one scale. `fused_activations` are the operators that
+    a convolution or Gemm before them is computed with, so that nothing is quantized in between.
+    """
+
+    default: LayerSpec
+    by_op_type: tuple[tuple[str, LayerSpec | None], ...] = ()
+    by_node: tuple[tuple[str, LayerSpec | None], ...] = ()
+    overrides: tuple[TensorOverride, ...] = ()
+    selection: Selection = field(default_factory=Selection)
+    target: Target = Target.ONNX_RUNTIME
+    block_placement: BlockPlacement = BlockPlacement.COMPUTE
+    aligned: frozenset[str] = frozenset({"Concat", "MaxPool", "Pad", "Slice", "Transpose", "Reshape"})
+    fused_activations: frozenset[str] = frozenset({"Relu", "Clip"})
+    has_quantized_bias: bool = True
+    is_weights_only: bool = False
+    op_types_with_float_output: frozenset[str] = frozenset()
+    channel_axes: tuple[tuple[str, int], ...] = ()  # op type to the axis of its weight's channels
+    unquantized_between: tuple[tuple[str, str], ...] = ()  # (writer, reader) types with nothing quantized in between
+    has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
+    has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type
+    has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not

@@ -1,0 +1,109 @@
+"""What a user wants of a tensor, before anything is known of its values.
+
+    AffineSpec     integers with a scale and a zero point, found by a method of `quark.ranges`
+    BlockSpec      blocks that share a power-of-two scale
+    FloatSpec      float16 or bfloat16
+    DynamicSpec    integers whose scale is found at run time
+
+None in the place of a spec means: leave it in float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from quark.errors import InvalidValueError
+from quark.formats.affine import integer_format
+from quark.formats.block import BlockQuantizer
+from quark.formats.spec import IntFormat
+from quark.ranges import MinMax, RangeMethod
+
+
+@dataclass(frozen=True)
+class AffineSpec:
+    """Integers of `format`. `is_symmetric`: the middle code is zero. `is_per_channel`: for weights, a scale for each
+    output channel. `group_size`: for weights, a scale for so many neighbours along the reduction axis.
+    `has_reduced_range`: one bit less, for integer units that would saturate."""
+
+    format: str
+    method: RangeMethod = field(default_factory=MinMax)
+    is_symmetric: bool = True
+    is_per_channel: bool = False
+    is_power_of_two: bool = False
+    group_size: int | None = None
+    has_reduced_range: bool = False
+
+    def __post_init__(self) -> None:
+        integer_format(self.format)
+        if self.is_power_of_two and not self.is_symmetric:
+            raise InvalidValueError(f"power-of-two scales with asymmetric {self.format}: positions need a middle zero")
+        if self.is_power_of_two and (self.is_per_channel or self.has_reduced_range):
+            raise InvalidValueError("power-of-two scales are one for a tensor, of the full range")
+
+    @property
+    def integer(self) -> IntFormat:
+        return integer_format(self.format)
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """Blocks of `quantizer` along `axis`; where `follows_reduction`, along the axis that the reader sums over."""
+
+    quantizer: BlockQuantizer
+    axis: int = 1
+    follows_reduction: bool = True
+    to_bfloat16_first: bool = False
+
+    @property
+    def format(self) -> str:
+        return str(self.quantizer.format)
+
+
+@dataclass(frozen=True)
+class FloatSpec:
+    """float16 or bfloat16; beyond its range a value saturates where `is_saturating`, else becomes Inf. `is_scaled`:
+    divided by a scale first, so that the largest magnitude of calibration becomes the type's largest number (float16)
+    or 2 (bfloat16, whose precision is the same everywhere)."""
+
+    format: str
+    is_saturating: bool = False
+    is_scaled: bool = False
+
+    @property
+    def method(self) -> RangeMethod:
+        return MinMax()
+
+    @property
+    def integer(self) -> IntFormat:
+        return integer_format("int8")
+
+    @property
+    def is_symmetric(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        if self.format not in ("float16", "bfloat16"):
+            raise InvalidValueError(f"format '{self.format}': expected float16 or bfloat16")
+
+
+@dataclass(frozen=True)
+class DynamicSpec:
+    """Integers whose scale and zero point are found at run time."""
+
+    format: str = "uint8"
+
+
+TensorSpec: TypeAlias = AffineSpec | BlockSpec | FloatSpec | DynamicSpec
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What is wanted of the tensors around one node; None leaves that one in float. A bias of AffineSpec("int32") has
+    the product of the activation's and the weight's scales; others have ranges of their own. `output` None: as the
+    readers of the output want it."""
+
+    activation: TensorSpec | None
+    weight: TensorSpec | None
+    bias: TensorSpec | None = None
+    output: TensorSpec | None = None

@@ -1,0 +1,276 @@
+"""The few functions through which the steps reach the graph, an onnx_ir model that is changed in place.
+
+    reading     opset  nodes  constant  readers  is_read_once  input_value  attribute  dimensions  rank  is_float
+    naming      fresh_name
+    changing    add_initializer  set_constant  add_node  become  replace_input  replace_value  bypass
+                remove_node  remove_dead  infer_shapes
+
+A value that a node inside a subgraph reads is read by that node: `readers` and what builds on it see such captures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+
+from quark.errors import InvalidValueError
+
+FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
+
+_NAMES = "quark.onnx.graph.names"  # key of the names in use, in the model's meta store
+
+
+def opset(model: ir.Model) -> int:
+    """The version of the standard operators."""
+    return model.opset_imports[""]
+
+
+def nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of the main graph in their order: a list of its own, so that the graph can change meanwhile."""
+    return list(model.graph)
+
+
+def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
+    """What an initializer of the main graph holds; None where there is no value, or one that comes at run time.
+
+    An initializer that is also an input of the graph is no constant: whoever runs the model may give another. The array
+    must not be written to. Files hold tensors at any address; one that is not aligned is copied, so that native code
+    can read it.
+    """
+    if value is None or value.const_value is None or not value.is_initializer() or value.is_graph_input():
+        return None
+    return np.require(value.const_value.numpy(), requirements=["C", "A"])
+
+
+def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """The nodes that read the value, also inside subgraphs, each with the number of the input.
+
+    In the order in which they came to read it: that of the graph, but for readers that were rewired since.
+    """
+    return [(use.node, use.idx) for use in value.uses()]
+
+
+def is_read_once(value: ir.Value) -> bool:
+    """That a single input of a single node reads the value, and that it is no output of the graph."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def input_value(node: ir.Node, index: int) -> ir.Value | None:
+    """Input number `index`; None where the node has no such input, or leaves it out."""
+    return node.inputs[index] if 0 <= index < len(node.inputs) else None
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """The value of an attribute: a Python number or string, a tuple of them, or a tensor or graph of onnx_ir."""
+    attr = node.attributes.get(name)
+    return default if attr is None else attr.value
+
+
+def dimensions(value: ir.Value | None) -> tuple[int | None, ...] | None:
+    """The shape, with None for a dimension that is not known beforehand; None where not even the rank is known."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(size if isinstance(size, int) else None for size in value.shape)
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """The number of dimensions, where it is known."""
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def is_float(value: ir.Value | None) -> bool:
+    """That the value is known to be a tensor of float32, float16, bfloat16 or float64."""
+    return value is not None and value.dtype in FLOAT_TYPES
+
+
+def fresh_name(model: ir.Model, base: str) -> str:
+    """`base`, or else `base_1`, `base_2` ..., whichever no value and no node has.
+
+    The model remembers what was handed out. A name that was made up elsewhere after the first call is not known.
+    """
+    names = _names(model)
+    name, count = base, 0
+    while name in names:
+        count += 1
+        name = f"{base}_{count}"
+    names.add(name)
+    return name
+
+
+def add_initializer(model: ir.Model, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
+    """A new constant of the main graph under a fresh name that starts as `name`."""
+    tensor = ir.Tensor(array, name=fresh_name(model, name))
+    value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def add_node(
+    model: ir.Model,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    *,
+    before: ir.Node | None = None,
+    after: ir.Node | None = None,
+    name: str | None = None,
+    domain: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    outputs: int = 1,
+) -> ir.Node:
+    """A new node beside another one, or at the end of the main graph. Its name and those of its outputs are fresh and
+    start as `name` (the operator's where that is None); an attribute of None is left out.
+
+    The outputs have no type and no shape yet, but for a first one that has the type of the first input.
+    """
+    if before is not None and after is not None:
+        raise InvalidValueError(f"{op_type}: a node goes before another or after it, not both")
+    base = op_type if name is None else name
+    given = {key: value for key, value in (attributes or {}).items() if value is not None}
+    values = [ir.Value(name=fresh_name(model, f"{base}_output")) for _ in range(outputs)]
+    first = next((value for value in inputs if value is not None), None)
+    if values and first is not None and first.type is not None:
+        values[0].type = first.type
+    node = ir.Node(
+        domain,
+        op_type,
+        inputs,
+        ir.convenience.convert_attributes(given),
+        outputs=values,
+        name=fresh_name(model, base),
+    )
+    if before is not None:
+        before.prepend(node)
+    elif after is not None:
+        after.append(node)
+    else:
+        model.graph.append(node)
+    return node
+
+
+def set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray[Any, Any], name: str = "") -> ir.Value:
+    """Give input number `index` of a node another constant.
+
+    The initializer there keeps its name where no one else reads it; else, or where there is none, a new one is made
+    whose name starts as that one's, or as `name`.
+    """
+    value = input_value(node, index)
+    if value is not None and constant(value) is not None and is_read_once(value):
+        tensor = ir.Tensor(array, name=value.name)
+        value.const_value = tensor
+        value.type = ir.TensorType(tensor.dtype)
+        value.shape = ir.Shape(array.shape)
+        return value
+    base = value.name if value is not None and value.name else name or f"{node.name}_constant"
+    added = add_initializer(model, base, array)
+    replace_input(node, index, added)
+    return added
+
+
+def become(
+    node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any] | None = None
+) -> None:
+    """Turn a node into another standard operator, with these inputs and attributes and no others.
+
+    Its name stays, and so does its first output, with its readers; other outputs must have none.
+    """
+    node.op_type, node.domain = op_type, ""
+    node.attributes.clear()
+    for attr in ir.convenience.convert_attributes({k: v for k, v in (attributes or {}).items() if v is not None}):
+        node.attributes.add(attr)
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+    if len(node.outputs) > 1:
+        node.resize_outputs(1)
+
+
+def replace_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
+    """Let input number `index` read another value; inputs that were left out before it stay left out."""
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, value)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> bool:
+    """Let everything that reads `old` read `new`: nodes, and the graph's outputs.
+
+    An output of the graph keeps its name: `new` takes it, and `old` gets another. False, and nothing is changed, where
+    that cannot be: `old` is an output of the graph, and `new` one as well, or an input or a constant. What is known of
+    the type and shape of `old` holds for `new`.
+    """
+    if old is new:
+        return True
+    if not old.is_graph_output():
+        old.replace_all_uses_with(new)
+        _inherit(old, new)
+        return True
+    if new.is_graph_output() or new.producer() is None or new.graph is not old.graph:
+        return False
+    name, spare = old.name, new.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = f"{spare}/replaced"  # no two values share a name, not even for a moment
+    new.name = name
+    old.name = spare
+    _inherit(old, new)
+    return True
+
+
+def bypass(node: ir.Node, source: ir.Value | None = None) -> bool:
+    """Remove a node whose first output is what `source` (its first input unless told) holds already. False, and nothing
+    is changed, where the node stands between an output of the graph and something that cannot take its name."""
+    value = input_value(node, 0) if source is None else source
+    if value is None or not replace_value(node.outputs[0], value):
+        return False
+    remove_node(node)
+    return True
+
+
+def remove_node(node: ir.Node) -> None:
+    """Remove a node that nothing reads any more."""
+    if node.graph is not None:
+        node.graph.remove(node, safe=True)
+
+
+def remove_dead(model: ir.Model) -> bool:
+    """Remove the nodes and initializers that no output of the graph depends on; whether there were any."""
+    return bool(RemoveUnusedNodesPass()(model).modified)
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Fill in the types and shapes that ONNX's inference finds; what it cannot find stays as declared.
+
+    The large weights stay out of it. Inference that fails altogether is no error: shapes are a help to later steps.
+    """
+    # where inference fails, onnx_ir's message is malformed, and logging would print a traceback of its own
+    log = logging.getLogger("onnx_ir.passes.common.shape_inference")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    finally:
+        log.disabled = was_disabled
+
+
+def _inherit(old: ir.Value, new: ir.Value) -> None:
+    if old.shape is not None and (new.shape is None or (new.shape.is_dynamic() and not new.is_graph_input())):
+        new.shape = old.shape
+    if new.type is None:
+        new.type = old.type
+
+
+def _names(model: ir.Model) -> set[str]:
+    names = model.meta.get(_NAMES)
+    if isinstance(names, set):
+        return names
+    found = {""}
+    for graph in model.graphs():
+        found.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
+        for node in graph:
+            found.add(node.name or "")
+            found.update(value.name or "" for value in node.outputs)
+    model.meta[_NAMES] = found
+    return found

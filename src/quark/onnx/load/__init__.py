@@ -1,0 +1,93 @@
+"""Load a float model: from a file, its bytes or a ModelProto, checked and brought into one form.
+
+    read -> carve -> check -> lift the opset -> onnx_ir -> normalize -> fix shapes -> infer shapes
+
+What is refused, is refused here, before any weight is touched: the error names the file, and the node or tensor.
+Neither the file nor the caller's ModelProto is ever changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+
+import onnx
+import onnx_ir as ir
+
+from quark.errors import ModelError
+from quark.onnx.graph import infer_shapes
+from quark.onnx.load.external_data import ExternalData
+from quark.onnx.load.float16 import convert_to_float32
+from quark.onnx.load.lift_opset import lift_opset
+from quark.onnx.load.normalize import InSubgraph, nodes_in_subgraphs, normalize
+from quark.onnx.load.operators import check_operators, shorten_domains
+from quark.onnx.load.options import LoadOptions
+from quark.onnx.load.shapes import fix_shapes
+from quark.onnx.load.source import read_source
+from quark.onnx.load.structure import check_structure
+from quark.onnx.load.tensors import attach, check_tensors
+from quark.onnx.load.wire import Carved, carve
+from quark.plan import SkippedNode
+
+__all__ = ["LoadOptions", "LoadedModel", "load"]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A float model, and where it came from.
+
+    The graph is the caller's own to change. Its opset is at least 13; every node has a name of its own; what was a
+    Constant node is an initializer; initializers are no inputs (unless asked for); functions are inlined; nodes are in
+    topological order, those that nothing depends on are gone; types and shapes are known as far as they can be; inputs
+    and outputs have their names and order.
+    """
+
+    model: ir.Model
+    name: str
+    bytes: int  # of the file with its external data, or of the serialized ModelProto
+    sha256: str
+    remarks: tuple[str, ...] = ()
+    skipped: tuple[SkippedNode, ...] = ()
+
+
+def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOptions | None = None) -> LoadedModel:
+    """Read, check and normalize a model; see LoadedModel for what can be relied on.
+
+    A model that cannot be quantized is a ModelError: no ONNX, damaged, unsafe external data, an operator or domain that
+    nobody knows, an opset that is too new or cannot be lifted, quantized already.
+    """
+    options = LoadOptions() if options is None else options
+    read = read_source(source)
+    carved = carve(read)
+    shorten_domains(carved.proto)
+    check_structure(carved.proto, read.name)
+    external = ExternalData(read)
+    views = check_tensors(read, carved, external)
+    check_operators(carved.proto, read.name)
+    carved, remarks = lift_opset(carved, options.opset, read.name)
+    model = _to_graph(carved, views, read.name)
+    remarks += normalize(model, read.name, keeps_inputs=options.has_initializers_as_inputs)
+    if options.has_fp16_converted:
+        remarks += convert_to_float32(model)
+    remarks += fix_shapes(model, options.fixed_shapes)
+    infer_shapes(model)
+    inside = nodes_in_subgraphs(model)
+    if inside:
+        remarks.append(f"left in float, with everything inside: {_holders(inside)}")
+    skipped = tuple(each.skipped for each in inside)
+    size = len(read.data) + external.bytes
+    return LoadedModel(model, read.name, size, external.sha256(), tuple(remarks), skipped)
+
+
+def _to_graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:
+    try:
+        model = ir.serde.deserialize_model(carved.proto)
+    except (ir.serde.SerdeError, ValueError, TypeError) as error:
+        raise ModelError(f"'{name}' cannot be read: {error.__cause__ or error}") from error
+    attach(model, views)
+    return model
+
+
+def _holders(inside: list[InSubgraph]) -> str:
+    names = [f"{each.skipped.op_type} '{each.skipped.node}'" for each in inside if each.is_holder]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

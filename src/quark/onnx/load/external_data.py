@@ -1,0 +1,95 @@
+"""Tensors that lie in files beside the model: checked before anything is read, then mapped into memory.
+
+A model may come from anywhere, and its external data names files. Only files in the model's own folder, or below it,
+are opened: no absolute path, no `..`, no link that leads out (unless to where the model itself is a link to). Where a
+tensor lies must be inside its file, and be as long as its shape says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
+
+import onnx
+
+from quark.errors import ModelError
+from quark.onnx.load.source import Source
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(eq=False)
+class ExternalData:
+    """The files beside one model, opened once each."""
+
+    source: Source
+    files: dict[Path, memoryview] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(view) for view in self.files.values())
+
+    def sha256(self) -> str:
+        """Of the model's bytes, then those of the files in the order of their names."""
+        digest = hashlib.sha256(self.source.data)
+        for path in sorted(self.files):
+            with path.open("rb") as file:  # not through the mapping, all of whose pages would count as memory in use
+                while chunk := file.read(CHUNK_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+    def view(self, tensor: onnx.TensorProto, expected_bytes: int) -> memoryview:
+        """The bytes of an external tensor, mapped and not read. What is not safe or not there is a ModelError."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        path = self._safe_path(tensor.name, entries.get("location", ""))
+        view = self._open(tensor.name, path)
+        offset = self._number(tensor.name, path, "offset", entries.get("offset", "0"))
+        length = self._number(tensor.name, path, "length", entries.get("length", str(expected_bytes)))
+        if length != expected_bytes:
+            raise self._error(tensor.name, path, f"has length {length}, and its shape and type need {expected_bytes}")
+        if offset + length > len(view):
+            raise self._error(
+                tensor.name, path, f"lies at bytes {offset} to {offset + length} of a file of {len(view)} bytes"
+            )
+        return view[offset : offset + length]
+
+    def _safe_path(self, tensor: str, location: str) -> Path:
+        if self.source.folder is None:
+            raise ModelError(
+                f"'{self.source.name}': tensor '{tensor}' is stored outside the model, in '{location}', and a model "
+                "that is not a file has no folder. Give the path, or load with onnx.load(..., load_external_data=True)"
+            )
+        parts = PureWindowsPath(location)  # knows both kinds of separators, and drives
+        if not location or location.startswith(("/", "\\")) or parts.drive or ".." in parts.parts or "\0" in location:
+            raise self._error(tensor, location, "must be a path inside the model's folder, without '..'")
+        path = (self.source.folder / location).resolve()
+        # a store of files that hands out links to them has the model's and its data's side by side
+        allowed = (self.source.folder, self.source.real_folder or self.source.folder)
+        if not any(path.is_relative_to(folder) for folder in allowed):
+            raise self._error(tensor, location, f"is a link that leads out of the model's folder, to '{path}'")
+        return path
+
+    def _open(self, tensor: str, path: Path) -> memoryview:
+        if path in self.files:
+            return self.files[path]
+        if not path.is_file():
+            raise self._error(tensor, path, "is not there: external data belongs beside the model")
+        try:
+            with path.open("rb") as file:
+                is_empty = os.fstat(file.fileno()).st_size == 0  # which cannot be mapped
+                content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise self._error(tensor, path, f"cannot be read: {error.strerror or error}") from error
+        self.files[path] = memoryview(content)
+        return self.files[path]
+
+    def _number(self, tensor: str, path: Path, key: str, text: str) -> int:
+        if not text.isascii() or not text.isdigit() or len(text) > 19:
+            raise self._error(tensor, path, f"has {key} '{text}', expected a number of bytes")
+        return int(text)
+
+    def _error(self, tensor: str, path: Path | str, what: str) -> ModelError:
+        return ModelError(f"'{self.source.name}': external data of tensor '{tensor}' in '{path}' {what}")

@@ -1,0 +1,180 @@
+"""Take the large tensors out of a serialized model without copying them.
+
+protobuf copies every tensor when it parses, and again whenever Python looks at it. But the wire format says where the
+bytes of a tensor lie: this module walks over a ModelProto's graph, leaves out the `raw_data` of large initializers, and
+parses the rest, which is small. The tensors become views of the bytes that were read.
+
+A message is a sequence of fields: a varint (number * 8 + kind), then a varint (kind 0), 8 bytes (1), a length and as
+many bytes (2), or 4 bytes (5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from quark.errors import ModelError
+from quark.onnx.load.source import Source
+
+MIN_CARVED_BYTES = 1024  # below, a view costs as much as it spares; and shape inference wants to see small constants
+
+_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+_LENGTH_DELIMITED = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Carved:
+    """A model without the bytes of its large initializers, and these bytes by the initializer's name."""
+
+    proto: onnx.ModelProto
+    raw: dict[str, memoryview]
+
+
+class _Field(NamedTuple):
+    number: int
+    kind: int
+    start: int  # of the tag
+    content: int
+    end: int
+
+
+class _BrokenError(Exception):
+    """The bytes are no protobuf message."""
+
+
+def carve(source: Source) -> Carved:
+    """The model with its large initializers apart. Bytes that are no ONNX model are a ModelError."""
+    view = memoryview(source.data)
+    try:
+        pieces, raw = _without_large_tensors(view)
+        proto = onnx.ModelProto.FromString(b"".join(pieces))
+    except Exception as error:  # ours, or protobuf's DecodeError
+        raise _not_a_model(source) from error
+    if not proto.HasField("graph") or not _is_text_readable(proto):
+        raise _not_a_model(source)
+    return Carved(proto, _by_name(proto, raw, source))
+
+
+def _is_text_readable(message: Message) -> bool:
+    """That every text is UTF-8: protobuf hands out bytes where it is not, and no name of a model may be such."""
+    for field, content in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            inner = [content] if isinstance(content, Message) else content
+            if not all(_is_text_readable(each) for each in inner):
+                return False
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            texts = [content] if isinstance(content, (str, bytes)) else content
+            if not all(isinstance(text, str) for text in texts):
+                return False
+    return True
+
+
+def _by_name(proto: onnx.ModelProto, raw: dict[int, memoryview], source: Source) -> dict[str, memoryview]:
+    names = [tensor.name for tensor in proto.graph.initializer]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise ModelError(f"'{source.name}': two initializers are called '{twice}'. Names must be unique: rename one")
+    return {names[index]: view for index, view in raw.items()}
+
+
+def _not_a_model(source: Source) -> ModelError:
+    # every ONNX file that we know of starts with the field ir_version
+    if source.data[:1] == b"\x08" and len(source.data) > 1 and 0 < source.data[1] < 0x80:
+        return ModelError(
+            f"'{source.name}' is damaged: it starts as an ONNX model and breaks off or goes wrong within its "
+            f"{len(source.data)} bytes. Fetch or export it again"
+        )
+    return ModelError(f"'{source.name}' is not an ONNX model ({len(source.data)} bytes that do not parse as one)")
+
+
+def _without_large_tensors(view: memoryview) -> tuple[list[bytes | memoryview], dict[int, memoryview]]:
+    pieces: list[bytes | memoryview] = []
+    raw: dict[int, memoryview] = {}
+    count = 0
+    for field in _fields(view, 0, len(view)):
+        if field.number == _GRAPH and field.kind == _LENGTH_DELIMITED:
+            graph, count = _graph_without(view, field, raw, count)
+            pieces += _as_field(_GRAPH, graph)
+        else:
+            pieces.append(view[field.start : field.end])
+    return pieces, raw
+
+
+def _graph_without(
+    view: memoryview, graph: _Field, raw: dict[int, memoryview], count: int
+) -> tuple[list[bytes | memoryview], int]:
+    pieces: list[bytes | memoryview] = []
+    for field in _fields(view, graph.content, graph.end):
+        if field.number != _INITIALIZER or field.kind != _LENGTH_DELIMITED:
+            pieces.append(view[field.start : field.end])
+            continue
+        if field.end - field.content < MIN_CARVED_BYTES:
+            pieces.append(view[field.start : field.end])
+        else:
+            pieces += _as_field(_INITIALIZER, _tensor_without(view, field, raw, count))
+        count += 1
+    return pieces, count
+
+
+def _tensor_without(
+    view: memoryview, tensor: _Field, raw: dict[int, memoryview], index: int
+) -> list[bytes | memoryview]:
+    pieces: list[bytes | memoryview] = []
+    for field in _fields(view, tensor.content, tensor.end):
+        if field.number == _RAW_DATA and field.kind == _LENGTH_DELIMITED:
+            raw[index] = view[field.content : field.end]  # where there are two, the last one holds
+        else:
+            pieces.append(view[field.start : field.end])
+    return pieces
+
+
+def _as_field(number: int, pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    size = sum(len(piece) for piece in pieces)
+    return [_varint(number << 3 | _LENGTH_DELIMITED) + _varint(size), *pieces]
+
+
+def _fields(view: memoryview, position: int, end: int) -> Iterator[_Field]:
+    while position < end:
+        start = position
+        tag, position = _read_varint(view, position, end)
+        kind, content = tag & 7, position
+        if kind == 0:
+            _, position = _read_varint(view, position, end)
+        elif kind == _LENGTH_DELIMITED:
+            size, content = _read_varint(view, position, end)
+            position = content + size
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            raise _BrokenError
+        if position > end or not tag >> 3:
+            raise _BrokenError
+        yield _Field(tag >> 3, kind, start, content, position)
+
+
+def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+    result = shift = 0
+    while position < end and shift < 70:
+        byte = view[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+        shift += 7
+    raise _BrokenError
+
+
+def _varint(number: int) -> bytes:
+    result = bytearray()
+    while number > 0x7F:
+        result.append(number & 0x7F | 0x80)
+        number >>= 7
+    result.append(number)
+    return bytes(result)

@@ -1,0 +1,56 @@
+"""What a rewrite is, and the questions about constants that many of them ask."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.onnx.graph import attribute, constant, input_value, opset
+
+
+class GraphRewrite(Protocol):
+    """An exact rewrite. Implementations are small classes, one in a file."""
+
+    name: ClassVar[str]  # the file's
+    is_default: ClassVar[bool]
+
+    def apply(self, model: ir.Model) -> int:
+        """Rewrite every place in the main graph where it applies, in place; return how many there were."""
+        ...
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The number that a constant of one element holds."""
+    array = constant(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+def integers(value: ir.Value | None) -> list[int] | None:
+    """The elements of an integer constant."""
+    array = constant(value)
+    if array is None or not np.issubdtype(array.dtype, np.integer):
+        return None
+    return [int(each) for each in array.reshape(-1)]
+
+
+def reduction_axes(model: ir.Model, node: ir.Node) -> list[int] | None:
+    """The axes of a reduction, an attribute before opset 18 (13 for ReduceSum) and an input since; counted from 0 where
+    the rank is known. None where they are not known, and where the node reduces over everything or nothing."""
+    axes = list(attribute(node, "axes") or ())
+    if not axes and (opset(model) >= 18 or node.op_type == "ReduceSum"):
+        axes = integers(input_value(node, 1)) or []
+    value = input_value(node, 0)
+    if not axes or value is None:
+        return None
+    if value.shape is not None:
+        axes = sorted(axis % len(value.shape) for axis in axes if -len(value.shape) <= axis < len(value.shape))
+    return axes
+
+
+def in_dtype(array: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Numbers that were computed in float64, rounded once to the type of `like`; None where they leave its range."""
+    with np.errstate(all="ignore"):
+        rounded = array.astype(like.dtype)
+    return rounded if bool(np.isfinite(rounded.astype(np.float64)).all()) else None

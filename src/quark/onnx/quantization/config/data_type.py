@@ -1,0 +1,124 @@
+"""The number types that a spec can name, one row each.
+
+    Int8.format            the format of quark.formats, where one name says all
+    MXInt8.attributes      for block types, what the operator's attributes say: block size, rounding, scale rule ...
+
+The presets take their MXAttributes and BFPAttributes from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from onnx import TensorProto
+
+from quark.errors import unknown_name
+from quark.onnx.quantization.config.quant_types import (
+    BFP_FAMILY,
+    MX_FAMILY,
+    ExtendedQuantType,
+    QuantType,
+    format_of_type,
+)
+from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, MX_QUANTIZE_DEQUANTIZE
+
+
+@dataclass(frozen=True)
+class DataType:
+    """A number type: `map_onnx_format` is the same type as a QuantizationConfig names it."""
+
+    name: str
+    map_onnx_format: Any
+    onnx_proto_dtype: int = TensorProto.UNDEFINED
+    attributes: Mapping[str, int | str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+
+    @property
+    def format(self) -> str:
+        """The format's name; for block types the family, whose member `attributes` tell."""
+        return format_of_type(self.map_onnx_format)
+
+    @property
+    def operator(self) -> str | None:
+        """The operator that `attributes` belong to; None for types without blocks."""
+        return BLOCK_OPERATORS.get(self.format)
+
+    def __call__(self) -> DataType:
+        """Itself: scripts that treat the type as a class write Int8()."""
+        return self
+
+    def __str__(self) -> str:
+        return self.name
+
+
+BLOCK_OPERATORS = {BFP_FAMILY: BFP_QUANTIZE_DEQUANTIZE.name, MX_FAMILY: MX_QUANTIZE_DEQUANTIZE.name}
+
+HALF_EVEN = 2  # as the attribute rounding_mode counts
+
+
+def _block_float(name: str, bit_width: int, block_size: int) -> DataType:
+    attributes: dict[str, int | str] = {
+        "bfp_method": "to_bfp",
+        "axis": 1,
+        "bit_width": bit_width,
+        "block_size": block_size,
+        "rounding_mode": HALF_EVEN,
+    }
+    return DataType(name, ExtendedQuantType.QBFP, attributes=MappingProxyType(attributes))
+
+
+def _microexponents(name: str, bit_width: int) -> DataType:
+    attributes: dict[str, int | str] = {
+        "bfp_method": "to_bfp_prime",
+        "axis": 1,
+        "bit_width": bit_width,
+        "block_size": 16,
+        "sub_block_size": 2,
+        "sub_block_shift_bits": 1,
+        "rounding_mode": HALF_EVEN,
+    }
+    return DataType(name, ExtendedQuantType.QBFP, attributes=MappingProxyType(attributes))
+
+
+def _microscaling(name: str, element: str, scale_rule: str) -> DataType:
+    attributes: dict[str, int | str] = {
+        "element_dtype": element,
+        "axis": 1,
+        "block_size": 32,
+        "rounding_mode": HALF_EVEN,
+        "scale_rule": scale_rule,
+    }
+    return DataType(name, ExtendedQuantType.QMX, attributes=MappingProxyType(attributes))
+
+
+Int8 = DataType("Int8", QuantType.QInt8, TensorProto.INT8)
+UInt8 = DataType("UInt8", QuantType.QUInt8, TensorProto.UINT8)
+Int16 = DataType("Int16", ExtendedQuantType.QInt16, TensorProto.INT16)
+UInt16 = DataType("UInt16", ExtendedQuantType.QUInt16, TensorProto.UINT16)
+Int32 = DataType("Int32", ExtendedQuantType.QInt32, TensorProto.INT32)
+UInt32 = DataType("UInt32", ExtendedQuantType.QUInt32, TensorProto.UINT32)
+Float16 = DataType("Float16", ExtendedQuantType.QFloat16, TensorProto.FLOAT16)
+BFloat16 = DataType("BFloat16", ExtendedQuantType.QBFloat16, TensorProto.BFLOAT16)
+BFP16 = _block_float("BFP16", bit_width=16, block_size=8)
+MX4 = _microexponents("MX4", bit_width=11)
+MX6 = _microexponents("MX6", bit_width=13)
+MX9 = _microexponents("MX9", bit_width=16)
+MXFP8E5M2 = _microscaling("MXFP8E5M2", "fp8_e5m2", "rceil")
+MXFP8E4M3 = _microscaling("MXFP8E4M3", "fp8_e4m3", "rceil")
+MXFP6E3M2 = _microscaling("MXFP6E3M2", "fp6_e3m2", "rceil")
+MXFP6E2M3 = _microscaling("MXFP6E2M3", "fp6_e2m3", "rceil")
+MXFP4E2M1 = _microscaling("MXFP4E2M1", "fp4_e2m1", "even")
+MXInt8 = _microscaling("MXInt8", "int8", "floor")
+
+DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
+    {value.name: value for value in list(vars().values()) if isinstance(value, DataType)}
+)
+
+
+def parse_data_type(name: str) -> DataType:
+    """The type of that name."""
+    if name not in DATA_TYPES:
+        raise unknown_name("data type", name, DATA_TYPES)
+    return DATA_TYPES[name]

@@ -1,0 +1,230 @@
+"""Configs as YAML and JSON.
+
+A file holds the fields of a QuantizationConfig, or of a QConfig, which is known by its `global_config`. Enums are
+written by name, as in Python: `calibrate_method: PowerOfTwoMethod.MinMSE`. A file may start from a preset and say only
+what differs; extra options are merged key by key:
+
+    preset: XINT8
+    extra_options:
+      CalibDataSize: 100
+
+A key that is not known is an error. Functions cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.onnx.quantization.config.algorithm import AlgoConfig
+from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
+from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES
+from quark.onnx.quantization.config.spec import QLayerConfig
+
+_ENUMS = {cls.__name__: cls for cls in (*CALIBRATION_METHODS, *QUANT_TYPES, *QUANT_FORMATS)}
+
+# Options whose values are pairs: files know lists only, so that these become tuples again.
+_OPTIONS_OF_PAIRS = ("RemoveQDQBetweenOps",)
+_SETTINGS_OF_PAIRS = ("LRAdjust",)
+
+
+def refuse_function(name: str) -> Any:
+    """For files, which cannot hold one."""
+    raise InvalidValueError(f"'{name}' is a function, which a file cannot hold: set it in Python after loading")
+
+
+def plain(value: Any, name: str = "", on_function: Callable[[str], Any] = refuse_function) -> Any:
+    """value as JSON can hold it; `on_function` says what becomes of a function, by the name of its option."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, Mapping):
+        return {str(plain(k)): plain(v, str(k), on_function) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value) if isinstance(value, (set, frozenset)) else value
+        return [plain(each, name, on_function) for each in items]
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, (QLayerConfig, AlgoConfig)):
+        return value.to_dict()
+    if callable(getattr(value, "tolist", None)):  # numbers and arrays of numpy
+        return value.tolist()
+    if callable(value):
+        return on_function(name)
+    raise UnsupportedTypeError(f"'{name}' has type {type(value).__name__}, which a file cannot hold")
+
+
+def restored(value: Any) -> Any:
+    """What `plain` was made of, but for tuples."""
+    if isinstance(value, str):
+        return _enum_of(value)
+    if isinstance(value, Mapping):
+        return {_enum_of(str(key)): restored(each) for key, each in value.items()}
+    return [restored(each) for each in value] if isinstance(value, list) else value
+
+
+def _enum_of(text: str) -> Any:
+    """The member that text names, or the text itself where it names no enum of ours."""
+    cls_name, dot, member = text.partition(".")
+    if not dot or cls_name not in _ENUMS:
+        return text
+    members = _ENUMS[cls_name].__members__
+    if member not in members:
+        raise unknown_name(f"member of {cls_name}", member, members)
+    return members[member]
+
+
+def _options(content: Any) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise UnsupportedTypeError(f"extra_options: expected a mapping, got {content!r}")
+    options: dict[str, Any] = restored(content)
+    for name in _OPTIONS_OF_PAIRS:
+        if isinstance(options.get(name), list):
+            options[name] = [tuple(each) if isinstance(each, list) else each for each in options[name]]
+    for each in options.values():
+        for name in _SETTINGS_OF_PAIRS:
+            if isinstance(each, dict) and isinstance(each.get(name), list):
+                each[name] = tuple(each[name])
+    return options
+
+
+def quantization_config_to_dict(config: QuantizationConfig) -> dict[str, Any]:
+    return {each.name: plain(getattr(config, each.name), each.name) for each in fields(config)}
+
+
+def quantization_config_from_dict(content: Any) -> QuantizationConfig:
+    from quark.onnx.quantization.presets import get_default_config
+
+    if not isinstance(content, Mapping):
+        raise UnsupportedTypeError(f"config: expected a mapping of fields, got {content!r}")
+    values = dict(content)
+    preset = values.pop("preset", None)
+    config = QuantizationConfig() if preset is None else get_default_config(preset)
+    known = [each.name for each in fields(config)]
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_name("field of QuantizationConfig", name, [*known, "preset"])
+        if name == "extra_options":
+            value = merged(config.extra_options, _options(value or {}))
+        else:
+            value = _subgraphs(value) if name == "subgraphs_to_exclude" else restored(value)
+        setattr(config, name, value)
+    return config
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """base with the changes, key by key, also inside dictionaries that both have."""
+    result = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _subgraphs(value: Any) -> Any:
+    return [tuple(each) if isinstance(each, list) else each for each in value] if isinstance(value, list) else value
+
+
+def qconfig_to_dict(config: QConfig, on_function: Callable[[str], Any] = refuse_function) -> dict[str, Any]:
+    return {
+        "global_config": config.global_config.to_dict(),
+        "specific_layer_config": _layers_to_list(config.specific_layer_config),
+        "layer_type_config": _layers_to_list(config.layer_type_config),
+        "exclude": plain(config.exclude),
+        "algo_config": [each.to_dict() for each in config.algo_config],
+        "use_external_data_format": config.use_external_data_format,
+        "extra_options": plain(config.extra_options, "", on_function),
+    }
+
+
+def layer_entries(layers: Mapping[Any, Any]) -> list[tuple[QLayerConfig | None, list[str]]]:
+    """Both ways of writing per-layer configs as pairs: what is wanted, and for which names."""
+    entries: list[tuple[QLayerConfig | None, list[str]]] = []
+    for key, value in layers.items():
+        if key is None or isinstance(key, QLayerConfig):
+            entries.append((key, [value] if isinstance(value, str) else list(value)))
+        elif isinstance(key, str) and (value is None or isinstance(value, QLayerConfig)):
+            entries.append((value, [key]))
+        else:
+            raise UnsupportedTypeError(
+                f"layer config {key!r}: {value!r}: expected {{QLayerConfig or None: [names]}} or {{name: QLayerConfig}}"
+            )
+    return entries
+
+
+def _layers_to_list(layers: Mapping[Any, Any]) -> list[list[Any]]:
+    return [[config and config.to_dict(), names] for config, names in layer_entries(layers)]
+
+
+def _layers_from_list(content: Any) -> dict[QLayerConfig | None, list[str]]:
+    layers: dict[QLayerConfig | None, list[str]] = {}
+    for config, names in content:
+        key = None if config is None else QLayerConfig.from_dict(config)
+        layers[key] = [*layers.get(key, []), *names]
+    return layers
+
+
+def qconfig_from_dict(content: Any) -> QConfig:
+    known = [each.name for each in fields(QConfig)]
+    if not isinstance(content, Mapping) or "global_config" not in content:
+        raise InvalidValueError("not a QConfig: expected a mapping with 'global_config'")
+    for name in content:
+        if name not in known:
+            raise unknown_name("field of QConfig", name, known)
+    return QConfig(
+        QLayerConfig.from_dict(content["global_config"]),
+        _layers_from_list(content.get("specific_layer_config") or []),
+        _layers_from_list(content.get("layer_type_config") or []),
+        _subgraphs(content.get("exclude") or []),
+        [AlgoConfig.from_dict(each) for each in content.get("algo_config") or []],
+        content.get("use_external_data_format", False),
+        extra_options=_options(content.get("extra_options") or {}),
+    )
+
+
+def write(content: Mapping[str, Any], path: str | PathLike[str]) -> Path:
+    """Write content to a file of the kind that its suffix says."""
+    target = Path(path)
+    if target.suffix.lower() == ".json":
+        text = json.dumps(content, indent=1)
+    elif _is_yaml(target):
+        text = yaml.safe_dump(dict(content), sort_keys=False)
+    else:
+        raise InvalidValueError(f"{str(target)!r}: expected a name that ends in .yaml, .yml or .json")
+    target.write_text(text, encoding="utf-8")
+    return target
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix.lower() in (".yaml", ".yml")
+
+
+def read(path: str | PathLike[str]) -> Any:
+    """The content of such a file."""
+    source = Path(path)
+    try:
+        text = source.read_text(encoding="utf-8")
+        return json.loads(text) if source.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"config file {str(source)!r} cannot be read: {error}") from error
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        raise InvalidValueError(f"config file {str(source)!r} is not valid: {' '.join(str(error).split())}") from error
+
+
+def load_config(path: str | PathLike[str]) -> QuantizationConfig | QConfig:
+    """The config in a file, whichever kind it is."""
+    content = read(path)
+    try:
+        is_by_tensor = isinstance(content, Mapping) and "global_config" in content
+        return qconfig_from_dict(content) if is_by_tensor else quantization_config_from_dict(content)
+    except (InvalidValueError, UnsupportedTypeError) as error:
+        raise type(error)(f"config file {str(path)!r}: {error}") from error

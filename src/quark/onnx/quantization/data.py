@@ -1,0 +1,35 @@
+"""The data of a run: what the user has, and how images of it are to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from quark.onnx.calibrate.options import CalibrationOptions
+from quark.onnx.data import Preprocessing, Samples, input_infos, open_samples
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """`source` is anything that `open_samples` takes. `count` and `batch_size` matter to folders and arrays, and
+    `preprocessing` to images."""
+
+    source: Any = None
+    count: int | None = None
+    batch_size: int = 1
+    preprocessing: str | Path | Preprocessing = "imagenet"
+
+    def open(self, model: ir.Model, options: CalibrationOptions, *, is_calibrating: bool) -> Samples:
+        """The samples, checked against the model; a few are enough where nothing is calibrated."""
+        return open_samples(
+            None if options.has_random_data else self.source,
+            input_infos(model),
+            count=self.count or options.sample_limit,
+            batch_size=self.batch_size,
+            preprocessing=self.preprocessing,
+            seed=options.seed,
+            is_calibrating=is_calibrating,
+        )

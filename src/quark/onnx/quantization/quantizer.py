@@ -1,0 +1,118 @@
+"""The two ways in: `quantize` for most, `ModelQuantizer` for code written for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from quark.account import Report
+from quark.errors import InvalidValueError
+from quark.fidelity import Verdict
+from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.pipeline import quantize_graph
+from quark.onnx.quantization.settings import Settings
+from quark.onnx.save import SaveOptions, check_output, write_model, write_text
+from quark.plan import QuantizationPlan
+
+Source = str | os.PathLike[str] | onnx.ModelProto | bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class QuantizedModel:
+    """A quantized model with the account of how it came about."""
+
+    model: onnx.ModelProto
+    report: Report
+    save_options: SaveOptions
+
+    @property
+    def plan(self) -> QuantizationPlan:
+        return self.report.plan
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model, and the report as JSON beside it: model.onnx and model.json."""
+        target = check_output(path)
+        facts = write_model(self.model, target, self.save_options)
+        self.report = replace(self.report, result=facts)
+        write_text(self.report.to_json(), target.with_suffix(".json"))
+        return target
+
+
+def quantize(
+    model: Source,
+    data: Any = None,
+    config: Any = "XINT8",
+    *,
+    num_samples: int | None = None,
+    batch_size: int = 1,
+    preprocessing: Any = "imagenet",
+) -> QuantizedModel:
+    """Quantize a model: `quantize("in.onnx", images, "XINT8").save("out.onnx")`.
+
+    `data` is what the model will see: an ONNX Runtime reader, any iterable of dicts or arrays, a torch DataLoader, an
+    array, a .npz file or a folder of images. Without it, formats that need calibration get random data, and the report
+    says so. `config` is the name of a preset, a YAML or JSON file, or a configuration object.
+
+    Of a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by `preprocessing`:
+    'imagenet', 'lite', 'none', a YAML file or a `Preprocessing`.
+    """
+    settings = settings_of(config)
+    outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings)
+    _warn(outcome.report)
+    return QuantizedModel(outcome.model, outcome.report, settings.save)
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration, which is checked when this is built.
+
+    >>> from quark.onnx import QConfig
+    >>> ModelQuantizer(QConfig.get_default_config("MXINT8")).settings.name
+    'MXINT8'
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.settings: Settings = settings_of(config)
+
+    def quantize_model(
+        self,
+        model_input: Source,
+        model_output: str | os.PathLike[str] | None = None,
+        calibration_data_reader: Any = None,
+        calibration_data_path: str | os.PathLike[str] | None = None,
+    ) -> onnx.ModelProto | None:
+        """Quantize a model. With an output path the file is written there, and the report beside it as JSON; without
+        one, the quantized model is returned."""
+        if calibration_data_reader is not None and calibration_data_path is not None:
+            raise InvalidValueError("calibration_data_reader and calibration_data_path: give one of them")
+        data = calibration_data_reader if calibration_data_path is None else Path(calibration_data_path)
+        target = None if model_output is None else check_output(model_output, model_input)
+        outcome = quantize_graph(model_input, Data(data), self.settings)
+        result = QuantizedModel(outcome.model, outcome.report, self.settings.save)
+        _warn(outcome.report)
+        if target is not None:
+            result.save(target)
+        if self.settings.has_summary:
+            logger.info("%s", _one_line(result.report))
+        return None if target is not None else result.model
+
+
+def _warn(report: Report) -> None:
+    """The log gets what a user must not miss, whoever prints the rest."""
+    for remark in report.remarks:
+        logger.warning("%s", remark)
+    if report.verdict in (Verdict.DEGRADED, Verdict.COLLAPSED):
+        logger.warning("%s", _one_line(report))
+
+
+def _one_line(report: Report) -> str:
+    outputs = ", ".join(f"{each.name}: {each.sqnr_db:.1f} dB, cosine {each.cosine:.4f}" for each in report.outputs)
+    return f"{report.source.name} as {report.config_name}: {report.verdict.value} ({outputs or 'not checked'})"

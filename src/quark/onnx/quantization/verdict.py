@@ -1,0 +1,29 @@
+"""How the quantized model does on samples that it was not calibrated on, against the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from quark.fidelity import FidelityMeter, OutputFidelity
+from quark.onnx.session import open_session
+
+Sample = Mapping[str, Any]
+
+
+def compare_outputs(
+    model: onnx.ModelProto, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
+) -> tuple[OutputFidelity, ...]:
+    """Every float output, over all samples; integer outputs are left out."""
+    if not samples:
+        return ()
+    session = open_session(model, providers=tuple(providers))
+    meters: dict[str, FidelityMeter] = {}
+    for sample, reference in zip(samples, expected, strict=True):
+        actual = dict(zip(reference, session.run(list(reference), dict(sample)), strict=True))
+        for name, value in reference.items():
+            if value.dtype.kind == "f":
+                meters.setdefault(name, FidelityMeter(name)).add(value, actual[name])
+    return tuple(meter.result() for meter in meters.values())

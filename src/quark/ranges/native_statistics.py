@@ -1,0 +1,71 @@
+"""The compiled statistics of csrc/formats/statistics.h, through ctypes, which lets other threads run meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quark.formats.native import load_library
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "quark_extremes": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+    "quark_add_to_histogram": (
+        *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_double),
+        *(ctypes.c_void_p, ctypes.c_int64),
+    ),
+    "quark_add_squared_errors": (
+        *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32),
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p),
+    ),
+}
+
+
+class NativeStatistics:
+    """The functions of the library. Arrays are flat, contiguous float32."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = ctypes.c_int
+        self._library = library
+
+    def extremes(self, x: npt.NDArray[np.float32]) -> tuple[float, float] | None:
+        """None where x holds NaN or Inf."""
+        found = (ctypes.c_float * 2)()
+        status = self._library.quark_extremes(x.ctypes.data, x.size, ctypes.addressof(found))
+        return (found[0], found[1]) if status == 0 else None
+
+    def add_to_histogram(
+        self, x: npt.NDArray[np.float32], lowest: float, per_unit: float, counts: npt.NDArray[np.int64]
+    ) -> None:
+        status = self._library.quark_add_to_histogram(
+            x.ctypes.data, x.size, lowest, per_unit, counts.ctypes.data, len(counts)
+        )
+        if status != 0:
+            raise MemoryError(f"counting into {len(counts)} bins")
+
+    def squared_errors(
+        self, x: npt.NDArray[np.float32], bits: int, positions: tuple[int, ...]
+    ) -> npt.NDArray[np.float64]:
+        where = np.array(positions, np.int32)
+        sums = np.zeros(len(positions))
+        status = self._library.quark_add_squared_errors(
+            x.ctypes.data, x.size, bits, where.ctypes.data, len(where), sums.ctypes.data
+        )
+        if status != 0:
+            raise RuntimeError(f"the compiled code refused positions {positions} of {bits} bits")  # our mistake
+        return sums
+
+
+@functools.cache
+def native_statistics() -> NativeStatistics | None:
+    """The compiled statistics; None where the library is missing, older than these functions, or switched off."""
+    library = load_library()
+    if library is None or not all(hasattr(library, name) for name in _SIGNATURES):
+        return None
+    return NativeStatistics(library)

@@ -1,0 +1,157 @@
+"""Ranges for scales that are powers of two: a position for each tensor, scale = 2^-position.
+
+    NonOverflow         the largest position at which nothing is clipped
+    PowerOfTwoMinMSE    of that position and the next four the one with the least sum of squared errors
+
+The rule and the candidates are `NON_OVERFLOW` of `quark.formats.power_of_two`, and over all data the position is the
+one that `min_mse_position` finds. The extremes of the first pass fix the candidates, the second sums their errors.
+
+With `has_most_common` each piece of data that is observed votes for its own best position, in a single pass; the
+majority wins, of equals the smaller position. All-zero pieces abstain. The result then depends on how the data are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quark.errors import InvalidValueError
+from quark.formats.power_of_two import NON_OVERFLOW, position_of_range
+from quark.formats.spec import IntFormat
+from quark.ranges.method import Observer, RangeMethod, TensorRange
+from quark.ranges.min_max import Extremes, MinMaxObserver, mismatch
+from quark.ranges.statistics import as_float32, extremes, squared_errors
+
+_SUM_TOLERANCE = 1e-9  # far above the rounding of a sum of float64
+
+
+@dataclass(frozen=True)
+class NonOverflow(RangeMethod):
+    """The largest position at which nothing is clipped."""
+
+    def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
+        return NonOverflowObserver(integer.bits)
+
+    def __str__(self) -> str:
+        return "NonOverflow"
+
+
+@dataclass(frozen=True)
+class PowerOfTwoMinMSE(RangeMethod):
+    """The position with the least squared error over all data; or the one that most pieces of it prefer."""
+
+    has_most_common: bool = False
+
+    def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
+        return MostCommonObserver(integer.bits) if self.has_most_common else LeastErrorObserver(integer.bits)
+
+    def __str__(self) -> str:
+        return "PowerOfTwoMinMSE, most common" if self.has_most_common else "PowerOfTwoMinMSE"
+
+
+class NonOverflowObserver(MinMaxObserver):
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self._bits = bits
+
+    def result(self) -> TensorRange:
+        return _range_at(self.extremes, self._bits, _candidates(self.extremes, self._bits)[0])
+
+
+class LeastErrorObserver(Observer):
+    """A candidate whose sum exceeds what NonOverflow's position can reach with all data is given up at once: that one
+    is off by half a step at most for each of the elements that the first pass counted."""
+
+    needs_second_pass = True
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._extremes = Extremes()
+        self._elements = 0
+        self._errors: dict[int, float] | None = None  # of the candidates still in the race
+
+    def observe(self, x: Any) -> None:
+        if self._errors is not None:
+            raise InvalidValueError("the second pass has begun, and the candidates are fixed: use observe_again")
+        flat = as_float32(x)
+        self._extremes.add(extremes(flat))
+        self._elements += flat.size
+
+    def observe_again(self, x: Any) -> None:
+        if self._errors is None:
+            self._errors = dict.fromkeys(_candidates(self._extremes, self._bits), 0.0)
+        if len(self._errors) == 1:
+            return
+        positions = tuple(self._errors)
+        found = squared_errors(as_float32(x), self._bits, positions)
+        limit = self._elements * math.ldexp(1.0, -2 * positions[0] - 2) * (1 + _SUM_TOLERANCE)
+        sums = {each: self._errors[each] + float(error) for each, error in zip(positions, found, strict=True)}
+        self._errors = {each: total for each, total in sums.items() if each == positions[0] or total <= limit}
+
+    def merge(self, other: Observer) -> None:
+        if not isinstance(other, LeastErrorObserver) or other._bits != self._bits:
+            raise mismatch(self, other)
+        if self._errors is None and other._errors is None:
+            self._extremes.add(other._extremes.range)
+            self._elements += other._elements
+            return
+        if (self._extremes, self._elements) != (other._extremes, other._elements):
+            raise InvalidValueError("errors at different positions: merge after the first pass, then sum both")
+        mine, others = self._errors, other._errors
+        if mine is not None and others is not None:
+            self._errors = {each: total + others[each] for each, total in mine.items() if each in others}
+        elif others is not None:
+            self._errors = dict(others)
+
+    def result(self) -> TensorRange:
+        candidates = _candidates(self._extremes, self._bits)
+        if len(set(candidates)) == 1:  # zeros, and the smallest numbers
+            return _range_at(self._extremes, self._bits, candidates[0])
+        if self._errors is None:
+            raise InvalidValueError("this method needs the data twice: call observe_again with all of it")
+        return _range_at(self._extremes, self._bits, min(self._errors, key=self._errors.__getitem__))
+
+
+class MostCommonObserver(Observer):
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._extremes = Extremes()
+        self._votes: Counter[int] = Counter()
+
+    def observe(self, x: Any) -> None:
+        flat = as_float32(x)
+        piece = Extremes(extremes(flat))
+        self._extremes.add(piece.range)
+        if piece.lowest == piece.highest == 0:
+            return
+        positions = _candidates(piece, self._bits)
+        self._votes[positions[int(np.argmin(squared_errors(flat, self._bits, positions)))]] += 1
+
+    def merge(self, other: Observer) -> None:
+        if not isinstance(other, MostCommonObserver) or other._bits != self._bits:
+            raise mismatch(self, other)
+        self._extremes.add(other._extremes.range)
+        self._votes += other._votes
+
+    def result(self) -> TensorRange:
+        if not self._votes:
+            return _range_at(self._extremes, self._bits, NON_OVERFLOW.zero_position)
+        return _range_at(self._extremes, self._bits, min(self._votes, key=lambda each: (-self._votes[each], each)))
+
+
+def _candidates(seen: Extremes, bits: int) -> tuple[int, ...]:
+    """The positions to try for data of these extremes, smallest first: the first is NonOverflow's."""
+    start = int(position_of_range(np.float32(seen.lowest), np.float32(seen.highest), bits, NON_OVERFLOW))
+    lowest, highest = NON_OVERFLOW.min_position, NON_OVERFLOW.max_position
+    return tuple(min(max(start + offset, lowest), highest) for offset in NON_OVERFLOW.offsets)
+
+
+def _range_at(seen: Extremes, bits: int, position: int) -> TensorRange:
+    """What of the data the codes at that position reach."""
+    step, half = math.ldexp(1.0, -position), 1 << (bits - 1)
+    lowest, highest = -half * step, (half - 1) * step
+    return TensorRange(min(max(seen.lowest, lowest), highest), max(min(seen.highest, highest), lowest), position)

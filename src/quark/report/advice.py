@@ -1,0 +1,55 @@
+"""What to do next about a quantized network that is not good enough: the likeliest cause first.
+
+Advice comes from the report alone. Each line is one thing to try; none is given for a good network.
+"""
+
+from __future__ import annotations
+
+from quark.account import Report
+from quark.fidelity import Verdict
+from quark.formats.catalog import FORMATS
+from quark.plan import AffineChoice, BlockChoice, FloatChoice, Role
+
+FEW_SAMPLES = 32
+MOST_ADVICE = 3
+
+
+def advice(report: Report) -> list[str]:
+    """At most three things to try, the likeliest first."""
+    if report.verdict is Verdict.OK:
+        return []
+    if report.verdict is Verdict.UNCHECKED:
+        return ["give data that the network knows: --calib DIR in the command, data= in Python"]
+    return (_about_data(report) + _about_formats(report))[:MOST_ADVICE]
+
+
+def _about_data(report: Report) -> list[str]:
+    facts = report.calibration
+    if facts.is_random:
+        return ["calibrate on real data instead of random numbers: --calib DIR"]
+    if not facts.methods:
+        return []  # nothing was calibrated: more data would change nothing
+    tips = ["check that the calibration data is prepared as in training: --preprocess"]
+    if facts.samples < FEW_SAMPLES:
+        tips.append(f"calibrate on more than {facts.samples} samples: 100 to 500 are usual")
+    return tips if _is_collapsed(report) else tips[1:]
+
+
+def _about_formats(report: Report) -> list[str]:
+    weights = [each.choice for each in report.plan if each.role is Role.WEIGHT]
+    activations = [each.choice for each in report.plan if each.role is Role.ACTIVATION]
+    if any(isinstance(each, BlockChoice) for each in weights + activations):
+        return ["take a block format with more bits: MXINT8 or MX9 keep nearly everything, MXFP6E2M3 most"]
+    if all(isinstance(each, FloatChoice) for each in weights + activations):
+        return ["take BF16, whose range is that of float32, in place of FP16"]
+    affine = [each for each in weights if isinstance(each, AffineChoice)]
+    tips = []
+    if affine and all(each.axis is None for each in affine):
+        tips.append("give each channel its own scale: INT8_CNN_DEFAULT --set per_channel=true")
+    if any(isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations):
+        tips.append("take 16-bit activations: A16W8, or U16S8_AAWS")
+    return [*tips, "leave the most sensitive nodes in float: nodes_to_exclude"]
+
+
+def _is_collapsed(report: Report) -> bool:
+    return report.verdict is Verdict.COLLAPSED

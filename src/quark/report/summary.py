@@ -1,0 +1,200 @@
+"""The summary of a quantization that a person reads when it is done.
+
+The verdict comes first, in a frame and a colour where it is bad, with what to do about it. Then sizes, what was
+quantized with what, what stayed in float and why, what the ranges came from, how close each output is, and remarks.
+
+Without a terminal it is plain text of 80 columns. Long lists end in "and N more": the JSON beside the model has all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from quark.account import Report
+from quark.fidelity import OutputFidelity, Verdict
+from quark.plan import Role
+from quark.report.advice import advice
+from quark.report.quantities import count_of, listed, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+MOST_OUTPUTS = 6
+MOST_REASONS = 4
+MOST_REMARKS = 5
+COLOURS = {
+    Verdict.OK: "green",
+    Verdict.DEGRADED: "yellow",
+    Verdict.COLLAPSED: "red",
+    Verdict.UNCHECKED: "yellow",
+}
+MEANINGS = {
+    Verdict.OK: "the quantized network does what the float network does",
+    Verdict.DEGRADED: "The quantized network is noticeably worse than the float network.",
+    Verdict.COLLAPSED: "The quantized network no longer does what the float network does. Do not ship it.",
+    Verdict.UNCHECKED: "Nothing was compared with the float network: whether this file is any good is unknown.",
+}
+
+
+def print_summary(report: Report, console: Console | None = None) -> None:
+    """Write the summary to a console; to stdout where none is given."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    for part in summary_parts(report, has_boxes=console.is_terminal):
+        console.print(part)
+
+
+def summary_text(report: Report, columns: int = 80) -> str:
+    """The summary as plain text, no line longer than `columns`."""
+    import io
+
+    from rich.console import Console
+
+    stream = io.StringIO()
+    print_summary(report, Console(file=stream, width=columns, force_terminal=False, color_system=None, highlight=False))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The report as JSON can hold it: the same content as the file beside the model."""
+    content: dict[str, Any] = json.loads(report.to_json())
+    return content
+
+
+def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
+    """The verdict, the facts, the outputs, the remarks: what rich prints, in this order."""
+    yield _verdict(report, has_boxes)
+    yield _facts(report)
+    if report.outputs:
+        yield ""
+        yield _outputs(report.outputs)
+    if report.remarks:
+        yield ""
+        yield _remarks(report.remarks)
+
+
+def _verdict(report: Report, has_boxes: bool) -> RenderableType:
+    from rich import box
+    from rich.panel import Panel
+    from rich.text import Text
+
+    verdict, colour = report.verdict, COLOURS[report.verdict]
+    if verdict is Verdict.OK:
+        return Text.assemble((f"{verdict.value.upper()}: ", f"bold {colour}"), MEANINGS[verdict], f" {_basis(report)}")
+    text = Text("\n".join(filter(None, (MEANINGS[verdict], _basis(report)))))
+    for tip in advice(report):
+        text.append(f"\n- try: {tip}" if verdict is not Verdict.UNCHECKED else f"\n- {tip}")
+    frame = box.HEAVY if has_boxes else box.ASCII
+    return Panel(text, title=f" {verdict.value.upper()} ", title_align="left", border_style=f"bold {colour}", box=frame)
+
+
+def _basis(report: Report) -> str:
+    """The worst output's figures, and what they were measured on."""
+    facts = report.calibration
+    if not report.outputs:
+        return ""
+    worst = min(report.outputs, key=lambda each: each.sqnr_db)
+    where = "calibration" if facts.is_verdict_on_calibration else "held-out"
+    sort = "random" if facts.is_random else where
+    count = facts.samples if facts.is_verdict_on_calibration else facts.held_out
+    return f"(cosine {worst.cosine:.4f}, SQNR {sqnr_text(worst.sqnr_db)} dB on {count_of(count, f'{sort} sample')})"
+
+
+def _facts(report: Report) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _fact_rows(report):
+        grid.add_row(name, Text(value))  # as Text: names may hold brackets, which rich would read as markup
+    return grid
+
+
+def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
+    yield "file", f"{report.source.name}  {size_text(report.source.bytes)}"
+    if report.result is not None:
+        ratio = report.result.bytes / max(report.source.bytes, 1)
+        yield (
+            "written",
+            f"{report.result.name}  {size_text(report.result.bytes)}, {100 * ratio:.1f} % of the float file",
+        )
+    yield "config", report.config_name
+    for role in Role:
+        formats = report.formats(role)
+        if formats:
+            yield _plural(role), listed(f"{count} {name}" for name, count in formats.items())
+    op_types = Counter(report.op_types.get(node, "?") for node in report.quantized_nodes)
+    yield "quantized", listed(f"{count} {name}" for name, count in op_types.most_common()) or "nothing"
+    yield from _float_rows(report)
+    yield "calibration", _calibration(report)
+    if report.rewrites:
+        yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
+
+
+def _plural(role: Role) -> str:
+    return {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}[role]
+
+
+def _float_rows(report: Report) -> Iterator[tuple[str, str]]:
+    """What stayed in float, one line for each reason, the commonest first."""
+    by_reason: dict[str, Counter[str]] = {}
+    for node in report.plan.skipped:
+        by_reason.setdefault(node.reason, Counter())[node.op_type] += 1
+    ordered = sorted(by_reason.items(), key=lambda item: -item[1].total())
+    for index, (reason, op_types) in enumerate(ordered[:MOST_REASONS]):
+        nodes = listed(f"{count} {name}" for name, count in op_types.most_common())
+        yield "" if index else "in float", f"{nodes}: {reason}"
+    if len(ordered) > MOST_REASONS:
+        rest = sum(op_types.total() for _, op_types in ordered[MOST_REASONS:])
+        yield "", f"and {count_of(rest, 'node')} for {count_of(len(ordered) - MOST_REASONS, 'other reason')}"
+
+
+def _calibration(report: Report) -> str:
+    facts = report.calibration
+    data = "RANDOM NUMBERS" if facts.is_random else facts.source
+    how = listed(facts.methods) if facts.methods else "no ranges needed"
+    return f"{count_of(facts.samples, 'sample')} ({data}), {how}"
+
+
+def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("output", overflow="fold")
+    for heading in ("cosine", "SQNR dB", "same class", "largest error", "verdict"):
+        table.add_column(heading, justify="right" if heading != "verdict" else "left")
+    worst_first = sorted(outputs, key=lambda each: each.sqnr_db) if len(outputs) > MOST_OUTPUTS else outputs
+    for each in worst_first[:MOST_OUTPUTS]:
+        agreement = "-" if each.agreement is None else f"{100 * each.agreement:.1f} %"
+        figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement, f"{each.max_error:.3g}")
+        table.add_row(Text(each.name), *figures, Text(each.verdict.value, COLOURS[each.verdict]))
+    if len(outputs) > MOST_OUTPUTS:
+        table.add_row(f"and {len(outputs) - MOST_OUTPUTS} more, all better")
+    return table
+
+
+def sqnr_text(sqnr_db: float) -> str:
+    """>>> sqnr_text(float("inf")), sqnr_text(12.345)
+    ('exact', '12.3')
+    """
+    if math.isinf(sqnr_db):
+        return "exact" if sqnr_db > 0 else "-inf"
+    return f"{sqnr_db:.1f}"
+
+
+def _remarks(remarks: Iterable[str]) -> RenderableType:
+    from rich.text import Text
+
+    lines = list(remarks)
+    shown = lines[:MOST_REMARKS]
+    if len(lines) > MOST_REMARKS:
+        shown.append(f"and {count_of(len(lines) - MOST_REMARKS, 'more remark')} in the JSON beside the model")
+    return Text("\n".join(f"- {line}" for line in shown))

@@ -1,0 +1,50 @@
+"""What --max-drop limits."""
+
+import pytest
+from reports import make_report
+from tiny_models import save_brightness_model, save_images
+
+from quark.cli.drop import measured_drop
+from quark.errors import InvalidValueError
+from quark.fidelity import OutputFidelity
+
+
+def drop_of(report):
+    return measured_drop(report, None, None, None, "imagenet")
+
+
+def test_outputs_with_classes_lose_equal_predictions():
+    drop = drop_of(make_report(outputs=(OutputFidelity("y", 0.5, 3.0, agreement=0.97),)))
+    assert drop.points == pytest.approx(3)
+    assert "equal predictions" in str(drop)
+
+
+def test_other_outputs_lose_cosine_and_the_worst_counts():
+    outputs = (
+        OutputFidelity("y", 0.99, 20.0, agreement=1.0),
+        OutputFidelity("z", 0.9, 8.0),
+        OutputFidelity("w", 1.0, 50.0),
+    )
+    drop = drop_of(make_report(outputs=outputs))
+    assert drop.points == pytest.approx(10)
+    assert "'z'" in str(drop)
+
+
+def test_nothing_compared_is_an_error():
+    with pytest.raises(InvalidValueError, match="--calib or --data"):
+        drop_of(make_report("unchecked"))
+
+
+def test_labelled_data_give_the_paired_difference(tmp_path):
+    model = save_brightness_model(tmp_path / "m.onnx")
+    data = save_images(tmp_path / "val", count=2)
+    drop = measured_drop(make_report("collapsed"), model, model, data, "imagenet")
+    assert drop.points == 0
+    assert "top-1" in str(drop)
+
+
+def test_data_without_labels_is_an_error(tmp_path):
+    model = save_brightness_model(tmp_path / "m.onnx")
+    data = save_images(tmp_path / "val", count=2) / "a_dark"
+    with pytest.raises(InvalidValueError, match="no labels"):
+        measured_drop(make_report(), model, model, data, "imagenet")

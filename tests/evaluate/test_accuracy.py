@@ -1,0 +1,37 @@
+"""Top-1 and top-5, against a loop that sorts by hand."""
+
+import numpy as np
+import pytest
+
+from quark.errors import InvalidValueError
+from quark.evaluate.accuracy import AccuracyMeter, ranked
+
+
+@pytest.mark.parametrize("classes", [2, 5, 11])
+def test_counts_are_those_of_sorting_by_hand(classes):
+    rng = np.random.default_rng(classes)
+    scores = rng.integers(0, 6, (200, classes)).astype(np.float32)  # many ties
+    labels = rng.integers(0, classes, 200)
+    meter = AccuracyMeter()
+    for start in range(0, 200, 7):
+        meter.add(scores[start : start + 7], labels[start : start + 7])
+    best = [sorted(range(classes), key=lambda c, row=row: (-row[c], c))[:5] for row in scores]
+    result = meter.result()
+    assert result.count == 200
+    assert result.top1 == np.mean([order[0] == label for order, label in zip(best, labels, strict=True)])
+    assert result.top5 == np.mean([label in order for order, label in zip(best, labels, strict=True)])
+
+
+def test_nan_is_the_lowest_score():
+    assert ranked(np.array([[np.nan, -1.0, -np.inf]])).tolist() == [[1, 0, 2]]
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_label_beyond_the_classes(label):
+    with pytest.raises(InvalidValueError, match=f"label {label}: the model has 3 classes"):
+        AccuracyMeter().add(np.zeros((2, 3)), np.array([label, 1]))
+
+
+def test_no_samples():
+    with pytest.raises(InvalidValueError, match="no samples"):
+        AccuracyMeter().result()

@@ -1,0 +1,222 @@
+"""Types, methods and fields of a QuantizationConfig as specs, or as errors that name the culprit."""
+
+from __future__ import annotations
+
+import pytest
+
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.onnx.choose.specs import AffineSpec, FloatSpec
+from quark.onnx.insert.options import NodeStyle
+from quark.onnx.quantization.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.config.quant_types import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    QuantFormat,
+    QuantType,
+    VitisQuantFormat,
+    VitisQuantType,
+)
+from quark.onnx.quantization.settings import Settings
+from quark.ranges import (
+    Distribution,
+    Entropy,
+    LayerwisePercentile,
+    MinMax,
+    MinMSE,
+    NonOverflow,
+    Percentile,
+    PowerOfTwoMinMSE,
+)
+
+
+def settings(**options) -> Settings:
+    return settings_of(QuantizationConfig(extra_options=options))
+
+
+def mx_settings(**options) -> Settings:
+    config = get_default_config("MXINT8")
+    config.extra_options.update(options)
+    return settings_of(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        (CalibrationMethod.MinMax, {}, MinMax()),
+        (CalibrationMethod.MinMax, {"CalibMovingAverage": True}, MinMax(0.01)),
+        (CalibrationMethod.MinMax, {"CalibMovingAverage": True, "CalibMovingAverageConstant": 0.2}, MinMax(0.2)),
+        (CalibrationMethod.Entropy, {}, Entropy()),
+        (CalibrationMethod.Distribution, {}, Distribution()),
+        (CalibrationMethod.Percentile, {"Percentile": 99.5}, Percentile(99.5)),
+        (LayerWiseMethod.LayerWisePercentile, {"PercentileCandidates": [99, 99.9]}, LayerwisePercentile((99, 99.9))),
+        (ExtendedCalibrationMethod.MinMSE, {}, MinMSE()),
+    ],
+)
+def test_methods_with_float_scales(method, options, expected):
+    spec = settings_of(QuantizationConfig(calibrate_method=method, extra_options=options)).choose.default
+    assert spec.activation == AffineSpec("int8", expected, is_symmetric=False)
+    assert spec.weight == AffineSpec("int8", MinMax())
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        (PowerOfTwoMethod.NonOverflow, {}, NonOverflow()),
+        (PowerOfTwoMethod.MinMSE, {}, PowerOfTwoMinMSE()),
+        (PowerOfTwoMethod.MinMSE, {"MinMSEModePof2Scale": "MostCommon"}, PowerOfTwoMinMSE(has_most_common=True)),
+    ],
+)
+def test_methods_with_power_of_two_scales(method, options, expected):
+    spec = settings_of(QuantizationConfig(calibrate_method=method, extra_options=options)).choose.default
+    assert spec.activation == spec.weight == AffineSpec("int8", expected, is_power_of_two=True)
+    assert spec.bias == AffineSpec("int32")
+
+
+def test_power_of_two_scales_stay_symmetric_and_say_so():
+    config = QuantizationConfig(calibrate_method=PowerOfTwoMethod.MinMSE, extra_options={"ActivationSymmetric": False})
+    assert settings_of(config).choose.default.activation.is_symmetric
+    assert settings_of(config).remarks == (
+        "ActivationSymmetric: power-of-two scales always have their zero in the middle",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "bias"),
+    [
+        ({}, AffineSpec("int32")),
+        ({"Int32Bias": False}, AffineSpec("int8")),
+        ({"Int16Bias": True}, AffineSpec("int16")),
+        ({"QuantizeBias": False}, None),
+    ],
+)
+def test_biases_of_integers(options, bias):
+    assert settings(**options).choose.default.bias == bias
+
+
+def test_biases_of_blocks_follow_placement():
+    assert mx_settings().choose.default.bias is None
+    spec = mx_settings(BlockPlacement="all").choose.default
+    assert spec.bias == spec.weight
+    assert mx_settings(BlockPlacement="all", QuantizeBias=False).choose.default.bias is None
+
+
+def test_the_npu_has_biases_of_8_bits_unless_told():
+    config = get_default_config("XINT8")
+    assert settings_of(config).choose.default.bias.format == "int8"
+    config.extra_options["Int32Bias"] = True
+    assert settings_of(config).choose.default.bias == AffineSpec("int32")
+
+
+def test_options_of_block_specs():
+    assert not mx_settings(RefineBlockAxis=False).choose.default.weight.follows_reduction
+    attributes = {"element_dtype": "fp4_e2m1", "axis": 2, "block_size": 16}
+    spec = mx_settings(MXAttributes=attributes).choose.default.weight
+    assert (spec.axis, spec.quantizer.format.block_size, spec.quantizer.scale_rule.value) == (2, 16, "floor")
+
+
+def test_options_of_floats():
+    config = get_default_config("BF16")
+    config.extra_options.update(BF16WithClip=True, ActivationScaled=True)
+    spec = settings_of(config).choose.default
+    assert spec.activation == FloatSpec("bfloat16", is_saturating=True, is_scaled=True)
+    assert spec.weight == FloatSpec("bfloat16", is_saturating=True)
+    with pytest.raises(UnsupportedOptionError, match="blocks have scales of their own"):
+        mx_settings(ActivationScaled=True)
+
+
+@pytest.mark.parametrize("enum", [QuantType, ExtendedQuantType, VitisQuantType])
+@pytest.mark.parametrize("name", ["QInt8", "QUInt8", "QInt16", "QUInt16"])
+def test_a_type_means_the_same_in_every_enum(enum, name):
+    spec = settings_of(QuantizationConfig(activation_type=enum[name], weight_type=enum[name])).choose.default
+    assert spec.activation.format == spec.weight.format == name[1:].lower()
+    assert spec.weight.is_symmetric == (not name.startswith("QU"))
+
+
+@pytest.mark.parametrize("quant_format", [QuantFormat.QDQ, ExtendedQuantFormat.QDQ, VitisQuantFormat.QDQ])
+def test_node_formats(quant_format):
+    assert settings_of(QuantizationConfig(quant_format=quant_format)).insert.style is NodeStyle.QDQ
+
+
+def test_operators_for_integers_only():
+    assert settings_of(QuantizationConfig(quant_format=QuantFormat.QOperator)).insert.style is NodeStyle.QOPERATOR
+    config = get_default_config("MXINT8")
+    config.quant_format = ExtendedQuantFormat.QOperator
+    with pytest.raises(InvalidValueError, match="integers only"):
+        settings_of(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"include_cle": True}, UnsupportedOptionError, "cross-layer equalization"),
+        ({"include_sq": True}, UnsupportedOptionError, "SmoothQuant"),
+        ({"include_rotation": True}, UnsupportedOptionError, "rotation"),
+        ({"include_auto_mp": True}, UnsupportedOptionError, "AutoMixprecision"),
+        ({"include_fast_ft": True}, UnsupportedOptionError, "Set include_fast_ft=False"),
+        ({"crypto_mode": True}, UnsupportedOptionError, "encrypted"),
+        ({"convert_nchw_to_nhwc": True}, UnsupportedOptionError, "layouts"),
+        ({"quant_format": VitisQuantFormat.FixNeuron}, UnsupportedOptionError, "use QuantFormat.QDQ"),
+        ({"calibrate_method": Int16Method.MinMax}, UnsupportedOptionError, "16-bit integers"),
+        ({"calibrate_method": "MinMax"}, UnsupportedTypeError, "field 'calibrate_method': 'MinMax' has type str"),
+        ({"weight_type": CalibrationMethod.MinMax}, UnsupportedTypeError, "like QuantType.QInt8"),
+        ({"weight_type": QuantType.QFLOAT8E4M3FN}, InvalidValueError, "MXFP8E4M3"),
+        ({"per_channel": 1}, UnsupportedTypeError, "field 'per_channel': 1 has type int, expected True or False"),
+        ({"nodes_to_exclude": "conv"}, UnsupportedTypeError, "a list of strings"),
+        ({"subgraphs_to_exclude": ["conv"]}, UnsupportedTypeError, "pairs of lists of names"),
+        ({"extra_options": [1]}, UnsupportedTypeError, "field 'extra_options'"),
+        ({"enable_npu_cnn": True, "enable_npu_transformer": True}, InvalidValueError, "exclude each other"),
+        ({"calibrate_method": PowerOfTwoMethod.MinMSE, "per_channel": True}, InvalidValueError, "per_channel"),
+        ({"calibrate_method": PowerOfTwoMethod.MinMSE, "reduce_range": True}, InvalidValueError, "reduce_range"),
+        ({"use_dynamic_quant": True, "weight_type": QuantType.QInt16}, InvalidValueError, "use_dynamic_quant"),
+    ],
+)
+def test_fields_that_cannot_be(fields, error, message):
+    with pytest.raises(error) as caught:
+        settings_of(QuantizationConfig(**fields))
+    assert message in str(caught.value)
+
+
+def test_fields_reach_the_settings():
+    settings = settings_of(
+        QuantizationConfig(
+            per_channel=True,
+            reduce_range=True,
+            nodes_to_exclude=["a.*"],
+            subgraphs_to_exclude=[(["a"], ["b"])],
+            op_types_to_quantize=["Conv"],
+            use_external_data_format=True,
+            convert_fp16_to_fp32=True,
+            print_summary=False,
+        )
+    )
+    assert settings.choose.default.weight == AffineSpec("int8", is_per_channel=True, has_reduced_range=True)
+    assert settings.choose.selection.excluded_nodes == ("a.*",)
+    assert settings.choose.selection.excluded_subgraphs == ((("a",), ("b",)),)
+    assert settings.choose.selection.op_types == {"Conv"}
+    assert settings.save.has_external_data
+    assert settings.load.has_fp16_converted
+    assert not settings.has_summary
+    assert settings.name == "custom"
+
+
+def test_fields_that_cannot_matter_are_remarked_on():
+    config = get_default_config("MXINT8")
+    config.per_channel, config.debug_mode = True, True
+    assert [remark.split(":")[0] for remark in settings_of(config).remarks] == ["debug_mode", "per_channel"]
+
+
+def test_the_config_is_not_changed():
+    config = get_default_config("A16W8")
+    settings_of(config)
+    assert config == get_default_config("A16W8")
+
+
+def test_what_is_no_config_is_refused():
+    with pytest.raises(UnsupportedTypeError, match="expected a Config"):
+        settings_of(5)  # type: ignore[arg-type]

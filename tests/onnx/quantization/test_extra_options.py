@@ -1,0 +1,190 @@
+"""Every extra option is carried out, refused with a reason, or remarked on; nothing is ignored in silence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from quark.errors import InvalidValueError, QuarkError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
+from quark.onnx.quantization.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.option_table import OPTIONS
+from quark.onnx.quantization.config.option_treatments import Algorithm, Refused, Remark
+from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.config.quant_types import (
+    QuantType,
+)
+from quark.onnx.quantization.settings import Settings
+
+# The public surface: the documents' options, ours, and the common ones.
+PUBLISHED = re.findall(
+    r"\w+",
+    """
+    BlockPlacement PortableFunctions MXAttributes BFPAttributes FastFinetune AutoMixprecision ReplaceClip6Relu
+    CLESteps CLEScaleAppendBias CLETotalLayerDiffThreshold SmoothAlpha BiasCorrection ActivationSymmetric
+    WeightSymmetric WeightsSymmetric Int32Bias Int16Bias QuantizeBias Percentile ActivationScaled WeightScaled
+    UseRandomData CalibDataSize CalibMovingAverage CalibMovingAverageConstant CalibTensorRangeSymmetric
+    CalibOptimizeMem CalibWorkerNum MinMSEModePof2Scale WeightsOnly OpTypesToQuantize ExtraOpTypesToQuantize
+    NodesToQuantize OpTypesToExcludeOutputQuantization DedicatedQDQPair QDQOpTypePerChannelSupportToAxis
+    AddQDQPairToWeight ForceQuantizeNoInputCheck MatMulConstBOnly QuantizeAllOpTypes TensorQuantOverrides
+    SimplifyModel FoldBatchNorm FoldRelu ConvertBNToConv ConvertReduceMeanToGlobalAvgPool ConvertSplitToSlice
+    ConvertClipToRelu ConvertOpsetVersion SplitLargeKernelPool FuseInstanceNorm FuseL2Norm FuseGelu
+    FuseLayerNorm RemoveQDQConvRelu RemoveQDQConvClip RemoveQDQConvLeakyRelu RemoveQDQConvPRelu
+    RemoveQDQConvGelu RemoveQDQMulAdd RemoveQDQBetweenOps RemoveQDQInstanceNorm SimulateDPU
+    ConvertLeakyReluToDPUVersion ConvertSigmoidToHardSigmoid ConvertHardSigmoidToDPUVersion
+    ConvertAvgPoolToDPUVersion ConvertReduceMeanToDPUVersion ConvertSoftmaxToDPUVersion ConvertClipToDPUVersion
+    NPULimitationCheck MaxLoopNum AdjustShiftCut AdjustShiftBias AdjustShiftRead AdjustShiftWrite
+    AdjustHardSigmoid AdjustShiftSwish AlignConcat AlignPool AlignPad AlignSlice AlignTranspose AlignReshape
+    AlignEltwiseQuantType AdjustBiasScale CopySharedInit CopyBiasInit RemoveInputInit FixShapes QuantizeFP16
+    UseFP32Scale UseUnsignedReLU Int16Scale BF16WithClip BF16QDQToCast RefineBlockAxis EvalMetrics TmpDir
+    PrintSummary
+    """,
+)
+
+
+def settings(**options) -> Settings:
+    return settings_of(QuantizationConfig(extra_options=options))
+
+
+def mx_settings(**options) -> Settings:
+    config = get_default_config("MXINT8")
+    config.extra_options.update(options)
+    return settings_of(config)
+
+
+def test_every_published_option_has_a_row():
+    assert set(PUBLISHED) <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_every_row_explains_itself(option):
+    assert option.doc
+    assert option.kind.expected
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_misspelt_option_offers_the_right_one(name):
+    with pytest.raises(UnknownNameError, match=f"no extra option '{name}_'.*{name}"):
+        settings(**{name + "_": True})
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "EvalMetrics"])
+def test_a_value_of_the_wrong_type_is_named(name):
+    with pytest.raises(UnsupportedTypeError, match=rf"option '{name}': .* has type object, expected"):
+        settings(**{name: object()})
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"MXAttributes": {"element_dtpye": "int8"}}, "Did you mean element_dtype"),
+        ({"MXAttributes": {"element_dtype": "int9"}}, "expected one of"),
+        ({"MXAttributes": {"block_size": 0}}, "at least 1"),
+        ({"MXAttributes": {"block_size": "32"}}, "has type str"),
+    ],
+)
+def test_mistakes_in_block_attributes_are_named(option, message):
+    with pytest.raises(QuarkError, match=message) as error:
+        mx_settings(**option)
+    assert "option 'MXAttributes'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        (
+            {"FastFinetune": {"DataSise": 1}},
+            UnknownNameError,
+            "no key of option 'FastFinetune' 'DataSise'. Did you mean DataSize",
+        ),
+        ({"FastFinetune": {"DataSize": "1"}}, UnsupportedTypeError, "option 'FastFinetune.DataSize': '1' has type str"),
+        ({"FastFinetune": {"OptimAlgorithm": "adam"}}, InvalidValueError, "expected one of adaround, adaquant"),
+        ({"AutoMixprecision": {"OutputIdx": 1}}, UnknownNameError, "Did you mean OutputIndex"),
+        ({"MatMulNBitsParams": {"Bits": 5}}, InvalidValueError, "option 'MatMulNBitsParams.Bits': 5 is not possible"),
+        ({"TensorQuantOverrides": {"x": [{"quant_tipe": 1}]}}, UnknownNameError, "Did you mean quant_type"),
+        ({"TensorQuantOverrides": {"x": {}}}, UnsupportedTypeError, "TensorQuantOverrides.x"),
+        ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, InvalidValueError, "scale and zero_point come together"),
+        ({"TensorQuantOverrides": {"x": [{"rmin": 1.0, "rmax": 0.0}]}}, InvalidValueError, "rmin 1 above rmax 0"),
+        ({"TensorQuantOverrides": {"x": [{"convert": {}}]}}, UnsupportedOptionError, "specific_layer_config"),
+        (
+            {"Percentile": 101},
+            InvalidValueError,
+            "option 'Percentile': 101 is not possible, expected a number above 50",
+        ),
+        ({"CalibDataSize": 0}, InvalidValueError, "an integer of at least 1"),
+        ({"CalibDataSize": True}, UnsupportedTypeError, "an integer of at least 1"),
+        ({"BlockPlacement": "some"}, InvalidValueError, "expected one of compute, all"),
+        ({"MinMSEModePof2Scale": "Most"}, InvalidValueError, "expected one of All, MostCommon"),
+        ({"FixShapes": "x=1,2"}, InvalidValueError, "NAME:"),
+        ({"ConvertOpsetVersion": 9}, InvalidValueError, "at least 13"),
+        ({"WeightSymmetric": True, "WeightsSymmetric": False}, InvalidValueError, "are one, and say different things"),
+    ],
+)
+def test_impossible_values_are_named(option, error, message):
+    with pytest.raises(error) as caught:
+        settings(**option)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS.values() if isinstance(o.treatment, Refused)], ids=lambda o: o.name
+)
+def test_what_is_refused_says_why_and_false_is_fine(option):
+    with pytest.raises(UnsupportedOptionError, match=f"option '{option.name}' = True: .{{20,}}"):
+        settings(**{option.name: True})
+    assert settings(**{option.name: False}) == settings_with_config_of(settings(), {option.name: False})
+
+
+def settings_with_config_of(base: Settings, options: dict[str, object]) -> Settings:
+    """base, as if those options had been given and meant nothing."""
+    from dataclasses import replace
+
+    config = {**base.config, "extra_options": options}
+    return replace(base, config=config, name="custom")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CalibOptimizeMem", True),
+        ("CalibWorkerNum", 4),
+        ("TmpDir", "/tmp"),
+        ("EvalMetrics", True),
+        ("MaxLoopNum", 5),
+        ("QuantizeFP16", True),
+        ("AdjustBiasScale", False),
+        ("CLESteps", 2),
+        ("CLEScaleAppendBias", True),
+        ("CLETotalLayerDiffThreshold", 1e-7),
+        ("SmoothAlpha", 0.5),
+        ("FastFinetune", {"DataSize": 10}),
+        ("AutoMixprecision", {"OutputIndex": 0}),
+        ("Percentile", 99.0),
+        ("PercentileCandidates", [99.0]),
+        ("MinMSEModePof2Scale", "All"),
+        ("MXAttributes", {"element_dtype": "int8"}),
+        ("BFPAttributes", {"bit_width": 16}),
+        ("RefineBlockAxis", True),
+        ("BF16WithClip", True),
+        ("ActivationScaled", True),
+        ("MatMulNBitsParams", {"Bits": 4}),
+        ("CalibMovingAverageConstant", 0.1),
+        ("MixedPrecisionTensor", {QuantType.QInt16: ["x"]}),
+    ],
+)
+def test_what_cannot_matter_is_remarked_on_and_changes_nothing(name, value):
+    remarked = settings(**{name: value})
+    assert len(remarked.remarks) == 1
+    assert remarked.remarks[0].startswith(f"{name}: ")
+    usual = settings()
+    for step in ("choose", "load", "optimize", "calibrate", "insert", "save"):
+        assert getattr(remarked, step) == getattr(usual, step)
+
+
+def test_remarks_and_algorithm_settings_are_all_tested():
+    """The list above and the refusals cover every row of those kinds."""
+    rows = {o.name for o in OPTIONS.values() if isinstance(o.treatment, (Remark, Algorithm))}
+    cases = next(
+        m for m in test_what_cannot_matter_is_remarked_on_and_changes_nothing.pytestmark if m.name == "parametrize"
+    )
+    assert rows <= {name for name, _ in cases.args[1]}

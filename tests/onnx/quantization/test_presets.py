@@ -1,0 +1,194 @@
+"""The presets: all names, fresh objects, files without loss, settings or a clear refusal."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from quark.errors import UnknownNameError, UnsupportedOptionError
+from quark.onnx.choose.options import Target
+from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec
+from quark.onnx.insert.options import NBitsOptions
+from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.custom_config import (
+    DEFAULT_ADAQUANT_PARAMS,
+    DEFAULT_ADAROUND_PARAMS,
+    DefaultConfigMapping,
+)
+from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.config.quant_types import CalibrationMethod, PowerOfTwoMethod
+from quark.onnx.quantization.presets import PRESETS
+from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
+
+INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
+BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
+ALGORITHM_FIELDS = ("include_fast_ft", "include_auto_mp", "include_cle", "include_sq")
+
+
+def needs_algorithm(name: str) -> bool:
+    return any(getattr(get_default_config(name), field) for field in ALGORITHM_FIELDS)
+
+
+def test_the_names_are_those_of_the_public_surface():
+    plain = [*INTEGERS, *BLOCKS, "VINT8", "U8U8_AAWA", "UINT8_DYNAMIC_QUANT", "FP16", "BF16", "MATMUL_NBITS"]
+    pairs = ["BF16_BFP16", "BF16_MXINT8", "MX9_INT8"]
+    mixed = ["S16S16_MIXED_S8S8", "BF16_MIXED_BFP16", "BF16_MIXED_MXINT8"]
+    sized = [f"INT{b}_{k}_{v}" for b in (8, 16) for k in ("CNN", "TRANSFORMER") for v in ("DEFAULT", "ACCURATE")]
+    adaround = [f"{name}_ADAROUND" for name in INTEGERS]
+    adaquant = [f"{name}_ADAQUANT" for name in (*INTEGERS, "FP16", "BF16", *BLOCKS, *mixed[1:])]
+    assert sorted(PRESETS) == sorted([*plain, *pairs, *mixed, *sized, *adaround, *adaquant])
+    assert len(PRESETS) == 65
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_call_gives_a_fresh_object(name):
+    first, second = get_default_config(name), get_default_config(name)
+    assert first == second
+    before = copy.deepcopy(second)
+    first.nodes_to_exclude.append("x")
+    first.extra_options["CalibDataSize"] = 7
+    for value in first.extra_options.values():
+        if isinstance(value, dict):
+            value.clear()
+    assert second == before
+    assert get_default_config(name) == before
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_survives_a_file(name, suffix, tmp_path: Path):
+    config = get_default_config(name)
+    assert QuantizationConfig.load(config.save(tmp_path / f"config{suffix}")) == config
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not needs_algorithm(name)])
+def test_a_preset_without_algorithm_becomes_settings(name):
+    settings = settings_of(name)
+    assert settings.name == name
+    assert settings.remarks == ()
+    assert settings_of(get_default_config(name)) == settings
+    assert settings_of(QConfig.get_default_config(name)) == settings
+    assert settings.config["extra_options"].keys() == get_default_config(name).extra_options.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if needs_algorithm(name)])
+def test_a_preset_with_an_algorithm_says_what_is_missing_and_what_to_use(name):
+    with pytest.raises(UnsupportedOptionError, match="does not have yet") as error:
+        settings_of(name)
+    assert f"'{name}'" in str(error.value)
+    assert f"'{PRESETS[name].without}'" in str(error.value)
+    assert PRESETS[name].without in PRESETS
+    settings_of(PRESETS[name].without)
+
+
+def test_the_message_names_algorithm_and_option():
+    with pytest.raises(UnsupportedOptionError, match=r"AdaRound \(include_fast_ft=True, extra option 'FastFinetune'\)"):
+        settings_of("XINT8_ADAROUND")
+    with pytest.raises(UnsupportedOptionError, match="Without it there is 'MXINT8'"):
+        settings_of("MXINT8_ADAQUANT")
+
+
+@pytest.mark.parametrize(
+    "call", [get_default_config, QConfig.get_default_config, settings_of, DefaultConfigMapping.get]
+)
+def test_an_unknown_name_offers_the_nearest(call):
+    if call == DefaultConfigMapping.get:
+        call = DefaultConfigMapping.__getitem__
+    with pytest.raises(UnknownNameError) as error:
+        call("MXINT9")
+    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 65."
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_says_in_one_line_what_it_is(name):
+    assert PRESETS[name].description
+    assert "\n" not in PRESETS[name].description
+
+
+def test_the_mapping_holds_all_and_gives_fresh_objects():
+    assert len(DefaultConfigMapping) == 65
+    assert "XINT8" in DefaultConfigMapping
+    assert DefaultConfigMapping["XINT8"] is not DefaultConfigMapping["XINT8"]
+
+
+def test_quantizer_configs_wrap_the_preset():
+    config = QConfig.get_default_config("XINT8")
+    assert isinstance(config, Config)
+    assert config.global_quant_config == get_default_config("XINT8")
+
+
+def test_xint8_is_power_of_two_throughout():
+    config = get_default_config("XINT8")
+    assert config.calibrate_method is PowerOfTwoMethod.MinMSE
+    choose = settings_of(config).choose
+    assert choose.target is Target.NPU_CNN
+    method = PowerOfTwoMinMSE()
+    assert choose.default.activation == AffineSpec("uint8", method, True, is_power_of_two=True)
+    assert choose.default.weight == AffineSpec("int8", method, True, is_power_of_two=True)
+    assert choose.default.bias == AffineSpec("int8", method, True, is_power_of_two=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "weight", "method"),
+    [
+        ("A8W8", ("int8", True), ("int8", True), MinMax()),
+        ("A16W8", ("int16", True), ("int8", True), MinMax()),
+        ("S8S8_AAWS", ("int8", False), ("int8", True), Percentile(99.9999)),
+        ("U8S8_AAWS", ("uint8", False), ("int8", True), Percentile()),
+        ("U8U8_AAWA", ("uint8", False), ("uint8", False), Percentile()),
+        ("U16S8_AAWS", ("uint16", False), ("int8", True), Percentile()),
+        ("S16S8_ASWS", ("int16", True), ("int8", True), Percentile()),
+        ("INT8_CNN_DEFAULT", ("uint8", False), ("int8", True), MinMax()),
+        ("INT16_CNN_DEFAULT", ("uint16", False), ("int16", True), MinMax()),
+        ("INT8_TRANSFORMER_DEFAULT", ("uint8", False), ("int8", True), MinMax(0.01)),
+        ("INT16_TRANSFORMER_DEFAULT", ("uint16", False), ("int16", True), MinMax(0.01)),
+    ],
+)
+def test_integer_presets(name, activation, weight, method):
+    spec = settings_of(name).choose.default
+    assert spec.activation == AffineSpec(activation[0], method, activation[1])
+    assert spec.weight == AffineSpec(weight[0], MinMax(), weight[1])
+    assert spec.bias == AffineSpec("int32")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_presets(name):
+    spec = settings_of(name).choose.default
+    assert isinstance(spec.activation, BlockSpec)
+    assert spec.activation == spec.weight
+    assert spec.activation.format.replace("_", "").upper() == name
+    assert spec.activation.quantizer.rounding.value == "half_even"
+    assert spec.activation.follows_reduction
+    assert spec.bias is None
+
+
+@pytest.mark.parametrize("name", ["MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"])
+def test_the_scale_rule_is_written_in_the_preset(name):
+    rule = get_default_config(name).extra_options["MXAttributes"]["scale_rule"]
+    assert settings_of(name).choose.default.weight.quantizer.scale_rule.value == rule
+
+
+def test_presets_of_two_types():
+    assert isinstance(settings_of("BF16_BFP16").choose.default.activation, FloatSpec)
+    assert settings_of("BF16_BFP16").choose.default.weight.format == "bfp16"
+    assert settings_of("BF16_MXINT8").choose.default.weight.format == "mxint8"
+    assert settings_of("MX9_INT8").choose.default.activation.format == "mx9"
+    assert settings_of("MX9_INT8").choose.default.weight == AffineSpec("int8")
+
+
+def test_presets_that_need_no_data():
+    assert settings_of("UINT8_DYNAMIC_QUANT").choose.default.activation == DynamicSpec("uint8")
+    nbits = settings_of("MATMUL_NBITS")
+    assert nbits.insert.matmul_nbits == NBitsOptions(4, 128, True, 1)
+    assert nbits.choose.default.activation is None
+
+
+def test_finetuning_parameters():
+    assert DEFAULT_ADAROUND_PARAMS["LearningRate"] == 0.1
+    assert DEFAULT_ADAQUANT_PARAMS["LearningRate"] == 1e-5
+    assert get_default_config("XINT8_ADAROUND").extra_options["FastFinetune"] == DEFAULT_ADAROUND_PARAMS
+    accurate = get_default_config("INT8_CNN_ACCURATE")
+    assert accurate.calibrate_method is CalibrationMethod.Percentile
+    assert accurate.extra_options["Percentile"] == 99.9999

@@ -1,0 +1,97 @@
+"""The summary says the verdict first and everything that matters, in a screenful."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from reports import make_report
+from rich.console import Console
+
+from quark.account import CalibrationFacts
+from quark.fidelity import OutputFidelity
+from quark.plan import QuantizationPlan, SkippedNode
+from quark.report.advice import advice
+from quark.report.summary import print_summary, report_json, summary_text
+
+VERDICTS = ["ok", "degraded", "collapsed", "unchecked"]
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_plain_text_of_80_columns_with_the_verdict_on_top(verdict):
+    text = summary_text(make_report(verdict))
+    assert verdict.upper() in text.splitlines()[0]
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 30
+    assert "\x1b" not in text
+    text.encode("ascii")
+
+
+def test_all_facts_are_there():
+    text = summary_text(make_report())
+    for fact in ("float.onnx", "13.6 MB", "small.onnx", "3.5 MB", "25.7 %", "XINT8", "5 uint8", "5 int8", "5 Conv"):
+        assert fact in text
+    for fact in ("3 Softmax", "no integer kernel", "24 samples", "folder calib", "power-of-two MinMSE", "8 held-out"):
+        assert fact in text
+    for fact in ("logits", "0.9991", "27.4", "97.0 %", "fold batch norm", "opset lifted from 11 to 13"):
+        assert fact in text
+
+
+@pytest.mark.parametrize("verdict", ["degraded", "collapsed"])
+def test_a_bad_verdict_is_framed_coloured_and_says_what_to_try(verdict):
+    stream = io.StringIO()
+    print_summary(make_report(verdict), Console(file=stream, width=80, force_terminal=True, color_system="standard"))
+    first = stream.getvalue().splitlines()[0]
+    assert "\x1b[1;3" in first
+    assert verdict.upper() in first
+    assert "try:" in stream.getvalue()
+    assert "try:" not in summary_text(make_report("ok"))
+
+
+def test_random_calibration_is_said_loudly():
+    facts = CalibrationFacts("random", 8, 0, ("MinMax",), is_random=True, is_verdict_on_calibration=True)
+    report = make_report("collapsed", calibration=facts)
+    text = summary_text(report)
+    assert "RANDOM NUMBERS" in text
+    assert "8 random samples" in text
+    assert "real data" in advice(report)[0]
+
+
+def test_verdict_on_calibration_samples_is_said():
+    facts = CalibrationFacts("folder", 2, 0, ("MinMax",), is_verdict_on_calibration=True)
+    assert "2 calibration samples" in summary_text(make_report(calibration=facts))
+
+
+def test_many_outputs_reasons_and_remarks_are_cut():
+    outputs = tuple(OutputFidelity(f"out{i}", 0.99, 40.0 - i) for i in range(30))
+    skipped = tuple(SkippedNode(f"n{i}", f"Op{i}", f"reason {i % 12}") for i in range(60))
+    report = make_report(outputs=outputs, remarks=tuple(f"remark {i}" for i in range(40)))
+    text = summary_text(replace(report, plan=QuantizationPlan(report.plan.tensors, skipped)))
+    assert len(text.splitlines()) <= 40
+    assert "out29" in text  # the worst
+    assert "24 more" in text
+    assert "8 other reasons" in text
+    assert "35 more remarks" in text
+
+
+def test_names_are_not_read_as_markup():
+    outputs = (OutputFidelity("[bold]x[/]", 0.99, 40.0),)
+    text = summary_text(make_report(outputs=outputs, remarks=("node '[red]' stays",)))
+    assert "[bold]x[/]" in text
+    assert "'[red]'" in text
+
+
+def test_empty_plan():
+    assert "nothing" in summary_text(make_report(plan=QuantizationPlan(())))
+
+
+def test_report_json_is_the_files_content():
+    report = make_report("collapsed")
+    assert report_json(report) == json.loads(report.to_json())
+    assert report_json(report)["outputs"][0]["sqnr_db"] == "-inf"
+
+
+def test_advice_fits_the_formats():
+    assert advice(make_report("ok")) == []
+    assert any("per_channel" in tip for tip in advice(make_report("degraded")))
+    assert all(len(advice(make_report(verdict))) <= 3 for verdict in VERDICTS)
