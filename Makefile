@@ -82,9 +82,10 @@ lint: install
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# csrc/formats/format_table.inc comes from src/quark/formats/catalog.py
+# csrc/formats/format_table.inc comes from src/quark/formats/catalog.py, docs/options.md from the tables of options
 generated: install
 	@$(BIN)/python -m quark.formats.codegen --check
+	@$(BIN)/python -m quark.onnx.quantization.config.options_document --check
 
 test-oldest: $(OLDEST)/.stamp
 	@QUARK_EXPECT_ONNXRUNTIME=$(OLDEST_RUNTIME) $(OLDEST)/bin/python -m pytest -p no:cacheprovider tests/native

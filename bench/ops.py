@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,11 +22,11 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from bench.results import describe_machine
 from bench.timing import Timing, take_turns
 from quark.formats.arrays import array_kind
 from quark.formats.block import BlockQuantizer, quantize_dequantize_blocks
 from quark.formats.catalog import BLOCK_FORMATS, get_format
-from quark.formats.native import instruction_set
 from quark.formats.spec import BlockFormat
 from quark.ops.library import get_library_path
 from quark.ops.onnx_nodes import make_block_node
@@ -183,8 +181,7 @@ def main() -> None:
             raise SystemExit(f"{name}: expected a block format")
         for case in CASES:
             figures.extend(measure(fmt, case, 3 if arguments.quick else 9))
-    machine = f"{platform.machine()}, {os.cpu_count()} processors, {instruction_set()}"
-    print(f"{machine}, ONNX Runtime {onnxruntime.__version__}")
+    print(describe_machine())
     print(table(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1), encoding="utf-8")

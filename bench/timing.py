@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # Worker threads of the candidate before spin for a while, waiting for more; let them go to sleep.
@@ -18,6 +18,15 @@ class Timing:
     best: float
     median: float
     turns: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        return cls(min(seconds), statistics.median(seconds), len(seconds))
+
+    @property
+    def spread(self) -> float:
+        """How far the median turn is above the best, as a fraction of the best."""
+        return self.median / self.best - 1
 
 
 def take_turns(candidates: dict[str, Callable[[], object]], turns: int = 7, seconds: float = 1.0) -> dict[str, Timing]:
@@ -35,4 +44,4 @@ def take_turns(candidates: dict[str, Callable[[], object]], turns: int = 7, seco
             run()
             samples[name].append(time.perf_counter() - begin)
         rounds += 1
-    return {name: Timing(min(times), statistics.median(times), len(times)) for name, times in samples.items()}
+    return {name: Timing.of(times) for name, times in samples.items()}

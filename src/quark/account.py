@@ -67,8 +67,11 @@ class Report:
 
     @property
     def quantized_nodes(self) -> tuple[str, ...]:
-        """The nodes that read at least one quantized tensor."""
-        return tuple(dict.fromkeys(r.node for each in self.plan for r in each.readers if r.node))
+        """The nodes that read at least one quantized tensor, but for those that were to stay in float and only get to
+        see what another node's output has become."""
+        skipped = {each.node for each in self.plan.skipped}
+        names = dict.fromkeys(r.node for each in self.plan for r in each.readers if r.node)
+        return tuple(name for name in names if name not in skipped)
 
     def formats(self, role: Role) -> dict[str, int]:
         """How many tensors of that role have which format; per channel and per tensor told apart."""

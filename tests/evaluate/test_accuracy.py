@@ -10,7 +10,7 @@ from quark.evaluate.accuracy import AccuracyMeter, ranked
 @pytest.mark.parametrize("classes", [2, 5, 11])
 def test_counts_are_those_of_sorting_by_hand(classes):
     rng = np.random.default_rng(classes)
-    scores = rng.integers(0, 6, (200, classes)).astype(np.float32)  # many ties
+    scores = np.stack([rng.permutation(classes) for _ in range(200)]).astype(np.float32)
     labels = rng.integers(0, classes, 200)
     meter = AccuracyMeter()
     for start in range(0, 200, 7):
@@ -23,7 +23,14 @@ def test_counts_are_those_of_sorting_by_hand(classes):
 
 
 def test_nan_is_the_lowest_score():
-    assert ranked(np.array([[np.nan, -1.0, -np.inf]])).tolist() == [[1, 0, 2]]
+    assert ranked(np.array([[np.nan, -1.0, -np.inf]])).tolist() == [[1, 2, 0]]
+
+
+def test_of_equal_scores_one_of_the_best_wins():
+    scores = np.random.default_rng(0).integers(0, 4, (100, 1000)).astype(np.float32)
+    order = ranked(scores)
+    assert (np.take_along_axis(scores, order, axis=1) == 3).all()
+    assert all(len(set(row)) == 5 for row in order.tolist())
 
 
 @pytest.mark.parametrize("label", [-1, 3])

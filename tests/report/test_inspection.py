@@ -9,6 +9,7 @@ from tiny_models import brightness_model, save_brightness_model
 from quark.errors import ModelError
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import BLOCK_FORMATS
+from quark.ops.constant_marks import CONSTANT_DOMAIN
 from quark.ops.onnx_nodes import make_block_node, make_extended_quantize_node
 from quark.report.inspection import inspect_model, model_bytes
 from quark.report.inspection_table import inspection_table
@@ -62,6 +63,33 @@ def test_pairs_count_once_by_role_type_and_granularity(tmp_path):
     }
     found = inspect_model(save(tmp_path / "m.onnx", nodes, constants))
     assert found.quantized == {"activations": {"uint8": 1}, "weights": {"int8 per channel": 1}, "biases": {"int32": 1}}
+
+
+def test_a_bias_is_known_by_its_reader_not_its_type(tmp_path):
+    node = helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["bf", "s", "z"], ["bq"]),
+        node("DequantizeLinear", ["bq", "s", "z"], ["bd"]),
+        node("DequantizeLinear", ["b", "s", "z"], ["be"]),
+        node("Gemm", ["x", "w", "bd"], ["h"]),
+        node("Gemm", ["x", "w", "be"], ["y"]),
+    ]
+    constants = {
+        "s": np.float32(0.1),
+        "z": np.int8(0),
+        "b": np.ones(4, np.int8),
+        "bf": np.ones(4, np.float32),
+        "w": np.ones((8, 4), np.float32),
+    }
+    assert inspect_model(save(tmp_path / "m.onnx", nodes, constants)).quantized == {"biases": {"int8": 2}}
+
+
+def test_weights_that_were_rounded_before(tmp_path):
+    mark = make_block_node(BlockQuantizer(BLOCK_FORMATS[0]), 0, "w", "wd")
+    mark.domain = CONSTANT_DOMAIN
+    nodes = [mark, helper.make_node("MatMul", ["x", "wd"], ["y"])]
+    found = inspect_model(save(tmp_path / "m.onnx", nodes, {"w": np.ones((8, 4), np.float32)}))
+    assert found.quantized == {"weights": {str(BLOCK_FORMATS[0]): 1}}
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS, ids=str)

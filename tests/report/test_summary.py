@@ -81,6 +81,19 @@ def test_names_are_not_read_as_markup():
     assert "'[red]'" in text
 
 
+def test_a_reason_that_names_the_operator_is_told_once_for_all():
+    skipped = tuple(
+        SkippedNode(f"{op}{i}", op, f"operator type {op} is not quantized") for op in ("Add", "Clip") for i in "ab"
+    )
+    text = summary_text(make_report(plan=QuantizationPlan((), skipped)))
+    assert "2 Add, 2 Clip: operator type is not quantized" in text
+
+
+def test_formats_that_need_no_ranges():
+    facts = CalibrationFacts("16 images of calib", 0, 16)
+    assert "none needed; verdict on 16 images of calib" in summary_text(make_report(calibration=facts))
+
+
 def test_empty_plan():
     assert "nothing" in summary_text(make_report(plan=QuantizationPlan(())))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
@@ -18,14 +19,14 @@ def demo(presets: tuple[str, ...], as_json: bool) -> None:
     from rich.console import Console
 
     from quark.demo.showcase import PRESETS, showcase, showcase_table
-    from quark.onnx.progress import track
 
     chosen = presets or PRESETS
     rows = []
-    with track(len(chosen) + 1, "quantizing") as advance:
-        for row in showcase(chosen):
-            rows.append(row)
-            advance()
+    for number, row in enumerate(showcase(chosen)):
+        rows.append(row)
+        # no bar: each quantization has its own, and two at once disturb each other
+        if number < len(chosen) and sys.stderr.isatty():
+            click.echo(f"{number + 1} of {len(chosen)}: {chosen[number]}", err=True)
     if as_json:
         click.echo(json.dumps({"rows": [row.to_json() for row in rows]}, indent=2))
     else:

@@ -134,7 +134,7 @@ def showcase_table(rows: Iterable[Row]) -> Table:
     caption = (
         f"A small MobileNet on 450 held-out digits, calibrated on {CALIBRATION_COUNT} training digits. bits: of a "
         "weight / an activation, scales included. same: the share of digits named as the float network names them. "
-        "Block formats (MX, BFP) keep float weights in the file and round them when it runs."
+        "Files of block formats (MX, BFP) hold their rounded weights as float32."
     )
     # no lines: the longest names leave no room for them in 80 columns
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=Text(caption), caption_justify="left")

@@ -1,8 +1,10 @@
 """The whole range of the data; or a moving average of the samples' ranges.
 
-    range = (1 - c) * range + c * range of the next sample,        starting with the first sample's
+    range = (1 - c) * range + c * range of the n-th sample,        c = max(constant, 1/n)
 
-The average forgets outliers of single samples, and depends on their order: such observers do not merge.
+so that the first samples, 100 with the usual constant of 0.01, count alike, where a constant c from the start would
+leave the range at what the first sample has. The average forgets outliers of single samples, and depends on their
+order: such observers do not merge.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class MovingAverageObserver(Observer):
 
     def __init__(self, constant: float) -> None:
         self._constant = constant
-        self._average: tuple[float, float] | None = None
+        self._average = (0.0, 0.0)
+        self._count = 0
         self._sample = Extremes()
 
     def observe(self, x: Any) -> None:
@@ -87,17 +90,16 @@ class MovingAverageObserver(Observer):
         new, self._sample = self._sample.range, Extremes()
         if new is None:
             return
-        if self._average is not None:
-            c, old = self._constant, self._average
-            new = ((1 - c) * old[0] + c * new[0], (1 - c) * old[1] + c * new[1])
-        self._average = new
+        self._count += 1
+        c, old = max(self._constant, 1 / self._count), self._average
+        self._average = ((1 - c) * old[0] + c * new[0], (1 - c) * old[1] + c * new[1])
 
     def merge(self, other: Observer) -> None:
         raise InvalidValueError("a moving average depends on the order of samples: observe them one after the other")
 
     def result(self) -> TensorRange:
         self.end_of_sample()  # of what was observed without an end
-        return TensorRange(*(self._average or (0.0, 0.0)))
+        return TensorRange(*self._average)
 
 
 def mismatch(observer: Observer, other: Observer) -> InvalidValueError:

@@ -26,7 +26,8 @@ def advice(report: Report) -> list[str]:
 def _about_data(report: Report) -> list[str]:
     facts = report.calibration
     if facts.is_random:
-        return ["calibrate on real data instead of random numbers: --calib DIR"]
+        what = "calibrate on" if facts.methods else "judge it on"
+        return [f"{what} real data instead of random numbers: --calib DIR"]
     if not facts.methods:
         return []  # nothing was calibrated: more data would change nothing
     tips = ["check that the calibration data is prepared as in training: --preprocess"]
@@ -39,7 +40,7 @@ def _about_formats(report: Report) -> list[str]:
     weights = [each.choice for each in report.plan if each.role is Role.WEIGHT]
     activations = [each.choice for each in report.plan if each.role is Role.ACTIVATION]
     if any(isinstance(each, BlockChoice) for each in weights + activations):
-        return ["take a block format with more bits: MXINT8 or MX9 keep nearly everything, MXFP6E2M3 most"]
+        return ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
     if all(isinstance(each, FloatChoice) for each in weights + activations):
         return ["take BF16, whose range is that of float32, in place of FP16"]
     affine = [each for each in weights if isinstance(each, AffineChoice)]

@@ -2,8 +2,8 @@
 
 Quantized tensors are recognised by the nodes that make them:
 
-    QuantizeLinear, DequantizeLinear     integers (or 8-bit floats): the type of the codes; a constant is a weight, and
-                                         a bias where it has 32 bits
+    QuantizeLinear, DequantizeLinear     integers (or 8-bit floats): the type of the codes; a constant is a weight, or
+                                         a bias where a convolution or Gemm adds it
     Extended*Linear                      the same, for types that ONNX Runtime's own do not take
     MX-, BFPQuantizeDequantize           block formats; a constant input is a weight
     QLinear*, *Integer, MatMulNBits      operators that compute with the codes themselves
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.errors import ModelError, QuarkError
+from quark.ops.constant_marks import CONSTANT_DOMAIN
 from quark.ops.schema import DOMAIN, quantizer_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 QUANTIZE = {"QuantizeLinear", "ExtendedQuantizeLinear"}
 DEQUANTIZE = {"DequantizeLinear", "ExtendedDequantizeLinear"}
+WITH_BIAS = {"Conv", "ConvTranspose", "Gemm"}
+BIAS_INPUT = 2
 BLOCK = {"MXQuantizeDequantize", "BFPQuantizeDequantize"}
 
 
@@ -93,7 +96,7 @@ def inspect_model(path: Path) -> Inspection:
         nodes=dict(Counter(_op_name(node) for node in _nodes(model)).most_common()),
         parameters=_parameters(model),
         quantized=_quantized(model),
-        functions=tuple(str(function.name) for function in model.functions.values()),
+        functions=tuple(f"{function.domain}.{function.name}" for function in model.functions.values()),
         metadata=dict(model.metadata_props),
     )
 
@@ -181,18 +184,27 @@ def _quantized_by(node: ir.Node) -> tuple[str, str] | None:
     are constant.
     """
     if node.op_type in QUANTIZE:
-        return "weights" if _is_constant(node, 0) else "activations", _codes_format(node)
+        return _constant_role(node) if _is_constant(node, 0) else "activations", _codes_format(node)
     if node.op_type in DEQUANTIZE and _is_constant(node, 0):
-        what = _codes_format(node)
-        return "biases" if what.startswith("int32") else "weights", what
-    if node.op_type in BLOCK and node.domain == DOMAIN:
-        return "weights" if _is_constant(node, 0) else "activations", _block_format(node)
+        return _constant_role(node), _codes_format(node)
+    if node.op_type in BLOCK and node.domain in (DOMAIN, CONSTANT_DOMAIN):
+        return _constant_role(node) if _is_constant(node, 0) else "activations", _block_format(node)
     if node.op_type == "MatMulNBits":
         group = node.attributes.get_int("block_size", 0)
         return "weights", f"int{node.attributes.get_int('bits', 4)} per group of {group}"
     if node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger"):
         return "operators", _op_name(node)
     return None
+
+
+def _constant_role(node: ir.Node) -> str:
+    """Of the constant that this node quantizes: what its readers, behind a DequantizeLinear too, make of it."""
+    value = node.outputs[0]
+    readers = list(value.uses())
+    if readers and all(reader.op_type in DEQUANTIZE for reader, _ in readers):
+        readers = [use for reader, _ in readers for use in reader.outputs[0].uses()]
+    is_bias = bool(readers) and all(index == BIAS_INPUT and reader.op_type in WITH_BIAS for reader, index in readers)
+    return "biases" if is_bias else "weights"
 
 
 def _is_constant(node: ir.Node, index: int) -> bool:

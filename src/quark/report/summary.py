@@ -130,7 +130,7 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
         formats = report.formats(role)
         if formats:
             yield _plural(role), listed(f"{count} {name}" for name, count in formats.items())
-    op_types = Counter(report.op_types.get(node, "?") for node in report.quantized_nodes)
+    op_types = Counter(report.op_types.get(node, "rewritten") for node in report.quantized_nodes)
     yield "quantized", listed(f"{count} {name}" for name, count in op_types.most_common()) or "nothing"
     yield from _float_rows(report)
     yield "calibration", _calibration(report)
@@ -146,7 +146,8 @@ def _float_rows(report: Report) -> Iterator[tuple[str, str]]:
     """What stayed in float, one line for each reason, the commonest first."""
     by_reason: dict[str, Counter[str]] = {}
     for node in report.plan.skipped:
-        by_reason.setdefault(node.reason, Counter())[node.op_type] += 1
+        # a reason that names the operator is the same reason for another operator
+        by_reason.setdefault(node.reason.replace(f" {node.op_type}", ""), Counter())[node.op_type] += 1
     ordered = sorted(by_reason.items(), key=lambda item: -item[1].total())
     for index, (reason, op_types) in enumerate(ordered[:MOST_REASONS]):
         nodes = listed(f"{count} {name}" for name, count in op_types.most_common())
@@ -159,8 +160,9 @@ def _float_rows(report: Report) -> Iterator[tuple[str, str]]:
 def _calibration(report: Report) -> str:
     facts = report.calibration
     data = "RANDOM NUMBERS" if facts.is_random else facts.source
-    how = listed(facts.methods) if facts.methods else "no ranges needed"
-    return f"{count_of(facts.samples, 'sample')} ({data}), {how}"
+    if not facts.methods:
+        return f"none needed; verdict on {data}"
+    return f"{count_of(facts.samples, 'sample')} ({data}), {listed(facts.methods)}"
 
 
 def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
@@ -182,7 +184,9 @@ def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
 
 
 def sqnr_text(sqnr_db: float) -> str:
-    """>>> sqnr_text(float("inf")), sqnr_text(12.345)
+    """Decibels for reading.
+
+    >>> sqnr_text(float("inf")), sqnr_text(12.345)
     ('exact', '12.3')
     """
     if math.isinf(sqnr_db):

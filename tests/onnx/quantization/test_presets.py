@@ -149,7 +149,7 @@ def test_xint8_is_power_of_two_throughout():
 def test_integer_presets(name, activation, weight, method):
     spec = settings_of(name).choose.default
     assert spec.activation == AffineSpec(activation[0], method, activation[1])
-    assert spec.weight == AffineSpec(weight[0], MinMax(), weight[1])
+    assert spec.weight == AffineSpec(weight[0], MinMax(), weight[1], is_per_channel=weight[1])
     assert spec.bias == AffineSpec("int32")
 
 

@@ -53,7 +53,7 @@ def has_algorithm(name):
 
 
 PLAIN = [name for name in PRESETS if not has_algorithm(name)]
-COARSE = ("MX4", "MXFP4E2M1", "MXFP6E3M2", "MXFP8E5M2", "MX6")
+COARSE = ("INT8_TRANSFORMER_DEFAULT", "INT16_TRANSFORMER_DEFAULT", "MX4", "MXFP4E2M1", "MXFP6E3M2", "MXFP8E5M2", "MX6")
 
 
 @pytest.mark.parametrize("name", PLAIN)

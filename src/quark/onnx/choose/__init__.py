@@ -4,10 +4,13 @@ operators       what operators are to a quantizer
 selection       which nodes are quantized
 placement       which readers see which tensor quantized
 choose          scales, zero points, axes
+overrides       what a user fixes for single tensors
+before_clips    additional quantizers that let ONNX Runtime fuse
 """
 
 from quark.onnx.choose.choose import RangeKey, choose, tensors_to_measure
 from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target, TensorOverride
+from quark.onnx.choose.overrides import check_overrides, unused_overrides
 from quark.onnx.choose.placement import Placement, place
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec, TensorSpec
 
@@ -25,7 +28,9 @@ __all__ = [
     "Target",
     "TensorOverride",
     "TensorSpec",
+    "check_overrides",
     "choose",
     "place",
     "tensors_to_measure",
+    "unused_overrides",
 ]

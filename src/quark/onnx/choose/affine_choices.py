@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.errors import InvalidValueError, ModelError
+from quark.errors import ModelError
 from quark.formats.affine import choose_affine, find_ranges
 from quark.formats.catalog import get_format
 from quark.formats.power_of_two import scale_of_position
 from quark.formats.spec import IntFormat
 from quark.onnx.choose.options import TensorOverride
+from quark.onnx.choose.overrides import overridden
 from quark.onnx.choose.specs import AffineSpec
 from quark.plan import AffineChoice
-from quark.ranges import TensorRange, range_of, ranges_of_channels
+from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
 
 Array = NDArray[Any]
 
@@ -48,34 +49,31 @@ def choice_of_range(
 ) -> AffineChoice:
     """The choice for a tensor with that range. `has_unsigned_relu`: a symmetric unsigned tensor that is never negative
     has no code to lose below zero, so that its zero point is 0 and its scale half as large."""
+    if override is not None and override.range is not None:
+        found = _fixed_range(spec, override.range)
     if has_unsigned_relu and found.lowest >= 0 and spec.is_symmetric and not spec.integer.signed:
         if found.position is not None:
-            return AffineChoice(spec.format, (scale_of_position(found.position + 1),), (0,))
+            choice = AffineChoice(spec.format, (scale_of_position(found.position + 1),), (0,))
+            return overridden(choice, override)
         spec = replace(spec, is_symmetric=False)
     if spec.is_power_of_two and found.position is not None:
-        return _of_position(spec.integer, found.position)
+        return overridden(_of_position(spec.integer, found.position), override)
     low, high = np.array([found.lowest]), np.array([found.highest])
-    if override is not None and override.range is not None:
-        low, high = np.array([override.range[0]]), np.array([override.range[1]])
-    return _overridden(_of_ranges(spec, low, high, None), override)
+    return overridden(_of_ranges(spec, low, high, None), override)
 
 
 def choice_of_weight(
     spec: AffineSpec, weight: Array, channels: ChannelAxis | None, override: TensorOverride | None = None
 ) -> AffineChoice:
     """The choice for a constant: one scale, or one for each channel."""
-    if spec.is_power_of_two:
-        found = range_of(weight, spec.method, spec.integer, spec.is_symmetric)
-        assert found.position is not None, spec.method
-        return _of_position(spec.integer, found.position)
-    if channels is None:
+    if channels is None or spec.is_power_of_two:
         found = range_of(weight, spec.method, spec.integer, spec.is_symmetric)
         return choice_of_range(spec, found, override)
     if channels.group_size is not None:
         low, high = find_ranges(weight.astype(np.float32), channels.axis, channels.group_size)
         return _of_ranges(spec, low.ravel(), high.ravel(), channels)
     low, high = ranges_of_channels(weight, channels.axis, spec.method, spec.integer, spec.is_symmetric)
-    return _overridden(_of_ranges(spec, low, high, channels), override)
+    return overridden(_of_ranges(spec, low, high, channels), override)
 
 
 def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
@@ -119,15 +117,21 @@ def derived_bias(spec: AffineSpec, activation: AffineChoice, weight: AffineChoic
     return AffineChoice(spec.format, _floats(scale), (0,) * scale.size, axis)
 
 
-def own_bias(spec: AffineSpec, bias: Array) -> AffineChoice:
+def own_bias(spec: AffineSpec, bias: Array, override: TensorOverride | None = None) -> AffineChoice:
     """A bias with a range of its own, symmetric."""
-    return choice_of_weight(spec, bias, None)
+    return choice_of_weight(spec, bias, None, override)
 
 
 def check_finite(name: str, values: Array) -> None:
     """A constant with NaN or Inf has no scale."""
     if not np.isfinite(values).all():
         raise ModelError(f"tensor '{name}' holds NaN or Inf: expected finite weights; look at how it was trained")
+
+
+def _fixed_range(spec: AffineSpec, bounds: tuple[float, float]) -> TensorRange:
+    """A range that a user gives; with power-of-two scales, the smallest of those that clips nothing of it."""
+    method = NonOverflow() if spec.is_power_of_two else MinMax()
+    return range_of(np.array(bounds, np.float32), method, spec.integer, spec.is_symmetric)
 
 
 def _of_position(integer: IntFormat, position: int) -> AffineChoice:
@@ -142,19 +146,6 @@ def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis 
     scale, zero_point = choose_affine(low, high, narrow, symmetric=spec.is_symmetric)
     axis, group_size = (None, None) if channels is None else (channels.axis, channels.group_size)
     return AffineChoice(integer.name, _floats(scale), tuple(int(z) for z in zero_point), axis, group_size)
-
-
-def _overridden(choice: AffineChoice, override: TensorOverride | None) -> AffineChoice:
-    if override is None or (override.scale is None and override.zero_point is None):
-        return choice
-    scale = choice.scale if override.scale is None else _floats(_as_float32(np.array(override.scale)))
-    zero_point = choice.zero_point if override.zero_point is None else override.zero_point
-    if len(scale) != len(choice.scale) or len(zero_point) != len(choice.scale):
-        raise InvalidValueError(
-            f"TensorQuantOverrides of '{override.tensor}': {len(scale)} scales and {len(zero_point)} zero points, "
-            f"expected {len(choice.scale)} of each"
-        )
-    return AffineChoice(choice.format, scale, zero_point, choice.axis)
 
 
 def _as_float32(values: Array) -> Array:

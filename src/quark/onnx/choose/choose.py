@@ -9,8 +9,8 @@ from typing import TypeGuard
 import numpy as np
 import onnx_ir as ir
 
+from quark.errors import InvalidValueError
 from quark.formats.catalog import get_format
-from quark.formats.spec import IntFormat
 from quark.onnx.choose.affine_choices import (
     Array,
     ChannelAxis,
@@ -22,8 +22,10 @@ from quark.onnx.choose.affine_choices import (
     fit_weight_to_bias,
     own_bias,
 )
+from quark.onnx.choose.before_clips import choices_before_clips
 from quark.onnx.choose.operators import channel_axis, reduction_axis
 from quark.onnx.choose.options import ChoiceOptions, Target, TensorOverride
+from quark.onnx.choose.overrides import OVERRIDDEN
 from quark.onnx.choose.placement import Placement, Request
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, TensorSpec
 from quark.onnx.graph import constant
@@ -64,7 +66,7 @@ def choose(
     """The plan; the model is not touched."""
     chooser = _Chooser(model, placement, ranges, options)
     decided = [each for each in map(chooser.decide, placement.requests) if each is not None]
-    before = _before_activations(placement, decided) if options.target is Target.ONNX_RUNTIME else {}
+    before = choices_before_clips(model, placement.fused, decided) if options.target is Target.ONNX_RUNTIME else {}
     return QuantizationPlan(_merged([*decided, *before.values()], frozenset(before)), placement.skipped)
 
 
@@ -113,7 +115,9 @@ class _Chooser:
         if request.role is Role.BIAS:
             return self._bias(request, spec)
         weight = self._weight(request.reader)
-        return None if weight is None else (weight, _weight_reason(spec, weight))
+        if weight is None:
+            return None
+        return weight, _reason(_weight_reason(spec, weight), self._overrides.get(request.tensor))
 
     def _block(self, request: Request, spec: BlockSpec) -> tuple[Choice, str]:
         node = self._nodes.get(request.reader.node)
@@ -144,11 +148,13 @@ class _Chooser:
         members = _measured_members(self._placement, tensor, spec)
         found = combine_ranges([self._ranges[key] for key in members])
         override = self._overrides.get(tensor)
-        choice = choice_of_range(_with_override(spec, override), found, override, self._options.has_unsigned_relu)
+        choice = choice_of_range(spec, found, override, self._options.has_unsigned_relu)
         reason = f"{spec.method} {found.lowest:.6g}..{found.highest:.6g}"
         others = [name for name, _ in members if name != tensor]
         if override is not None:
-            reason = f"TensorQuantOverrides over {reason}"
+            if override.axis is not None:
+                raise InvalidValueError(f"TensorQuantOverrides of '{tensor}': axis, and activations have one scale")
+            reason = _reason(reason, override)
         return choice, reason + (f", shared with {', '.join(others[:3])}" if others else "")
 
     def _weight(self, reader: Reader) -> AffineChoice | None:
@@ -178,7 +184,6 @@ class _Chooser:
         node = self._nodes[request.reader.node]
         values = self._constant(request.tensor)
         override = self._overrides.get(request.tensor)
-        spec = _with_override(spec, override)
         channels = self._channels(node, request.reader.index, spec, values, override)
         key = (request.tensor, spec, channels)
         if key not in self._plain:
@@ -193,12 +198,22 @@ class _Chooser:
             axis = reduction_axis(node, index)
             return None if axis is None else ChannelAxis(axis % values.ndim, spec.group_size)
         if override is not None and override.axis is not None:
-            return ChannelAxis(override.axis % values.ndim)
+            if spec.is_power_of_two:
+                raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
+            return ChannelAxis(_axis_of(override.axis, values, f"TensorQuantOverrides of '{override.tensor}'"))
         if not spec.is_per_channel:
             return None
         configured = dict(self._options.channel_axes).get(node.op_type)
-        axis = channel_axis(node, values.ndim) if configured is None else configured % values.ndim
-        return None if axis is None or index != 1 else ChannelAxis(axis)
+        if index != 1 or not self._takes_channels(node, spec):
+            return None
+        option = "QDQOpTypePerChannelSupportToAxis"
+        axis = channel_axis(node, values.ndim) if configured is None else _axis_of(configured, values, option)
+        return None if axis is None else ChannelAxis(axis)
+
+    def _takes_channels(self, node: ir.Node, spec: AffineSpec) -> bool:
+        """ConvInteger has one zero point for a weight, which only symmetric channels share."""
+        data = self._by_reader.get((str(node.name), 0))
+        return spec.is_symmetric or node.op_type != "Conv" or data is None or not isinstance(data.spec, DynamicSpec)
 
     def _activation_of(self, node: str) -> AffineChoice | None:
         """What the node's first operand is quantized with, where that is affine."""
@@ -211,7 +226,8 @@ class _Chooser:
         values = self._constant(request.tensor)
         check_finite(request.tensor, values)
         if not _is_derived(spec):
-            return own_bias(spec, values), f"{spec.method} of the bias itself"
+            override = self._overrides.get(request.tensor)
+            return own_bias(spec, values, override), _reason(f"{spec.method} of the bias itself", override)
         activation = self._activation_of(request.reader.node)
         weight_reader = Reader(request.reader.node, 1)
         has_weight = (weight_reader.node, 1) in self._by_reader
@@ -234,13 +250,14 @@ def _is_derived(spec: TensorSpec) -> bool:
     return isinstance(spec, AffineSpec) and spec.format == "int32"
 
 
-def _with_override(spec: AffineSpec, override: TensorOverride | None) -> AffineSpec:
-    if override is None:
-        return spec
-    is_symmetric = spec.is_symmetric if override.is_symmetric is None else override.is_symmetric
-    is_reduced = spec.has_reduced_range if override.has_reduced_range is None else override.has_reduced_range
-    format = override.format or spec.format
-    return replace(spec, format=format, is_symmetric=is_symmetric, has_reduced_range=is_reduced)
+def _reason(rule: str, override: TensorOverride | None) -> str:
+    return rule if override is None else OVERRIDDEN + rule
+
+
+def _axis_of(axis: int, values: Array, option: str) -> int:
+    if not -values.ndim <= axis < values.ndim:
+        raise InvalidValueError(f"{option}: axis {axis}, and the weight has {values.ndim} dimensions")
+    return axis % values.ndim
 
 
 def _weight_reason(spec: TensorSpec, choice: AffineChoice) -> str:
@@ -248,35 +265,6 @@ def _weight_reason(spec: TensorSpec, choice: AffineChoice) -> str:
     where = "the tensor" if choice.axis is None else f"each channel of axis {choice.axis}"
     where = where if choice.group_size is None else f"each group of {choice.group_size} along axis {choice.axis}"
     return f"{spec.method} of {where}"
-
-
-def _before_activations(placement: Placement, decided: Iterable[TensorChoice]) -> dict[str, TensorChoice]:
-    """Quantizers between an operator and its activation, where ONNX Runtime would not drop the activation; by the name
-    of the activation's output.
-
-    It does so only where the lowest code stands for zero or more. Elsewhere the same quantizer before and behind the
-    activation changes no value (rounding is monotone, and a rounded number rounds to itself) and leaves the operator
-    between two quantizers, so that it becomes an integer kernel.
-    """
-    after: dict[str, set[Choice]] = {}
-    for each in decided:
-        if each.role is Role.ACTIVATION:
-            after.setdefault(each.tensor, set()).add(each.choice)
-    found: dict[str, TensorChoice] = {}
-    for fused in placement.fused:
-        choices = after.get(fused.output, set())
-        choice = next(iter(choices)) if len(choices) == 1 else None
-        if isinstance(choice, AffineChoice) and _keeps_activation(choice):
-            reason = "the same as behind the activation, for an integer kernel"
-            reader = Reader(fused.activation, 0)
-            found[fused.output] = TensorChoice(fused.tensor, Role.ACTIVATION, choice, (reader,), reason)
-    return found
-
-
-def _keeps_activation(choice: AffineChoice) -> bool:
-    fmt = get_format(choice.format)
-    assert isinstance(fmt, IntFormat)
-    return fmt.bits <= 8 and choice.zero_point[0] != fmt.qmin
 
 
 def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[TensorChoice, ...]:

@@ -40,6 +40,7 @@ class Selection:
     input_nodes: tuple[str, ...] = ()
     output_nodes: tuple[str, ...] = ()
     needs_constant_matmul_operand: bool = False
+    needs_weight_matrix: bool = False  # weights of two dimensions only, as MatMulNBits has them
 
 
 @dataclass(frozen=True)

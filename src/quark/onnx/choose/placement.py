@@ -21,6 +21,7 @@ import onnx_ir as ir
 from quark.onnx.choose.groups import Groups
 from quark.onnx.choose.operators import Kind, OperatorFacts, facts
 from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Target
+from quark.onnx.choose.overrides import with_override
 from quark.onnx.choose.selection import FLOAT_TYPES, select_nodes
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, LayerSpec, TensorSpec
 from quark.onnx.graph import constant, readers
@@ -88,6 +89,7 @@ class _Placer:
         self._order = {node.name: i for i, node in enumerate(model.graph)}
         self._output_indices = {id(value): i for i, value in enumerate(model.graph.outputs)}
         self._is_compute_only = options.block_placement is BlockPlacement.COMPUTE
+        self._overrides = {each.tensor: each for each in options.overrides}
         self.specs = specs
         self.requests: list[Request] = []
         self.groups: Groups[tuple[str, TensorSpec]] = Groups()
@@ -139,7 +141,7 @@ class _Placer:
         for value in node.outputs:
             if value.dtype not in FLOAT_TYPES or self._fuse(node, known, value):
                 continue
-            rest = [Reader(str(n.name), i) for n, i in readers(value) if n.name not in self.specs]
+            rest = [Reader(str(n.name), i) for n, i in self._readers(value) if n.name not in self.specs]
             if id(value) in self._output_indices:
                 rest.append(Reader("", self._output_indices[id(value)]))
             if not (isinstance(spec, AffineSpec) and self._stays_float(node, value)):
@@ -155,17 +157,23 @@ class _Placer:
         is_aligned = option in self._options.aligned if option in _OPTIONAL else known.kind is Kind.PASS
         if not is_aligned:
             return
-        inputs = [value for value in _data(node, known) if value.dtype in FLOAT_TYPES]
+        data = [value for value in _data(node, known) if value.dtype in FLOAT_TYPES]
+        inputs = [value for value in data if constant(value) is None]  # a constant has its own scale
         outputs = [value for value in node.outputs if value.dtype in FLOAT_TYPES and not self._is_internal(value)]
         self.groups.unite((str(value.name), spec) for value in inputs + outputs)
-        if known.kind is not Kind.ARITHMETIC:
+        if known.kind is not Kind.ARITHMETIC and len(inputs) == len(data):
             self.derived.update(str(value.name) for value in outputs)
 
     def _request(self, value: ir.Value, spec: TensorSpec, role: Role, reader: Reader) -> None:
-        self.requests.append(Request(str(value.name), spec, role, reader))
+        wanted = with_override(spec, self._overrides.get(str(value.name)))
+        self.requests.append(Request(str(value.name), wanted, role, reader))
 
     def _spec(self, node: ir.Node) -> LayerSpec:
         return self.specs[str(node.name)]
+
+    def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
+        """Those in the main graph: what a branch of an If captures, it goes on reading in float."""
+        return [(node, index) for node, index in readers(value) if node.graph is self._model.graph]
 
     def _writer_spec(self, value: ir.Value) -> TensorSpec | None:
         """What the node that computes the value wants its output to be, where it says so."""

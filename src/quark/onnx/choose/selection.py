@@ -10,8 +10,8 @@ import onnx_ir as ir
 from quark.errors import unknown_name
 from quark.onnx.choose.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
 from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target
-from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, LayerSpec
-from quark.onnx.graph import constant
+from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
+from quark.onnx.graph import constant, rank
 from quark.plan import SkippedNode
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -86,7 +86,7 @@ class _Selector:
         if known is None:
             return f"no quantized form of {node.op_type} is known"
         if node.op_type not in self._op_types:
-            return f"operator type {node.op_type} is not quantized for this target; extra_op_types_to_quantize adds it"
+            return self._why_not_type(node.op_type)
         data = [value for value in _data_inputs(node, known.data) if value is not None]
         if not data or data[0].dtype is None:
             return "the type of its input is not known"
@@ -94,13 +94,25 @@ class _Selector:
             return f"computes on {data[0].dtype.name.lower()}"
         return self._operand_obstacle(node, known.kind)
 
+    def _why_not_type(self, op_type: str) -> str:
+        if self._options.selection.op_types is not None:
+            return f"operator type {op_type} is not among op_types_to_quantize"
+        if _is_compute_only(self._options):
+            return "only Conv, ConvTranspose, Gemm and MatMul are quantized"
+        return f"operator type {op_type} is not quantized for this target; extra_op_types_to_quantize adds it"
+
     def _operand_obstacle(self, node: ir.Node, kind: Kind) -> str:
         spec = self.spec_of(node)
         assert spec is not None
         is_compute = kind is Kind.COMPUTE
+        is_for_products = self._options.block_placement is BlockPlacement.COMPUTE
+        if not is_compute and is_for_products and isinstance(spec.activation, (BlockSpec, FloatSpec)):
+            return "blocks and floats go on the operands of products; BlockPlacement 'all' puts them here too"
         has_weight = is_compute and constant(node.inputs[1]) is not None
         if is_compute and not has_weight and self._options.selection.needs_constant_matmul_operand:
             return "both operands are activations (MatMulConstBOnly)"
+        if self._options.selection.needs_weight_matrix and rank(node.inputs[1]) != 2:
+            return "MatMulNBits takes a weight of two dimensions only"
         if isinstance(spec.activation, DynamicSpec) and not (has_weight and node.op_type != "ConvTranspose"):
             return "dynamic quantization needs Conv, Gemm or MatMul with a constant weight"
         if spec.activation is None and not has_weight:

@@ -8,7 +8,6 @@ RandomDataReader ...       readers of ONNX Runtime's protocol, under the names t
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,8 +36,6 @@ __all__ = [
     "open_samples",
 ]
 
-_LOG = logging.getLogger(__name__)
-
 
 def open_samples(
     data: Any,
@@ -64,8 +61,6 @@ def open_samples(
     if not is_calibrating:
         count = min(count or HELD_OUT_LIMIT, HELD_OUT_LIMIT)
     source = _find_source(data, inputs, count, batch_size, find_preprocessing(preprocessing), seed)
-    if data is None and is_calibrating:
-        _LOG.warning("no calibration data: ranges come from %s and mean little", source.description)
     limit = None
     if not is_calibrating:
         limit = count

@@ -133,6 +133,8 @@ def split_arrays(
     """Samples of arrays whose first axis counts them: batches of the model's own size, or of `batch_size`."""
     named = {inputs[0].name: next(iter(arrays.values()))} if len(arrays) == len(inputs) == 1 else dict(arrays)
     expected = {each.name for each in inputs}
+    if not named:
+        raise InvalidValueError(f"no arrays: expected {list_inputs(inputs)}")
     if set(named) != expected:
         raise InvalidValueError(f"arrays named {', '.join(sorted(named))}: expected {list_inputs(inputs)}")
     pieces = {each.name: _pieces(named[each.name], each, batch_size) for each in inputs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,15 @@ from quark.formats.quantize import quantize_dequantize
 from quark.formats.spec import IntFormat
 from quark.onnx.graph import add_initializer
 from quark.onnx.insert.options import InsertOptions
-from quark.onnx.insert.pairs import affine_pair, block_node, cast, dequantizer, quantizer_behind, storage_type
+from quark.onnx.insert.pairs import (
+    affine_pair,
+    block_node,
+    cast,
+    dequantizer,
+    needs_float32,
+    quantizer_behind,
+    storage_type,
+)
 from quark.ops.constant_marks import CONSTANT_DOMAIN
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 
@@ -44,6 +53,8 @@ def quantized_constant(
 
 def codes_of(array: Array, choice: AffineChoice) -> Array:
     """The integer codes, in the type that they are stored in."""
+    if array.dtype == np.float16 and not needs_float32(ir.DataType.FLOAT16, choice):
+        choice = replace(choice, scale=tuple(np.array(choice.scale, np.float16).tolist()))  # as it will be stored
     parameters = parameters_of(choice, array.shape)
     return np.asarray(quantize_affine(array.astype(np.float32), parameters)).astype(storage_type(choice.format))
 

@@ -35,6 +35,8 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
         array = array.T
         axis = None if weight.axis is None else 1 - weight.axis
         weight = AffineChoice(weight.format, weight.scale, weight.zero_point, axis)
+    if is_conv and len(set(weight.zero_point)) > 1:
+        raise ModelError(f"node '{node.name}' (Conv): ConvInteger has one zero point for all channels of a weight")
     codes, scale, zero_point = _dynamic_inputs(model, _data(model, node), node)
     name = str(node.inputs[1].name)  # type: ignore[union-attr]
     inputs = [
@@ -47,10 +49,10 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
     op_type = "ConvInteger" if is_conv else "MatMulInteger"
     total = add_node(model, op_type, inputs, before=node, name=f"{node.name}_{op_type}", attributes=attributes)
     total.outputs[0].type = ir.TensorType(ir.DataType.INT32)
-    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
-    result = cast(model, total.outputs[0], dtype, f"{node.name}_float")
+    result = cast(model, total.outputs[0], ir.DataType.FLOAT, f"{node.name}_float")
     result = _scaled(model, node, result, scale, _weight_scale(weight, array.ndim, is_conv) * _alpha(node))
-    result = _with_bias(model, node, result, is_conv)
+    result = _with_bias(model, node, result, (-1,) + (1,) * (array.ndim - 2) if is_conv else None)
+    result = _in_type(model, result, node.outputs[0].dtype, node)
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
     if not replace_value(node.outputs[0], result):
         raise ModelError(f"node '{node.name}' ({node.op_type}): its output cannot be replaced")
@@ -66,19 +68,35 @@ def _data(model: ir.Model, node: ir.Node) -> ir.Value:
     return value
 
 
+def _in_type(model: ir.Model, value: ir.Value, dtype: ir.DataType | None, node: ir.Node) -> ir.Value:
+    """The value in another float type: the operators here compute in float32, whatever the model does."""
+    if dtype is None or value.dtype is dtype:
+        return value
+    name = f"{value.name}_{dtype.name.lower()}"
+    result = add_node(model, "Cast", [value], before=node, name=name, attributes={"to": int(dtype)}).outputs[0]
+    result.type, result.shape = ir.TensorType(dtype), value.shape
+    return result
+
+
 def _dynamic_inputs(model: ir.Model, value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Codes, scale and zero point of an activation; readers of one activation share them."""
     for reader, _ in readers(value):
-        if reader.op_type == "DynamicQuantizeLinear":
-            return reader.outputs[0], reader.outputs[1], reader.outputs[2]
-    quantize = add_node(model, "DynamicQuantizeLinear", [value], before=node, name=f"{value.name}_dynamic", outputs=3)
+        narrow = [each for each, _ in readers(reader.outputs[0])] if reader.op_type == "Cast" else [reader]
+        for each in narrow:
+            if each.op_type == "DynamicQuantizeLinear":
+                return each.outputs[0], each.outputs[1], each.outputs[2]
+    wide = _in_type(model, value, ir.DataType.FLOAT, node)
+    quantize = add_node(model, "DynamicQuantizeLinear", [wide], before=node, name=f"{value.name}_dynamic", outputs=3)
     quantize.outputs[0].type = ir.TensorType(ir.DataType.UINT8)
+    quantize.outputs[1].type = ir.TensorType(ir.DataType.FLOAT)
+    quantize.outputs[2].type = ir.TensorType(ir.DataType.UINT8)
     return quantize.outputs[0], quantize.outputs[1], quantize.outputs[2]
 
 
 def _zero_point(weight: AffineChoice) -> Array:
+    """One where all channels have the same: ONNX Runtime's ConvInteger takes no others."""
     zero_point = np.array(weight.zero_point).astype(storage_type(weight.format))
-    return zero_point.reshape(()) if weight.axis is None else zero_point
+    return zero_point[0].reshape(()) if (zero_point == zero_point[0]).all() else zero_point
 
 
 def _weight_scale(weight: AffineChoice, rank: int, is_conv: bool) -> Array:
@@ -99,16 +117,22 @@ def _scaled(model: ir.Model, node: ir.Node, total: ir.Value, scale: ir.Value, we
     return add_node(model, "Mul", [total, both.outputs[0]], before=node, name=f"{node.name}_scaled").outputs[0]
 
 
-def _with_bias(model: ir.Model, node: ir.Node, result: ir.Value, is_conv: bool) -> ir.Value:
+def _with_bias(model: ir.Model, node: ir.Node, result: ir.Value, shape: tuple[int, ...] | None) -> ir.Value:
+    """The sum with the bias in that shape, or as it is where that is None."""
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is None:
         return result
+    beta = float(attribute(node, "beta", 1.0)) if node.op_type == "Gemm" else 1.0
     array = constant(bias)
     if array is not None:
-        beta = attribute(node, "beta", 1.0) if node.op_type == "Gemm" else 1.0
-        rank = len(node.outputs[0].shape) if node.outputs[0].shape is not None else 4
-        shape = (-1,) + (1,) * (rank - 2) if is_conv else array.shape
-        bias = add_initializer(model, f"{bias.name}_bias", (array * np.float32(beta)).reshape(shape))
-    elif is_conv or attribute(node, "beta", 1.0) != 1.0:
-        raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant bias")
+        values = array.astype(np.float32) * np.float32(beta)
+        bias = add_initializer(model, f"{bias.name}_bias", values if shape is None else values.reshape(shape))
+        return add_node(model, "Add", [result, bias], before=node, name=f"{node.name}_bias").outputs[0]
+    bias = _in_type(model, bias, ir.DataType.FLOAT, node)
+    if shape is not None:
+        sizes = add_initializer(model, f"{node.name}_bias_shape", np.array(shape, np.int64))
+        bias = add_node(model, "Reshape", [bias, sizes], before=node, name=f"{node.name}_bias_column").outputs[0]
+    if beta != 1.0:
+        factor = add_initializer(model, f"{node.name}_beta", np.array(beta, np.float32))
+        bias = add_node(model, "Mul", [bias, factor], before=node, name=f"{node.name}_bias_scaled").outputs[0]
     return add_node(model, "Add", [result, bias], before=node, name=f"{node.name}_bias").outputs[0]

@@ -9,6 +9,7 @@ An output of the graph keeps its name: the quantizer's result takes it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -31,7 +32,7 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
     values = _values(model)
     nodes = {str(node.name): node for node in model.graph}
     _check(plan, values, nodes, model)
-    dynamic_nodes = _dynamic_nodes(plan)
+    dynamic_nodes = _dynamic_nodes(plan, model)
     for name in dynamic_nodes:
         insert_dynamic(model, nodes[name], _choices_at(plan, name))
     if options.matmul_nbits is not None:
@@ -72,7 +73,7 @@ def _replace_output(model: ir.Model, index: int, replacement: ir.Value) -> None:
     model.graph.outputs[index] = replacement
 
 
-def _static(plan: QuantizationPlan, dynamic: set[str], options: InsertOptions) -> list[TensorChoice]:
+def _static(plan: QuantizationPlan, dynamic: Collection[str], options: InsertOptions) -> list[TensorChoice]:
     """What is left without the nodes that were replaced as a whole; graph outputs last, since they rename values."""
     rest = []
     for each in plan:
@@ -82,8 +83,10 @@ def _static(plan: QuantizationPlan, dynamic: set[str], options: InsertOptions) -
     return sorted(rest, key=lambda each: any(reader.is_graph_output for reader in each.readers))
 
 
-def _dynamic_nodes(plan: QuantizationPlan) -> set[str]:
-    return {r.node for each in plan if isinstance(each.choice, DynamicChoice) for r in each.readers}
+def _dynamic_nodes(plan: QuantizationPlan, model: ir.Model) -> list[str]:
+    """In the order of the graph: the first reader of a tensor places the quantizer that the others share."""
+    names = {r.node for each in plan if isinstance(each.choice, DynamicChoice) for r in each.readers}
+    return [str(node.name) for node in model.graph if node.name in names]
 
 
 def _choices_at(plan: QuantizationPlan, node: str) -> dict[int, TensorChoice]:

@@ -30,6 +30,8 @@ _OPSET_OF_WIDE_TYPES = 21
 _OPSET_OF_FLOAT16 = 19
 _OPSET_OF_BLOCKS = 21
 
+_FLOAT16_TINY = float(np.finfo(np.float16).tiny)
+
 _STORAGE: Mapping[str, Any] = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
@@ -55,6 +57,9 @@ def quantizer_behind(model: ir.Model, value: ir.Value, choice: Choice, options: 
 
 def affine_pair(model: ir.Model, value: ir.Value, choice: AffineChoice) -> ir.Value:
     """QuantizeLinear and DequantizeLinear."""
+    if needs_float32(value.dtype, choice):
+        wide = cast(model, value, ir.DataType.FLOAT, f"{value.name}_wide")
+        return cast(model, affine_pair(model, wide, choice), ir.DataType.FLOAT16, f"{value.name}_narrow")
     scale, zero_point = affine_initializers(model, str(value.name), value, choice)
     codes = _linear(model, "QuantizeLinear", [value, scale, zero_point], choice, value, value)
     codes.type, codes.shape = zero_point.type, value.shape
@@ -65,12 +70,21 @@ def affine_pair(model: ir.Model, value: ir.Value, choice: AffineChoice) -> ir.Va
 
 def dequantizer(model: ir.Model, codes: ir.Value, choice: AffineChoice, original: ir.Value) -> ir.Value:
     """DequantizeLinear behind the codes of a constant."""
+    if needs_float32(original.dtype, choice):
+        kind = ir.TensorType(ir.DataType.FLOAT)
+        wide = ir.Value(name=original.name, type=kind, shape=original.shape, const_value=original.const_value)
+        return cast(model, dequantizer(model, codes, choice, wide), ir.DataType.FLOAT16, f"{original.name}_narrow")
     scale, zero_point = affine_initializers(model, str(original.name), original, choice)
     has_zero_point = choice.format != "int32"  # the standard wants none there
     inputs = [codes, scale, zero_point] if has_zero_point else [codes, scale]
     result = _linear(model, "DequantizeLinear", inputs, choice, original, None)
     result.type, result.shape = original.type, original.shape
     return result
+
+
+def needs_float32(dtype: ir.DataType | None, choice: AffineChoice) -> bool:
+    """That float16 data has scales which float16 cannot hold, or only as subnormal numbers."""
+    return dtype is ir.DataType.FLOAT16 and min(choice.scale) < _FLOAT16_TINY
 
 
 def affine_initializers(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from quark.account import CalibrationFacts, FileFacts, Report
 from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
-from quark.onnx.choose import RangeKey, choose, place, tensors_to_measure
+from quark.onnx.choose import RangeKey, check_overrides, choose, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
 from quark.onnx.insert import insert
 from quark.onnx.load import load
@@ -37,9 +37,11 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     """Quantize a model by the settings; nothing is written."""
     loaded = load(source, settings.load)
     model = loaded.model
+    check_overrides(model, settings.choose.overrides)
     op_types = _op_types(model)
     rewrites = optimize(model, settings.optimize)
     placement = place(model, settings.choose, vanished=op_types)
+    op_types = {**op_types, **_op_types(model)}
     wanted = tensors_to_measure(placement)
     samples = data.open(model, settings.calibrate, is_calibrating=bool(wanted))
     with FloatRunner(model, (name for name, _ in wanted), providers=settings.calibrate.providers) as runner:
@@ -59,7 +61,7 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
         calibration=_calibration_facts(samples, wanted),
         outputs=outputs,
         rewrites=rewrites,
-        remarks=(*settings.remarks, *loaded.remarks, *_remarks(plan, samples)),
+        remarks=(*settings.remarks, *loaded.remarks, *_remarks(plan, samples, settings)),
         op_types=op_types,
     )
     return Outcome(proto, report)
@@ -92,8 +94,8 @@ def _op_types(model: ir.Model) -> Mapping[str, str]:
     return {str(node.name): node.op_type for node in model.graph}
 
 
-def _remarks(plan: QuantizationPlan, samples: Samples) -> list[str]:
-    remarks = []
+def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings) -> list[str]:
+    remarks = unused_overrides(plan, settings.choose.overrides)
     if not plan.tensors:
         remarks.append("nothing was quantized: no node of the model fits the configuration")
     if samples.is_random:

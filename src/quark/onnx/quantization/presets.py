@@ -62,9 +62,12 @@ _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 
 
 def _integers(name: str, description: str, method: Any, types: tuple[Any, Any], /, **options: Any) -> Preset:
-    """Integers of (activation, weight) types, with ranges found by a method."""
+    """Integers of (activation, weight) types, with ranges found by a method. Signed weights have a scale for each
+    channel, which costs integer kernels nothing and keeps depthwise layers alive; power-of-two scales have one."""
     is_plain = all(isinstance(each, QuantType) for each in types)
     fields = {"calibrate_method": method, "activation_type": types[0], "weight_type": types[1]}
+    if method is not MIN_MSE and types[1] is not U8:
+        fields["per_channel"] = True
     return Preset(name, description, fields if is_plain else {**_EXTENDED, **fields}, options)
 
 
@@ -143,7 +146,7 @@ VINT8 = _and(
 )
 A8W8 = _integers(
     "A8W8",
-    "signed 8 bits, symmetric, MinMax",
+    "signed 8 bits, symmetric, weights per channel, MinMax",
     MIN_MAX,
     (S8, S8),
     ActivationSymmetric=True,

@@ -19,6 +19,7 @@ from quark.onnx.quantization.pipeline import quantize_graph
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.save import SaveOptions, check_output, write_model, write_text
 from quark.plan import QuantizationPlan
+from quark.report.summary import print_summary
 
 Source = str | os.PathLike[str] | onnx.ModelProto | bytes
 
@@ -90,18 +91,19 @@ class ModelQuantizer:
         calibration_data_path: str | os.PathLike[str] | None = None,
     ) -> onnx.ModelProto | None:
         """Quantize a model. With an output path the file is written there, and the report beside it as JSON; without
-        one, the quantized model is returned."""
+        one, the quantized model is returned. A summary is printed unless `print_summary` is False."""
         if calibration_data_reader is not None and calibration_data_path is not None:
             raise InvalidValueError("calibration_data_reader and calibration_data_path: give one of them")
         data = calibration_data_reader if calibration_data_path is None else Path(calibration_data_path)
         target = None if model_output is None else check_output(model_output, model_input)
         outcome = quantize_graph(model_input, Data(data), self.settings)
         result = QuantizedModel(outcome.model, outcome.report, self.settings.save)
-        _warn(outcome.report)
         if target is not None:
             result.save(target)
         if self.settings.has_summary:
-            logger.info("%s", _one_line(result.report))
+            print_summary(result.report)
+        else:
+            _warn(result.report)
         return None if target is not None else result.model
 
 

@@ -34,6 +34,8 @@ def check_output(path: str | os.PathLike[str], source: object = None) -> Path:
         raise InvalidValueError(f"output '{target}' is a folder: expected the name of a file, such as model.onnx")
     if not target.parent.is_dir():
         raise InvalidValueError(f"output '{target}': there is no folder '{target.parent}'; create it first")
+    if target.suffix.lower() == ".json":
+        raise InvalidValueError(f"output '{target}': the report is written to that name; end it in .onnx")
     is_path = isinstance(source, (str, os.PathLike)) and Path(source).exists()
     if is_path and target.exists() and target.samefile(str(source)):
         raise InvalidValueError(f"output '{target}' is the input model: choose another name, it is not overwritten")

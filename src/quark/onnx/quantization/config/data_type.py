@@ -108,7 +108,7 @@ MX9 = _microexponents("MX9", bit_width=16)
 MXFP8E5M2 = _microscaling("MXFP8E5M2", "fp8_e5m2", "rceil")
 MXFP8E4M3 = _microscaling("MXFP8E4M3", "fp8_e4m3", "rceil")
 MXFP6E3M2 = _microscaling("MXFP6E3M2", "fp6_e3m2", "rceil")
-MXFP6E2M3 = _microscaling("MXFP6E2M3", "fp6_e2m3", "rceil")
+MXFP6E2M3 = _microscaling("MXFP6E2M3", "fp6_e2m3", "even")
 MXFP4E2M1 = _microscaling("MXFP4E2M1", "fp4_e2m1", "even")
 MXInt8 = _microscaling("MXInt8", "int8", "floor")
 

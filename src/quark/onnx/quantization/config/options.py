@@ -142,6 +142,7 @@ def _nbits_spec(draft: Draft) -> LayerSpec:
     draft.put("choose", "is_weights_only", True)
     draft.put("selection", "op_types", frozenset({"MatMul"}))
     draft.put("selection", "needs_constant_matmul_operand", True)
+    draft.put("selection", "needs_weight_matrix", True)
     sign = "" if nbits.is_symmetric else "u"
     weight = AffineSpec(f"{sign}int{nbits.bits}", is_symmetric=nbits.is_symmetric, group_size=nbits.group_size)
     return LayerSpec(None, weight)

@@ -1,0 +1,215 @@
+"""How fast quantized models run in ONNX Runtime, as a multiple of the float model.
+
+    python -m bench.inference --models DIR --calib DIR [--peer PYTHON] [--presets NAME ...] [--threads 1 2] [--turns 7]
+
+Batch 1, with our library of operators; the float and the quantized model take turns in one process, and the best turn
+of each counts. Behind it stands how much longer the median turn took. Integer kernels are counted in the graph as ONNX
+Runtime has optimized it. `portable s` is what a session takes that has the functions in the file and no library. The
+peer's files run in its environment, with its own library, against the float model there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import onnx
+import onnxruntime
+
+from bench.child import OURS, PEER, Interpreters
+from bench.networks import NamedModel, add_arguments, chosen_models, positive
+from bench.results import describe_machine, markdown, number, say, times, with_spread, write_json
+from bench.samples import SampleFile, write_samples
+from bench.timing import Timing, take_turns
+from quark.onnx import get_library_path
+from quark.onnx.session import open_session
+from quark.ops.schema import DOMAIN
+
+INTEGER_KERNELS = ("QLinearConv", "ConvInteger")
+CREATIONS = 3
+LATENCY = ["float ms", "ours ms", "ours / float", "peer / its float", "peer / ours"]
+SESSIONS = ["session s, float", "session s, ours", "portable s"]
+HEADER = ["model", "preset", "threads", *LATENCY, "integer kernels", *SESSIONS]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Of the quantized model and of the float model beside it."""
+
+    float: Timing
+    quantized: Timing
+
+    @property
+    def multiple(self) -> float:
+        return self.quantized.best / self.float.best
+
+
+@dataclass
+class Figure:
+    """One row of the table; what could not be measured is not there, and `errors` says why."""
+
+    model: str
+    preset: str
+    ours: dict[int, Latency] = field(default_factory=dict)  # by the number of threads
+    peer: dict[int, Latency] = field(default_factory=dict)
+    integer_kernels: int | None = None
+    convolutions: int | None = None
+    session_seconds: dict[str, Timing] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def rows(self, threads: list[int]) -> Iterator[list[str]]:
+        """One for each number of threads; what has nothing to do with threads stands in the first."""
+        rest = self._rest()
+        for each in threads:
+            ours, peer = self.ours.get(each), self.peer.get(each)
+            multiples = [number(found and found.multiple, unit=" x") for found in (ours, peer)]
+            yield [
+                self.model,
+                self.preset,
+                str(each),
+                with_spread(ours and ours.float, 1e3),
+                with_spread(ours and ours.quantized, 1e3),
+                *multiples,
+                times(peer and peer.multiple, ours and ours.multiple, 1),
+                *rest,
+            ]
+            rest = [""] * len(rest)
+
+    def _rest(self) -> list[str]:
+        kernels = "" if self.integer_kernels is None else f"{self.integer_kernels} of {self.convolutions}"
+        created = [self.session_seconds.get(name) for name in ("float", "library", "portable")]
+        return [kernels, *(number(each and each.best) for each in created)]
+
+
+def optimized_operators(path: Path) -> Counter[str]:
+    """How many nodes of each type a session of that file runs."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.register_custom_ops_library(get_library_path())
+    with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
+        options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        graph = onnx.load(options.optimized_model_filepath, load_external_data=False).graph
+    return Counter(node.op_type for node in graph.node)
+
+
+def time_sessions(model: Path, quantized: Path, has_portable: bool) -> dict[str, Timing]:
+    """Seconds until a session is there; once for portable functions, which take their time."""
+    runs: dict[str, Callable[[], object]] = {
+        "float": partial(open_session, model, threads=1),
+        "library": partial(open_session, quantized, threads=1),
+    }
+    turns = [name for _ in range(CREATIONS) for name in runs]
+    if has_portable and any(each.domain == DOMAIN for each in onnx.load(quantized, load_external_data=False).functions):
+        runs["portable"] = partial(open_session, quantized, threads=1, has_library=False)
+        turns.append("portable")
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for name in turns:
+        begin = time.perf_counter()
+        runs[name]()
+        seconds[name].append(time.perf_counter() - begin)
+    return {name: Timing.of(each) for name, each in seconds.items()}
+
+
+def time_ours(model: Path, quantized: Path, samples: SampleFile, threads: int, turns: int) -> Latency:
+    feeds = {samples.input_name: samples.first()}
+    runs: dict[str, Callable[[], object]] = {
+        name: partial(open_session(path, threads=threads).run, None, feeds)
+        for name, path in (("float", model), ("quantized", quantized))
+    }
+    return Latency(**take_turns(runs, turns))
+
+
+def time_peer(
+    interpreters: Interpreters, model: Path, quantized: Path, samples: SampleFile, threads: int, turns: int
+) -> Latency:
+    job = {
+        "float": str(model.absolute()),
+        "quantized": str(quantized),
+        "samples": str(samples.path),
+        "input_name": samples.input_name,
+        "threads": threads,
+        "turns": turns,
+        "seconds": 1.0,
+    }
+    found = interpreters.run(PEER, "peer_latency.py", job)
+    return Latency(**{name: Timing.of(seconds) for name, seconds in found.items()})
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One network with its images; `folder` takes the quantized files."""
+
+    model: NamedModel
+    samples: SampleFile
+    interpreters: Interpreters
+    folder: Path
+    arguments: argparse.Namespace
+
+    def measure(self, preset: str) -> Figure:
+        figure = Figure(self.model.name, preset)
+        for who, measure in ((OURS, self._measure_ours), (PEER, self._measure_peer)):
+            if who not in self.interpreters.quantizers:
+                continue
+            say(f"{self.model.name} {preset} {who}")
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                quantized = Path(folder, "quantized.onnx")
+                try:
+                    self.interpreters.quantize(who, self.model, self.samples, preset, quantized)
+                    measure(figure, quantized)
+                except Exception as error:  # the other rows are worth having
+                    figure.errors[who] = f"{type(error).__name__}: {error}"
+                    say(f"  {figure.errors[who]}")
+        return figure
+
+    def _measure_ours(self, figure: Figure, quantized: Path) -> None:
+        for threads in self.arguments.threads:
+            figure.ours[threads] = time_ours(self.model.path, quantized, self.samples, threads, self.arguments.turns)
+        operators = optimized_operators(quantized)
+        figure.integer_kernels = sum(operators[name] for name in INTEGER_KERNELS)
+        nodes = onnx.load(self.model.path, load_external_data=False).graph.node
+        figure.convolutions = sum(node.op_type == "Conv" for node in nodes)
+        figure.session_seconds = time_sessions(self.model.path, quantized, not self.arguments.no_portable)
+
+    def _measure_peer(self, figure: Figure, quantized: Path) -> None:
+        for threads in self.arguments.threads:
+            figure.peer[threads] = time_peer(
+                self.interpreters, self.model.path, quantized, self.samples, threads, self.arguments.turns
+            )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--images", type=positive, default=32, help="to calibrate on (%(default)s)")
+    parser.add_argument("--threads", type=positive, nargs="+", default=[1], metavar="N")
+    parser.add_argument("--turns", type=positive, default=7, help="at least; for a second anyway (%(default)s)")
+    parser.add_argument("--no-portable", action="store_true", help="make no sessions without the library")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    models = chosen_models(arguments)
+    interpreters = Interpreters(arguments.peer)
+    setting = f"{describe_machine()}; {interpreters.describe_peer()}"
+    figures: list[Figure] = []
+    for model in models:
+        with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
+            samples = write_samples(model, arguments.calib, arguments.images, Path(folder))
+            bench = Bench(model, samples, interpreters, Path(folder), arguments)
+            for preset in arguments.presets:
+                figures.append(bench.measure(preset))
+                write_json(arguments, setting, [asdict(each) for each in figures])
+    print(f"{setting}; batch 1, best of {arguments.turns} turns or more\n")
+    print(markdown(HEADER, [row for each in figures for row in each.rows(arguments.threads)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The networks that a benchmark looks at, and the arguments that name them.
+
+--models DIR                  the three that the published tables show: mobilenet_v2.onnx, resnet50_v1.onnx and
+                              efficientnet_lite0.onnx, or those of them named by --only
+--model NAME=PATH[:PREP]      any other; PREP is imagenet (the default), lite, none or a YAML file
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from quark.errors import QuarkError
+from quark.onnx import get_default_config
+from quark.onnx.data.images import PRESETS
+
+DEFAULT_PREPROCESSING = "imagenet"
+KNOWN = {"mobilenet_v2": "imagenet", "resnet50_v1": "imagenet", "efficientnet_lite0": "lite"}
+DEFAULT_PRESETS = ["XINT8", "A8W8", "INT8_CNN_DEFAULT", "U8S8_AAWS", "MXINT8", "MXFP8E4M3", "MXFP4E2M1", "MX6"]
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A float model on the disk, what tables call it, and how images become its input."""
+
+    name: str
+    path: Path
+    preprocessing: str = DEFAULT_PREPROCESSING
+
+
+def positive(text: str) -> int:
+    """A count, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of whole networks takes."""
+    parser.add_argument("--models", type=Path, metavar="DIR", help=f"folder with {', '.join(KNOWN)} as .onnx files")
+    parser.add_argument("--only", nargs="+", choices=list(KNOWN), metavar="NAME", help="of --models, these alone")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=PATH[:PREP]", help="another model")
+    parser.add_argument("--calib", type=Path, required=True, metavar="DIR", help="images to calibrate on")
+    parser.add_argument("--presets", nargs="+", default=DEFAULT_PRESETS, metavar="NAME")
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter of the environment that AMD Quark is in")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, with their spread, to this file")
+
+
+def parse_model(text: str) -> NamedModel:
+    """NAME=PATH[:PREP]. What follows the last colon is the path's own unless it is a known preprocessing or YAML.
+
+    >>> parse_model("mine=nets/mine.onnx:lite").preprocessing
+    'lite'
+    """
+    name, equals, rest = text.partition("=")
+    if not (name and equals and rest):
+        raise SystemExit(f"--model {text}: expected NAME=PATH or NAME=PATH:PREP, such as mine=nets/mine.onnx:lite")
+    path, colon, preprocessing = rest.rpartition(":")
+    is_preprocessing = preprocessing in PRESETS or preprocessing.lower().endswith((".yaml", ".yml"))
+    if colon and not is_preprocessing and path.endswith(".onnx"):
+        raise SystemExit(f"--model {text}: no preprocessing '{preprocessing}'; known: {', '.join(PRESETS)}, FILE.yaml")
+    return NamedModel(name, Path(path), preprocessing) if colon and is_preprocessing else NamedModel(name, Path(rest))
+
+
+def chosen_models(arguments: argparse.Namespace) -> list[NamedModel]:
+    """All that the arguments name, each of them a file that is there; presets are looked up now, not hours later."""
+    try:
+        for preset in arguments.presets:
+            get_default_config(preset)
+    except QuarkError as error:
+        raise SystemExit(f"--presets: {error}") from error
+    names = arguments.only or list(KNOWN)
+    folder: Path | None = arguments.models
+    if folder is None and arguments.only:
+        raise SystemExit("--only names files in a folder: give that with --models DIR")
+    models = [] if folder is None else [NamedModel(name, folder / f"{name}.onnx", KNOWN[name]) for name in names]
+    models += [parse_model(text) for text in arguments.model]
+    if not models:
+        raise SystemExit(
+            f"no model: give a folder that holds {', '.join(f'{name}.onnx' for name in KNOWN)} with --models DIR, or "
+            f"any model with --model NAME=PATH"
+        )
+    for model in models:
+        if not model.path.is_file():
+            raise SystemExit(
+                f"model {model.name}: there is no file '{model.path}'; put it there, name the ones you have with "
+                f"--only, or give its path with --model {model.name}=PATH"
+            )
+    return models

@@ -1,0 +1,6 @@
+"""bench/ is no part of the package: it is found from the root of the repository."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))

@@ -1,0 +1,251 @@
+"""Ranges of a small network's tensors against what ONNX Runtime and numpy give for the same data."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quark.errors import InvalidValueError, ModelError
+from quark.formats import get_format, min_mse_position
+from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate
+from quark.onnx.calibrate.pieces import Cutter
+from quark.onnx.calibrate.turns import Turns, TurnsBroken
+from quark.onnx.data import Samples, input_infos, open_samples
+from quark.ranges import Entropy, MinMax, MinMSE, Percentile, PowerOfTwoMinMSE, RangeMethod, TensorRange, range_of
+
+INT8: Any = get_format("int8")
+TENSORS = ("x", "conv", "relu", "y")
+
+
+def network(batch: Any = "N", op: str = "Relu") -> onnx.ModelProto:
+    generator = np.random.default_rng(0)
+    weights = numpy_helper.from_array(generator.standard_normal((4, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["conv"], "conv_node", pads=[1, 1, 1, 1]),
+        helper.make_node(op, ["conv"], ["relu"], "relu_node"),
+        helper.make_node("GlobalAveragePool", ["relu"], ["y"], "pool_node"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 6, 6])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 4, 1, 1])
+    graph = helper.make_graph(nodes, "network", [x], [y], [weights])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def images(count: int, seed: int = 1) -> Any:
+    generator = np.random.default_rng(seed)
+    return (generator.standard_normal((count, 3, 6, 6)) * generator.uniform(0.1, 5, (count, 1, 1, 1))).astype(
+        np.float32
+    )
+
+
+def open_all(data: Any, model: ir.Model) -> Samples:
+    """Nothing held out: the number asked for, and one to spare."""
+    rows = list(data)
+    return open_samples([*rows, rows[-1]], input_infos(model), count=len(rows))
+
+
+def run(
+    method: RangeMethod, data: Any, proto: onnx.ModelProto | None = None, options: CalibrationOptions | None = None
+) -> dict[str, TensorRange]:
+    model = ir.from_proto(proto or network())
+    wanted = {name: Wanted(method, INT8, True) for name in TENSORS}
+    with FloatRunner(model, wanted) as runner:
+        return calibrate(runner, wanted, open_all(data, model), options)
+
+
+def tensors_of(x: Any) -> dict[str, Any]:
+    """By a session of our own with every tensor as an output."""
+    model = network()
+    for name in ("conv", "relu"):
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(["conv", "relu", "y"], {"x": x})
+    return {"x": x, **dict(zip(("conv", "relu", "y"), found, strict=True))}
+
+
+METHODS = (MinMax(), Percentile(99.0), Entropy(), MinMSE(), PowerOfTwoMinMSE())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_ranges_are_those_of_all_data_at_once(method: RangeMethod) -> None:
+    x = images(11)
+    found = run(method, [row[None] for row in x])
+    assert list(found) == list(TENSORS)
+    for name, tensor in tensors_of(x).items():
+        expected = range_of(tensor, method, INT8, True)
+        assert found[name].position == expected.position
+        assert (found[name].lowest, found[name].highest) == pytest.approx(
+            (expected.lowest, expected.highest), rel=1e-3, abs=1e-6
+        )
+        if isinstance(method, PowerOfTwoMinMSE):
+            assert found[name].position == min_mse_position(tensor)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_batches_and_order_do_not_matter(method: RangeMethod) -> None:
+    x = images(12)
+    single = run(method, [row[None] for row in x])
+    in_batches = run(method, [x[:5], x[5:]])
+    turned = run(method, [row[None] for row in x[::-1]])
+    tight = run(method, [x], options=CalibrationOptions(memory_limit_bytes=1))
+    again = run(method, [row[None] for row in x])
+    assert again == single
+    assert turned == single
+    assert tight == single
+    for name in TENSORS:  # the runtime itself computes other last bits for other batch sizes
+        a, b = in_batches[name], single[name]
+        assert a.position == b.position
+        assert (a.lowest, a.highest) == pytest.approx((b.lowest, b.highest), rel=1e-3, abs=1e-6)
+
+
+def test_a_moving_average_sees_the_samples_in_order() -> None:
+    x = images(9)
+    found = run(MinMax(0.3), [row[None] for row in x])
+    low = high = 0.0
+    for n, row in enumerate(x, start=1):
+        c = max(0.3, 1 / n)
+        low, high = (1 - c) * low + c * float(row.min()), (1 - c) * high + c * float(row.max())
+    assert (found["x"].lowest, found["x"].highest) == pytest.approx((low, high), rel=1e-6)
+
+
+def test_a_model_of_a_fixed_batch_gets_batch_after_batch() -> None:
+    x = images(6)
+    found = run(MinMax(), [x], network(batch=2))
+    assert (found["x"].lowest, found["x"].highest) == (x.min(), x.max())
+    assert found["relu"].highest == pytest.approx(tensors_of(x)["relu"].max(), rel=1e-5)
+
+
+def test_ranges_can_be_made_even() -> None:
+    found = run(MinMax(), [images(4)], options=CalibrationOptions(has_symmetric_ranges=True))
+    assert all(each.lowest == -each.highest for each in found.values())
+
+
+def test_the_runner_gives_the_models_own_outputs() -> None:
+    x = images(2)
+    with FloatRunner(ir.from_proto(network()), ["conv", "relu"]) as runner:
+        outputs = runner.outputs({"x": x})
+    assert list(outputs) == ["y"]
+    np.testing.assert_allclose(outputs["y"], tensors_of(x)["y"], rtol=1e-5)
+    with pytest.raises(InvalidValueError, match="closed"):
+        runner.outputs({"x": x})
+
+
+def test_nonfinite_activations_are_named_with_tensor_and_sample() -> None:
+    x = images(5)
+    x[3] = 3e38  # finite, and its sums are not
+    with pytest.raises(InvalidValueError, match=r"tensor 'conv' .* sample 3.*NaN or Inf"):
+        run(MinMax(), [row[None] for row in x])
+
+
+def test_what_the_graph_does_not_compute_is_refused() -> None:
+    model = ir.from_proto(network())
+    for name in ("w", "nowhere"):
+        with pytest.raises(ModelError, match=name):
+            FloatRunner(model, [name])
+
+
+def test_an_error_of_the_runtime_is_a_model_error() -> None:
+    model = ir.from_proto(network())
+    with FloatRunner(model) as runner, pytest.raises(ModelError, match="cannot run"):
+        runner.outputs({"x": np.zeros((1, 9, 6, 6), np.float32)})
+
+
+def test_nothing_wanted_is_nothing_run() -> None:
+    model = ir.from_proto(network())
+    with FloatRunner(model) as runner:
+        assert calibrate(runner, {}, open_all(images(2)[:, None], model)) == {}
+
+
+def test_progress_counts_samples_of_both_passes() -> None:
+    from contextlib import contextmanager
+
+    told: list[Any] = []
+
+    @contextmanager
+    def recording(total: int, description: str) -> Any:
+        told.append((total, description))
+        yield lambda: told.append(1)
+
+    model = ir.from_proto(network())
+    wanted = {"relu": Wanted(Percentile(), INT8, True)}
+    with FloatRunner(model, wanted) as runner:
+        calibrate(runner, wanted, open_all(images(3)[:, None], model), progress=recording)
+    assert told == [(3, "calibrating"), 1, 1, 1, (3, "calibrating, second pass"), 1, 1, 1]
+
+
+# ---- the cache ----
+def test_the_cache_is_used_and_keyed_by_data_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import quark.onnx.calibrate as step
+
+    runs: list[int] = []
+    observe = step._observe
+    monkeypatch.setattr(step, "_observe", lambda *rest: runs.append(1) or observe(*rest))
+    options = CalibrationOptions(cache=tmp_path / "cache")
+    data = [images(3)]
+    first = run(PowerOfTwoMinMSE(), data, options=options)
+    assert run(PowerOfTwoMinMSE(), data, options=options) == first
+    assert len(runs) == 1
+    run(MinMax(), data, options=options)
+    run(PowerOfTwoMinMSE(), [images(3, seed=2)], options=options)
+    run(PowerOfTwoMinMSE(), data, network(op="Sigmoid"), options=options)
+    assert len(runs) == 4
+    for file in (tmp_path / "cache").iterdir():
+        assert json.loads(file.read_text())["ranges"]
+        file.write_text("{ truncated")
+    with caplog.at_level(logging.WARNING, "quark"):
+        assert run(PowerOfTwoMinMSE(), data, options=options) == first
+    assert "ignored" in caplog.text
+    assert len(runs) == 5
+    assert run(PowerOfTwoMinMSE(), data, options=options) == first
+    assert len(runs) == 5
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "quark"):
+        found = run(MinMax(), [images(2)], options=CalibrationOptions(cache=tmp_path / "file"))
+    assert found
+    assert "not written" in caplog.text
+
+
+# ---- its parts ----
+def test_pieces_follow_the_memory_once_it_is_known() -> None:
+    cutter = Cutter({"x": ("N", 2)}, limit_bytes=100)
+    x = np.arange(20).reshape(10, 2)
+    pieces = cutter.cut({"x": x})
+    sizes = [len(next(pieces)["x"])]
+    cutter.row_bytes = 25
+    sizes += [len(each["x"]) for each in pieces]
+    assert sizes == [1, 4, 4, 1]
+    assert len(list(Cutter({"x": ("N", 2), "s": ()}, 1).cut({"x": x, "s": np.array(1)}))) == 1
+    with pytest.raises(InvalidValueError, match="different numbers"):
+        list(Cutter({"x": (2, 2), "z": (5, 2)}, 1).cut({"x": x, "z": x}))
+
+
+def test_turns_are_in_order_and_end_when_one_gives_up() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    turns, order = Turns(), []
+
+    def work(number: int) -> None:
+        with turns.take(number):
+            order.append(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, [2, 0, 3, 1]))
+    assert order == [0, 1, 2, 3]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(work, 9)
+        turns.give_up()
+        assert isinstance(waiting.exception(), TurnsBroken)

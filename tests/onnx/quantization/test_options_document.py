@@ -1,0 +1,62 @@
+"""docs/options.md says what the tables of the code say, and the defaults in it are those that hold."""
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from quark.onnx import QuantizationConfig
+from quark.onnx.quantization.config.option_defaults import OTHER_DEFAULTS, default_of, is_default
+from quark.onnx.quantization.config.option_table import OPTIONS
+from quark.onnx.quantization.config.options_document import DOCUMENT, FIELD_DOCS, main, options_document
+
+# A config for which the option matters.
+PRESET_OF = {"Percentile": "U8S8_AAWS", "MinMSEModePof2Scale": "XINT8", "BlockPlacement": "MXINT8"}
+
+
+@pytest.fixture(scope="module")
+def first_cells():
+    return re.findall(r"^\| `(\w+)` \|", options_document().partition("## Names of types")[0], re.MULTILINE)
+
+
+def test_every_field_and_option_has_one_row(first_cells):
+    names = [each.name for each in fields(QuantizationConfig)]
+    assert sorted(first_cells) == sorted([*names, *OPTIONS])
+    assert set(FIELD_DOCS) == set(names)
+
+
+@pytest.mark.parametrize("name", OTHER_DEFAULTS)
+def test_stated_defaults_change_nothing(name):
+    assert is_default(PRESET_OF.get(name, "INT8_CNN_DEFAULT"), name, OTHER_DEFAULTS[name])
+
+
+def test_other_values_do_change_something():
+    assert not is_default("U8S8_AAWS", "Percentile", 99.0)
+    assert not is_default("XINT8", "MinMSEModePof2Scale", "MostCommon")
+    assert not is_default("MXINT8", "BlockPlacement", "all")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "on_npu"),
+    [
+        ("FoldBatchNorm", True, None),
+        ("ConvertBNToConv", False, None),
+        ("Int32Bias", True, False),
+        ("RefineBlockAxis", True, None),
+        ("RemoveInputInit", True, None),
+    ],
+)
+def test_defaults_are_found_by_what_they_do(name, value, on_npu):
+    found = default_of(OPTIONS[name])
+    assert (found.value, found.on_npu) == (value, on_npu)
+
+
+def test_check_notices_a_change(tmp_path, capsys):
+    (tmp_path / DOCUMENT).parent.mkdir()
+    root = ["--root", str(tmp_path)]
+    assert main([*root, "--check"]) == 1
+    assert main(root) == 0
+    assert main([*root, "--check"]) == 0
+    (tmp_path / DOCUMENT).write_text(options_document() + "more\n")
+    assert main([*root, "--check"]) == 1
+    assert "options_document" in capsys.readouterr().err

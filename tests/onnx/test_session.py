@@ -1,0 +1,116 @@
+"""Sessions: any form of a model, more outputs, nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quark.errors import ModelError
+from quark.onnx import session as module
+from quark.onnx.progress import track
+from quark.onnx.session import open_session
+
+
+def network(op: str = "Relu") -> onnx.ModelProto:
+    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 600)).astype(np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["product"], "m"), helper.make_node(op, ["product"], ["y"], "r")]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 600])
+    graph = helper.make_graph(nodes, "network", [x], [y], [weights])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def forms(folder: Path) -> list[Any]:
+    onnx.save(network(), folder / "m.onnx")
+    serialized = network().SerializeToString()
+    return [network(), ir.from_proto(network()), serialized, folder / "m.onnx", str(folder / "m.onnx")]
+
+
+X = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize("file_from", [1 << 30, 0], ids=["bytes", "file"])
+def test_every_form_gives_the_same_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_from: int) -> None:
+    monkeypatch.setattr(module, "_FILE_FROM_BYTES", file_from)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    product = X @ numpy_helper.to_array(network().graph.initializer[0])
+    for model in forms(tmp_path):
+        session = open_session(model, extra_outputs=["product", "y", "product"], threads=1)
+        assert [each.name for each in session.get_outputs()] == ["y", "product"]
+        assert not list((tmp_path / "scratch").iterdir())
+        y, found = session.run(None, {"x": X})
+        np.testing.assert_allclose(found, product, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(y, np.maximum(found, 0))
+        assert [each.name for each in open_session(model).get_outputs()] == ["y"]
+
+
+def test_the_model_is_not_changed() -> None:
+    model = ir.from_proto(network())
+    before = ir.to_proto(model).SerializeToString()
+    open_session(model, extra_outputs=["product"])
+    assert ir.to_proto(model).SerializeToString() == before
+
+
+def test_without_a_temporary_file_the_bytes_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(module, "_FILE_FROM_BYTES", 0)
+    monkeypatch.setattr(ir, "save", refuse)
+    assert open_session(network(), extra_outputs=["product"]).run(["y"], {"x": X})[0].shape == (3, 600)
+
+
+@pytest.mark.parametrize("file_from", [1 << 30, 0], ids=["bytes", "file"])
+def test_what_the_runtime_refuses_is_a_model_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_from: int
+) -> None:
+    monkeypatch.setattr(module, "_FILE_FROM_BYTES", file_from)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ModelError, match="NoSuchOperator"):
+        open_session(network("NoSuchOperator"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ModelError, match="refuses"):
+        open_session(b"not a model")
+    with pytest.raises(ModelError, match="nowhere"):
+        open_session(network(), extra_outputs=["nowhere"])
+
+
+def test_missing_providers_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "quark"):
+        session = open_session(network(), providers=["NoSuchExecutionProvider"])
+    assert "NoSuchExecutionProvider" in caplog.text
+    assert session.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_optimizations_can_be_left_out() -> None:
+    plain = open_session(network(), has_optimizations=False, has_library=False).run(None, {"x": X})[0]
+    np.testing.assert_allclose(plain, open_session(network()).run(None, {"x": X})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with track(3, "working") as advance:
+        advance()
+    told = capfd.readouterr()
+    assert told.out == told.err == ""
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with track(2, "working") as advance:
+        advance()
+        advance()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "working" in told.err
