@@ -59,7 +59,9 @@ class Report:
     outputs: tuple[OutputFidelity, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     remarks: tuple[str, ...] = ()
-    op_types: Mapping[str, str] = field(default_factory=dict)  # node name to operator, of every node of the float model
+    op_types: Mapping[str, str] = field(
+        default_factory=dict
+    )  # node name to operator, of every node that was there to quantize
 
     @property
     def verdict(self) -> Verdict:
@@ -67,11 +69,9 @@ class Report:
 
     @property
     def quantized_nodes(self) -> tuple[str, ...]:
-        """The nodes that read at least one quantized tensor, but for those that were to stay in float and only get to
-        see what another node's output has become."""
+        """The nodes that take part in quantization: all but the skipped ones."""
         skipped = {each.node for each in self.plan.skipped}
-        names = dict.fromkeys(r.node for each in self.plan for r in each.readers if r.node)
-        return tuple(name for name in names if name not in skipped)
+        return tuple(name for name in self.op_types if name not in skipped)
 
     def formats(self, role: Role) -> dict[str, int]:
         """How many tensors of that role have which format; per channel and per tensor told apart."""

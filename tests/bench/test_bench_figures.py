@@ -57,7 +57,7 @@ def test_groups_hold_every_file_once_and_in_order() -> None:
 
 def test_json_has_the_settings_and_no_places(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
-    write_json(Namespace(json=target, calib=Path("/home/me/images"), images=4), "a machine", [{"x": 1}])
+    write_json(Namespace(json=target, calib=Path("elsewhere/images"), images=4), "a machine", [{"x": 1}])
     written = target.read_text()
     assert json.loads(written) == {"setting": "a machine", "arguments": {"images": 4}, "figures": [{"x": 1}]}
 

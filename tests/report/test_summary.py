@@ -95,7 +95,7 @@ def test_formats_that_need_no_ranges():
 
 
 def test_empty_plan():
-    assert "nothing" in summary_text(make_report(plan=QuantizationPlan(())))
+    assert "nothing" in summary_text(make_report(plan=QuantizationPlan(()), op_types={}))
 
 
 def test_report_json_is_the_files_content():

@@ -46,7 +46,7 @@ def _about_formats(report: Report) -> list[str]:
     affine = [each for each in weights if isinstance(each, AffineChoice)]
     tips = []
     if affine and all(each.axis is None for each in affine):
-        tips.append("give each channel its own scale: INT8_CNN_DEFAULT --set per_channel=true")
+        tips.append("give each channel its own scale: INT8_CNN_DEFAULT, or per_channel=true")
     if any(isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations):
         tips.append("take 16-bit activations: A16W8, or U16S8_AAWS")
     return [*tips, "leave the most sensitive nodes in float: nodes_to_exclude"]

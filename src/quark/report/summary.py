@@ -84,6 +84,9 @@ def _verdict(report: Report, has_boxes: bool) -> RenderableType:
     from rich.text import Text
 
     verdict, colour = report.verdict, COLOURS[report.verdict]
+    if verdict is Verdict.OK and report.calibration.is_random:
+        meaning = "on random numbers the quantized network does what the float network does, which says little"
+        return Text.assemble((f"{verdict.value.upper()}, PERHAPS: ", "bold yellow"), meaning, f" {_basis(report)}")
     if verdict is Verdict.OK:
         return Text.assemble((f"{verdict.value.upper()}: ", f"bold {colour}"), MEANINGS[verdict], f" {_basis(report)}")
     text = Text("\n".join(filter(None, (MEANINGS[verdict], _basis(report)))))

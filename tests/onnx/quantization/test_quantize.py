@@ -62,7 +62,8 @@ def test_every_preset_without_an_algorithm_quantizes_the_demo_network(name, tmp_
     result = quantize(network_path(), images(), name)
     path = result.save(tmp_path / "out.onnx")
     assert hashlib.sha256(network_path().read_bytes()).hexdigest() == before
-    assert result.report.verdict is Verdict.OK or name in COARSE
+    expected = Verdict.UNCHECKED if name == "MATMUL_NBITS" else Verdict.OK  # the network has no MatMul
+    assert result.report.verdict is expected or name in COARSE
     session, reference = session_of(path), session_of(network_path())
     assert [(i.name, i.shape) for i in session.get_inputs()] == [(i.name, i.shape) for i in reference.get_inputs()]
     assert [o.name for o in session.get_outputs()] == [o.name for o in reference.get_outputs()]

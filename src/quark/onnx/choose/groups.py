@@ -1,4 +1,4 @@
-"""Groups of things that share one decision: a union-find that remembers the order of arrival."""
+"""Groups of things that share one decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Groups(Generic[Member]):
     >>> groups.unite(["a", "b"])
     >>> groups.unite(["c", "b"])
     >>> groups.members("a"), groups.members("x")
-    (['a', 'b', 'c'], ['x'])
+    (['c', 'a', 'b'], ['x'])
     """
 
     def __init__(self) -> None:

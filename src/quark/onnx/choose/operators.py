@@ -36,7 +36,6 @@ class OperatorFacts:
     weight: int | None = None
     bias: int | None = None
     is_for_runtime: bool = True  # ONNX Runtime has an integer form of it, or moves integers through
-    has_fused_relu: bool = True
 
 
 def _same(
@@ -126,6 +125,6 @@ def channel_axis(node: ir.Node, rank: int) -> int | None:
         return 1 if attribute(node, "group", 1) == 1 else None
     if op == "Gemm":
         return 0 if attribute(node, "transB", 0) else 1
-    if op == "MatMul" and rank >= 2:
-        return rank - 1
+    if op == "MatMul" and rank == 2:  # ONNX Runtime's kernels take no channels of a stack of matrices
+        return 1
     return None

@@ -26,6 +26,7 @@ from quark.onnx.data.samples import held_out_count
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _DECODERS = 2
+LABELS = "labels"  # an archive for evaluation has these beside the inputs
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def split_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], inputs: Sequence[InputInfo], batch_size: int
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Samples of arrays whose first axis counts them: batches of the model's own size, or of `batch_size`."""
+    arrays = {name: each for name, each in arrays.items() if name != LABELS or any(i.name == name for i in inputs)}
     named = {inputs[0].name: next(iter(arrays.values()))} if len(arrays) == len(inputs) == 1 else dict(arrays)
     expected = {each.name for each in inputs}
     if not named:
@@ -165,7 +167,8 @@ def from_object(data: Any, inputs: Sequence[InputInfo], batch_size: int) -> Sour
     if isinstance(data, np.ndarray):
         return Source(split_arrays({"": data}, inputs, batch_size), f"array of shape {data.shape}")
     if isinstance(data, Mapping):
-        return Source([data], "one dict")
+        arrays = {str(name): np.asarray(each) for name, each in data.items()}
+        return Source(split_arrays(arrays, inputs, batch_size), "a dict of arrays")
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, os.PathLike)):
         return Source(data, f"{kind} of samples")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):

@@ -26,22 +26,15 @@ Array = NDArray[Any]
 
 def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorChoice]) -> None:
     """Replace Conv, Gemm or MatMul with a constant weight by integer operators."""
-    weight = choices[1].choice if 1 in choices else None
-    array = constant(node.inputs[1])
-    if not isinstance(weight, AffineChoice) or array is None:
-        raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant integer weight")
+    array, weight = _weight(node, choices)
     is_conv = node.op_type == "Conv"
-    if node.op_type == "Gemm" and attribute(node, "transB", 0):
-        array = array.T
-        axis = None if weight.axis is None else 1 - weight.axis
-        weight = AffineChoice(weight.format, weight.scale, weight.zero_point, axis)
     if is_conv and len(set(weight.zero_point)) > 1:
         raise ModelError(f"node '{node.name}' (Conv): ConvInteger has one zero point for all channels of a weight")
     codes, scale, zero_point = _dynamic_inputs(model, _data(model, node), node)
     name = str(node.inputs[1].name)  # type: ignore[union-attr]
     inputs = [
         codes,
-        add_initializer(model, f"{name}_quantized", codes_of(array, weight)),
+        add_initializer(model, f"{name}_quantized", codes_of(array.astype(np.float32), weight)),
         zero_point,
         add_initializer(model, f"{name}_zero_point", _zero_point(weight)),
     ]
@@ -57,6 +50,18 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
     if not replace_value(node.outputs[0], result):
         raise ModelError(f"node '{node.name}' ({node.op_type}): its output cannot be replaced")
     model.graph.remove(node, safe=True)
+
+
+def _weight(node: ir.Node, choices: Mapping[int, TensorChoice]) -> tuple[Array, AffineChoice]:
+    """The weight and what the plan has for it, turned as MatMul takes it."""
+    choice = choices[1].choice if 1 in choices else None
+    array = constant(node.inputs[1])
+    if not isinstance(choice, AffineChoice) or array is None:
+        raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant integer weight")
+    if node.op_type == "Gemm" and attribute(node, "transB", 0):
+        axis = None if choice.axis is None else 1 - choice.axis
+        return array.T, AffineChoice(choice.format, choice.scale, choice.zero_point, axis)
+    return array, choice
 
 
 def _data(model: ir.Model, node: ir.Node) -> ir.Value:

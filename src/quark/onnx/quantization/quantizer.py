@@ -33,6 +33,7 @@ class QuantizedModel:
     model: onnx.ModelProto
     report: Report
     save_options: SaveOptions
+    source: str | os.PathLike[str] | None = None  # the file it was made from, which is not overwritten
 
     @property
     def plan(self) -> QuantizationPlan:
@@ -40,7 +41,7 @@ class QuantizedModel:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model, and the report as JSON beside it: model.onnx and model.json."""
-        target = check_output(path)
+        target = check_output(path, self.source)
         facts = write_model(self.model, target, self.save_options)
         self.report = replace(self.report, result=facts)
         write_text(self.report.to_json(), target.with_suffix(".json"))
@@ -68,7 +69,7 @@ def quantize(
     settings = settings_of(config)
     outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings)
     _warn(outcome.report)
-    return QuantizedModel(outcome.model, outcome.report, settings.save)
+    return QuantizedModel(outcome.model, outcome.report, settings.save, _file(model))
 
 
 class ModelQuantizer:
@@ -97,7 +98,7 @@ class ModelQuantizer:
         data = calibration_data_reader if calibration_data_path is None else Path(calibration_data_path)
         target = None if model_output is None else check_output(model_output, model_input)
         outcome = quantize_graph(model_input, Data(data), self.settings)
-        result = QuantizedModel(outcome.model, outcome.report, self.settings.save)
+        result = QuantizedModel(outcome.model, outcome.report, self.settings.save, _file(model_input))
         if target is not None:
             result.save(target)
         if self.settings.has_summary:
@@ -105,6 +106,10 @@ class ModelQuantizer:
         else:
             _warn(result.report)
         return None if target is not None else result.model
+
+
+def _file(source: Source) -> str | os.PathLike[str] | None:
+    return source if isinstance(source, (str, os.PathLike)) else None
 
 
 def _warn(report: Report) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx
 
+from quark.errors import ModelError
 from quark.fidelity import FidelityMeter, OutputFidelity
 from quark.onnx.session import open_session
 
@@ -22,7 +23,11 @@ def compare_outputs(
     session = open_session(model, providers=tuple(providers))
     meters: dict[str, FidelityMeter] = {}
     for sample, reference in zip(samples, expected, strict=True):
-        actual = dict(zip(reference, session.run(list(reference), dict(sample)), strict=True))
+        try:
+            results = session.run(list(reference), dict(sample))
+        except Exception as error:  # the runtime's own classes share no root below this one
+            raise ModelError(f"ONNX Runtime cannot run the quantized model: {error}") from error
+        actual = dict(zip(reference, results, strict=True))
         for name, value in reference.items():
             if value.dtype.kind == "f":
                 meters.setdefault(name, FidelityMeter(name)).add(value, actual[name])

@@ -96,7 +96,9 @@ def _write_with_data(proto: onnx.ModelProto, path: Path) -> FileFacts:
     content = slim.SerializeToString(deterministic=True)
     with _complete(path) as temporary:
         temporary.write_bytes(content)
-    return FileFacts(path.name, len(content) + data_bytes, hashlib.sha256(content).hexdigest())
+    both = hashlib.sha256(content)
+    both.update(digest.digest())
+    return FileFacts(path.name, len(content) + data_bytes, both.hexdigest())
 
 
 def _without_data(proto: onnx.ModelProto, large: list[onnx.TensorProto]) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from quark.errors import UnsupportedTypeError
+from quark.errors import UnsupportedTypeError, unknown_name
 from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.quant_types import CalibrationMethod, QuantFormat, QuantType
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
@@ -69,6 +69,11 @@ class QuantizationConfig:
     ignore_warnings: bool = True
     log_severity_level: int = 1
     extra_options: dict[str, Any] = field(default_factory=dict)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            raise unknown_name("field of QuantizationConfig", name, self.__dataclass_fields__)
+        super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as JSON can hold it; enums as 'QuantType.QInt8'. A function among the options is an error."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from quark.onnx.choose.options import BlockPlacement
 from quark.onnx.quantization.config.option_kinds import (
     BOOL,
@@ -16,7 +18,7 @@ from quark.onnx.quantization.config.option_kinds import (
 )
 from quark.onnx.quantization.config.option_treatments import ForSpecs, Into, Option, Refused, Remark
 
-STREAMING = "calibration is a stream: it keeps no tensors, in memory or on disk, and needs no workers"
+STREAMING = "calibration is a stream: it keeps no activations, and needs no workers"
 
 
 def _attributes(operator: str) -> Kind:
@@ -102,5 +104,16 @@ NUMBER_OPTIONS: tuple[Option, ...] = (
     ),
     Option("CalibOptimizeMem", BOOL, Remark(STREAMING), "keep tensors on disk while calibrating"),
     Option("CalibWorkerNum", integer(1), Remark(STREAMING, (1,)), "processes that calibrate"),
-    Option("TmpDir", PATH, Remark("nothing is kept in temporary folders"), "a folder for temporary files"),
+    Option(
+        "TmpDir",
+        PATH,
+        Remark("temporary files go where the environment variable TMPDIR says"),
+        "a folder for temporary files",
+    ),
+    Option(
+        "CalibCacheDir",
+        PATH,
+        Into("calibrate", "cache", Path),
+        "a folder that keeps ranges for the next run of the same model, data and settings",
+    ),
 )
