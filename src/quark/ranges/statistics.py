@@ -46,7 +46,7 @@ def extremes(x: Floats) -> tuple[float, float] | None:
         lowest, highest = float(x.min()), float(x.max())
         found = (lowest, highest) if math.isfinite(lowest) and math.isfinite(highest) else None
     if found is None:
-        raise InvalidValueError(f"x: {count_nonfinite(x)} of {x.size} values are NaN or Inf, which have no range")
+        raise InvalidValueError(f"{count_nonfinite(x)} of {x.size} values are NaN or Inf, which have no range")
     return found
 
 

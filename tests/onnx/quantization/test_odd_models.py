@@ -13,13 +13,14 @@ from quark.errors import InvalidValueError
 from quark.fidelity import Verdict
 from quark.onnx import get_library_path, quantize
 
-ALWAYS = ("XINT8", "INT8_CNN_DEFAULT", "UINT8_DYNAMIC_QUANT", "MXINT8")
+ALWAYS = ("XINT8", "U8S8_AAWS", "UINT8_DYNAMIC_QUANT", "MXINT8")
 IN_TURN = (
     *("VINT8", "A8W8", "A16W8", "S8S8_AAWS", "U8U8_AAWA", "U16S8_AAWS", "S16S8_ASWS", "INT16_CNN_DEFAULT"),
     *("INT8_TRANSFORMER_DEFAULT", "FP16", "BF16", "BFP16", "MX6", "MXFP8E4M3", "BF16_BFP16", "BF16_MXINT8"),
-    *("MX9_INT8", "MATMUL_NBITS"),
+    *("MX9_INT8", "MATMUL_NBITS", "INT8_CNN_DEFAULT"),
 )
-COARSE = ("INT8_TRANSFORMER_DEFAULT", "MX6", "MATMUL_NBITS")  # moving averages of few samples, 4 and 6 bits
+# Moving averages of few samples, 4 and 6 bits.
+COARSE = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT", "MX6", "MATMUL_NBITS")
 BEYOND_FLOAT16 = ("extremes", "FP16")
 
 

@@ -7,12 +7,12 @@ workers: the result is the same in every run. Observers that cannot be merged ar
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
-from quark.errors import InvalidValueError, QuarkError
+from quark.errors import InvalidValueError, ModelError, QuarkError
 from quark.onnx.calibrate.pieces import Cutter, Feeds, rows_of
 from quark.onnx.calibrate.runner import FloatRunner, Tensor
 from quark.onnx.calibrate.turns import Turns, TurnsBroken
@@ -72,26 +72,33 @@ class Pass:
         with ExitStack() as turn:
             has_turn = not shared
             for piece in cutter.cut(sample):
-                tensors = self._runner.tensors(piece, [*own, *shared])
+                tensors = self._tensors(number, piece, [*own, *shared])
+                if cutter.row_bytes is None:
+                    cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
                 self._observe(tensors, own, number)
                 if not has_turn:
                     turn.enter_context(self._observing.take(number))
                     has_turn = True
                 self._observe(tensors, shared, number)
-                if cutter.row_bytes is None:
-                    cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
-                del tensors  # before the next piece takes memory
             for observer in (*own.values(), *shared.values()):
                 observer.end_of_sample()
 
-    def _observe(self, tensors: Mapping[str, Tensor], observers: Observers, number: int) -> None:
+    def _tensors(self, number: int, piece: Feeds, names: Sequence[str]) -> dict[str, Tensor]:
+        try:
+            return self._runner.tensors(piece, names)
+        except ModelError as error:
+            raise ModelError(f"calibration sample {number}: {error}") from error
+
+    def _observe(self, tensors: dict[str, Tensor], observers: Observers, number: int) -> None:
+        """Show each observer its tensor, and free that: the other worker's run can take the memory at once."""
         name = ""
         try:
             for name, observer in observers.items():
-                self._show(observer, tensors[name].array)
+                self._show(observer, tensors.pop(name).array)
         except QuarkError as error:
             what = f"tensor '{name}' of the float model, calibration sample {number}"
-            raise InvalidValueError(f"{what}: {error}") from error
+            hint = "where the model means that, as in a mask, leave the nodes around it in float (nodes_to_exclude)"
+            raise InvalidValueError(f"{what}: {error}; {hint}") from error
 
     def _give_up(self) -> None:
         self._reading.give_up()

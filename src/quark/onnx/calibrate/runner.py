@@ -9,6 +9,7 @@ beside the operators of the other, and small operators do not share out well. He
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import math
@@ -53,7 +54,8 @@ class FloatRunner:
     def outputs(self, sample: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The model's own outputs."""
         values = self._run(sample, self._own)
-        return {name: value.numpy() for name, value in zip(self._own, values, strict=True)}
+        # copies: a value that lives on keeps all of the session's memory with it
+        return {name: value.numpy().copy() for name, value in zip(self._own, values, strict=True)}
 
     def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
         """Those tensors, in the runtime's memory; they are freed when the result is."""
@@ -86,7 +88,10 @@ class FloatRunner:
         return state.hexdigest()
 
     def close(self) -> None:
+        """Free the session, and hand its memory back to the system where the C library would keep it."""
         self._session = None
+        with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+            ctypes.CDLL(None).malloc_trim(0)
 
     def __enter__(self) -> FloatRunner:
         return self

@@ -201,7 +201,8 @@ class _Chooser:
             if spec.is_power_of_two:
                 raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
             return ChannelAxis(_axis_of(override.axis, values, f"TensorQuantOverrides of '{override.tensor}'"))
-        if not spec.is_per_channel:
+        is_fixed = override is not None and override.scale is not None and len(override.scale) == 1
+        if is_fixed or not spec.is_per_channel:
             return None
         configured = dict(self._options.channel_axes).get(node.op_type)
         if index != 1 or not self._takes_channels(node, spec):

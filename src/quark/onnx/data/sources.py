@@ -154,6 +154,8 @@ def _pieces(array: npt.NDArray[Any], info: InputInfo, batch_size: int) -> list[n
     if (rank is not None and array.ndim < rank) or not array.ndim or not rank:
         return [array]
     step = info.batch or batch_size
+    if info.batch and len(array) > step and len(array) % step:
+        raise InvalidValueError(f"{len(array)} rows for {info} with batches of {step}: give a multiple of it")
     return [array[i : i + step] for i in range(0, len(array), step)]
 
 

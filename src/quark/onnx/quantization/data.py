@@ -27,7 +27,7 @@ class Data:
         return open_samples(
             None if options.has_random_data else self.source,
             input_infos(model),
-            count=self.count or options.sample_limit,
+            count=options.sample_limit if self.count is None else self.count,
             batch_size=self.batch_size,
             preprocessing=self.preprocessing,
             seed=options.seed,

@@ -187,7 +187,13 @@ S16S8 = _integers(
 )
 S16S16 = _integers("S16S16_AAWS", "", PERCENTILE, (S16, S16), Percentile=99.9999, Int32Bias=False)
 
-INT8_CNN = _integers("INT8_CNN_DEFAULT", "uint8 activations, int8 weights, MinMax; for CPUs", MIN_MAX, (U8, S8))
+INT8_CNN = _integers(
+    "INT8_CNN_DEFAULT",
+    "uint8 activations, int8 weights per channel, MinMax averaged over samples; for CPUs",
+    MIN_MAX,
+    (U8, S8),
+    CalibMovingAverage=True,
+)
 INT16_CNN = _integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
 INT8_TRANSFORMER = _and(
     _integers(

@@ -57,11 +57,16 @@ def _method_is(cls: type) -> Callable[[TensorSpec | None], bool]:
     return lambda spec: isinstance(spec, AffineSpec) and isinstance(spec.method, cls)
 
 
+def _has_average(spec: TensorSpec | None) -> bool:
+    """Weights, too, may be ranged by MinMax, but never by an average."""
+    return isinstance(spec, AffineSpec) and isinstance(spec.method, MinMax) and spec.method.moving_average is not None
+
+
 # What must be among the tensors for an option to matter, and what to say where nothing of it is.
 _RELEVANT: Mapping[str, tuple[Callable[[TensorSpec | None], bool], str]] = {
     "Percentile": (_method_is(Percentile), "no range is found by Percentile"),
     "PercentileCandidates": (_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile"),
-    "CalibMovingAverage": (_method_is(MinMax), "no activation's range is found by MinMax"),
+    "CalibMovingAverage": (_has_average, "no activation's range is found by MinMax"),
     "CalibMovingAverageConstant": (_method_is(MinMax), "no activation's range is found by MinMax"),
     "MinMSEModePof2Scale": (_method_is(PowerOfTwoMinMSE), "no range is found by PowerOfTwoMethod.MinMSE"),
     "MXAttributes": (_operator_uses("MXQuantizeDequantize"), "no tensor is of type QMX"),
