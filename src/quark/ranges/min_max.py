@@ -4,7 +4,8 @@
 
 so that the first samples, 100 with the usual constant of 0.01, count alike, where a constant c from the start would
 leave the range at what the first sample has. The average forgets outliers of single samples, and depends on their
-order: such observers do not merge.
+order: such observers do not merge. The extreme of n values lies near the quantile 1 - 1/n, so that about one value in n
+is clipped; where samples have fewer than 1000, that is too much, and the range is the whole one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from quark.ranges.method import Observer, RangeMethod, TensorRange
 from quark.ranges.statistics import as_float32, extremes
 
 MOVING_AVERAGE_CONSTANT = 0.01
+LEAST_AVERAGED_SIZE = 1000
 
 
 @dataclass
@@ -82,14 +84,21 @@ class MovingAverageObserver(Observer):
         self._average = (0.0, 0.0)
         self._count = 0
         self._sample = Extremes()
+        self._all = Extremes()
+        self._pending = self._least = 0
 
     def observe(self, x: Any) -> None:
-        self._sample.add(extremes(as_float32(x)))
+        values = as_float32(x)
+        self._sample.add(extremes(values))
+        self._pending += values.size
 
     def end_of_sample(self) -> None:
         new, self._sample = self._sample.range, Extremes()
         if new is None:
             return
+        self._all.add(new)
+        self._least = min(self._least or self._pending, self._pending)
+        self._pending = 0
         self._count += 1
         c, old = max(self._constant, 1 / self._count), self._average
         self._average = ((1 - c) * old[0] + c * new[0], (1 - c) * old[1] + c * new[1])
@@ -99,7 +108,8 @@ class MovingAverageObserver(Observer):
 
     def result(self) -> TensorRange:
         self.end_of_sample()  # of what was observed without an end
-        return TensorRange(*self._average)
+        has_enough = self._least >= LEAST_AVERAGED_SIZE
+        return TensorRange(*self._average) if has_enough else TensorRange(self._all.lowest, self._all.highest)
 
 
 def mismatch(observer: Observer, other: Observer) -> InvalidValueError:

@@ -107,7 +107,8 @@ def test_batches_and_order_do_not_matter(method: RangeMethod) -> None:
         assert (a.lowest, a.highest) == pytest.approx((b.lowest, b.highest), rel=1e-3, abs=1e-6)
 
 
-def test_a_moving_average_sees_the_samples_in_order() -> None:
+def test_a_moving_average_sees_the_samples_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.ranges.min_max.LEAST_AVERAGED_SIZE", 1)
     x = images(9)
     found = run(MinMax(0.3), [row[None] for row in x])
     low = high = 0.0

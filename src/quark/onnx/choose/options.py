@@ -83,3 +83,8 @@ class ChoiceOptions:
     has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
     has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type
     has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
+
+    @property
+    def has_products_only(self) -> bool:
+        """That block formats and floats go on the operands of products alone: unless every operator is asked for."""
+        return self.block_placement is BlockPlacement.COMPUTE and not self.selection.has_all_op_types

@@ -20,9 +20,9 @@ import onnx_ir as ir
 
 from quark.onnx.choose.groups import Groups
 from quark.onnx.choose.operators import Kind, OperatorFacts, facts
-from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Target
+from quark.onnx.choose.options import ChoiceOptions, Target
 from quark.onnx.choose.overrides import with_override
-from quark.onnx.choose.selection import FLOAT_TYPES, select_nodes
+from quark.onnx.choose.selection import QUANTIZABLE_TYPES, select_nodes
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, LayerSpec, TensorSpec
 from quark.onnx.graph import constant, readers
 from quark.plan import Reader, Role, SkippedNode
@@ -88,7 +88,7 @@ class _Placer:
         self._options = options
         self._order = {node.name: i for i, node in enumerate(model.graph)}
         self._output_indices = {id(value): i for i, value in enumerate(model.graph.outputs)}
-        self._is_compute_only = options.block_placement is BlockPlacement.COMPUTE
+        self._is_compute_only = options.has_products_only
         self._overrides = {each.tensor: each for each in options.overrides}
         self.specs = specs
         self.requests: list[Request] = []
@@ -119,7 +119,7 @@ class _Placer:
     def place_inputs(self, node: ir.Node) -> None:
         known, spec = _facts(node), self._spec(node)
         for index, value in enumerate(node.inputs):
-            if value is None or value.dtype not in FLOAT_TYPES:
+            if value is None or value.dtype not in QUANTIZABLE_TYPES:
                 continue
             role = _role(known, index, value)
             wanted = self._wanted(spec, role, known)
@@ -139,7 +139,7 @@ class _Placer:
         if spec is None or self._options.is_weights_only or node.op_type in self._options.op_types_with_float_output:
             return
         for value in node.outputs:
-            if value.dtype not in FLOAT_TYPES or self._fuse(node, known, value):
+            if value.dtype not in QUANTIZABLE_TYPES or self._fuse(node, known, value):
                 continue
             rest = [Reader(str(n.name), i) for n, i in self._readers(value) if n.name not in self.specs]
             if id(value) in self._output_indices:
@@ -157,9 +157,9 @@ class _Placer:
         is_aligned = option in self._options.aligned if option in _OPTIONAL else known.kind is Kind.PASS
         if not is_aligned:
             return
-        data = [value for value in _data(node, known) if value.dtype in FLOAT_TYPES]
+        data = [value for value in _data(node, known) if value.dtype in QUANTIZABLE_TYPES]
         inputs = [value for value in data if constant(value) is None]  # a constant has its own scale
-        outputs = [value for value in node.outputs if value.dtype in FLOAT_TYPES and not self._is_internal(value)]
+        outputs = [value for value in node.outputs if value.dtype in QUANTIZABLE_TYPES and not self._is_internal(value)]
         self.groups.unite((str(value.name), spec) for value in inputs + outputs)
         if known.kind is not Kind.ARITHMETIC and len(inputs) == len(data):
             self.derived.update(str(value.name) for value in outputs)

@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from quark.errors import unknown_name
 from quark.onnx.choose.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
-from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target
+from quark.onnx.choose.options import ChoiceOptions, Selection, Target
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.onnx.graph import constant, rank
 from quark.plan import SkippedNode
 
-FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+QUANTIZABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def select_nodes(
@@ -90,7 +90,7 @@ class _Selector:
         data = [value for value in _data_inputs(node, known.data) if value is not None]
         if not data or data[0].dtype is None:
             return "the type of its input is not known"
-        if data[0].dtype not in FLOAT_TYPES:
+        if data[0].dtype not in QUANTIZABLE_TYPES:
             return f"computes on {data[0].dtype.name.lower()}"
         return self._operand_obstacle(node, known.kind)
 
@@ -105,8 +105,7 @@ class _Selector:
         spec = self.spec_of(node)
         assert spec is not None
         is_compute = kind is Kind.COMPUTE
-        is_for_products = self._options.block_placement is BlockPlacement.COMPUTE
-        if not is_compute and is_for_products and isinstance(spec.activation, (BlockSpec, FloatSpec)):
+        if not is_compute and self._options.has_products_only and isinstance(spec.activation, (BlockSpec, FloatSpec)):
             return "blocks and floats go on the operands of products; BlockPlacement 'all' puts them here too"
         has_weight = is_compute and constant(node.inputs[1]) is not None
         if is_compute and not has_weight and self._options.selection.needs_constant_matmul_operand:
@@ -150,7 +149,7 @@ def _is_compute_only(options: ChoiceOptions) -> bool:
     activation = options.default.activation
     if activation is None or options.is_weights_only or isinstance(activation, DynamicSpec):
         return True
-    return isinstance(activation, BlockSpec) and options.block_placement is BlockPlacement.COMPUTE
+    return isinstance(activation, (BlockSpec, FloatSpec)) and options.has_products_only
 
 
 class _Names:

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.formats.affine import AffineParameters, quantize_affine
+from quark.formats.affine import AffineParameters, code_dtype, integer_format, quantize_affine
+from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
 from quark.formats.quantize import quantize_dequantize
-from quark.formats.spec import IntFormat
 from quark.onnx.graph import add_initializer
 from quark.onnx.insert.options import InsertOptions
 from quark.onnx.insert.pairs import (
@@ -22,6 +22,7 @@ from quark.onnx.insert.pairs import (
     cast,
     dequantizer,
     needs_float32,
+    parameter_shape,
     quantizer_behind,
     storage_type,
 )
@@ -82,15 +83,8 @@ def float_values(array: Array, choice: FloatChoice) -> Array:
 
 def parameters_of(choice: AffineChoice, shape: tuple[int, ...]) -> AffineParameters:
     """The choice as arrays that go with data of that shape."""
-    fmt = get_format(choice.format)
-    assert isinstance(fmt, IntFormat)
-    width = next(bits for bits in (8, 16, 32) if fmt.bits <= bits)
-    scale = np.array(choice.scale, np.float32)
-    zero_point = np.array(choice.zero_point, f"{'' if fmt.signed else 'u'}int{width}")
-    if choice.axis is None:
-        scale, zero_point = scale.reshape(()), zero_point.reshape(())
-    elif choice.group_size is not None:
-        axis = choice.axis % len(shape)
-        groups = (*shape[:axis], -(-shape[axis] // choice.group_size), *shape[axis + 1 :])
-        scale, zero_point = scale.reshape(groups), zero_point.reshape(groups)
+    fmt = integer_format(choice.format)
+    groups = parameter_shape(choice, shape)
+    scale = np.array(choice.scale, np.float32).reshape(groups)
+    zero_point = np.array(choice.zero_point, code_dtype(array_kind(scale), fmt)).reshape(groups)
     return AffineParameters(scale, zero_point, fmt, choice.axis, choice.group_size)

@@ -16,8 +16,10 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.formats.affine import code_dtype, integer_format
+from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
-from quark.formats.spec import IntFormat
+from quark.formats.granularity import Granularity
 from quark.onnx.graph import add_initializer, add_node, opset
 from quark.onnx.insert.options import InsertOptions
 from quark.ops.onnx_nodes import block_attributes
@@ -87,18 +89,12 @@ def needs_float32(dtype: ir.DataType | None, choice: AffineChoice) -> bool:
     return dtype is ir.DataType.FLOAT16 and min(choice.scale) < _FLOAT16_TINY
 
 
-def affine_initializers(
-    model: ir.Model, name: str, like: ir.Value, choice: AffineChoice, shape: tuple[int, ...] | None = None
-) -> tuple[ir.Value, ir.Value]:
+def affine_initializers(model: ir.Model, name: str, like: ir.Value, choice: AffineChoice) -> tuple[ir.Value, ir.Value]:
     """The scale, in the type of the data, and the zero point, in that of the codes."""
     dtype = np.float16 if like.dtype is ir.DataType.FLOAT16 else np.float32
-    scale = np.array(choice.scale, dtype)
-    zero_point = np.array(choice.zero_point).astype(storage_type(choice.format))
-    if choice.axis is None:
-        scale, zero_point = scale.reshape(()), zero_point.reshape(())
-    elif choice.group_size is not None:
-        groups = _group_shape(like, choice)
-        scale, zero_point = scale.reshape(groups), zero_point.reshape(groups)
+    shape = parameter_shape(choice, tuple(size if isinstance(size, int) else 0 for size in like.shape or ()))
+    scale = np.array(choice.scale, dtype).reshape(shape)
+    zero_point = np.array(choice.zero_point).astype(storage_type(choice.format)).reshape(shape)
     return add_initializer(model, f"{name}_scale", scale), add_initializer(model, f"{name}_zero_point", zero_point)
 
 
@@ -115,19 +111,14 @@ def storage_type(format: str) -> Any:
     """The numpy type that codes of an integer format are kept in."""
     if format in _STORAGE:
         return _STORAGE[format]
-    fmt = get_format(format)
-    assert isinstance(fmt, IntFormat), format
-    width = next(bits for bits in (8, 16, 32) if fmt.bits <= bits)
-    return np.dtype(f"{'' if fmt.signed else 'u'}int{width}")
+    return code_dtype(array_kind(np.empty(0)), integer_format(format))
 
 
-def _group_shape(like: ir.Value, choice: AffineChoice) -> tuple[int, ...]:
-    assert like.shape is not None
-    assert choice.axis is not None
-    assert choice.group_size is not None
-    shape = [size for size in like.shape if isinstance(size, int)]
-    shape[choice.axis] = -(-shape[choice.axis] // choice.group_size)
-    return tuple(shape)
+def parameter_shape(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales for data of that shape, which only groups depend on."""
+    if choice.axis is None:
+        return ()
+    return (-1,) if choice.group_size is None else Granularity(choice.axis, choice.group_size).parameter_shape(shape)
 
 
 def _linear(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -96,9 +97,18 @@ def _write_with_data(proto: onnx.ModelProto, path: Path) -> FileFacts:
     content = slim.SerializeToString(deterministic=True)
     with _complete(path) as temporary:
         temporary.write_bytes(content)
+    _remove_stale(path, data_path)
     both = hashlib.sha256(content)
     both.update(digest.digest())
     return FileFacts(path.name, len(content) + data_bytes, both.hexdigest())
+
+
+def _remove_stale(path: Path, data_path: Path) -> None:
+    """Weights of models that had this name before: nothing refers to them any more."""
+    pattern = re.compile(re.escape(path.stem) + r"-[0-9a-f]{12}\.data")
+    for other in path.parent.iterdir():
+        if other != data_path and pattern.fullmatch(other.name):
+            other.unlink(missing_ok=True)
 
 
 def _without_data(proto: onnx.ModelProto, large: list[onnx.TensorProto]) -> onnx.ModelProto:
