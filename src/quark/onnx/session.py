@@ -7,6 +7,8 @@ system does not allow that, with the session). ResNet-50 (102 MB) so peaks 200 M
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import tempfile
@@ -57,6 +59,12 @@ def open_session(
     if _weight_bytes(graph_model) > _FILE_FROM_BYTES:
         return _create_from_file(graph_model, options, providers, name)
     return _create(ir.to_proto(graph_model).SerializeToString(), options, providers, name)
+
+
+def release_memory() -> None:
+    """Hand what was freed back to the system: the C library would keep it, beside what the next step takes."""
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _session_options(threads: int | None, has_optimizations: bool, has_library: bool) -> Any:

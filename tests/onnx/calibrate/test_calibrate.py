@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from quark.errors import InvalidValueError, ModelError
 from quark.formats import get_format, min_mse_position
 from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate
 from quark.onnx.calibrate.pieces import Cutter
+from quark.onnx.calibrate.runner import Tensor
 from quark.onnx.calibrate.turns import Turns, TurnsBroken
 from quark.onnx.data import Samples, input_infos, open_samples
 from quark.ranges import Entropy, MinMax, MinMSE, Percentile, PowerOfTwoMinMSE, RangeMethod, TensorRange, range_of
@@ -250,3 +253,25 @@ def test_turns_are_in_order_and_end_when_one_gives_up() -> None:
         waiting = pool.submit(work, 9)
         turns.give_up()
         assert isinstance(waiting.exception(), TurnsBroken)
+
+
+def test_an_array_keeps_the_memory_of_its_value() -> None:
+    class Value:
+        """A runtime's value that can be watched."""
+
+        def __init__(self) -> None:
+            self._value = onnxruntime.OrtValue.ortvalue_from_numpy(np.arange(5, dtype=np.float32))
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._value, name)
+
+    value = Value()
+    watch = weakref.ref(value)
+    part = Tensor(value).array[1:]
+    del value
+    gc.collect()
+    assert watch() is not None
+    assert part.tolist() == [1.0, 2.0, 3.0, 4.0]
+    del part
+    gc.collect()
+    assert watch() is None

@@ -9,7 +9,6 @@ beside the operators of the other, and small operators do not share out well. He
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import math
@@ -23,7 +22,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from quark.errors import InvalidValueError, ModelError
-from quark.onnx.session import open_session
+from quark.onnx.session import open_session, release_memory
 
 _FLOAT = "tensor(float)"
 
@@ -88,10 +87,9 @@ class FloatRunner:
         return state.hexdigest()
 
     def close(self) -> None:
-        """Free the session, and hand its memory back to the system where the C library would keep it."""
+        """Free the session and its memory."""
         self._session = None
-        with contextlib.suppress(AttributeError, OSError):  # only glibc has it
-            ctypes.CDLL(None).malloc_trim(0)
+        release_memory()
 
     def __enter__(self) -> FloatRunner:
         return self
@@ -106,10 +104,11 @@ class Tensor:
     """A value of the runtime, or an array of the sample, as a numpy array that shares its memory."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value  # keeps the memory alive as long as this object
+        self._value = value
 
     @property
     def array(self) -> npt.NDArray[Any]:
+        """The numbers; the array keeps the memory alive, also without this object."""
         value = self._value
         if isinstance(value, np.ndarray):
             return value
@@ -117,7 +116,9 @@ class Tensor:
         size = math.prod(value.shape()) if is_shared else 0
         if not size:
             return np.asarray(value.numpy())
-        return np.ctypeslib.as_array((ctypes.c_float * size).from_address(value.data_ptr()))
+        memory = (ctypes.c_float * size).from_address(value.data_ptr())
+        memory.owner = value  # type: ignore[attr-defined] # an array of it refers to this object, and so to the value
+        return np.ctypeslib.as_array(memory)
 
 
 def processor_count() -> int:

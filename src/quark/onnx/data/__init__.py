@@ -19,9 +19,11 @@ from quark.onnx.data.images import Preprocessing, find_preprocessing
 from quark.onnx.data.input_info import InputInfo, input_infos
 from quark.onnx.data.random_data import RANDOM_COUNT, random_samples
 from quark.onnx.data.readers import CachedDataReader, PathDataReader, RandomDataReader
-from quark.onnx.data.samples import HELD_OUT_LIMIT, Samples, held_out_count
+from quark.onnx.data.samples import Samples, held_out_count
 from quark.onnx.data.sources import Source, from_object, from_path
 from quark.onnx.data.store import SampleStore
+
+UNCALIBRATED_COUNT = 8  # samples for the verdict, where nothing is calibrated
 
 __all__ = [
     "CachedDataReader",
@@ -59,7 +61,7 @@ def open_samples(
     if not inputs:
         raise InvalidValueError("the model has no inputs: there is nothing to calibrate on")
     if not is_calibrating:
-        count = min(count or HELD_OUT_LIMIT, HELD_OUT_LIMIT)
+        count = min(count or UNCALIBRATED_COUNT, UNCALIBRATED_COUNT)
     source = _find_source(data, inputs, count, batch_size, find_preprocessing(preprocessing), seed)
     limit = None
     if not is_calibrating:

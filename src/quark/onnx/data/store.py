@@ -14,7 +14,7 @@ import numpy as np
 
 from quark.onnx.data.check_sample import Sample
 
-MEMORY_BYTES = 8 << 20
+MEMORY_BYTES = 2 << 20
 
 
 class SampleStore:

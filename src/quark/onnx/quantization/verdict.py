@@ -9,7 +9,7 @@ import onnx
 
 from quark.errors import ModelError
 from quark.fidelity import FidelityMeter, OutputFidelity
-from quark.onnx.session import open_session
+from quark.onnx.session import open_session, release_memory
 
 Sample = Mapping[str, Any]
 
@@ -31,4 +31,6 @@ def compare_outputs(
         for name, value in reference.items():
             if value.dtype.kind == "f":
                 meters.setdefault(name, FidelityMeter(name)).add(value, actual[name])
+    del session
+    release_memory()
     return tuple(meter.result() for meter in meters.values())

@@ -49,11 +49,16 @@ def check_output(path: str | os.PathLike[str], source: object = None) -> Path:
 
 
 def to_proto(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -> onnx.ModelProto:
-    """The model as protobuf, with what is to be known about its making; weights beyond 2 GB must lie elsewhere."""
+    """The model as protobuf, with what is to be known about its making; weights beyond 2 GB must lie elsewhere.
+
+    This uses the model up: protobuf has copies of its weights, and those are freed.
+    """
     model.producer_name = "quark"
     model.producer_version = metadata.get("quark.version", "")
     model.metadata_props.update(metadata)
     proto = ir.serde.serialize_model(model)
+    for value in model.graph.initializers.values():
+        value.const_value = None
     define_constant_marks(proto)
     if options.has_portable_functions:
         define_portable_functions(proto)
