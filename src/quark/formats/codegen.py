@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from quark.formats.catalog import MX_ELEMENTS
@@ -26,19 +27,26 @@ def format_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def write_or_check(
+    file: Path, text: Callable[[], str], command: str, description: str | None, arguments: list[str] | None
+) -> int:
+    """The command that writes a generated file, or with --check only compares: the exit status."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--root", type=Path, default=Path("."), help="the checkout (default: the working folder)")
     options = parser.parse_args(arguments)
-    path = options.root / TABLE
+    path = options.root / file
     if not options.check:
-        path.write_text(format_table(), encoding="utf-8")
+        path.write_text(text(), encoding="utf-8")
         return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == format_table():
+    if path.is_file() and path.read_text(encoding="utf-8") == text():
         return 0
-    print(f"{TABLE} is not what the catalog says; run python -m quark.formats.codegen", file=sys.stderr)
+    sys.stderr.write(f"{file} is not what the code says; run {command}\n")
     return 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return write_or_check(TABLE, format_table, "python -m quark.formats.codegen", __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of a field, as something that this version refuses, or as something that cannot 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import InvalidValueError
+from quark.formats.codegen import write_or_check
 from quark.onnx.insert.options import NBitsOptions
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.field_checks import ALGORITHM_FIELDS, FIELD_KINDS, REFUSED_FIELDS
@@ -255,18 +255,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--root", type=Path, default=Path("."), help="the checkout (default: the working folder)")
-    options = parser.parse_args(arguments)
-    path = options.root / DOCUMENT
-    if not options.check:
-        path.write_text(options_document(), encoding="utf-8")
-        return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == options_document():
-        return 0
-    sys.stderr.write(f"{DOCUMENT} is not what the tables say; run {COMMAND}\n")
-    return 1
+    return write_or_check(DOCUMENT, options_document, COMMAND, __doc__, arguments)
 
 
 if __name__ == "__main__":
