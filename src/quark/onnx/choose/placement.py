@@ -192,6 +192,8 @@ class _Placer:
     def _fuse(self, node: ir.Node, known: OperatorFacts, value: ir.Value) -> bool:
         """True where the value goes to one activation that is computed with this node."""
         following = readers(value)
+        if not isinstance(self._spec(node).activation, AffineSpec):
+            return False  # blocks and floats that go everywhere go here too
         if known.kind is Kind.PASS or len(following) != 1 or id(value) in self._output_indices:
             return False
         activation = following[0][0]
