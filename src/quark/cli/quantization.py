@@ -32,9 +32,8 @@ class Quantization:
         from quark.onnx import quantize
 
         self._check_files()
-        # a preset by its name, so that the report can call it that
-        is_plain = not self.changes and not is_file_name(self.config)
-        config = self.config if is_plain else read_config(self.config, self.changes)
+        # by its name where nothing is changed, so that the report can call it that
+        config = read_config(self.config, self.changes) if self.changes else self.config
         result = quantize(self.source, config=config, **self.calibration.arguments())
         result.save(self.target)
         return result
@@ -86,13 +85,17 @@ class Quantization:
 
         known = {each.name for each in fields(QuantizationConfig)}
         if is_file_name(self.config):
-            lines = [f"config = quark.onnx.QuantizationConfig.load({self.config!r})"]
+            lines = ["from quark.onnx.quantization.config.files import load_config"]
+            lines.append(f"config = load_config({self.config!r})")
         else:
             lines = [f"config = quark.onnx.get_default_config({self.config!r})"]
         for key, value in self.changes:
-            first, *rest = key.split(".")
-            place = f"config.{first}" if first in known else f"config.extra_options[{first!r}]"
-            lines.append(f"{place}{''.join(f'[{part!r}]' for part in rest)} = {_python(value)}")
+            *outer, last = key.split(".") if key in known else ["extra_options", *key.split(".")]
+            if not outer:
+                lines.append(f"config.{last} = {_python(value)}")
+                continue
+            place = f"config.{outer[0]}" + "".join(f".setdefault({part!r}, {{}})" for part in outer[1:])
+            lines.append(f"{place}[{last!r}] = {_python(value)}")
         return lines
 
 
