@@ -123,7 +123,7 @@ class _Selector:
 
 def _selected_op_types(options: ChoiceOptions) -> frozenset[str]:
     selection = options.selection
-    for op_type in selection.extra_op_types | (selection.op_types or frozenset()):
+    for op_type in selection.extra_op_types | selection.excluded_op_types | (selection.op_types or frozenset()):
         if op_type not in OPERATORS:
             raise unknown_name("operator type with a quantized form", op_type, OPERATORS)
     if selection.op_types is not None:

@@ -39,6 +39,12 @@ GRAPH_OPTIONS: tuple[Option, ...] = (
         "MaxPool, Reshape ... even where their input is float",
     ),
     Option(
+        "OpTypesToExclude",
+        NAMES,
+        Into("selection", "excluded_op_types", frozenset),
+        "operators of these types stay float",
+    ),
+    Option(
         "OpTypesToExcludeOutputQuantization",
         NAMES,
         Into("choose", "op_types_with_float_output", frozenset),
