@@ -52,13 +52,16 @@ test-slow: test-sanitized check-windows
 # Every instruction set, in the process of a Python that was not built for it: hence the preloading, and no leak checks.
 SANITIZERS = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0
+FUZZ_SECONDS ?= 30
 test-sanitized: install
 	@$(BIN)/cmake -S . -B build/sanitized -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 		-DQUARK_SANITIZE=ON --log-level=WARNING
 	@$(BIN)/cmake --build build/sanitized --target quark_ops
 	@for instructions in avx512 avx2 baseline; do \
-		$(SANITIZERS) QUARK_INSTRUCTION_SET=$$instructions $(BIN)/python tests/native/fuzz_operators.py \
-			--seconds 30 --library build/sanitized/libquark_ops.so || exit 1; \
+		for fuzzer in fuzz_operators fuzz_statistics; do \
+			$(SANITIZERS) QUARK_INSTRUCTION_SET=$$instructions $(BIN)/python tests/native/$$fuzzer.py \
+				--seconds $(FUZZ_SECONDS) --library build/sanitized/libquark_ops.so || exit 1; \
+		done; \
 	done
 
 # That it compiles and exports what ONNX Runtime and ctypes look for; nothing is run.

@@ -20,6 +20,7 @@ constexpr int64_t kErrorBlock = 1 << 12;               // stays in the first-lev
 constexpr int64_t kMaxBins = int64_t{1} << 24;
 constexpr int32_t kMaxExactBits = 16;
 constexpr int32_t kMaxExactPosition = 100;
+constexpr int32_t kMaxPosition = 300;  // (x * 2^position)^2 of every float32 x, and sums of them, are normal float64
 
 StatisticsKernels choose_kernels() {
 #if defined(QUARK_WIDE_KERNELS)
@@ -37,9 +38,11 @@ const StatisticsKernels& kernels() {
 double error_at(const float* x, int64_t n, int32_t bits, int32_t position) {
   const double half = std::ldexp(1.0, bits - 1);
   const double scale = std::ldexp(1.0, position);
-  const bool is_exact_in_float = bits <= kMaxExactBits && std::abs(position) <= kMaxExactPosition;
-  return is_exact_in_float ? kernels().squared_error(x, n, static_cast<float>(scale), static_cast<float>(half))
-                           : kernels().squared_error_wide(x, n, scale, half);
+  if (bits <= kMaxExactBits && std::abs(position) <= kMaxExactPosition) {
+    const double sum = kernels().squared_error(x, n, static_cast<float>(scale), static_cast<float>(half));
+    if (std::isfinite(sum)) return sum;  // else there is a number of steps, perhaps of a finite x, beyond float32
+  }
+  return kernels().squared_error_wide(x, n, scale, half);
 }
 
 }  // namespace
@@ -72,12 +75,13 @@ extern "C" QUARK_EXPORT int quark_add_to_histogram(const float* x, int64_t n, do
   return 0;
 }
 
-// Adds to sums[i] the sum of (x_hat - x)^2 at positions[i], for codes of so many bits. 1 for numbers out of range.
+// Adds to sums[i] the sum of (x_hat - x)^2 at positions[i], for codes of so many bits: NaN or Inf only where x holds
+// them. 1 for numbers out of range.
 extern "C" QUARK_EXPORT int quark_add_squared_errors(const float* x, int64_t n, int32_t bits, const int32_t* positions,
                                                      int32_t count, double* sums) {
   if (n < 0 || bits < 2 || bits > 32 || count < 0) return 1;
   for (int32_t i = 0; i < count; ++i) {
-    if (std::abs(positions[i]) > 500) return 1;
+    if (positions[i] < -kMaxPosition || positions[i] > kMaxPosition) return 1;
   }
   const KeepDenormals keep;
   for (int64_t start = 0; start < n; start += kErrorBlock) {

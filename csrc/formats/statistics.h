@@ -28,7 +28,8 @@ struct StatisticsKernels {
   void (*histogram)(const float* x, int64_t n, const Bins& bins, uint32_t* counts);
 
   // The sum of (round(clip(t)) - t)^2 for t = x * scale, codes of -half..half-1. In the first each difference is exact
-  // for half up to 2^15 and t up to 2^24 (beyond, to 24 bits); the second, in float64, is for all others.
+  // for half up to 2^15 and t from 2^-126 to 2^24 (beyond, to 24 bits and at last Inf; below, to 2^-150, which no sum
+  // notices that is not as small); the second, in float64, is for all others.
   double (*squared_error)(const float* x, int64_t n, float scale, float half);
   double (*squared_error_wide)(const float* x, int64_t n, double scale, double half);
 };

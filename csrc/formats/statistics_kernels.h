@@ -124,7 +124,8 @@ struct ErrorSums {
   QUARK_INLINE void add_squares(FloatsOf<kWidth> error) {
 #if defined(__AVX512F__)
     constexpr __mmask8 kAll = static_cast<__mmask8>(-1);
-    const Doubles low = _mm512_maskz_cvtps_pd(kAll, _mm512_castps512_ps256(error));
+    const HalfFloats first_half = __builtin_shufflevector(error, error, 0, 1, 2, 3, 4, 5, 6, 7);
+    const Doubles low = _mm512_maskz_cvtps_pd(kAll, first_half);
     const Doubles high = _mm512_maskz_cvtps_pd(kAll, _mm512_maskz_extractf32x8_ps(kAll, error, 1));
     first = _mm512_fmadd_pd(low, low, first);
     second = _mm512_fmadd_pd(high, high, second);

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, in a process of its own: a crash must not take the other tests with it."""
+"""A short run of the fuzzers, each in a process of its own: a crash must not take the other tests with it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-FUZZER = Path(__file__).with_name("fuzz_operators.py")
+import pytest
 
 
-def test_nothing_surprising_happens() -> None:
+@pytest.mark.parametrize(
+    ("fuzzer", "seconds", "told"),
+    [("fuzz_operators", 5, " nodes of which "), ("fuzz_statistics", 3, " statistics of ")],
+)
+def test_nothing_surprising_happens(fuzzer: str, seconds: int, told: str) -> None:
+    program = Path(__file__).with_name(f"{fuzzer}.py")
     result = subprocess.run(
-        [sys.executable, FUZZER, "--seconds", "5", "--seed", "1"], capture_output=True, text=True, check=False
+        [sys.executable, program, "--seconds", str(seconds), "--seed", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert " nodes of which " in result.stdout
+    assert told in result.stdout

@@ -229,13 +229,13 @@ def test_the_most_common_position_wins_and_of_equals_the_smaller() -> None:
 
 # ---- the others, each by its own definition ----
 def test_a_moving_average_is_the_formula() -> None:
-    x = np.repeat(np.array([[-1.0, 1.0], [-3.0, 2.0], [0.0, 8.0]], np.float32), 500, axis=1)
+    x = np.repeat(np.array([[-1.0, 1.0], [-3.0, 2.0], [0.0, 8.0]], np.float32), 2500, axis=1)
     low, high = -1.0, 1.0
     for constant, row in ((0.5, x[1]), (0.4, x[2])):  # the first samples count alike, until 1/n is below the constant
         low, high = (1 - constant) * low + constant * row[0], (1 - constant) * high + constant * row[-1]
     found = stream(MinMax(moving_average=0.4), list(x), INT8, False)
     assert (found.lowest, found.highest) == pytest.approx((low, high), rel=1e-6)
-    few = stream(MinMax(moving_average=0.4), list(x[:, ::500]), INT8, False)
+    few = stream(MinMax(moving_average=0.4), list(x[:, ::2500]), INT8, False)
     assert (few.lowest, few.highest) == (-3.0, 8.0)
     with pytest.raises(InvalidValueError, match="order"):
         MinMax(0.1).observer(INT8, True).merge(MinMax(0.1).observer(INT8, True))

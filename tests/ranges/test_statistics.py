@@ -92,6 +92,46 @@ def test_squared_errors_are_those_of_the_definition(native: NativeStatistics) ->
     assert native.squared_errors(x.astype(np.float32), 8, (5,))[0] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("position", [-300, -128, -100, 0, 99, 100, 127, 300])
+@pytest.mark.parametrize("bits", [8, 32])
+def test_the_largest_and_smallest_numbers_have_finite_errors(
+    native: NativeStatistics, bits: int, position: int
+) -> None:
+    """Also where their number of steps is beyond float32, or its square would be beyond float64."""
+    for x in (3e38, -3e38, 1e-45, 1.0):
+        data = np.full(40, x, np.float32)
+        steps = np.ldexp(data.astype(np.float64), position)
+        codes = np.clip(np.rint(steps), -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+        expected = (np.ldexp(codes - steps, -position) ** 2).sum()
+        slack = 40 * 2.0 ** (-249 - 2 * position) if -100 <= position < 0 and bits == 8 else 0.0
+        actual = native.squared_errors(data, bits, (position,))[0]
+        assert actual == pytest.approx(expected, rel=1e-6, abs=slack)
+
+
+@pytest.mark.parametrize("position", [301, -301, 2**31 - 1, -(2**31)])
+def test_positions_of_no_use_are_refused(native: NativeStatistics, position: int) -> None:
+    """The least int32 too, whose absolute value is none."""
+    with pytest.raises(RuntimeError, match="refused positions"):
+        native.squared_errors(values(10), 8, (0, position))
+
+
+@pytest.mark.parametrize("bins", [0, 2**24 + 1])
+def test_numbers_of_bins_out_of_range_are_refused(native: NativeStatistics, bins: int) -> None:
+    with pytest.raises(RuntimeError, match="refused to count"):
+        native.add_to_histogram(values(10), 0.0, 1.0, np.zeros(bins, np.int64))
+
+
+def test_data_between_two_elements_are_copied() -> None:
+    """Compiled code may take a float to begin at a multiple of four bytes."""
+    x = values(100)
+    shifted = np.frombuffer(b"\0" + x.tobytes(), np.float32, offset=1)
+    assert not shifted.flags.aligned
+    copied = statistics.as_float32(shifted)
+    assert copied.flags.aligned
+    np.testing.assert_array_equal(copied, x)
+    assert np.shares_memory(statistics.as_float32(x), x)
+
+
 _PROGRAM = """
 import numpy as np
 from quark.formats.native import instruction_set

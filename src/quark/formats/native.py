@@ -95,7 +95,7 @@ def quantize_dequantize_native(x: Any, axis: int, quantizer: BlockQuantizer, thr
     library = None if source is None else load_library()
     if source is None or library is None:
         return None
-    contiguous = source if source.flags.c_contiguous else np.ascontiguousarray(source)
+    contiguous = np.require(source, requirements=["C_CONTIGUOUS", "ALIGNED"])  # a copy only of what is not
     storage = _STORAGE.get(contiguous.dtype.name)
     widened = contiguous.astype(np.float32) if storage is None else contiguous
     out = np.empty(widened.shape, widened.dtype)

@@ -5,7 +5,7 @@
 so that the first samples, 100 with the usual constant of 0.01, count alike, where a constant c from the start would
 leave the range at what the first sample has. The average forgets outliers of single samples, and depends on their
 order: such observers do not merge. The extreme of n values lies near the quantile 1 - 1/n, so that about one value in n
-is clipped; where samples have fewer than 1000, that is too much, and the range is the whole one.
+is clipped; where samples have fewer than 4000, that is too much, and the range is the whole one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quark.ranges.method import Observer, RangeMethod, TensorRange
 from quark.ranges.statistics import as_float32, extremes
 
 MOVING_AVERAGE_CONSTANT = 0.01
-LEAST_AVERAGED_SIZE = 1000
+LEAST_AVERAGED_SIZE = 4_000
 
 
 @dataclass

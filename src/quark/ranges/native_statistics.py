@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from quark.formats.native import load_library
 
+_OUT_OF_MEMORY = 2
+
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "quark_extremes": (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
     "quark_add_to_histogram": (
@@ -46,8 +48,10 @@ class NativeStatistics:
         status = self._library.quark_add_to_histogram(
             x.ctypes.data, x.size, lowest, per_unit, counts.ctypes.data, len(counts)
         )
-        if status != 0:
+        if status == _OUT_OF_MEMORY:
             raise MemoryError(f"counting into {len(counts)} bins")
+        if status != 0:
+            raise RuntimeError(f"the compiled code refused to count into {len(counts)} bins")  # our mistake
 
     def squared_errors(
         self, x: npt.NDArray[np.float32], bits: int, positions: tuple[int, ...]

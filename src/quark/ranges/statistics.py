@@ -26,13 +26,14 @@ Counts = npt.NDArray[np.int64]
 
 
 def as_float32(x: Any) -> Floats:
-    """x flat, as float32 in one piece: the array itself where it is that already. float64 is rounded."""
+    """x flat, as float32 in one piece: the array itself where it is that already. float64 is rounded, and what begins
+    between two elements, as a view of a file's bytes may, is copied."""
     kind = array_kind(x)
     kind.precision(x)
     if kind.name == "torch":
         x = x.detach().cpu().float().numpy()
     flat = x.reshape(-1)
-    return np.ascontiguousarray(flat, dtype=np.float32)
+    return np.require(flat, np.float32, ["C_CONTIGUOUS", "ALIGNED"])
 
 
 def extremes(x: Floats) -> tuple[float, float] | None:
