@@ -234,6 +234,13 @@ def test_external_data_lies_beside_the_model(tmp_path):
     np.testing.assert_array_equal(session_of(path).run(None, feed)[0], expected)
 
 
+def test_weights_beyond_the_limit_of_protobuf_lie_beside_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("quark.onnx.save.model_file.PROTOBUF_LIMIT_BYTES", 10_000)
+    path = quantize(network_path(), sample_list(), "MXINT8").save(tmp_path / "out.onnx")
+    assert list(tmp_path.glob("*.data"))
+    assert np.isfinite(session_of(path).run(None, sample_list()[0])[0]).all()
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [("missing/out.onnx", "no folder"), (".", "is a folder")],

@@ -49,7 +49,7 @@ def open_samples(
     seed: int = 0,
     is_calibrating: bool = True,
 ) -> Samples:
-    """Read and check the data, once; see `sources` for what they can be. None: random data, with a warning.
+    """Read and check the data, once; see `sources` for what they can be. None: random data.
 
     `count` limits the samples: of a folder that many images, evenly spaced over the sorted files, of anything else the
     first. `batch_size` is how many images or rows of an array make a sample where the model leaves it open. Errors name

@@ -101,10 +101,9 @@ class ModelQuantizer:
         result = QuantizedModel(outcome.model, outcome.report, self.settings.save, _file(model_input))
         if target is not None:
             result.save(target)
+        _warn(result.report)
         if self.settings.has_summary:
             print_summary(result.report)
-        else:
-            _warn(result.report)
         return None if target is not None else result.model
 
 

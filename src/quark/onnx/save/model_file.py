@@ -24,7 +24,7 @@ from quark.onnx.save.options import SaveOptions
 from quark.ops.constant_marks import define_constant_marks
 from quark.ops.portable_functions import define_portable_functions
 
-PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 20)  # protobuf refuses 2 GB; the graph needs some of it
+PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # of weights: protobuf refuses 2 GB, and the graph needs some of it
 _MIN_EXTERNAL_BYTES = 1024  # smaller tensors stay in the model, where shape inference finds them
 
 
@@ -67,7 +67,7 @@ def to_proto(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions)
 
 def write_model(proto: onnx.ModelProto, path: Path, options: SaveOptions) -> FileFacts:
     """Write the model, and its weights beside it where they are too large or should be."""
-    if not options.has_external_data and proto.ByteSize() < PROTOBUF_LIMIT_BYTES:
+    if not options.has_external_data and _weight_bytes(proto) < PROTOBUF_LIMIT_BYTES:
         content = proto.SerializeToString(deterministic=True)
         with _complete(path) as temporary:
             temporary.write_bytes(content)
@@ -106,6 +106,11 @@ def _write_with_data(proto: onnx.ModelProto, path: Path) -> FileFacts:
     both = hashlib.sha256(content)
     both.update(digest.digest())
     return FileFacts(path.name, len(content) + data_bytes, both.hexdigest())
+
+
+def _weight_bytes(proto: onnx.ModelProto) -> int:
+    """Counted by tensor: asking a message beyond 2 GB for its size is an error already."""
+    return sum(len(each.raw_data) for each in proto.graph.initializer)
 
 
 def _remove_stale(path: Path, data_path: Path) -> None:
