@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark.fidelity import OutputFidelity, Verdict, overall_verdict
-from quark.plan import QuantizationPlan, Role
+from quark.plan import QuantizationPlan, Role, SkippedNode
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,16 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
+class AlgorithmFacts:
+    """What an accuracy algorithm did: a phrase for each change, and the nodes that it left, with the reason. Nothing
+    changed means that it found nothing to do, and is said so."""
+
+    name: str
+    changed: tuple[str, ...]
+    left: tuple[SkippedNode, ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything about one run."""
 
@@ -58,6 +68,7 @@ class Report:
     calibration: CalibrationFacts
     outputs: tuple[OutputFidelity, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
+    algorithms: tuple[AlgorithmFacts, ...] = ()
     remarks: tuple[str, ...] = ()
     op_types: Mapping[str, str] = field(
         default_factory=dict
@@ -90,6 +101,7 @@ class Report:
             "versions": dict(self.versions),
             "calibration": asdict(self.calibration),
             "rewrites": [asdict(each) for each in self.rewrites],
+            "algorithms": [asdict(each) for each in self.algorithms],
             "remarks": list(self.remarks),
             "quantized_nodes": [
                 {"node": name, "op_type": self.op_types.get(name, "")} for name in self.quantized_nodes

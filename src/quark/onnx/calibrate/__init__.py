@@ -19,11 +19,12 @@ from quark.onnx.calibrate.cache import cache_key, read_ranges, write_ranges
 from quark.onnx.calibrate.options import CalibrationOptions
 from quark.onnx.calibrate.passes import Observers, Pass
 from quark.onnx.calibrate.runner import FloatRunner
+from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 from quark.ranges import Observer, RangeMethod, TensorRange
 
-__all__ = ["CalibrationOptions", "FloatRunner", "Wanted", "calibrate"]
+__all__ = ["CalibrationOptions", "ChannelExtremes", "FloatRunner", "Statistic", "Wanted", "calibrate", "survey"]
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class Tensor:
             return np.asarray(value.numpy())
         memory = (ctypes.c_float * size).from_address(value.data_ptr())
         memory.owner = value  # type: ignore[attr-defined] # an array of it refers to this object, and so to the value
-        return np.ctypeslib.as_array(memory)
+        return np.ctypeslib.as_array(memory).reshape(value.shape())
 
 
 def processor_count() -> int:

@@ -58,6 +58,15 @@ class TensorOverride:
 
 
 @dataclass(frozen=True)
+class PositionOptions:
+    """The NPU's limits on positions: the names of the rules of `quark.npu` that are kept, and after how many rounds a
+    set of rules that contradict each other is given up."""
+
+    rules: frozenset[str]
+    max_rounds: int = 5
+
+
+@dataclass(frozen=True)
 class ChoiceOptions:
     """Everything that decides the plan, beside the model and its ranges.
 
@@ -82,6 +91,7 @@ class ChoiceOptions:
     unquantized_between: tuple[tuple[str, str], ...] = ()  # (writer, reader) types with nothing quantized in between
     has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
     has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type
+    positions: PositionOptions | None = None  # None: positions are what the ranges say
     has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
 
     @property

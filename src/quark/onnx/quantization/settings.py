@@ -8,10 +8,13 @@ from typing import Any
 
 from quark.onnx.calibrate.options import CalibrationOptions
 from quark.onnx.choose.options import ChoiceOptions
+from quark.onnx.equalize.options import EqualizeOptions
 from quark.onnx.insert.options import InsertOptions
 from quark.onnx.load.options import LoadOptions
 from quark.onnx.optimize.options import OptimizeOptions
+from quark.onnx.refine.options import RefineOptions
 from quark.onnx.save.options import SaveOptions
+from quark.onnx.simulate.options import SimulateOptions
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,10 @@ class Settings:
     name: str = "custom"
     load: LoadOptions = field(default_factory=LoadOptions)
     optimize: OptimizeOptions = field(default_factory=OptimizeOptions)
+    equalize: EqualizeOptions = field(default_factory=EqualizeOptions)
     calibrate: CalibrationOptions = field(default_factory=CalibrationOptions)
+    simulate: SimulateOptions = field(default_factory=SimulateOptions)
+    refine: RefineOptions = field(default_factory=RefineOptions)
     insert: InsertOptions = field(default_factory=InsertOptions)
     save: SaveOptions = field(default_factory=SaveOptions)
     has_summary: bool = True

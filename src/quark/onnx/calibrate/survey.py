@@ -1,0 +1,111 @@
+"""Statistics of tensors other than ranges: one pass of the float model over the samples.
+
+with FloatRunner(model, statistics) as runner:
+    found = survey(runner, {"conv_out": ChannelExtremes(axis=1)}, samples)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.errors import InvalidValueError
+from quark.onnx.calibrate.options import CalibrationOptions
+from quark.onnx.calibrate.passes import Observers, Pass
+from quark.onnx.calibrate.runner import FloatRunner
+from quark.onnx.data.samples import Samples
+from quark.onnx.progress import Track, track
+
+
+class Statistic(Protocol):
+    """What one tensor is looked at for. `is_mergeable`: statistics of two halves of the samples merge into that of all,
+    to the last bit or nearly; the pass deep-copies it for that before anything is observed."""
+
+    is_mergeable: bool
+
+    def observe(self, x: NDArray[Any]) -> None:
+        """Take in the tensor as one sample, or a piece of its batch, makes it. The array is gone after the call."""
+
+    def end_of_sample(self) -> None:
+        """What was observed since the last call was one sample."""
+
+    def merge(self, other: Any) -> None:
+        """Take in what another one has gathered."""
+
+
+Found = TypeVar("Found", bound=Statistic)
+
+
+def survey(
+    runner: FloatRunner,
+    statistics: Mapping[str, Found],
+    samples: Samples,
+    options: CalibrationOptions | None = None,
+    *,
+    sample_limit: int | None = None,
+    title: str = "looking at activations",
+    progress: Track = track,
+) -> dict[str, Found]:
+    """The statistics by tensor, filled in from the samples to calibrate on, or from `sample_limit` of them, evenly
+    spaced."""
+    options = options or CalibrationOptions()
+    count = samples.count if sample_limit is None else min(sample_limit, samples.count)
+    if not statistics or not count:
+        return dict(statistics)
+    with progress(count, title) as advance:
+        seen = _evenly_spaced(samples, count)
+        one_pass = Pass(runner, seen, options.memory_limit_bytes, lambda each, x: each.observe(x), advance)
+        return cast("dict[str, Found]", one_pass.run(cast(Observers, dict(statistics))))
+
+
+def _evenly_spaced(samples: Samples, count: int) -> Iterator[Any]:
+    chosen = {i * samples.count // count for i in range(count)}
+    return itertools.compress(samples, (i in chosen for i in range(samples.count)))
+
+
+class ChannelExtremes:
+    """The lowest and the highest value of every channel, counted along `axis` (negative: from the end)."""
+
+    is_mergeable = True
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+        self.lowest: NDArray[np.float32] = np.zeros(0, np.float32)  # one for each channel, once something was observed
+        self.highest: NDArray[np.float32] = np.zeros(0, np.float32)
+
+    @property
+    def reach(self) -> NDArray[np.float32]:
+        """The largest magnitude of every channel."""
+        reach: NDArray[np.float32] = np.maximum(-self.lowest, self.highest)
+        return reach
+
+    def observe(self, x: NDArray[Any]) -> None:
+        if not -x.ndim <= self.axis < x.ndim:
+            raise InvalidValueError(f"channels along axis {self.axis} of {x.ndim} dimensions")
+        axis = self.axis % x.ndim
+        lines = x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), x.shape[axis], -1)
+        if not lines.size:
+            return
+        lowest, highest = lines.min(axis=(0, 2)), lines.max(axis=(0, 2))
+        if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
+            raise InvalidValueError("has NaN or Inf")
+        self._take(lowest, highest)
+
+    def end_of_sample(self) -> None:
+        pass
+
+    def merge(self, other: ChannelExtremes) -> None:
+        if other.lowest.size:
+            self._take(other.lowest, other.highest)
+
+    def _take(self, lowest: NDArray[Any], highest: NDArray[Any]) -> None:
+        if not self.lowest.size:
+            self.lowest, self.highest = lowest.astype(np.float32), highest.astype(np.float32)
+            return
+        if lowest.size != self.lowest.size:
+            raise InvalidValueError(f"has {lowest.size} channels, and had {self.lowest.size} before")
+        self.lowest, self.highest = np.minimum(self.lowest, lowest), np.maximum(self.highest, highest)
