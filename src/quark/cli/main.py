@@ -12,6 +12,7 @@ from quark.cli.errors import ErrorReportingGroup
 from quark.cli.evaluate_command import evaluate
 from quark.cli.formats_command import formats
 from quark.cli.inspect_command import inspect
+from quark.cli.lint_command import lint
 from quark.cli.prepare_data_command import prepare_data
 from quark.cli.presets_command import presets
 from quark.cli.quantize_command import quantize
@@ -28,6 +29,7 @@ main.add_command(quantize)
 main.add_command(evaluate)
 main.add_command(compare)
 main.add_command(inspect)
+main.add_command(lint)
 main.add_command(presets)
 main.add_command(formats)
 main.add_command(prepare_data)

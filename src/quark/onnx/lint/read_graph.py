@@ -1,0 +1,48 @@
+"""A file as a graph, checked as the loader does it, and otherwise as it is: neither opset nor operators are changed."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
+
+from quark.errors import ModelError
+from quark.onnx.graph import infer_shapes
+from quark.onnx.load.external_data import ExternalData
+from quark.onnx.load.operators import shorten_domains
+from quark.onnx.load.source import read_source
+from quark.onnx.load.structure import check_structure
+from quark.onnx.load.tensors import attach, check_tensors
+from quark.onnx.load.wire import carve
+
+
+def read_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> ir.Model:
+    """Constants are initializers, every node has a name, and types and shapes are known as far as they can be.
+
+    What is no ONNX model is a ModelError.
+    """
+    read = read_source(source)
+    carved = carve(read)
+    shorten_domains(carved.proto)
+    check_structure(carved.proto, read.name)
+    views = check_tensors(read, carved, ExternalData(read))
+    if not any(not each.domain for each in carved.proto.opset_import):
+        raise ModelError(f"'{read.name}' does not say which opset it is of (opset_import). Export it again")
+    try:
+        model = ir.serde.deserialize_model(carved.proto)
+    except (ir.serde.SerdeError, ValueError, TypeError) as error:
+        raise ModelError(f"'{read.name}' cannot be read: {error.__cause__ or error}") from error
+    attach(model, views)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    RemoveInitializersFromInputsPass()(model)
+    _name_nodes(model)
+    infer_shapes(model)
+    return model
+
+
+def _name_nodes(model: ir.Model) -> None:
+    for node in model.graph:
+        if not node.name:
+            node.name = next((value.name for value in node.outputs if value.name), node.op_type)
