@@ -16,5 +16,6 @@ class CalibrationOptions:
     has_random_data: bool = False
     has_symmetric_ranges: bool = False  # every range widened to be even about zero
     memory_limit_bytes: int = 1 << 28  # of activations held at once; larger batches are cut up where the model allows
+    verdict_limit_bytes: int | None = None  # of weights, beyond which no model runs for the verdict; None: by the memory
     cache: Path | None = None
     seed: int = 0

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import math
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -22,14 +23,16 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from quark.errors import InvalidValueError, ModelError
-from quark.onnx.session import open_session, release_memory
+from quark.onnx.large_tensors import byte_pieces
+from quark.onnx.session import check_computed, open_session, release_memory
 
 _FLOAT = "tensor(float)"
 
 
 class FloatRunner:
     """A context manager that frees the session. `tensors` name what calibration may ask for: any tensors that nodes
-    compute, and inputs. The model must not change while the runner is open."""
+    compute, and inputs. The session is made when first needed: a large model that nobody runs takes no memory. From
+    then on it does not see what becomes of the model."""
 
     def __init__(
         self,
@@ -44,11 +47,27 @@ class FloatRunner:
         self._model = model
         self._inputs = {value.name for value in model.graph.inputs}
         self._own = [value.name or "" for value in model.graph.outputs]
-        extra = [name for name in tensors if name not in self._inputs]
-        self._session: Any = open_session(
-            model, extra_outputs=extra, providers=providers, threads=max(1, processors // self.workers)
-        )
-        self.input_shapes = {each.name: tuple(each.shape) for each in self._session.get_inputs()}
+        self._extra = [name for name in tensors if name not in self._inputs]
+        check_computed(model, self._extra)
+        self._providers, self._threads = providers, max(1, processors // self.workers)
+        self._opening = threading.Lock()
+        self._opened: Any = None
+        self._is_closed = False
+
+    @property
+    def _session(self) -> Any:
+        if self._is_closed:
+            raise InvalidValueError("this runner is closed")
+        with self._opening:
+            if self._opened is None:
+                self._opened = open_session(
+                    self._model, extra_outputs=self._extra, providers=self._providers, threads=self._threads
+                )
+            return self._opened
+
+    @property
+    def input_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
+        return {each.name: tuple(each.shape) for each in self._session.get_inputs()}
 
     def outputs(self, sample: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The model's own outputs."""
@@ -66,11 +85,10 @@ class FloatRunner:
     def _run(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> list[Any]:
         import onnxruntime
 
-        if self._session is None:
-            raise InvalidValueError("this runner is closed")
+        session = self._session
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
         try:
-            values: list[Any] = self._session.run_with_ort_values(list(names), feeds)
+            values: list[Any] = session.run_with_ort_values(list(names), feeds)
         except Exception as error:  # the runtime's own classes share no root below this one
             raise ModelError(f"ONNX Runtime cannot run the float model: {error}") from error
         return values
@@ -81,14 +99,15 @@ class FloatRunner:
         for name, value in self._model.graph.initializers.items():
             if value.const_value is not None:
                 state.update(f"{name}:{value.const_value.dtype}:{value.const_value.shape};".encode())
-                state.update(value.const_value.tobytes())
+                for piece in byte_pieces(value.const_value):
+                    state.update(piece)
         for node in self._model.graph:
             state.update(str(node).encode())
         return state.hexdigest()
 
     def close(self) -> None:
         """Free the session and its memory."""
-        self._session = None
+        self._opened, self._is_closed = None, True
         release_memory()
 
     def __enter__(self) -> FloatRunner:
@@ -118,7 +137,9 @@ class Tensor:
             return np.asarray(value.numpy())
         memory = (ctypes.c_float * size).from_address(value.data_ptr())
         memory.owner = value  # type: ignore[attr-defined] # an array of it refers to this object, and so to the value
-        return np.ctypeslib.as_array(memory).reshape(value.shape())
+        flat: npt.NDArray[Any] = np.ctypeslib.as_array(memory)
+        shaped: npt.NDArray[Any] = flat.reshape(value.shape())
+        return shaped
 
 
 def processor_count() -> int:

@@ -5,10 +5,12 @@ selection       which nodes are quantized
 placement       which readers see which tensor quantized
 choose          scales, zero points, axes
 overrides       what a user fixes for single tensors
+npu_positions   positions brought within an NPU's limits
 before_clips    additional quantizers that let ONNX Runtime fuse
 """
 
-from quark.onnx.choose.choose import RangeKey, choose, tensors_to_measure
+from quark.onnx.choose.choose import RangeKey, choose, rechoose, tensors_to_measure
+from quark.onnx.choose.npu_positions import limit_positions
 from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target, TensorOverride
 from quark.onnx.choose.overrides import check_overrides, unused_overrides
 from quark.onnx.choose.placement import Placement, place
@@ -30,7 +32,9 @@ __all__ = [
     "TensorSpec",
     "check_overrides",
     "choose",
+    "limit_positions",
     "place",
+    "rechoose",
     "tensors_to_measure",
     "unused_overrides",
 ]

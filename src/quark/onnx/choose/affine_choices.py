@@ -70,7 +70,7 @@ def choice_of_weight(
         found = range_of(weight, spec.method, spec.integer, spec.is_symmetric)
         return choice_of_range(spec, found, override)
     if channels.group_size is not None:
-        low, high = find_ranges(weight.astype(np.float32), channels.axis, channels.group_size)
+        low, high = find_ranges(weight.astype(np.float32, copy=False), channels.axis, channels.group_size)
         return _of_ranges(spec, low.ravel(), high.ravel(), channels)
     low, high = ranges_of_channels(weight, channels.axis, spec.method, spec.integer, spec.is_symmetric)
     return overridden(_of_ranges(spec, low, high, channels), override)
@@ -145,7 +145,7 @@ def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis 
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     scale, zero_point = choose_affine(low, high, narrow, symmetric=spec.is_symmetric)
     axis, group_size = (None, None) if channels is None else (channels.axis, channels.group_size)
-    return AffineChoice(integer.name, _floats(scale), tuple(int(z) for z in zero_point), axis, group_size)
+    return AffineChoice(integer.name, _floats(scale), tuple(np.asarray(zero_point).tolist()), axis, group_size)
 
 
 def _as_float32(values: Array) -> Array:
@@ -153,4 +153,4 @@ def _as_float32(values: Array) -> Array:
 
 
 def _floats(values: Array) -> tuple[float, ...]:
-    return tuple(float(each) for each in values)
+    return tuple(np.asarray(values, np.float64).tolist())

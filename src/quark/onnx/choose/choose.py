@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -27,7 +26,7 @@ from quark.onnx.choose.operators import channel_axis, reduction_axis
 from quark.onnx.choose.options import ChoiceOptions, Target, TensorOverride
 from quark.onnx.choose.overrides import OVERRIDDEN
 from quark.onnx.choose.placement import Placement, Request
-from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, TensorSpec
+from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, MeasuredSpec, TensorSpec, is_measured
 from quark.onnx.graph import constant
 from quark.plan import (
     AffineChoice,
@@ -42,7 +41,6 @@ from quark.plan import (
 )
 from quark.ranges import TensorRange
 
-MeasuredSpec = AffineSpec | FloatSpec
 RangeKey = tuple[str, MeasuredSpec]
 
 
@@ -55,11 +53,6 @@ def tensors_to_measure(placement: Placement) -> list[RangeKey]:
     return list(keys)
 
 
-def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
-    """That the choice needs a range."""
-    return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled)
-
-
 def choose(
     model: ir.Model, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
 ) -> QuantizationPlan:
@@ -68,6 +61,27 @@ def choose(
     decided = [each for each in map(chooser.decide, placement.requests) if each is not None]
     before = choices_before_clips(model, placement.fused, decided) if options.target is Target.ONNX_RUNTIME else {}
     return QuantizationPlan(_merged([*decided, *before.values()], frozenset(before)), placement.skipped)
+
+
+def rechoose(
+    model: ir.Model,
+    plan: QuantizationPlan,
+    placement: Placement,
+    ranges: Mapping[RangeKey, TensorRange],
+    options: ChoiceOptions,
+    tensors: Collection[str],
+) -> QuantizationPlan:
+    """The plan for constants that have other values now. A bias whose scale follows from its layer keeps it."""
+    chooser = _Chooser(model, placement, ranges, options)
+    requests = [each for each in placement.requests if each.tensor in tensors]
+    own = [each for each in requests if each.role is not Role.BIAS or not _is_derived(each.spec)]
+    decided = {(each.tensor, each.readers[0]): each for each in map(chooser.decide, own) if each is not None}
+    return replace(plan, tensors=tuple(_renewed(each, decided) for each in plan))
+
+
+def _renewed(each: TensorChoice, decided: Mapping[tuple[str, Reader], TensorChoice]) -> TensorChoice:
+    new = decided.get((each.tensor, each.readers[0]))
+    return each if new is None else replace(each, choice=new.choice, reason=new.reason)
 
 
 def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:

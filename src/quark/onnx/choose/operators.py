@@ -66,6 +66,9 @@ OPERATORS: dict[str, OperatorFacts] = {
 # Resize that invents no values, and a Pad that adds zeros, only move them; others compute.
 _CONDITIONAL_PASS = ("Resize", "Pad", "Upsample")
 
+# With a constant they limit what is before them, as a Clip does; with two tensors they are arithmetic.
+BOUNDS = ("Min", "Max")
+
 _TRANSFORMER_TYPES = (
     "Conv ConvTranspose Gemm MatMul Add Mul Concat MaxPool Reshape Flatten Transpose Squeeze Unsqueeze Slice Gather "
     "Split Expand Tile Relu Clip Gelu Sigmoid AveragePool GlobalAveragePool"
@@ -78,6 +81,8 @@ def facts(node: ir.Node) -> OperatorFacts | None:
     if node.domain not in ("", "ai.onnx"):
         return None
     known = OPERATORS.get(node.op_type)
+    if node.op_type in BOUNDS and len(node.inputs) == 2 and constant(node.inputs[1]) is not None:
+        return OperatorFacts(Kind.ACTIVATION, (0,), is_for_runtime=False)
     if known is not None and node.op_type in _CONDITIONAL_PASS:
         return OperatorFacts(Kind.PASS if _is_moving(node) else Kind.ARITHMETIC, (0,))
     return known

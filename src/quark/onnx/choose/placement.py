@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from quark.onnx.choose.groups import Groups
-from quark.onnx.choose.operators import Kind, OperatorFacts, facts
+from quark.onnx.choose.operators import BOUNDS, Kind, OperatorFacts, facts
 from quark.onnx.choose.options import ChoiceOptions, Target
 from quark.onnx.choose.overrides import with_override
 from quark.onnx.choose.selection import QUANTIZABLE_TYPES, select_nodes
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, LayerSpec, TensorSpec
-from quark.onnx.graph import constant, readers
+from quark.onnx.graph import is_constant, readers
 from quark.plan import Reader, Role, SkippedNode
 
 # Operators whose alignment is the user's choice; Flatten and its like go with Reshape. Others that move values always
@@ -158,7 +158,7 @@ class _Placer:
         if not is_aligned:
             return
         data = [value for value in _data(node, known) if value.dtype in QUANTIZABLE_TYPES]
-        inputs = [value for value in data if constant(value) is None]  # a constant has its own scale
+        inputs = [value for value in data if not is_constant(value)]  # a constant has its own scale
         outputs = [value for value in node.outputs if value.dtype in QUANTIZABLE_TYPES and not self._is_internal(value)]
         self.groups.unite((str(value.name), spec) for value in inputs + outputs)
         if known.kind is not Kind.ARITHMETIC and len(inputs) == len(data):
@@ -198,13 +198,18 @@ class _Placer:
             return False
         activation = following[0][0]
         is_pair = (node.op_type, activation.op_type) in self._options.unquantized_between
-        if not is_pair and (activation.op_type not in self._options.fused_activations or following[0][1] != 0):
+        if not is_pair and (not self._is_fused_type(activation) or following[0][1] != 0):
             return False
         if activation.name not in self.specs or activation.graph is not self._model.graph:
             return False
         output = str(activation.outputs[0].name)
         self.fused[str(value.name)] = FusedActivation(str(value.name), str(activation.name), output)
         return True
+
+    def _is_fused_type(self, activation: ir.Node) -> bool:
+        if activation.op_type in BOUNDS:
+            return _facts(activation).kind is Kind.ACTIVATION
+        return activation.op_type in self._options.fused_activations
 
     def _wanted(self, spec: LayerSpec, role: Role | None, known: OperatorFacts) -> TensorSpec | None:
         if role is Role.BIAS:
@@ -247,11 +252,11 @@ def _data(node: ir.Node, known: OperatorFacts) -> Iterator[ir.Value]:
 
 def _role(known: OperatorFacts, index: int, value: ir.Value) -> Role | None:
     """What the input is to the node; None where it is nothing to quantize."""
-    is_constant = constant(value) is not None
+    is_known = is_constant(value)
     if index == known.weight:
-        return Role.WEIGHT if is_constant else Role.ACTIVATION
+        return Role.WEIGHT if is_known else Role.ACTIVATION
     if index == known.bias:
-        return Role.BIAS if is_constant else None
+        return Role.BIAS if is_known else None
     if known.data is not None and index not in known.data:
         return None
-    return Role.WEIGHT if is_constant else Role.ACTIVATION
+    return Role.WEIGHT if is_known else Role.ACTIVATION

@@ -11,7 +11,7 @@ from quark.errors import unknown_name
 from quark.onnx.choose.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
 from quark.onnx.choose.options import ChoiceOptions, Selection, Target
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
-from quark.onnx.graph import constant, rank
+from quark.onnx.graph import is_constant, rank
 from quark.plan import SkippedNode
 
 QUANTIZABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -107,7 +107,7 @@ class _Selector:
         is_compute = kind is Kind.COMPUTE
         if not is_compute and self._options.has_products_only and isinstance(spec.activation, (BlockSpec, FloatSpec)):
             return "blocks and floats go on the operands of products; BlockPlacement 'all' puts them here too"
-        has_weight = is_compute and constant(node.inputs[1]) is not None
+        has_weight = is_compute and is_constant(node.inputs[1])
         if is_compute and not has_weight and self._options.selection.needs_constant_matmul_operand:
             return "both operands are activations (MatMulConstBOnly)"
         if self._options.selection.needs_weight_matrix and rank(node.inputs[1]) != 2:

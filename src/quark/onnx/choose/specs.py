@@ -11,7 +11,7 @@ None in the place of a spec means: leave it in float.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from quark.errors import InvalidValueError
 from quark.formats.affine import integer_format
@@ -95,6 +95,12 @@ class DynamicSpec:
 
 
 TensorSpec: TypeAlias = AffineSpec | BlockSpec | FloatSpec | DynamicSpec
+MeasuredSpec: TypeAlias = AffineSpec | FloatSpec
+
+
+def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
+    """That the choice needs a range."""
+    return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled)
 
 
 @dataclass(frozen=True)

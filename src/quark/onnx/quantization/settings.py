@@ -8,6 +8,7 @@ from typing import Any
 
 from quark.onnx.calibrate.options import CalibrationOptions
 from quark.onnx.choose.options import ChoiceOptions
+from quark.onnx.choose.specs import is_measured
 from quark.onnx.equalize.options import EqualizeOptions
 from quark.onnx.insert.options import InsertOptions
 from quark.onnx.load.options import LoadOptions
@@ -35,3 +36,13 @@ class Settings:
     has_summary: bool = True
     config: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+
+    @property
+    def needs_data(self) -> bool:
+        """That more than the verdict looks at samples."""
+        if self.equalize.cross_layer or self.equalize.smooth or self.refine.bias_correction:
+            return True
+        choose = self.choose
+        layers = [choose.default, *(layer for _, layer in (*choose.by_op_type, *choose.by_node))]
+        specs = [spec for each in layers if each is not None for spec in (each.activation, each.output)]
+        return not choose.is_weights_only and any(spec is not None and is_measured(spec) for spec in specs)
