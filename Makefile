@@ -73,11 +73,11 @@ check-windows: install
 		-DCMAKE_TOOLCHAIN_FILE=cmake/mingw-w64.cmake --log-level=WARNING
 	@$(BIN)/cmake --build build/windows --target quark_ops
 	@for name in RegisterCustomOps quark_quantize_dequantize quark_instruction_set \
-			quark_extremes quark_add_to_histogram quark_add_squared_errors; do \
+			quark_extremes quark_add_to_histogram quark_add_squared_errors quark_plane_sums; do \
 		x86_64-w64-mingw32-objdump -p build/windows/quark_ops.dll | grep -q "\] $$name" || \
 			{ echo "quark_ops.dll does not export $$name" >&2; exit 1; }; \
 	done
-	@echo "build/windows/quark_ops.dll: compiled, six exports"
+	@echo "build/windows/quark_ops.dll: compiled, seven exports"
 
 lint: install
 	@$(BIN)/ruff check .

@@ -1,4 +1,5 @@
-// What calibration counts over every element of a tensor: extremes, a histogram, squared errors at several positions.
+// What calibration counts over every element of a tensor: extremes, a histogram, squared errors at several positions,
+// and sums over the cells of planes, of elements and of what rounding adds to them.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,32 @@ struct Bins {
   int32_t count;
 };
 
+// How planes of rows x columns are cut: the element at (h, w) belongs to the cell (row_group[h], column_group[w]).
+// Python's _PlaneCells has the same fields.
+struct PlaneCells {
+  int64_t rows;
+  int64_t columns;
+  const int32_t* row_group;
+  const int32_t* column_group;
+  int32_t row_groups;
+  int32_t column_groups;
+};
+
+// clip(round(x / scale), lowest, highest) * scale, in float32, halves to even. The bounds are whole numbers.
+struct AffineRounding {
+  float scale;
+  float lowest;
+  float highest;
+};
+
+// What a kernel works with between one plane and the next.
+struct PlaneWork {
+  const int32_t* column_order;   // the columns, those of one group next to each other
+  const int32_t* column_starts;  // where in that order each group begins, and where the last one ends
+  double* partial;               // 2 * row_groups * partial_stride
+  int64_t partial_stride;        // the columns, filled up to whole vectors
+};
+
 // The kernels of one instruction set.
 struct StatisticsKernels {
   // At least one element.
@@ -32,6 +59,11 @@ struct StatisticsKernels {
   // notices that is not as small); the second, in float64, is for all others.
   double (*squared_error)(const float* x, int64_t n, float scale, float half);
   double (*squared_error_wide)(const float* x, int64_t n, double scale, double half);
+
+  // The sums of every plane's cells, [planes, row_groups, column_groups], and those of the error of rounding, where
+  // there is one. At least one element.
+  void (*plane_sums)(const float* x, int64_t planes, const PlaneCells& cells, const PlaneWork& work,
+                     const AffineRounding* rounding, double* sums, double* errors);
 };
 
 constexpr int64_t kHistogramCopies = 4;

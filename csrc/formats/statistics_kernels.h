@@ -1,37 +1,9 @@
-// The statistics of calibration in vectors of W floats. Included after lanes.h by the per-ISA files only.
+// The statistics of calibration in vectors of W floats. Included after double_lanes.h, and plane_sums_kernels.h for one
+// of them, by the per-ISA files only.
 #include "statistics.h"
 
 namespace quark {
 namespace QUARK_ISA {
-
-constexpr int kHalfWidth = kWidth / 2;
-typedef double Doubles __attribute__((vector_size(4 * kWidth)));  // kHalfWidth of them
-typedef int32_t HalfInts __attribute__((vector_size(4 * kHalfWidth)));
-typedef FloatsOf<kHalfWidth> HalfFloats;
-
-inline Doubles load_doubles(const float* p) { return __builtin_convertvector(load<kHalfWidth>(p), Doubles); }
-
-inline Doubles splat_double(double value) { return Doubles{} + value; }
-
-inline Doubles clamp(Doubles v, Doubles lowest, Doubles highest) {
-  v = v > lowest ? v : lowest;
-  return v < highest ? v : highest;
-}
-
-inline double sum_of(Doubles v) {
-  double sum = 0;
-  for (int i = 0; i < kHalfWidth; ++i) sum += v[i];
-  return sum;
-}
-
-// The last elements in a buffer that is filled up with `filler`.
-template <int W>
-struct Tail {
-  float values[W];
-  Tail(const float* x, int64_t count, float filler) {
-    for (int64_t i = 0; i < W; ++i) values[i] = i < count ? x[i] : filler;
-  }
-};
 
 // ---- extremes ----
 struct ExtremeLanes {
@@ -122,20 +94,13 @@ struct ErrorSums {
   }
 
   QUARK_INLINE void add_squares(FloatsOf<kWidth> error) {
+    const DoublePair wide = widen(error);
 #if defined(__AVX512F__)
-    constexpr __mmask8 kAll = static_cast<__mmask8>(-1);
-    const HalfFloats first_half = __builtin_shufflevector(error, error, 0, 1, 2, 3, 4, 5, 6, 7);
-    const Doubles low = _mm512_maskz_cvtps_pd(kAll, first_half);
-    const Doubles high = _mm512_maskz_cvtps_pd(kAll, _mm512_maskz_extractf32x8_ps(kAll, error, 1));
-    first = _mm512_fmadd_pd(low, low, first);
-    second = _mm512_fmadd_pd(high, high, second);
+    first = _mm512_fmadd_pd(wide.low, wide.low, first);
+    second = _mm512_fmadd_pd(wide.high, wide.high, second);
 #else
-    float lanes[kWidth];
-    store<kWidth>(lanes, error);
-    const Doubles low = load_doubles(lanes);
-    const Doubles high = load_doubles(lanes + kHalfWidth);
-    first += low * low;
-    second += high * high;
+    first += wide.low * wide.low;
+    second += wide.high * wide.high;
 #endif
   }
 };
@@ -167,7 +132,7 @@ inline double squared_error_wide(const float* x, int64_t n, double scale, double
   return sum_of(sum);
 }
 
-StatisticsKernels statistics_kernels() { return {extremes, histogram, squared_error, squared_error_wide}; }
+StatisticsKernels statistics_kernels() { return {extremes, histogram, squared_error, squared_error_wide, plane_sums}; }
 
 }  // namespace QUARK_ISA
 }  // namespace quark

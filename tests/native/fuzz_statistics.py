@@ -1,11 +1,12 @@
-"""Throw random lengths, starts, values, bins and positions at the compiled statistics; stop at the first surprise.
+"""Throw random lengths, starts, values, bins, positions, planes at the compiled statistics; stop at the first surprise.
 
     python fuzz_statistics.py [--seconds S] [--seed N] [--library FILE]
 
 Extremes and counts must be equal to numpy's. A sum of squared errors must agree to 1e-12 while every value is within
 2^24 steps, which are exact in float32; beyond, the kernels for few bits round to 24 bits, and below 2^-126 steps they
-lose bits that no sum notices. `make test-sanitized` runs this on a build with AddressSanitizer and
-UndefinedBehaviorSanitizer: arrays end where their memory does, so that reading on is seen.
+lose bits that no sum notices. Sums over cells of planes agree to 1e-12 of their magnitudes. `make test-sanitized` runs
+this on a build with AddressSanitizer and UndefinedBehaviorSanitizer: arrays end where their memory does, so that
+reading on is seen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from fuzz_operators import between_elements, random_values
 
 from quark.formats import native
-from quark.ranges.native_statistics import NativeStatistics, native_statistics
+from quark.ranges.native_statistics import AffineRounding, Lines, NativeStatistics, native_statistics
 from quark.ranges.statistics import as_float32
 
 Array = np.ndarray[Any, Any]
@@ -140,6 +141,57 @@ def fuzz_refusals(rng: Random, compiled: NativeStatistics, x: Array) -> None:
         raise SystemExit(f"not refused: {bits} bits at {where}")
 
 
+def random_lines(rng: Random, count: int) -> Lines:
+    """Groups in any order; some may be empty."""
+    groups = int(rng.integers(1, min(count, int(rng.choice([1, 4, 1000]))) + 1))
+    return Lines(rng.integers(0, groups, count).astype(np.int32), groups)
+
+
+def random_rounding(rng: Random, x: Array) -> AffineRounding:
+    """Bounds about zero or far from it; scales about where x fits them, and everywhere."""
+    lowest, highest = np.sort(rng.choice([-(2.0**31), -32768, -128, -7, 0, 1, 127, 65535, 2.0**23 - 1, 2.0**31], 2))
+    scale = float(np.exp2(rng.uniform(-148, 127)))
+    if x.size and rng.random() < 0.7:
+        scale = float(np.clip(np.abs(x[0]) / rng.uniform(0.4, 300), 1e-40, 1e38))
+    if rng.random() < 0.3:
+        scale = 2.0 ** np.floor(np.log2(scale)) if np.isfinite(scale) else 1.0
+    return AffineRounding(scale if np.isfinite(scale) else 1.0, float(lowest), float(highest))
+
+
+def compare_cells(planes: Array, rows: Lines, columns: Lines, actual: Array, what: str) -> None:
+    cells = np.add.outer(rows.group_of * columns.count, columns.group_of).reshape(-1)
+    for plane, found in zip(
+        planes.astype(np.float64), actual.reshape(len(planes), rows.count * columns.count), strict=True
+    ):
+        expected, size = np.zeros(found.size), np.zeros(found.size)
+        np.add.at(expected, cells, plane.reshape(-1))
+        np.add.at(size, cells, np.abs(plane).reshape(-1))
+        is_near = np.abs(found - expected) <= 1e-12 * size
+        if not (is_near | (found == expected) | (np.isnan(found) & np.isnan(expected))).all():
+            raise SystemExit(f"{what} of planes {planes.shape}: {found}, not {expected}")
+
+
+def fuzz_planes(rng: Random, compiled: NativeStatistics, x: Array) -> None:
+    x = x[: 1 << 12]
+    height, width = (int(rng.integers(1, min(70, max(1, x.size)) + 1)) for _ in range(2))
+    count = x.size // (height * width)
+    planes = x[x.size - count * height * width :].reshape(count, height, width)  # to the end of the memory
+    rows, columns = random_lines(rng, height), random_lines(rng, width)
+    rounding = random_rounding(rng, x) if rng.random() < 0.8 else None
+    sums, errors = compiled.plane_sums(planes, rows, columns, rounding)
+    compare_cells(planes, rows, columns, sums, "sums")
+    if rounding is not None:
+        scale = np.float32(rounding.scale)
+        kept = np.clip(np.rint(planes / scale), np.float32(rounding.lowest), np.float32(rounding.highest)) * scale
+        compare_cells(kept - planes, rows, columns, errors, f"errors of {rounding}")
+    bad = Lines(np.where(np.arange(width) == width // 2, rng.choice([-1, columns.count, 2**31 - 1]), 0), columns.count)
+    try:
+        compiled.plane_sums(planes, rows, Lines(bad.group_of.astype(np.int32), bad.count), rounding)
+    except RuntimeError:
+        return
+    raise SystemExit(f"not refused: groups {bad.group_of} of {bad.count}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -157,7 +209,7 @@ def main() -> None:
     arrays = 0
     while time.monotonic() < end:
         x = random_array(rng)
-        for fuzz in (fuzz_extremes, fuzz_histogram, fuzz_errors, fuzz_refusals):
+        for fuzz in (fuzz_extremes, fuzz_histogram, fuzz_errors, fuzz_refusals, fuzz_planes):
             fuzz(rng, compiled, x)
         arrays += 1
     print(f"{native.library_file()}, {native.instruction_set()}: statistics of {arrays} arrays, seed {arguments.seed}")

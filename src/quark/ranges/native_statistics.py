@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,41 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32),
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p),
     ),
+    "quark_plane_sums": (
+        *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    ),
 }
+
+
+class _PlaneCells(ctypes.Structure):
+    """quark::PlaneCells of csrc/formats/statistics.h, field by field."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("row_group", ctypes.c_void_p),
+        ("column_group", ctypes.c_void_p),
+        ("row_groups", ctypes.c_int32),
+        ("column_groups", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The rows of a plane, or its columns, in groups 0..count-1: `group_of` has one int32 for each."""
+
+    group_of: npt.NDArray[np.int32]
+    count: int
+
+
+@dataclass(frozen=True)
+class AffineRounding:
+    """clip(round(x / scale), lowest, highest) * scale, in float32, halves to even. The bounds are whole numbers."""
+
+    scale: float
+    lowest: float
+    highest: float
 
 
 class NativeStatistics:
@@ -64,6 +99,28 @@ class NativeStatistics:
         if status != 0:
             raise RuntimeError(f"the compiled code refused positions {positions} of {bits} bits")  # our mistake
         return sums
+
+    def plane_sums(
+        self, planes: npt.NDArray[np.float32], rows: Lines, columns: Lines, rounding: AffineRounding | None = None
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
+        """Of planes [count, rows, columns], contiguous, each with an element at least: the sums over every pair of a
+        group of rows and one of columns, [count, row groups, column groups], and those of what the rounding adds."""
+        count, height, width = planes.shape
+        cells = _PlaneCells(
+            height, width, rows.group_of.ctypes.data, columns.group_of.ctypes.data, rows.count, columns.count
+        )
+        sums = np.empty((count, rows.count, columns.count))
+        errors = None if rounding is None else np.empty_like(sums)
+        how = None if rounding is None else (ctypes.c_float * 3)(rounding.scale, rounding.lowest, rounding.highest)
+        status = self._library.quark_plane_sums(
+            *(planes.ctypes.data, count, ctypes.addressof(cells), None if how is None else ctypes.addressof(how)),
+            *(sums.ctypes.data, None if errors is None else errors.ctypes.data),
+        )
+        if status == _OUT_OF_MEMORY:
+            raise MemoryError(f"adding up planes of {height} x {width}")
+        if status != 0:
+            raise RuntimeError(f"the compiled code refused planes of {height} x {width}")  # our mistake
+        return sums, errors
 
 
 @functools.cache

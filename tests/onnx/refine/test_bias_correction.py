@@ -68,14 +68,15 @@ def mean_errors(model: onnx.ModelProto, quantized: onnx.ModelProto, data: Array)
 
 
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", "Gemm", "MatMul"])
-def test_the_median_error_of_a_layer_is_gone(op_type: str) -> None:
+def test_the_mean_error_of_a_layer_is_gone(op_type: str) -> None:
     """In MXFP4 both operands lose much, and the bias stays float, so that it can be said exactly."""
     model, data = layer(op_type)
     calibration = [*data, data[0]]  # the one beyond those asked for is held out
     plain = quantize(model, list(data), without("MXFP4E2M1")).model
     result = quantize(model, calibration, config_of("MXFP4E2M1"), num_samples=8)
     assert result.report.algorithms[-1].name == "bias correction"
-    before, after = (np.median(mean_errors(model, each, data), axis=0) for each in (plain, result.model))
+    middle = [np.sort(mean_errors(model, each, data), axis=0)[2:6] for each in (plain, result.model)]
+    before, after = (each.mean(axis=0) for each in middle)
     assert np.abs(before).max() > 0.01
     assert np.abs(after).max() < 0.1 * np.abs(before).max()
 

@@ -2,8 +2,8 @@
 
     b' = b + E[y_float - y_quantized]     for each output channel
 
-E is the mean over positions, and over samples the median: a few samples with a value far outside the range would
-otherwise decide the bias of all others.
+E is the mean over positions, and over samples the mean of the middle half: a few samples with a value far outside the
+range would otherwise decide the bias of all others.
 
 Both outputs are computed from the float network's activations, so that only the layer's own rounding counts, of its
 input and of its weights. A correction that follows the quantized network layer by layer also undoes what earlier layers
@@ -30,9 +30,10 @@ from quark.account import AlgorithmFacts
 from quark.errors import InvalidValueError
 from quark.onnx.graph import constant, set_constant
 from quark.onnx.refine.layers import Layer, inputs_of, layers
+from quark.onnx.refine.tap_sums import tap_sums
 from quark.onnx.refine.taps import Taps, mean_products
-from quark.onnx.rounded import rounded, rounding_error
-from quark.plan import Choice, DynamicChoice, QuantizationPlan, SkippedNode
+from quark.onnx.rounded import rounded
+from quark.plan import Choice, QuantizationPlan, SkippedNode
 
 Array = NDArray[Any]
 NAME = "bias correction"
@@ -48,14 +49,11 @@ class TapMeans:
 
     def observe(self, x: Array) -> None:
         x = x.astype(np.float32, copy=False)
-        errors = {choice: _error(x, choice) for _, choice in self._means}
-        for (taps, choice), found in self._means.items():
-            values, count = taps.sums(x)
-            if not np.isfinite(values).all():
+        for key, sums in tap_sums(x, self._means):
+            if not np.isfinite(sums.values).all():
                 raise InvalidValueError("has NaN or Inf")
-            error = errors[choice]
-            lost = np.zeros_like(values) if error is None else taps.sums(error)[0]
-            found.append((values / np.float32(max(count, 1)), lost / np.float32(max(count, 1))))
+            count = np.float32(max(sums.positions, 1))
+            self._means[key].append((sums.values / count, sums.errors / count))
 
     def end_of_sample(self) -> None:
         pass
@@ -68,10 +66,6 @@ class TapMeans:
         """The mean taps of the tensor, and of the error, [samples, channels, *kernel]."""
         found = self._means[taps, choice]
         return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
-
-
-def _error(x: Array, choice: Choice | None) -> Array | None:
-    return None if choice is None or isinstance(choice, DynamicChoice) else rounding_error(x, choice)
 
 
 def tensors_to_average(model: ir.Model, plan: QuantizationPlan) -> dict[str, TapMeans]:
@@ -104,8 +98,14 @@ def correct_biases(
 
 
 def mean_error(layer: Layer, values: Array, errors: Array) -> Array:
-    """y_float - y_quantized of each output channel: the mean over positions, the median over samples."""
+    """y_float - y_quantized of each output channel: the mean over positions, the middle mean over samples."""
     exact = layer.weights.astype(np.float32)
     seen = exact if layer.weight is None else rounded(exact, layer.weight)
     of_samples = mean_products(layer.node, exact - seen, values) - mean_products(layer.node, seen, errors)
-    return np.asarray(np.median(of_samples, axis=0))
+    return _middle_mean(of_samples)
+
+
+def _middle_mean(values: Array) -> Array:
+    """The mean over the first axis without the lowest and the highest quarter."""
+    cut = len(values) // 4
+    return np.asarray(np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0))

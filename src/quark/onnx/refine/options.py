@@ -18,7 +18,7 @@ class BiasCorrectionOptions:
     """`sample_limit`: as many of the calibration samples are looked at, evenly spaced; means need few."""
 
     inputs: CorrectionInputs = CorrectionInputs.FLOAT
-    sample_limit: int = 64
+    sample_limit: int = 16
 
 
 @dataclass(frozen=True)
