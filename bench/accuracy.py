@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.child import OURS, PEER, ChildError, Interpreters
-from bench.networks import NamedModel, add_arguments, chosen_models, positive
+from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
 from bench.results import describe_machine, markdown, number, say, write_json
 from bench.samples import SampleFile, write_samples
 from quark.errors import QuarkError
@@ -72,7 +72,7 @@ class Figure:
     def cells(self) -> list[str]:
         blank = [""] * len(JUDGED)
         found = [self.scores[who].cells() if who in self.scores else blank for who in (OURS, PEER)]
-        return [self.model, self.preset, str(self.images), number(self.float_top1), *found[0], *found[1]]
+        return [self.model, label(self.preset), str(self.images), number(self.float_top1), *found[0], *found[1]]
 
 
 def accuracy_of(ranks: Ranks, labels: NDArray[np.int64]) -> Accuracy:

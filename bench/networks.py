@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quark.errors import QuarkError
-from quark.onnx import get_default_config
 from quark.onnx.data.images import PRESETS
+from quark.onnx.quantization.config.options import settings_of
 
 DEFAULT_PREPROCESSING = "imagenet"
 KNOWN = {"mobilenet_v2": "imagenet", "resnet50_v1": "imagenet", "efficientnet_lite0": "lite"}
@@ -29,6 +29,11 @@ class NamedModel:
     preprocessing: str = DEFAULT_PREPROCESSING
 
 
+def label(preset: str) -> str:
+    """What tables call a preset, or a config in a file."""
+    return Path(preset).stem if Path(preset).suffix else preset
+
+
 def positive(text: str) -> int:
     """A count, for argparse."""
     if not text.isdecimal() or int(text) < 1:
@@ -42,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=list(KNOWN), metavar="NAME", help="of --models, these alone")
     parser.add_argument("--model", action="append", default=[], metavar="NAME=PATH[:PREP]", help="another model")
     parser.add_argument("--calib", type=Path, required=True, metavar="DIR", help="images to calibrate on")
-    parser.add_argument("--presets", nargs="+", default=DEFAULT_PRESETS, metavar="NAME")
+    parser.add_argument("--presets", nargs="+", default=DEFAULT_PRESETS, metavar="NAME", help="or a YAML config")
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter of the environment that AMD Quark is in")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, with their spread, to this file")
 
@@ -67,9 +72,11 @@ def chosen_models(arguments: argparse.Namespace) -> list[NamedModel]:
     """All that the arguments name, each of them a file that is there; presets are looked up now, not hours later."""
     try:
         for preset in arguments.presets:
-            get_default_config(preset)
+            settings_of(preset)
     except QuarkError as error:
         raise SystemExit(f"--presets: {error}") from error
+    # benchmarks run in folders of their own
+    arguments.presets = [str(Path(each).resolve()) if Path(each).suffix else each for each in arguments.presets]
     names = arguments.only or list(KNOWN)
     folder: Path | None = arguments.models
     if folder is None and arguments.only:

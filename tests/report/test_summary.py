@@ -8,9 +8,9 @@ import pytest
 from reports import make_report
 from rich.console import Console
 
-from quark.account import CalibrationFacts
+from quark.account import AlgorithmFacts, CalibrationFacts
 from quark.fidelity import OutputFidelity
-from quark.plan import QuantizationPlan, SkippedNode
+from quark.plan import AffineChoice, QuantizationPlan, Role, SkippedNode
 from quark.report.advice import advice
 from quark.report.summary import print_summary, report_json, summary_text
 
@@ -92,6 +92,21 @@ def test_a_reason_that_names_the_operator_is_told_once_for_all():
 def test_formats_that_need_no_ranges():
     facts = CalibrationFacts("16 images of calib", 0, 16)
     assert "none needed; verdict on 16 images of calib" in summary_text(make_report(calibration=facts))
+    corrected = make_report(calibration=facts, algorithms=(AlgorithmFacts("bias correction", ("conv0",)),))
+    assert "none needed; algorithms and verdict on 16 images of calib" in summary_text(corrected)
+
+
+def test_algorithms_have_a_line_each():
+    left = tuple(SkippedNode(f"c{i}", "Conv", "its weight is shared") for i in range(3))
+    facts = (
+        AlgorithmFacts("cross-layer equalization", tuple(f"region {i}" for i in range(17)), left),
+        AlgorithmFacts("SmoothQuant", (), (SkippedNode("mm", "MatMul", "its weight is no constant"),)),
+    )
+    lines = " ".join(summary_text(make_report(algorithms=facts)).split())
+    assert "algorithms cross-layer equalization: 17 regions; left 3: its weight is shared" in lines
+    assert "SmoothQuant: found nothing to do: its weight is no constant" in lines
+    assert "applied" not in lines
+    assert "algorithms" not in summary_text(make_report())
 
 
 def test_empty_plan():
@@ -108,3 +123,36 @@ def test_advice_fits_the_formats():
     assert advice(make_report("ok")) == []
     assert any("per_channel" in tip for tip in advice(make_report("degraded")))
     assert all(len(advice(make_report(verdict))) <= 3 for verdict in VERDICTS)
+
+
+def advised(report) -> str:
+    return "; ".join(advice(report))
+
+
+def test_advice_names_the_algorithms_that_were_not_asked_for():
+    assert "BiasCorrection=true, include_cle=true" in advised(make_report("degraded"))
+    assert "include_sq" not in advised(make_report("degraded"))  # no transformer
+    corrected = make_report("degraded", algorithms=(AlgorithmFacts("bias correction", ("conv0",)),))
+    assert "BiasCorrection" not in advised(corrected)
+    assert "include_cle=true" in advised(corrected)
+    idle = AlgorithmFacts("cross-layer equalization", ())
+    both = make_report("degraded", algorithms=(*corrected.algorithms, idle))
+    assert "include_cle" not in advised(both)
+    assert "without training" not in advised(both)
+
+
+def test_advice_for_transformers_and_random_data():
+    op_types = {"norm": "LayerNormalization", "mm": "MatMul"}
+    assert "BiasCorrection=true, include_sq=true" in advised(make_report("degraded", op_types=op_types))
+    facts = CalibrationFacts("random", 8, 0, ("MinMax",), is_random=True, is_verdict_on_calibration=True)
+    assert "BiasCorrection" not in advised(make_report("collapsed", calibration=facts))
+
+
+def test_advice_for_scales_of_channels_leaves_them_be():
+    channels = AffineChoice("int8", (0.1, 0.2), (0, 0), 0)
+    tensors = tuple(
+        replace(each, choice=channels) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
+    )
+    report = make_report("degraded", plan=QuantizationPlan(tensors))
+    assert "include_cle" not in advised(report)
+    assert "BiasCorrection=true" in advised(report)

@@ -9,7 +9,11 @@ from quark.account import Report
 from quark.fidelity import Verdict
 from quark.formats.catalog import FORMATS
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, Role
+from quark.report.algorithms import BIAS_CORRECTION, CROSS_LAYER, SMOOTH
 
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
+NORMALIZATIONS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})  # the sign of a transformer
 FEW_SAMPLES = 32
 MOST_ADVICE = 3
 
@@ -18,9 +22,11 @@ def advice(report: Report) -> list[str]:
     """At most three things to try, the likeliest first."""
     if report.verdict is Verdict.OK:
         return []
+    if report.calibration.is_verdict_skipped:
+        return ["compare the two files where there is memory for it: 'quark compare IN OUT --data DIR'"]
     if report.verdict is Verdict.UNCHECKED:
         return ["give data that the network knows: --calib DIR in the command, data= in Python"]
-    return (_about_data(report) + _about_formats(report))[:MOST_ADVICE]
+    return (_about_data(report) + _about_algorithms(report) + _about_formats(report))[:MOST_ADVICE]
 
 
 def _about_data(report: Report) -> list[str]:
@@ -34,6 +40,27 @@ def _about_data(report: Report) -> list[str]:
     if facts.samples < FEW_SAMPLES:
         tips.append(f"calibrate on more than {facts.samples} samples: 100 to 500 are usual")
     return tips if _is_collapsed(report) else tips[1:]
+
+
+def _about_algorithms(report: Report) -> list[str]:
+    """Those that take seconds and were not asked for, where there is something for them to do."""
+    if report.calibration.is_random:
+        return []  # they would fit the network to noise
+    asked = {each.name for each in report.algorithms}
+    op_types = set(report.op_types.values())
+    useful = {
+        "BiasCorrection=true": BIAS_CORRECTION not in asked and op_types & PRODUCTS,
+        "include_cle=true": CROSS_LAYER not in asked and op_types & CONVOLUTIONS and _has_scale(report, Role.WEIGHT),
+        "include_sq=true": SMOOTH not in asked and op_types & NORMALIZATIONS and _has_scale(report, Role.ACTIVATION),
+    }
+    wanted = [name for name, is_useful in useful.items() if is_useful]
+    return [f"mend it without training: {', '.join(wanted)}"] if wanted else []
+
+
+def _has_scale(report: Report, role: Role) -> bool:
+    """Tensors whose channels share a scale: those gain where channels are made alike."""
+    choices = (each.choice for each in report.plan if each.role is role)
+    return any(isinstance(each, AffineChoice) and each.axis is None for each in choices)
 
 
 def _about_formats(report: Report) -> list[str]:

@@ -1,7 +1,8 @@
 """The summary of a quantization that a person reads when it is done.
 
 The verdict comes first, in a frame and a colour where it is bad, with what to do about it. Then sizes, what was
-quantized with what, what stayed in float and why, what the ranges came from, how close each output is, and remarks.
+quantized with what, what stayed in float and why, what the ranges came from, what algorithms did, how close each output
+is, and remarks.
 
 Without a terminal it is plain text of 80 columns. Long lists end in "and N more": the JSON beside the model has all.
 """
@@ -18,6 +19,7 @@ from quark.account import Report
 from quark.fidelity import OutputFidelity, Verdict
 from quark.plan import Role
 from quark.report.advice import advice
+from quark.report.algorithms import algorithm_line
 from quark.report.quantities import count_of, listed, size_text
 
 if TYPE_CHECKING:
@@ -139,6 +141,8 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "calibration", _calibration(report)
     if report.rewrites:
         yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
+    for index, facts in enumerate(report.algorithms):
+        yield "" if index else "algorithms", algorithm_line(facts)
 
 
 def _plural(role: Role) -> str:
@@ -164,7 +168,8 @@ def _calibration(report: Report) -> str:
     facts = report.calibration
     data = "RANDOM NUMBERS" if facts.is_random else facts.source
     if not facts.methods:
-        return f"none needed; verdict on {data}"
+        who = "algorithms and verdict" if report.algorithms else "verdict"
+        return "none needed" if facts.is_verdict_skipped else f"none needed; {who} on {data}"
     return f"{count_of(facts.samples, 'sample')} ({data}), {listed(facts.methods)}"
 
 

@@ -154,8 +154,6 @@ def test_operators_for_integers_only():
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"include_cle": True}, UnsupportedOptionError, "cross-layer equalization"),
-        ({"include_sq": True}, UnsupportedOptionError, "SmoothQuant"),
         ({"include_rotation": True}, UnsupportedOptionError, "rotation"),
         ({"include_auto_mp": True}, UnsupportedOptionError, "AutoMixprecision"),
         ({"include_fast_ft": True}, UnsupportedOptionError, "Set include_fast_ft=False"),

@@ -8,6 +8,7 @@ import pytest
 
 from quark.errors import InvalidValueError, QuarkError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
 from quark.onnx.quantization.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.option_kinds import BOOL
 from quark.onnx.quantization.config.option_table import OPTIONS
 from quark.onnx.quantization.config.option_treatments import Algorithm, Refused, Remark
 from quark.onnx.quantization.config.options import settings_of
@@ -37,7 +38,7 @@ PUBLISHED = re.findall(
     AdjustHardSigmoid AdjustShiftSwish AlignConcat AlignPool AlignPad AlignSlice AlignTranspose AlignReshape
     AlignEltwiseQuantType AdjustBiasScale CopySharedInit CopyBiasInit RemoveInputInit FixShapes QuantizeFP16
     UseFP32Scale UseUnsignedReLU Int16Scale BF16WithClip BF16QDQToCast RefineBlockAxis EvalMetrics TmpDir
-    PrintSummary
+    PrintSummary CLEClip CLEBiasAbsorption CLEWeightThreshold BiasCorrectionInputs BiasCorrectionSamples
     """,
 )
 
@@ -112,6 +113,15 @@ def test_mistakes_in_block_attributes_are_named(option, message):
             "option 'Percentile': 101 is not possible, expected a number above 50",
         ),
         ({"CalibDataSize": 0}, InvalidValueError, "an integer of at least 1"),
+        ({"CLESteps": -2}, InvalidValueError, "an integer of at least -1"),
+        ({"CLEWeightThreshold": -0.1}, InvalidValueError, "a number of at least 0"),
+        ({"CLEClip": "drop"}, InvalidValueError, "expected one of per_channel, calibrated, skip"),
+        ({"SmoothAlpha": 1.5}, InvalidValueError, "a number from 0 to 1, or 'auto'"),
+        ({"SmoothAlpha": "best"}, InvalidValueError, "a number from 0 to 1, or 'auto'"),
+        ({"SmoothAlpha": float("nan")}, InvalidValueError, "a number from 0 to 1"),
+        ({"BiasCorrectionInputs": "prefix"}, InvalidValueError, "expected one of float, quantized"),
+        ({"BiasCorrectionSamples": 0}, InvalidValueError, "an integer of at least 1"),
+        ({"MaxLoopNum": -1}, InvalidValueError, "an integer of at least 0"),
         ({"CalibDataSize": True}, UnsupportedTypeError, "an integer of at least 1"),
         ({"BlockPlacement": "some"}, InvalidValueError, "expected one of compute, all"),
         ({"MinMSEModePof2Scale": "Most"}, InvalidValueError, "expected one of All, MostCommon"),
@@ -129,10 +139,11 @@ def test_impossible_values_are_named(option, error, message):
 @pytest.mark.parametrize(
     "option", [o for o in OPTIONS.values() if isinstance(o.treatment, Refused)], ids=lambda o: o.name
 )
-def test_what_is_refused_says_why_and_false_is_fine(option):
-    with pytest.raises(UnsupportedOptionError, match=f"option '{option.name}' = True: .{{20,}}"):
-        settings(**{option.name: True})
-    assert settings(**{option.name: False}) == settings_with_config_of(settings(), {option.name: False})
+def test_what_is_refused_says_why_and_what_asks_for_nothing_is_fine(option):
+    wanted, harmless = (True, False) if option.kind is BOOL else ("mean", "max")
+    with pytest.raises(UnsupportedOptionError, match=f"option '{option.name}' = {wanted!r}: .{{20,}}"):
+        settings(**{option.name: wanted})
+    assert settings(**{option.name: harmless}) == settings_with_config_of(settings(), {option.name: harmless})
 
 
 def settings_with_config_of(base: Settings, options: dict[str, object]) -> Settings:
@@ -156,7 +167,15 @@ def settings_with_config_of(base: Settings, options: dict[str, object]) -> Setti
         ("CLESteps", 2),
         ("CLEScaleAppendBias", True),
         ("CLETotalLayerDiffThreshold", 1e-7),
+        ("CLEWeightThreshold", 0.1),
+        ("CLEScaleUseThreshold", False),
+        ("CLEClip", "skip"),
+        ("CLEBiasAbsorption", True),
         ("SmoothAlpha", 0.5),
+        ("BiasCorrectionInputs", "quantized"),
+        ("BiasCorrectionSamples", 8),
+        ("NPULimitationCheck", True),
+        ("AdjustShiftCut", True),
         ("FastFinetune", {"DataSize": 10}),
         ("AutoMixprecision", {"OutputIndex": 0}),
         ("Percentile", 99.0),
@@ -177,7 +196,7 @@ def test_what_cannot_matter_is_remarked_on_and_changes_nothing(name, value):
     assert len(remarked.remarks) == 1
     assert remarked.remarks[0].startswith(f"{name}: ")
     usual = settings()
-    for step in ("choose", "load", "optimize", "calibrate", "insert", "save"):
+    for step in ("choose", "load", "optimize", "equalize", "calibrate", "simulate", "refine", "insert", "save"):
         assert getattr(remarked, step) == getattr(usual, step)
 
 

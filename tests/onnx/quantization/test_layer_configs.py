@@ -12,9 +12,6 @@ from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
     AutoMixprecisionConfig,
-    BiasCorrectionConfig,
-    CLEConfig,
-    SmoothQuantConfig,
 )
 from quark.onnx.quantization.config.data_type import DATA_TYPES, Int8, UInt8, parse_data_type
 from quark.onnx.quantization.config.options import settings_of
@@ -207,23 +204,6 @@ def test_mistakes_are_named(config, error, message):
     with pytest.raises(error) as caught:
         settings_of(config)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        CLEConfig(),
-        SmoothQuantConfig(),
-        BiasCorrectionConfig(),
-        AdaRoundConfig(),
-        AdaQuantConfig(),
-        AutoMixprecisionConfig(INT8),
-    ],
-    ids=lambda each: each.name,
-)
-def test_algorithms_are_refused_by_name(algorithm):
-    with pytest.raises(UnsupportedOptionError, match=type(algorithm).__name__):
-        settings_of(QConfig(INT8, algo_config=[algorithm]))
 
 
 def test_algorithms_keep_their_settings():

@@ -11,7 +11,12 @@ from quark.onnx.quantization.config.option_table import OPTIONS
 from quark.onnx.quantization.config.options_document import DOCUMENT, FIELD_DOCS, main, options_document
 
 # A config for which the option matters.
-PRESET_OF = {"Percentile": "U8S8_AAWS", "MinMSEModePof2Scale": "XINT8", "BlockPlacement": "MXINT8"}
+PRESET_OF = {
+    "Percentile": "U8S8_AAWS",
+    "MinMSEModePof2Scale": "XINT8",
+    "BlockPlacement": "MXINT8",
+    "MaxLoopNum": "XINT8",
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +32,17 @@ def test_every_field_and_option_has_one_row(first_cells):
 
 @pytest.mark.parametrize("name", OTHER_DEFAULTS)
 def test_stated_defaults_change_nothing(name):
-    assert is_default(PRESET_OF.get(name, "INT8_CNN_DEFAULT"), name, OTHER_DEFAULTS[name])
+    assert is_default(PRESET_OF.get(name, "INT8_CNN_DEFAULT"), OPTIONS[name], OTHER_DEFAULTS[name])
 
 
 def test_other_values_do_change_something():
-    assert not is_default("U8S8_AAWS", "Percentile", 99.0)
-    assert not is_default("XINT8", "MinMSEModePof2Scale", "MostCommon")
-    assert not is_default("MXINT8", "BlockPlacement", "all")
+    assert not is_default("U8S8_AAWS", OPTIONS["Percentile"], 99.0)
+    assert not is_default("XINT8", OPTIONS["MinMSEModePof2Scale"], "MostCommon")
+    assert not is_default("MXINT8", OPTIONS["BlockPlacement"], "all")
+    assert not is_default("XINT8", OPTIONS["CLESteps"], 2)
+    assert not is_default("XINT8", OPTIONS["SmoothAlpha"], "auto")
+    assert not is_default("XINT8", OPTIONS["BiasCorrectionSamples"], 2)
+    assert not is_default("XINT8", OPTIONS["MaxLoopNum"], 2)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +53,13 @@ def test_other_values_do_change_something():
         ("Int32Bias", True, False),
         ("RefineBlockAxis", True, None),
         ("RemoveInputInit", True, None),
+        ("CLEScaleAppendBias", True, None),
+        ("CLEBiasAbsorption", False, None),
+        ("BiasCorrection", False, None),
+        ("NPULimitationCheck", False, True),
+        ("ConvertAvgPoolToDPUVersion", False, True),
+        ("ConvertClipToDPUVersion", False, None),
+        ("AlignPool", None, True),
     ],
 )
 def test_defaults_are_found_by_what_they_do(name, value, on_npu):

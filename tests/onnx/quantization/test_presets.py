@@ -24,7 +24,7 @@ from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
 
 INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
 BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
-ALGORITHM_FIELDS = ("include_fast_ft", "include_auto_mp", "include_cle", "include_sq")
+ALGORITHM_FIELDS = ("include_fast_ft", "include_auto_mp")
 
 
 def needs_algorithm(name: str) -> bool:
@@ -133,7 +133,7 @@ def test_xint8_is_power_of_two_throughout():
 @pytest.mark.parametrize(
     ("name", "activation", "weight", "method"),
     [
-        ("A8W8", ("int8", True), ("int8", True), MinMax()),
+        ("A8W8", ("int8", True), ("int8", True), MinMax(0.01)),
         ("A16W8", ("int16", True), ("int8", True), MinMax()),
         ("S8S8_AAWS", ("int8", False), ("int8", True), Percentile(99.9999)),
         ("U8S8_AAWS", ("uint8", False), ("int8", True), Percentile()),
@@ -157,7 +157,8 @@ def test_integer_presets(name, activation, weight, method):
 def test_block_presets(name):
     spec = settings_of(name).choose.default
     assert isinstance(spec.activation, BlockSpec)
-    assert spec.activation == spec.weight
+    assert isinstance(spec.weight, BlockSpec)
+    assert spec.activation.quantizer.format == spec.weight.quantizer.format
     assert spec.activation.format.replace("_", "").upper() == name
     assert spec.activation.quantizer.rounding.value == "half_even"
     assert spec.activation.follows_reduction
@@ -166,8 +167,11 @@ def test_block_presets(name):
 
 @pytest.mark.parametrize("name", ["MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"])
 def test_the_scale_rule_is_written_in_the_preset(name):
-    rule = get_default_config(name).extra_options["MXAttributes"]["scale_rule"]
-    assert settings_of(name).choose.default.weight.quantizer.scale_rule.value == rule
+    options = get_default_config(name).extra_options
+    rule = options["MXAttributes"]["scale_rule"]
+    spec = settings_of(name).choose.default
+    assert spec.activation.quantizer.scale_rule.value == rule
+    assert spec.weight.quantizer.scale_rule.value == options.get("WeightScaleRule", rule)
 
 
 def test_presets_of_two_types():
@@ -192,3 +196,29 @@ def test_finetuning_parameters():
     accurate = get_default_config("INT8_CNN_ACCURATE")
     assert accurate.calibrate_method is CalibrationMethod.Percentile
     assert accurate.extra_options["Percentile"] == 99.9999
+
+
+def test_the_recipe_of_xint8_can_be_read_and_changed():
+    config = get_default_config("XINT8")
+    assert config.include_cle
+    assert {"CLESteps", "CLEClip", "ReplaceClip6Relu", "BiasCorrection"} <= set(config.extra_options)
+    assert settings_of(config).equalize.cross_layer is not None
+    assert settings_of(config).refine.bias_correction is not None
+    config.include_cle = config.extra_options["BiasCorrection"] = False
+    assert settings_of(config).equalize.cross_layer is None
+    assert settings_of(config).refine.bias_correction is None
+
+
+def test_vint8_keeps_to_the_limits_of_npus():
+    assert settings_of("VINT8").choose.positions is not None
+
+
+@pytest.mark.parametrize("name", ["MXINT8", "MX9", "BF16", "MATMUL_NBITS", "UINT8_DYNAMIC_QUANT"])
+def test_formats_that_need_no_data_use_none(name):
+    assert settings_of(name).sample_use == 0
+
+
+@pytest.mark.parametrize("name", ["MXFP8E4M3", "MX6"])
+def test_block_formats_need_no_data_and_use_a_little(name):
+    assert not settings_of(name).needs_data
+    assert settings_of(name).sample_use == 16

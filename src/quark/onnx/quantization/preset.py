@@ -35,6 +35,14 @@ class Preset:
         """A fresh config; nothing in it is shared."""
         return QuantizationConfig(**copy.deepcopy(dict(self.fields)), extra_options=copy.deepcopy(dict(self.options)))
 
+    def with_fields(self, **fields: Any) -> Preset:
+        """This preset with these fields, too."""
+        return replace(self, fields={**self.fields, **fields})
+
+    def with_options(self, **options: Any) -> Preset:
+        """This preset with these extra options, too."""
+        return replace(self, options={**self.options, **options})
+
     def with_algorithm(self, algorithm: Algorithm) -> Preset:
         """This preset followed by an accuracy algorithm."""
         return replace(

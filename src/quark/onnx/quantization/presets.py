@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from quark.errors import UnknownNameError
 from quark.onnx.quantization.config.config import QuantizationConfig
@@ -24,137 +22,73 @@ from quark.onnx.quantization.config.data_type import (
     MXFP6E3M2,
     MXFP8E4M3,
     MXFP8E5M2,
-    DataType,
     MXInt8,
 )
-from quark.onnx.quantization.config.quant_types import (
-    CalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    PowerOfTwoMethod,
-    QuantType,
+from quark.onnx.quantization.config.quant_types import ExtendedQuantType
+from quark.onnx.quantization.preset import Preset
+from quark.onnx.quantization.preset_rows import (
+    ADAQUANT,
+    ADAROUND,
+    BF16,
+    MIN_MAX,
+    MIN_MSE,
+    PERCENTILE,
+    S8,
+    S16,
+    U8,
+    U16,
+    accurate,
+    blocks,
+    floats,
+    integers,
+    mixed,
 )
-from quark.onnx.quantization.preset import Algorithm, Preset
 
-
-def _finetuning(learning_rate: float, algorithm: str) -> dict[str, Any]:
-    return {
-        "DataSize": 1000,
-        "FixedSeed": 1705472343,
-        "BatchSize": 2,
-        "NumIterations": 1000,
-        "LearningRate": learning_rate,
-        "OptimAlgorithm": algorithm,
-        "OptimDevice": "cpu",
-        "InferDevice": "cpu",
-        "EarlyStop": True,
-    }
-
-
-DEFAULT_ADAROUND_PARAMS = _finetuning(0.1, "adaround")
-DEFAULT_ADAQUANT_PARAMS = _finetuning(1e-5, "adaquant")
-
-ADAROUND = Algorithm("AdaRound", "_ADAROUND", "include_fast_ft", "FastFinetune", _finetuning(0.1, "adaround"))
-ADAQUANT = Algorithm("AdaQuant", "_ADAQUANT", "include_fast_ft", "FastFinetune", _finetuning(1e-5, "adaquant"))
-
-
-_EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
-
-
-def _integers(name: str, description: str, method: Any, types: tuple[Any, Any], /, **options: Any) -> Preset:
-    """Integers of (activation, weight) types, with ranges found by a method. Signed weights have a scale for each
-    channel, which costs integer kernels nothing and keeps depthwise layers alive; power-of-two scales have one."""
-    is_plain = all(isinstance(each, QuantType) for each in types)
-    fields = {"calibrate_method": method, "activation_type": types[0], "weight_type": types[1]}
-    if method is not MIN_MSE and types[1] is not U8:
-        fields["per_channel"] = True
-    return Preset(name, description, fields if is_plain else {**_EXTENDED, **fields}, options)
-
-
-def _and(preset: Preset, **fields: Any) -> Preset:
-    return replace(preset, fields={**preset.fields, **fields})
-
-
-def _floats(name: str, description: str, quant_type: Any, /, **options: Any) -> Preset:
-    return Preset(name, description, {**_EXTENDED, "activation_type": quant_type, "weight_type": quant_type}, options)
-
-
-def _blocks(name: str, description: str, *types: DataType | Any) -> Preset:
-    """Block types: one for activations and weights, or one each. A quant type without attributes passes as it is."""
-    activation, weight = types if len(types) == 2 else types * 2
-    quant_types = [each.map_onnx_format if isinstance(each, DataType) else each for each in (activation, weight)]
-    fields = {**_EXTENDED, "activation_type": quant_types[0], "weight_type": quant_types[1]}
-    return Preset(name, description, fields, _attributes(activation, weight))
-
-
-def _attributes(*types: DataType | Any) -> dict[str, Any]:
-    options = {ExtendedQuantType.QBFP: "BFPAttributes", ExtendedQuantType.QMX: "MXAttributes"}
-    return {options[each.map_onnx_format]: dict(each.attributes) for each in types if isinstance(each, DataType)}
-
-
-def _mixed(name: str, description: str, base: Preset, target: Any, without: str) -> Preset:
-    """Auto mixed precision from the base's types to the target's."""
-    target_type = target.map_onnx_format if isinstance(target, DataType) else target
-    precision = {"ActTargetQuantType": target_type, "WeightTargetQuantType": target_type}
-    options = {**base.options, **_attributes(target), "AutoMixprecision": precision}
-    return Preset(name, description, {**base.fields, "include_auto_mp": True}, options, without)
-
-
-def _accurate(base: Preset, name: str) -> Preset:
-    """The base with percentile calibration and AdaRound."""
-    options = {key: value for key, value in base.options.items() if key != "CalibMovingAverage"}
-    fields = {**base.fields, "calibrate_method": CalibrationMethod.Percentile}
-    refined = replace(base, fields=fields, options={"Percentile": 99.9999, **options}).with_algorithm(ADAROUND)
-    description = base.description.replace("MinMax", "percentile 99.9999").replace(", moving average", "")
-    return replace(refined, name=name, description=f"{description}, refined by AdaRound")
-
-
-S8, U8 = QuantType.QInt8, QuantType.QUInt8
-S16, U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
-BF16 = ExtendedQuantType.QBFloat16
-MIN_MAX, PERCENTILE, MIN_MSE = CalibrationMethod.MinMax, CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
-
-XINT8 = _and(
-    _integers(
-        "XINT8",
-        "8 bits, power-of-two scales of least squared error; for NPUs",
-        MIN_MSE,
-        (U8, S8),
-        ActivationSymmetric=True,
-    ),
-    enable_npu_cnn=True,
-)
-VINT8 = _and(
-    _integers(
-        "VINT8",
-        "signed 8 bits, power-of-two scales of least squared error; for the VAIML compiler",
-        MIN_MSE,
-        (S8, S8),
-        ActivationSymmetric=True,
-        ConvertBNToConv=True,
-        ConvertClipToRelu=True,
-        ConvertSplitToSlice=True,
-        RemoveQDQConvClip=False,
-        RemoveQDQConvRelu=False,
-        RemoveQDQConvLeakyRelu=False,
-        RemoveQDQConvPRelu=False,
-        Int32Bias=False,
-        DedicatedQDQPair=True,
-        QuantizeAllOpTypes=True,
-    ),
-    optimize_model=False,
-)
-A8W8 = _integers(
+XINT8 = integers(
+    "XINT8",
+    "8 bits, power-of-two scales of least squared error; for NPUs",
+    MIN_MSE,
+    (U8, S8),
+    ActivationSymmetric=True,
+    CLESteps=1,
+    CLEClip="calibrated",
+    ReplaceClip6Relu=False,
+    BiasCorrection=True,
+).with_fields(enable_npu_cnn=True, include_cle=True)
+VINT8 = integers(
+    "VINT8",
+    "signed 8 bits, power-of-two scales of least squared error; for the VAIML compiler",
+    MIN_MSE,
+    (S8, S8),
+    ActivationSymmetric=True,
+    ConvertBNToConv=True,
+    ConvertClipToRelu=True,
+    ConvertSplitToSlice=True,
+    RemoveQDQConvClip=False,
+    RemoveQDQConvRelu=False,
+    RemoveQDQConvLeakyRelu=False,
+    RemoveQDQConvPRelu=False,
+    Int32Bias=False,
+    DedicatedQDQPair=True,
+    QuantizeAllOpTypes=True,
+    NPULimitationCheck=True,
+    SimulateDPU=True,
+    ConvertSigmoidToHardSigmoid=False,
+    BiasCorrection=True,
+).with_fields(optimize_model=False)
+A8W8 = integers(
     "A8W8",
-    "signed 8 bits, symmetric, weights per channel, MinMax",
+    "signed 8 bits, symmetric, weights per channel, MinMax averaged over samples",
     MIN_MAX,
     (S8, S8),
     ActivationSymmetric=True,
+    CalibMovingAverage=True,
+    BiasCorrection=True,
     AlignConcat=True,
     AlignSlice=False,
     FoldRelu=True,
 )
-A16W8 = _integers(
+A16W8 = integers(
     "A16W8",
     "16-bit activations and 8-bit weights, symmetric, MinMax",
     MIN_MAX,
@@ -164,75 +98,102 @@ A16W8 = _integers(
     AlignSlice=False,
     FoldRelu=True,
     AlignEltwiseQuantType=True,
+    BiasCorrection=True,
 )
-S8S8 = _integers(
-    "S8S8_AAWS", "signed 8 bits, asymmetric activations, percentile 99.9999", PERCENTILE, (S8, S8), Percentile=99.9999
+S8S8 = integers(
+    "S8S8_AAWS",
+    "signed 8 bits, asymmetric activations, percentile 99.9999",
+    PERCENTILE,
+    (S8, S8),
+    Percentile=99.9999,
+    BiasCorrection=True,
 )
-U8S8 = _integers("U8S8_AAWS", "unsigned 8-bit activations, signed 8-bit weights, percentile", PERCENTILE, (U8, S8))
-U8U8 = _integers(
+U8S8 = integers(
+    "U8S8_AAWS",
+    "unsigned 8-bit activations, signed 8-bit weights, percentile",
+    PERCENTILE,
+    (U8, S8),
+    BiasCorrection=True,
+)
+U8U8 = integers(
     "U8U8_AAWA",
     "unsigned 8 bits, asymmetric, percentile",
     PERCENTILE,
     (U8, U8),
     ActivationSymmetric=False,
     WeightSymmetric=False,
+    BiasCorrection=True,
 )
-U16S8 = _integers("U16S8_AAWS", "unsigned 16-bit activations, signed 8-bit weights, percentile", PERCENTILE, (U16, S8))
-S16S8 = _integers(
+U16S8 = integers(
+    "U16S8_AAWS",
+    "unsigned 16-bit activations, signed 8-bit weights, percentile",
+    PERCENTILE,
+    (U16, S8),
+    BiasCorrection=True,
+)
+S16S8 = integers(
     "S16S8_ASWS",
     "signed 16-bit activations, 8-bit weights, symmetric, percentile",
     PERCENTILE,
     (S16, S8),
     ActivationSymmetric=True,
+    BiasCorrection=True,
 )
-S16S16 = _integers("S16S16_AAWS", "", PERCENTILE, (S16, S16), Percentile=99.9999, Int32Bias=False)
+S16S16 = integers("S16S16_AAWS", "", PERCENTILE, (S16, S16), Percentile=99.9999, Int32Bias=False)
 
-INT8_CNN = _integers(
+INT8_CNN = integers(
     "INT8_CNN_DEFAULT",
     "uint8 activations, int8 weights per channel, MinMax averaged over samples; for CPUs",
     MIN_MAX,
     (U8, S8),
     CalibMovingAverage=True,
+    BiasCorrection=True,
 )
-INT16_CNN = _integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
-INT8_TRANSFORMER = _and(
-    _integers(
-        "INT8_TRANSFORMER_DEFAULT",
-        "uint8 activations, int8 weights, MinMax, moving average; for transformers",
-        MIN_MAX,
-        (U8, S8),
-        CalibMovingAverage=True,
-    ),
-    enable_npu_transformer=True,
-)
-INT16_TRANSFORMER = _and(
-    _integers(
-        "INT16_TRANSFORMER_DEFAULT",
-        "uint16 activations, int16 weights, MinMax, moving average; for transformers",
-        MIN_MAX,
-        (U16, S16),
-        CalibMovingAverage=True,
-    ),
-    enable_npu_transformer=True,
-)
+INT16_CNN = integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
+INT8_TRANSFORMER = integers(
+    "INT8_TRANSFORMER_DEFAULT",
+    "uint8 activations, int8 weights, MinMax, moving average; for transformers",
+    MIN_MAX,
+    (U8, S8),
+    CalibMovingAverage=True,
+).with_fields(enable_npu_transformer=True)
+INT16_TRANSFORMER = integers(
+    "INT16_TRANSFORMER_DEFAULT",
+    "uint16 activations, int16 weights, MinMax, moving average; for transformers",
+    MIN_MAX,
+    (U16, S16),
+    CalibMovingAverage=True,
+).with_fields(enable_npu_transformer=True)
 
-FP16 = _floats("FP16", "float16", ExtendedQuantType.QFloat16)
-BFLOAT16 = _floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
+FP16 = floats("FP16", "float16", ExtendedQuantType.QFloat16)
+BFLOAT16 = floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
+# What a small float loses is the same in every binade: equalization pays where ranges within a layer differ widely.
+PER_CHANNEL_CLIP = {"CLESteps": 1, "CLEClip": "per_channel"}
 BLOCK_PRESETS = (
-    _blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
-    _blocks("MX4", "shared microexponents, 4 bits an element", MX4),
-    _blocks("MX6", "shared microexponents, 6 bits an element", MX6),
-    _blocks("MX9", "shared microexponents, 9 bits an element", MX9),
-    _blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2),
-    _blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3),
-    _blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2),
-    _blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3),
-    _blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1),
-    _blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8),
+    blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
+    blocks("MX4", "shared microexponents, 4 bits an element", MX4),
+    blocks("MX6", "shared microexponents, 6 bits an element", MX6).with_options(BiasCorrection=True),
+    blocks("MX9", "shared microexponents, 9 bits an element", MX9),
+    blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2).with_options(
+        BiasCorrection=True
+    ),
+    blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3).with_options(
+        BiasCorrection=True
+    ),
+    blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2).with_options(
+        BiasCorrection=True
+    ),
+    blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3).with_options(
+        BiasCorrection=True
+    ),
+    blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1).with_options(
+        BiasCorrection=True, WeightScaleRule="mse"
+    ),
+    blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8),
 )
 MIXED_BLOCK_PRESETS = (
-    _mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16, "BF16"),
-    _mixed("BF16_MIXED_MXINT8", "bfloat16, MXINT8 where it does no harm", BFLOAT16, MXInt8, "BF16"),
+    mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16, "BF16"),
+    mixed("BF16_MIXED_MXINT8", "bfloat16, MXINT8 where it does no harm", BFLOAT16, MXInt8, "BF16"),
 )
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
 WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS)
@@ -249,12 +210,12 @@ _ROWS = (
     S16S8,
     INT8_CNN,
     INT16_CNN,
-    _accurate(INT8_CNN, "INT8_CNN_ACCURATE"),
-    _accurate(INT16_CNN, "INT16_CNN_ACCURATE"),
+    accurate(INT8_CNN, "INT8_CNN_ACCURATE"),
+    accurate(INT16_CNN, "INT16_CNN_ACCURATE"),
     INT8_TRANSFORMER,
     INT16_TRANSFORMER,
-    _accurate(INT8_TRANSFORMER, "INT8_TRANSFORMER_ACCURATE"),
-    _accurate(INT16_TRANSFORMER, "INT16_TRANSFORMER_ACCURATE"),
+    accurate(INT8_TRANSFORMER, "INT8_TRANSFORMER_ACCURATE"),
+    accurate(INT16_TRANSFORMER, "INT16_TRANSFORMER_ACCURATE"),
     Preset(
         "UINT8_DYNAMIC_QUANT",
         "uint8 weights, activations quantized at run time; needs no data",
@@ -264,10 +225,10 @@ _ROWS = (
     FP16,
     BFLOAT16,
     *BLOCK_PRESETS,
-    _blocks("BF16_BFP16", "bfloat16 activations, block float weights", BF16, BFP16),
-    _blocks("BF16_MXINT8", "bfloat16 activations, MXINT8 weights", BF16, MXInt8),
-    _blocks("MX9_INT8", "MX9 activations, int8 weights", MX9, S8),
-    _mixed("S16S16_MIXED_S8S8", "signed 16 bits, 8 where it does no harm", S16S16, S8, "INT16_CNN_DEFAULT"),
+    blocks("BF16_BFP16", "bfloat16 activations, block float weights", BF16, BFP16),
+    blocks("BF16_MXINT8", "bfloat16 activations, MXINT8 weights", BF16, MXInt8),
+    blocks("MX9_INT8", "MX9 activations, int8 weights", MX9, S8),
+    mixed("S16S16_MIXED_S8S8", "signed 16 bits, 8 where it does no harm", S16S16, S8, "INT16_CNN_DEFAULT"),
     *MIXED_BLOCK_PRESETS,
     Preset(
         "MATMUL_NBITS",

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.presets import (
-    DEFAULT_ADAQUANT_PARAMS,
-    DEFAULT_ADAROUND_PARAMS,
-    PRESETS,
-    get_default_config,
-)
+from quark.onnx.quantization.preset_rows import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
+from quark.onnx.quantization.presets import PRESETS, get_default_config
 
 
 class _FreshConfigs(Mapping[str, QuantizationConfig]):

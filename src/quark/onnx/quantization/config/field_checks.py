@@ -51,12 +51,10 @@ def _kind(name: str) -> Kind:
 
 FIELD_KINDS: Mapping[str, Kind] = {each.name: _kind(each.name) for each in fields(QuantizationConfig)}
 
-# The algorithm that a field switches on, and the extra option with its settings.
+# The algorithm that a field asks for and this version does not have, and the extra option with its settings.
 ALGORITHM_FIELDS: Mapping[str, tuple[str, str]] = {
     "include_fast_ft": ("fast finetuning", "FastFinetune"),
     "include_auto_mp": ("auto mixed precision", "AutoMixprecision"),
-    "include_cle": ("cross-layer equalization", "CLESteps"),
-    "include_sq": ("SmoothQuant", "SmoothAlpha"),
     "include_rotation": ("rotation", ""),
 }
 REFUSED_FIELDS: Mapping[str, str] = {
@@ -105,4 +103,6 @@ def _missing_algorithm(name: str, algorithm: str, option: str, preset: str | Non
 
 def preset_of(config: QuantizationConfig) -> str | None:
     """The preset that this config is, unchanged."""
-    return next((name for name, row in PRESETS.items() if row.config() == config), None)
+    # options first: to compare them makes no config
+    alike = (name for name, row in PRESETS.items() if row.options == config.extra_options and row.config() == config)
+    return next(alike, None)

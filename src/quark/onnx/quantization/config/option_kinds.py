@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any
@@ -69,6 +70,20 @@ def number(above: float | None = None, highest: float | None = None) -> Kind:
         return (above is None or value > above) and (highest is None or value <= highest)
 
     return Kind(f"a number{bounds}", is_number, is_within)
+
+
+def number_from(lowest: float, highest: float = inf) -> Kind:
+    bounds = f"of at least {lowest:g}" if highest == inf else f"from {lowest:g} to {highest:g}"
+    return Kind(f"a number {bounds}", is_number, lambda value: lowest <= value <= highest)
+
+
+def number_or(word: str, kind: Kind) -> Kind:
+    """A number of that kind, or the word."""
+    return Kind(
+        f"{kind.expected}, or '{word}'",
+        lambda value: isinstance(value, str) or kind.has_type(value),
+        lambda value: value == word if isinstance(value, str) else kind.is_legal(value),
+    )
 
 
 def one_of(*choices: str) -> Kind:

@@ -4,10 +4,13 @@
     Member     in or out of a set of operator types
     Rewrite    a graph rewrite on or off (CopyRewrite: for some operator types)
     ForSpecs   shapes the specs of tensors; see `spec_options`
+    ForNpu     positions and operators as an NPU has them; see `npu_options` (AlignedRule: and a Member)
     SameAs     another name for a field of QuantizationConfig
+    Switch     turns an accuracy algorithm on
+    Steers     settings of an accuracy algorithm; where it is off, listed once as unused
+    Algorithm  settings of an accuracy algorithm that this version does not have; listed once as unused
     Refused    an error with the reason, for the values that ask for something this version does not have
     Remark     cannot matter here; the reason is listed once
-    Algorithm  settings of an accuracy algorithm that is off; listed once
 
 A key without a row is an error that offers the nearest one.
 """
@@ -30,6 +33,8 @@ class Draft:
     members: dict[str, set[str]] = field(default_factory=dict)  # fields of ChoiceOptions that are sets
     rewrites: dict[str, bool] = field(default_factory=dict)  # rewrite to on or off, where an option says so
     spec_values: dict[str, Any] = field(default_factory=dict)
+    npu_values: dict[str, Any] = field(default_factory=dict)
+    switched_on: frozenset[str] = frozenset()  # the fields and options that turn algorithms on, and do
     fields: dict[str, Any] = field(default_factory=dict)  # of QuantizationConfig
     remarks: list[str] = field(default_factory=list)
 
@@ -104,6 +109,21 @@ class ForSpecs:
 
 
 @dataclass(frozen=True)
+class ForNpu:
+    def apply(self, draft: Draft, name: str, value: Any) -> None:
+        draft.npu_values[name] = value
+
+
+@dataclass(frozen=True)
+class AlignedRule(Member):
+    """A set of operators for every target, and a rule for positions where there are some."""
+
+    def apply(self, draft: Draft, name: str, value: Any) -> None:
+        super().apply(draft, name, value)
+        draft.npu_values[name] = value
+
+
+@dataclass(frozen=True)
 class SameAs:
     field: str
 
@@ -136,6 +156,14 @@ class Remark:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """Read before all others, since `Steers` depends on it: see `algorithm_options`."""
+
+    def apply(self, draft: Draft, name: str, value: Any) -> None:
+        """Nothing is left to do."""
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """Settings of an algorithm that the field of that name switches on; where it is on, they are not reached."""
 
@@ -143,6 +171,21 @@ class Algorithm:
 
     def apply(self, draft: Draft, name: str, value: Any) -> None:
         draft.remarks.append(f"{name}: {self.flag} is False, so that there is nothing for it to steer")
+
+
+@dataclass(frozen=True)
+class Steers(Algorithm):
+    """Settings of an algorithm that the field or option `flag` switches on, as a field of its typed options."""
+
+    step: str
+    field: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+    def apply(self, draft: Draft, name: str, value: Any) -> None:
+        if self.flag in draft.switched_on:
+            draft.put(self.step, self.field, self.convert(value))
+        else:
+            super().apply(draft, name, value)
 
 
 @dataclass(frozen=True)

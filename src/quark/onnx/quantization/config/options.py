@@ -12,19 +12,28 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.onnx.calibrate.options import CalibrationOptions
 from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target, TensorOverride
 from quark.onnx.choose.specs import AffineSpec, DynamicSpec, LayerSpec
-from quark.onnx.insert.options import InsertOptions, NBitsOptions, NodeStyle
+from quark.onnx.insert.options import InsertOptions, NodeStyle
 from quark.onnx.load.options import LoadOptions
 from quark.onnx.optimize.options import OptimizeOptions
+from quark.onnx.quantization.config.algorithm_options import (
+    equalize_options,
+    fields_and_options,
+    refine_options,
+    switched_on,
+)
 from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
 from quark.onnx.quantization.config.field_checks import check_fields, preset_of, refuse_fields
 from quark.onnx.quantization.config.files import layer_entries, load_config, plain, qconfig_to_dict
 from quark.onnx.quantization.config.layers import fields_of, layer_of
+from quark.onnx.quantization.config.nbits_spec import nbits_spec
+from quark.onnx.quantization.config.npu_options import npu_options
 from quark.onnx.quantization.config.option_table import OPTIONS
 from quark.onnx.quantization.config.option_treatments import Draft, SameAs, default_rewrites
+from quark.onnx.quantization.config.options_of_graphs import POOLS
 from quark.onnx.quantization.config.quant_types import format_of_type
 from quark.onnx.quantization.config.spec_options import irrelevant, spec_options
 from quark.onnx.quantization.config.tensor_specs import SpecOptions, layer_spec
@@ -72,7 +81,7 @@ def _by_fields(name: str | None, config: QuantizationConfig) -> Settings:
     values = draft.spec_values
     options = _spec_options(resolved, draft)
     if values.get("UseMatMulNBits"):
-        default = _nbits_spec(draft)
+        default = nbits_spec(resolved, draft)
     else:
         layer = layer_spec(layer_of(resolved, values), options)
         default = _dynamic_spec(layer, resolved, draft) if resolved.use_dynamic_quant else layer
@@ -81,12 +90,8 @@ def _by_fields(name: str | None, config: QuantizationConfig) -> Settings:
 
 
 def _by_tensor(name: str | None, config: QConfig) -> Settings:
-    if config.algo_config:
-        names = ", ".join(type(each).__name__ for each in config.algo_config)
-        raise UnsupportedOptionError(
-            f"algo_config asks for {names}, which this version does not have yet: leave it out"
-        )
-    flat = fields_of(config)
+    algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
+    flat = replace(fields_of(config), extra_options=extra_options, **algorithms)
     check_fields(flat)
     resolved, draft = _drafted(flat, None)
     for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod", "MixedPrecisionTensor"):
@@ -94,7 +99,9 @@ def _by_tensor(name: str | None, config: QConfig) -> Settings:
             draft.remarks.append(f"{option}: in a QConfig the specs say it")
     options = _spec_options(resolved, draft)
     default = (
-        _nbits_spec(draft) if draft.spec_values.get("UseMatMulNBits") else layer_spec(config.global_config, options)
+        nbits_spec(resolved, draft)
+        if draft.spec_values.get("UseMatMulNBits")
+        else layer_spec(config.global_config, options)
     )
     draft.put("choose", "by_node", _layer_specs(config.specific_layer_config, options, default))
     draft.put("choose", "by_op_type", _layer_specs(config.layer_type_config, options, default))
@@ -120,6 +127,7 @@ def _drafted(config: QuantizationConfig, preset: str | None) -> tuple[Quantizati
     resolved = replace(config, **draft.fields)
     refuse_fields(resolved, preset)
     draft.members = _usual_members(resolved)
+    draft.switched_on = switched_on(resolved)
     for name, value in given.items():
         if name not in same:
             OPTIONS[name].treatment.apply(draft, name, value)
@@ -128,24 +136,16 @@ def _drafted(config: QuantizationConfig, preset: str | None) -> tuple[Quantizati
 
 def _usual_members(config: QuantizationConfig) -> dict[str, set[str]]:
     usual = ChoiceOptions(LayerSpec(None, None))
-    on_npu = {"LeakyRelu", "PRelu"} if config.enable_npu_cnn else set()
-    return {"aligned": set(usual.aligned), "fused_activations": {*usual.fused_activations, *on_npu}}
+    members = {"aligned": set(usual.aligned), "fused_activations": set(usual.fused_activations)}
+    if config.enable_npu_cnn:
+        members["aligned"].update(POOLS)
+        members["fused_activations"].update(("LeakyRelu", "PRelu"))
+    return members
 
 
 def _spec_options(config: QuantizationConfig, draft: Draft) -> SpecOptions:
     placement = draft.of("choose").get("block_placement", BlockPlacement.COMPUTE)
     return spec_options(draft.spec_values, placement, config.enable_npu_cnn, config.reduce_range)
-
-
-def _nbits_spec(draft: Draft) -> LayerSpec:
-    nbits = draft.steps.setdefault("insert", {}).setdefault("matmul_nbits", NBitsOptions())
-    draft.put("choose", "is_weights_only", True)
-    draft.put("selection", "op_types", frozenset({"MatMul"}))
-    draft.put("selection", "needs_constant_matmul_operand", True)
-    draft.put("selection", "needs_weight_matrix", True)
-    sign = "" if nbits.is_symmetric else "u"
-    weight = AffineSpec(f"{sign}int{nbits.bits}", is_symmetric=nbits.is_symmetric, group_size=nbits.group_size)
-    return LayerSpec(None, weight)
 
 
 def _dynamic_spec(layer: LayerSpec, config: QuantizationConfig, draft: Draft) -> LayerSpec:
@@ -178,20 +178,25 @@ def _assembled(
     is_nbits = draft.spec_values.get("UseMatMulNBits", False)
     if not is_nbits and draft.of("insert").pop("matmul_nbits", None) is not None:
         draft.remarks.append("MatMulNBitsParams: UseMatMulNBits is not set")
-    choose = _choice_options(config, draft, default)
+    npu = npu_options(draft.npu_values, config.enable_npu_cnn, default)
+    choose = replace(_choice_options(config, draft, default), positions=npu.positions)
+    equalize, refine = equalize_options(draft), refine_options(draft)
     specs = [choose.default, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
-    remarks = (*draft.remarks, *_field_remarks(config, default), *irrelevant(draft.spec_values, specs))
+    remarks = [*draft.remarks, *npu.remarks, *_field_remarks(config, default), *irrelevant(draft.spec_values, specs)]
     return Settings(
         choose,
         name,
-        LoadOptions(has_fp16_converted=config.convert_fp16_to_fp32, **draft.of("load")),
-        _optimize_options(config, draft),
-        CalibrationOptions(providers=tuple(config.execution_providers or ()), **draft.of("calibrate")),
-        InsertOptions(style=_node_style(config, default), **draft.of("insert")),
-        SaveOptions(has_external_data=config.use_external_data_format, **draft.of("save")),
-        config.print_summary,
-        record,
-        tuple(dict.fromkeys(remarks)),
+        load=LoadOptions(has_fp16_converted=config.convert_fp16_to_fp32, **draft.of("load")),
+        optimize=_optimize_options(config, draft),
+        equalize=equalize,
+        calibrate=CalibrationOptions(providers=tuple(config.execution_providers or ()), **draft.of("calibrate")),
+        simulate=npu.simulate,
+        refine=refine,
+        insert=InsertOptions(style=_node_style(config, default), **draft.of("insert")),
+        save=SaveOptions(has_external_data=config.use_external_data_format, **draft.of("save")),
+        has_summary=config.print_summary,
+        config=record,
+        remarks=tuple(dict.fromkeys(remarks)),
     )
 
 
@@ -253,6 +258,8 @@ def _field_remarks(config: QuantizationConfig, default: LayerSpec) -> list[str]:
     if not isinstance(default.weight, AffineSpec):
         given = [each for each in ("per_channel", "reduce_range") if getattr(config, each)]
         remarks += [f"{each}: weights are not of integers with a scale" for each in given]
+    if config.extra_options.get("SimplifyModel") and not config.optimize_model:
+        remarks.append("SimplifyModel: optimize_model is False, so that only the rewrites that are asked for run")
     if config.specific_tensor_precision and "MixedPrecisionTensor" not in config.extra_options:
         remarks.append("specific_tensor_precision: MixedPrecisionTensor gives no tensors")
     return remarks

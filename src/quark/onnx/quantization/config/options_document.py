@@ -23,6 +23,7 @@ from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.field_checks import ALGORITHM_FIELDS, FIELD_KINDS, REFUSED_FIELDS
 from quark.onnx.quantization.config.option_defaults import Default, default_of
 from quark.onnx.quantization.config.option_kinds import Kind
+from quark.onnx.quantization.config.option_table import OPTIONS, SECTIONS
 from quark.onnx.quantization.config.option_treatments import (
     Algorithm,
     ForSpecs,
@@ -31,12 +32,10 @@ from quark.onnx.quantization.config.option_treatments import (
     Remark,
     Rewrite,
     SameAs,
+    Steers,
     rewrite_of_option,
 )
 from quark.onnx.quantization.config.option_values import OVERRIDE_KEYS
-from quark.onnx.quantization.config.options_of_graphs import GRAPH_OPTIONS
-from quark.onnx.quantization.config.options_of_numbers import NUMBER_OPTIONS
-from quark.onnx.quantization.config.options_of_runs import RUN_OPTIONS
 from quark.onnx.quantization.config.quant_types import (
     CALIBRATION_METHODS,
     QUANT_FORMATS,
@@ -100,12 +99,12 @@ FIELD_DOCS: Mapping[str, str] = {
     "use_external_data_format": "weights in a file beside the model; above 2 GB they always are",
     "convert_fp16_to_fp32": "a float16 model becomes float32 first",
     "convert_nchw_to_nhwc": "channels last",
-    "include_sq": "SmoothQuant",
+    "include_sq": "SmoothQuant: the outliers of activations go into the weights",
     "include_rotation": "rotation",
-    "include_cle": "cross-layer equalization",
+    "include_cle": "cross-layer equalization: channels of neighbouring layers get like ranges",
     "include_auto_mp": "mixed precision, found automatically",
     "include_fast_ft": "finetuning: AdaRound or AdaQuant",
-    "enable_npu_cnn": "place quantizers for convolutional networks on an NPU",
+    "enable_npu_cnn": "for convolutional networks on an NPU: where quantizers go; with power-of-two scales its limits",
     "enable_npu_transformer": "place quantizers for transformers on an NPU",
     "debug_mode": "no effect: messages go to the logger `quark`",
     "crypto_mode": "encrypted files",
@@ -115,12 +114,7 @@ FIELD_DOCS: Mapping[str, str] = {
     "extra_options": "the options below, by name",
 }
 
-SECTIONS: Mapping[str, Sequence[Option]] = {
-    "Numbers, scales and ranges": NUMBER_OPTIONS,
-    "What is quantized, and how the graph is written": GRAPH_OPTIONS,
-    "The run": RUN_OPTIONS,
-}
-EVERY_OPTION = tuple(option for options in SECTIONS.values() for option in options)
+EVERY_OPTION = tuple(OPTIONS.values())
 
 
 def options_document() -> str:
@@ -152,7 +146,8 @@ def _place(option: Option) -> str:
 def _is_refused(option: Option) -> bool:
     treatment = option.treatment
     is_unknown_rewrite = isinstance(treatment, Rewrite) and rewrite_of_option(option.name) is None
-    return isinstance(treatment, (Refused, Algorithm)) or is_unknown_rewrite
+    is_missing = isinstance(treatment, Algorithm) and not isinstance(treatment, Steers)
+    return isinstance(treatment, Refused) or is_missing or is_unknown_rewrite
 
 
 def _treated(treatment: type[Any]) -> list[tuple[str, Any]]:
@@ -179,12 +174,14 @@ def _fields_table() -> str:
 def _carried_out_row(option: Option) -> tuple[str, ...]:
     is_alias = isinstance(option.treatment, ForSpecs) and option.treatment.alias_of
     default = None if is_alias else default_of(option)
-    return _code(option.name), _expected(option), "" if default is None else _default(default), option.doc
+    needs = f"; with {_code(option.treatment.flag)}" if isinstance(option.treatment, Steers) else ""
+    return _code(option.name), _expected(option), "" if default is None else _default(default), option.doc + needs
 
 
 def _default(default: Default) -> str:
-    usual = _code(_python(default.value))
-    return usual if default.on_npu is None else f"{usual}; with `enable_npu_cnn` {_code(_python(default.on_npu))}"
+    usual = "" if default.value is None else _code(_python(default.value))
+    on_npu = "" if default.on_npu is None else f"with `enable_npu_cnn` {_code(_python(default.on_npu))}"
+    return "; ".join(filter(None, (usual, on_npu)))
 
 
 def _expected(option: Option) -> str:

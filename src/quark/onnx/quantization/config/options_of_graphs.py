@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quark.onnx.quantization.config.option_kinds import AXES, BOOL, NAMES, PAIRS, TEXT, integer, mapping, optional
 from quark.onnx.quantization.config.option_treatments import (
+    AlignedRule,
     CopyRewrite,
     ForSpecs,
     Into,
@@ -21,6 +22,8 @@ from quark.onnx.quantization.config.option_values import (
     nbits_options,
     tensor_overrides,
 )
+
+POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 
 GRAPH_OPTIONS: tuple[Option, ...] = (
     # What is quantized
@@ -130,15 +133,15 @@ GRAPH_OPTIONS: tuple[Option, ...] = (
         ),
         "nothing quantized between InstanceNormalization and its activation",
     ),
-    Option("AlignConcat", BOOL, Member("aligned", ("Concat",)), "one scale for inputs and output of Concat"),
+    Option("AlignConcat", BOOL, AlignedRule("aligned", ("Concat",)), "one scale for inputs and output of Concat"),
     Option(
         "AlignPool",
         BOOL,
-        Member("aligned", ("MaxPool", "AveragePool", "GlobalAveragePool")),
+        AlignedRule("aligned", POOLS),
         "one scale for inputs and output of pooling",
     ),
-    Option("AlignPad", BOOL, Member("aligned", ("Pad",)), "one scale for inputs and output of Pad"),
-    Option("AlignSlice", BOOL, Member("aligned", ("Slice",)), "one scale for inputs and output of Slice"),
+    Option("AlignPad", BOOL, AlignedRule("aligned", ("Pad",)), "one scale for inputs and output of Pad"),
+    Option("AlignSlice", BOOL, AlignedRule("aligned", ("Slice",)), "one scale for inputs and output of Slice"),
     Option("AlignTranspose", BOOL, Member("aligned", ("Transpose",)), "one scale for inputs and output of Transpose"),
     Option("AlignReshape", BOOL, Member("aligned", ("Reshape",)), "one scale for inputs and output of Reshape"),
     # Loading and rewriting

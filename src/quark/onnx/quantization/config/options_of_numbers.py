@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quark.formats.spec import ScaleRule
 from quark.onnx.choose.options import BlockPlacement
 from quark.onnx.quantization.config.option_kinds import (
     BOOL,
@@ -29,6 +30,12 @@ def _attributes(operator: str) -> Kind:
 NUMBER_OPTIONS: tuple[Option, ...] = (
     # Block formats and floats
     Option("MXAttributes", _attributes("MXQuantizeDequantize"), ForSpecs(), "the microscaling format of type QMX"),
+    Option(
+        "WeightScaleRule",
+        one_of(*(each.value for each in ScaleRule)),
+        ForSpecs(),
+        "the scale rule of weights in microscaling formats, where it is not that of MXAttributes; 'mse' tries three",
+    ),
     Option("BFPAttributes", _attributes("BFPQuantizeDequantize"), ForSpecs(), "the block format of type QBFP"),
     Option(
         "BlockPlacement",
@@ -66,8 +73,8 @@ NUMBER_OPTIONS: tuple[Option, ...] = (
     Option(
         "Int16Scale",
         BOOL,
-        Refused("scales as 16-bit integers are not available in this version; leave it out"),
-        "scales as 16-bit integers",
+        Refused("scales are floats, or powers of two with PowerOfTwoMethod; there is nothing in between: leave it out"),
+        "scales that are a 16-bit integer over a power of two",
     ),
     Option(
         "AdjustBiasScale",

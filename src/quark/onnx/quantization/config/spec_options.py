@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from quark.formats.spec import ScaleRule
 from quark.onnx.choose.options import BlockPlacement
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec
 from quark.onnx.quantization.config.tensor_specs import ATTRIBUTE_OPTIONS, SpecOptions
@@ -28,6 +30,7 @@ def spec_options(
         has_reduced_range=has_reduced_range,
         is_saturating=values.get("BF16WithClip", False),
         follows_reduction=values.get("RefineBlockAxis", True),
+        weight_scale_rule=ScaleRule(values["WeightScaleRule"]) if "WeightScaleRule" in values else None,
         is_activation_scaled=values.get("ActivationScaled", False),
         is_weight_scaled=values.get("WeightScaled", False),
         has_quantized_bias=values.get("QuantizeBias"),
@@ -62,36 +65,57 @@ def _has_average(spec: TensorSpec | None) -> bool:
     return isinstance(spec, AffineSpec) and isinstance(spec.method, MinMax) and spec.method.moving_average is not None
 
 
-# What must be among the tensors for an option to matter, and what to say where nothing of it is.
-_RELEVANT: Mapping[str, tuple[Callable[[TensorSpec | None], bool], str]] = {
-    "Percentile": (_method_is(Percentile), "no range is found by Percentile"),
-    "PercentileCandidates": (_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile"),
-    "CalibMovingAverage": (_has_average, "no activation's range is found by MinMax"),
-    "CalibMovingAverageConstant": (_method_is(MinMax), "no activation's range is found by MinMax"),
-    "MinMSEModePof2Scale": (_method_is(PowerOfTwoMinMSE), "no range is found by PowerOfTwoMethod.MinMSE"),
-    "MXAttributes": (_operator_uses("MXQuantizeDequantize"), "no tensor is of type QMX"),
-    "BFPAttributes": (_operator_uses("BFPQuantizeDequantize"), "no tensor is of type QBFP"),
-    "RefineBlockAxis": (lambda spec: isinstance(spec, BlockSpec), "no tensor has blocks"),
-    "BF16WithClip": (lambda spec: isinstance(spec, FloatSpec), "no tensor is float16 or bfloat16"),
-    "ActivationScaled": (lambda spec: isinstance(spec, FloatSpec), "no tensor is float16 or bfloat16"),
-    "WeightScaled": (lambda spec: isinstance(spec, FloatSpec), "no tensor is float16 or bfloat16"),
-    "ActivationSymmetric": (_is_integer, "no tensor is of integers with a scale"),
-    "WeightSymmetric": (_is_integer, "no tensor is of integers with a scale"),
-    "Int32Bias": (_is_integer, "no tensor is of integers with a scale"),
-    "Int16Bias": (_is_integer, "no tensor is of integers with a scale"),
+def _has_float_scale(spec: TensorSpec | None) -> bool:
+    return isinstance(spec, AffineSpec) and not spec.is_power_of_two
+
+
+@dataclass(frozen=True)
+class _Relevance:
+    """What must be among the tensors in these places for an option to matter, and what to say where nothing is."""
+
+    is_user: Callable[[TensorSpec | None], bool]
+    reason: str
+    places: tuple[str, ...] = ("activation", "weight", "bias", "output")
+
+
+ACTIVATIONS = ("activation", "output")
+NO_FLOATS = "no tensor is float16 or bfloat16"
+_RELEVANT: Mapping[str, _Relevance] = {
+    "Percentile": _Relevance(_method_is(Percentile), "no range is found by Percentile"),
+    "PercentileCandidates": _Relevance(_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile"),
+    "CalibMovingAverage": _Relevance(_has_average, "no activation's range is found by MinMax"),
+    "CalibMovingAverageConstant": _Relevance(_method_is(MinMax), "no activation's range is found by MinMax"),
+    "MinMSEModePof2Scale": _Relevance(_method_is(PowerOfTwoMinMSE), "no range is found by PowerOfTwoMethod.MinMSE"),
+    "WeightCalibrateMethod": _Relevance(_has_float_scale, "no weight is of integers with a float scale", ("weight",)),
+    "MXAttributes": _Relevance(_operator_uses("MXQuantizeDequantize"), "no tensor is of type QMX"),
+    "WeightScaleRule": _Relevance(_operator_uses("MXQuantizeDequantize"), "no weight is of type QMX", ("weight",)),
+    "BFPAttributes": _Relevance(_operator_uses("BFPQuantizeDequantize"), "no tensor is of type QBFP"),
+    "RefineBlockAxis": _Relevance(lambda spec: isinstance(spec, BlockSpec), "no tensor has blocks"),
+    "BF16WithClip": _Relevance(lambda spec: isinstance(spec, FloatSpec), NO_FLOATS),
+    "ActivationScaled": _Relevance(lambda spec: isinstance(spec, FloatSpec), NO_FLOATS),
+    "WeightScaled": _Relevance(lambda spec: isinstance(spec, FloatSpec), NO_FLOATS),
+    "ActivationSymmetric": _Relevance(_is_integer, "no activation is of integers with a scale", ACTIVATIONS),
+    "WeightSymmetric": _Relevance(_is_integer, "no weight is of integers with a scale", ("weight",)),
+    "Int32Bias": _Relevance(_is_integer, "no bias is of integers", ("bias",)),
+    "Int16Bias": _Relevance(_is_integer, "no bias is of integers", ("bias",)),
 }
 
 
 def irrelevant(values: Mapping[str, Any], layers: Iterable[LayerSpec | None]) -> list[str]:
     """A remark for each option that was given and has nothing to act on."""
-    tensors = [t for layer in layers if layer for t in (layer.activation, layer.weight, layer.bias, layer.output)]
+    found = [layer for layer in layers if layer is not None]
     remarks = [
-        f"{name}: {reason}"
-        for name, (is_user, reason) in _RELEVANT.items()
-        if values.get(name) not in (None, False) and not any(map(is_user, tensors))
+        f"{name}: {each.reason}"
+        for name, each in _RELEVANT.items()
+        if values.get(name) not in (None, False) and not any(map(each.is_user, _tensors(found, each.places)))
     ]
     if "CalibMovingAverageConstant" in values and not values.get("CalibMovingAverage"):
         remarks.append("CalibMovingAverageConstant: CalibMovingAverage is not set")
+    tensors = _tensors(found, (*ACTIVATIONS, "weight"))
     is_power_of_two = any(isinstance(each, AffineSpec) and each.is_power_of_two for each in tensors)
     unheard = [n for n in ("ActivationSymmetric", "WeightSymmetric") if values.get(n) is False and is_power_of_two]
     return remarks + [f"{name}: power-of-two scales always have their zero in the middle" for name in unheard]
+
+
+def _tensors(layers: Iterable[LayerSpec], places: Iterable[str]) -> list[TensorSpec | None]:
+    return [getattr(layer, place) for place in places for layer in layers]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.formats.spec import ScaleRule
 from quark.onnx.choose.options import BlockPlacement
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec
 from quark.onnx.quantization.config.data_type import DataType
@@ -45,6 +46,7 @@ class SpecOptions:
     has_reduced_range: bool = False
     is_saturating: bool = False
     follows_reduction: bool = True
+    weight_scale_rule: ScaleRule | None = None  # of OCP blocks; None: that of the attributes
     is_activation_scaled: bool = False
     is_weight_scaled: bool = False
     has_quantized_bias: bool | None = None
@@ -54,7 +56,8 @@ class SpecOptions:
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by operator: MXAttributes, BFPAttributes
 
 
-ATTRIBUTE_OPTIONS = {"MXQuantizeDequantize": "MXAttributes", "BFPQuantizeDequantize": "BFPAttributes"}
+MX_OPERATOR = "MXQuantizeDequantize"
+ATTRIBUTE_OPTIONS = {MX_OPERATOR: "MXAttributes", "BFPQuantizeDequantize": "BFPAttributes"}
 
 
 def layer_spec(layer: QLayerConfig, options: SpecOptions, base: LayerSpec | None = None) -> LayerSpec:
@@ -81,6 +84,8 @@ def _activation(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
 
 def _weight(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
     spec = tensor_spec(tensor, options, options.is_weight_scaled)
+    if isinstance(spec, BlockSpec) and options.weight_scale_rule and tensor.data_type.operator == MX_OPERATOR:
+        return replace(spec, quantizer=replace(spec.quantizer, scale_rule=options.weight_scale_rule))
     if not isinstance(spec, AffineSpec):
         return spec
     if options.has_reduced_range:

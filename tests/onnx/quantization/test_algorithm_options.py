@@ -1,0 +1,185 @@
+"""Accuracy algorithms, asked for by fields and options or by entries of a QConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.onnx.equalize.options import ClipTreatment, CrossLayerOptions, EqualizeOptions, SmoothOptions
+from quark.onnx.quantization.config import QConfig, QuantizationConfig
+from quark.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AutoMixprecisionConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+    SmoothQuantConfig,
+)
+from quark.onnx.quantization.config.option_table import OPTIONS
+from quark.onnx.quantization.config.option_treatments import Steers
+from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
+from quark.onnx.quantization.settings import Settings
+from quark.onnx.refine.options import BiasCorrectionOptions, CorrectionInputs, RefineOptions
+
+INT8 = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
+
+# Option, value, field of the algorithm's options, its value there.
+CROSS_LAYER = [
+    ("CLESteps", -1, "steps", -1),
+    ("CLEScaleAppendBias", False, "has_appended_bias", False),
+    ("CLETotalLayerDiffThreshold", 1e-3, "settled_at", 1e-3),
+    ("CLEWeightThreshold", 0, "weight_threshold", 0),
+    ("CLEScaleUseThreshold", False, "weight_threshold", 0),
+    ("CLEClip", "calibrated", "clip", ClipTreatment.CALIBRATED),
+    ("CLEBiasAbsorption", True, "has_bias_absorption", True),
+]
+SMOOTH = [("SmoothAlpha", 0.7, "alpha", 0.7), ("SmoothAlpha", 0, "alpha", 0.0), ("SmoothAlpha", "auto", "alpha", None)]
+BIAS_CORRECTION = [
+    ("BiasCorrectionInputs", "quantized", "inputs", CorrectionInputs.QUANTIZED),
+    ("BiasCorrectionSamples", 7, "sample_limit", 7),
+]
+
+
+def settings(fields: dict[str, bool] | None = None, **options) -> Settings:
+    return settings_of(QuantizationConfig(**(fields or {}), extra_options=options))
+
+
+def by_entries(*entries, **options) -> Settings:
+    return settings_of(QConfig(INT8, algo_config=list(entries), **options))
+
+
+def test_algorithms_are_off_unless_asked_for():
+    assert settings().equalize == EqualizeOptions()
+    assert settings().refine == RefineOptions()
+    assert settings(BiasCorrection=False).refine == RefineOptions()
+
+
+def test_fields_turn_them_on():
+    assert settings({"include_cle": True}).equalize == EqualizeOptions(cross_layer=CrossLayerOptions())
+    assert settings({"include_sq": True}).equalize == EqualizeOptions(smooth=SmoothOptions())
+    assert settings(BiasCorrection=True).refine == RefineOptions(BiasCorrectionOptions())
+
+
+@pytest.mark.parametrize(("option", "value", "field", "expected"), CROSS_LAYER)
+def test_cross_layer_equalization_is_steered(option, value, field, expected):
+    found = settings({"include_cle": True}, **{option: value})
+    assert getattr(found.equalize.cross_layer, field) == expected
+    assert getattr(CrossLayerOptions(), field) != expected
+    assert found.remarks == ()
+
+
+@pytest.mark.parametrize(("option", "value", "field", "expected"), SMOOTH)
+def test_smooth_quant_is_steered(option, value, field, expected):
+    found = settings({"include_sq": True}, **{option: value})
+    assert getattr(found.equalize.smooth, field) == expected
+    assert found.remarks == ()
+
+
+@pytest.mark.parametrize(("option", "value", "field", "expected"), BIAS_CORRECTION)
+def test_bias_correction_is_steered(option, value, field, expected):
+    found = settings(BiasCorrection=True, **{option: value})
+    assert getattr(found.refine.bias_correction, field) == expected
+    assert found.remarks == ()
+
+
+@pytest.mark.parametrize(("option", "value"), [row[:2] for row in (*CROSS_LAYER, *SMOOTH, *BIAS_CORRECTION)])
+def test_without_the_algorithm_they_are_remarked_on(option, value):
+    (remark,) = settings(**{option: value}).remarks
+    flag = OPTIONS[option].treatment.flag
+    assert remark == f"{option}: {flag} is False, so that there is nothing for it to steer"
+
+
+def test_every_steering_option_is_tested():
+    tested = {row[0] for row in (*CROSS_LAYER, *SMOOTH, *BIAS_CORRECTION)}
+    assert tested == {option.name for option in OPTIONS.values() if isinstance(option.treatment, Steers)}
+
+
+def test_a_threshold_that_is_not_used_is_remarked_on():
+    found = settings({"include_cle": True}, CLEScaleUseThreshold=False, CLEWeightThreshold=0.3)
+    assert found.equalize.cross_layer.weight_threshold == 0
+    assert found.remarks == ("CLEWeightThreshold: CLEScaleUseThreshold is False, so that it is not used",)
+
+
+def test_the_order_of_options_does_not_matter():
+    first = settings(CLESteps=2, BiasCorrectionSamples=3, BiasCorrection=True)
+    assert first.refine.bias_correction == BiasCorrectionOptions(sample_limit=3)
+
+
+def test_entries_say_the_same_as_fields_and_options():
+    cle = CLEConfig(
+        cle_steps=3, cle_weight_threshold=0.2, cle_scale_append_bias=False, cle_total_layer_diff_threshold=1e-5
+    )
+    expected = CrossLayerOptions(steps=3, weight_threshold=0.2, has_appended_bias=False, settled_at=1e-5)
+    assert by_entries(cle).equalize.cross_layer == expected
+    assert by_entries(CLEConfig(cle_scale_use_threshold=False)).equalize.cross_layer.weight_threshold == 0
+    assert by_entries(SmoothQuantConfig(alpha=0.8)).equalize.smooth == SmoothOptions(0.8)
+    assert by_entries(SmoothQuantConfig(alpha="auto")).equalize.smooth == SmoothOptions(None)
+    assert by_entries(BiasCorrectionConfig()).refine == RefineOptions(BiasCorrectionOptions())
+    every = by_entries(CLEConfig(), SmoothQuantConfig(), BiasCorrectionConfig())
+    assert every.equalize == EqualizeOptions(CrossLayerOptions(), SmoothOptions())
+    assert every.remarks == ()
+
+
+def test_options_go_before_what_an_entry_leaves_at_its_default():
+    assert by_entries(CLEConfig(), CLESteps=4).equalize.cross_layer.steps == 4
+    assert by_entries(CLEConfig(cle_steps=4), CLESteps=4).equalize.cross_layer.steps == 4
+    assert by_entries(CLEConfig(), CLEClip="skip").equalize.cross_layer.clip is ClipTreatment.SKIP
+    assert by_entries(BiasCorrectionConfig(), BiasCorrectionSamples=2).refine.bias_correction.sample_limit == 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "error", "message"),
+    [
+        (
+            [CLEConfig(cle_steps=3)],
+            {"CLESteps": 4},
+            InvalidValueError,
+            "'CLESteps' = 4 and CLEConfig (3) say different",
+        ),
+        ([BiasCorrectionConfig()], {"BiasCorrection": False}, InvalidValueError, "say different things"),
+        ([CLEConfig(), CLEConfig()], {}, InvalidValueError, "CLEConfig more than once"),
+        ([CLEConfig(cle_balance_method="mean")], {}, UnsupportedOptionError, "'CLEBalanceMethod' = 'mean'"),
+        ([CLEConfig(cle_steps=-2)], {}, InvalidValueError, "at least -1"),
+        ([SmoothQuantConfig(alpha=2)], {}, InvalidValueError, "from 0 to 1"),
+        ([CLEConfig], {}, UnsupportedTypeError, "expected a list such as [CLEConfig()]"),
+    ],
+)
+def test_mistakes_in_entries_are_named(entries, options, error, message):
+    with pytest.raises(error) as caught:
+        by_entries(*entries, **options)
+    assert message in str(caught.value)
+
+
+def test_entries_come_in_a_list():
+    with pytest.raises(UnsupportedTypeError, match="expected a list"):
+        settings_of(QConfig(INT8, algo_config=CLEConfig()))
+
+
+@pytest.mark.parametrize(
+    "algorithm", [AdaRoundConfig(), AdaQuantConfig(), AutoMixprecisionConfig(INT8)], ids=lambda each: each.name
+)
+def test_what_is_not_there_yet_is_refused_by_name(algorithm):
+    with pytest.raises(UnsupportedOptionError, match=rf"{type(algorithm).__name__}, which this version.*CLEConfig"):
+        by_entries(CLEConfig(), algorithm)
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_entries_survive_files(suffix, tmp_path: Path):
+    entries = [CLEConfig(cle_steps=-1), SmoothQuantConfig(alpha="auto"), BiasCorrectionConfig()]
+    config = QConfig(INT8, algo_config=entries, CLEClip="calibrated")
+    loaded = QConfig.load(config.save(tmp_path / f"c{suffix}"))
+    assert loaded.algo_config == entries
+    assert settings_of(loaded) == settings_of(config)
+    assert settings_of(loaded).equalize.cross_layer == CrossLayerOptions(-1, clip=ClipTreatment.CALIBRATED)
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+def test_fields_and_options_survive_files(suffix, tmp_path: Path):
+    options = {"CLESteps": -1, "CLEClip": "skip", "SmoothAlpha": "auto", "BiasCorrection": True}
+    config = QuantizationConfig(include_cle=True, include_sq=True, extra_options=options)
+    loaded = QuantizationConfig.load(config.save(tmp_path / f"c{suffix}"))
+    assert loaded == config
+    assert settings_of(loaded).equalize == settings_of(config).equalize != EqualizeOptions()
