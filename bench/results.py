@@ -15,7 +15,8 @@ import onnxruntime
 from bench.timing import Timing
 from quark.formats.native import instruction_set
 
-PLACES = ("models", "model", "calib", "val", "peer", "json")  # where things lie on one machine is nobody's business
+# where things lie on one machine is nobody's business
+PLACES = ("models", "model", "calib", "val", "peer", "json", "folder")
 
 
 def describe_machine() -> str:

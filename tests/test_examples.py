@@ -16,7 +16,7 @@ from quark.onnx.quantization.presets import PRESETS
 ROOT = Path(__file__).parents[1]
 MODULES = [module.name for module in pkgutil.walk_packages(quark.__path__, "quark.")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES_WITH_EXAMPLES = {"README.md", "quantizing_onnx.md", "calibration.md", "options.md"}
+PAGES_WITH_EXAMPLES = {"README.md", "accuracy.md", "quantizing_onnx.md", "calibration.md", "npu.md", "options.md"}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -38,6 +38,21 @@ def test_the_readme_names_every_preset():
     unused = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in PRESETS)]
     assert not unnamed
     assert unused == ["NAME"] * unused.count("NAME")
+
+
+def test_the_table_of_recipes_is_that_of_the_presets():
+    section = (ROOT / "docs" / "accuracy.md").read_text().partition("## Which preset has which recipe")[2]
+    table = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    told = {name: [cell.strip("`") for cell in cells] for names, *cells in rows for name in names.split("`")[1::2]}
+    assert told == {name: _recipe(preset.config()) for name, preset in PRESETS.items() if preset.without is None}
+    assert not any(preset.config().include_sq for preset in PRESETS.values())
+
+
+def _recipe(config):
+    options = config.extra_options
+    equalization = options.get("CLEClip", "per_channel") if config.include_cle else ""
+    return [equalization, "yes" if options.get("BiasCorrection") else "", options.get("WeightScaleRule", "")]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ CHOICES = [
     AffineChoice("int8", (0.1,), (0,)),
     AffineChoice("uint8", (1 / 3, 2.0**-126), (3, 255), axis=1),
     AffineChoice("int4", (0.5,) * 6, (0,) * 6, axis=0, group_size=32),
+    AffineChoice("int4", (0.5, 0.25, 2.0**-140) * 3000, (0, -8, 7) * 3000, axis=0, group_size=32),
+    AffineChoice("uint16", (0.1, 1 / 3) * 3000, (0, 65535) * 3000, axis=0),
     FloatChoice("bfloat16", is_saturating=True),
     DynamicChoice("uint8"),
     BlockChoice(ODD_BLOCKS, -2, to_bfloat16_first=True),
@@ -54,6 +56,12 @@ def test_json_gives_an_equal_plan_back(choice):
     back = QuantizationPlan.from_json(plan.to_json())
     assert back == plan
     assert back.digest == plan.digest
+
+
+def test_many_scales_take_little_room():
+    choice = AffineChoice("int4", (1 / 4096,) * 100_000, (0,) * 100_000, axis=0, group_size=32)
+    assert len(plan_of(choice).to_json()) < 8 * 100_000
+    assert '"scale": [' in plan_of(replace(choice, scale=(0.5,) * 64, zero_point=(0,) * 64)).to_json()
 
 
 def test_digest_tells_plans_apart():

@@ -18,7 +18,8 @@ from quark.plan import QuantizationPlan, Role, SkippedNode
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A model file: its name without folders, its size with external data, and the hash of its content."""
+    """A model file: its name without folders, its size with external data, and the hash of its content: SHA-256 of the
+    file, or, where weights lie in files of their own, of the model's bytes and the fingerprints of those."""
 
     name: str
     bytes: int
@@ -35,6 +36,7 @@ class CalibrationFacts:
     methods: tuple[str, ...] = ()
     is_random: bool = False
     is_verdict_on_calibration: bool = False
+    is_verdict_skipped: bool = False  # for want of memory: a remark says how much
 
 
 @dataclass(frozen=True)

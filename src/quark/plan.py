@@ -17,6 +17,7 @@ How a tensor is quantized is one of
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -24,12 +25,15 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from quark.errors import InvalidValueError
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS, get_format
 from quark.formats.spec import BlockFormat, FloatFormat, IntFormat, NonFinite, Rounding, ScaleRule, Specials, SubBlocks
 
 PLAN_VERSION = 1
+_MOST_LISTED = 4096  # numbers that a person might still look at
 
 
 class Role(str, Enum):
@@ -224,6 +228,9 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
             "to_bfloat16_first": choice.to_bfloat16_first,
         }
     kind = next(name for name, cls in _PLAIN_KINDS.items() if isinstance(choice, cls))
+    if isinstance(choice, AffineChoice):
+        numbers = {name: _numbers_to_json(getattr(choice, name)) for name in ("scale", "zero_point")}
+        return {"kind": kind, "format": choice.format, **numbers, "axis": choice.axis, "group_size": choice.group_size}
     return {"kind": kind, **asdict(choice)}
 
 
@@ -239,8 +246,24 @@ def _choice_from_dict(content: Mapping[str, Any]) -> Choice:
     if kind not in _PLAIN_KINDS:
         raise InvalidValueError(f"kind {kind!r} of a choice: expected block, {', '.join(_PLAIN_KINDS)}")
     if kind == "affine":
-        fields |= {name: tuple(fields[name]) for name in ("scale", "zero_point")}
+        fields |= {name: _numbers_from_json(fields[name]) for name in ("scale", "zero_point")}
     return _PLAIN_KINDS[kind](**fields)
+
+
+def _numbers_to_json(numbers: tuple[float, ...] | tuple[int, ...]) -> list[float] | dict[str, str]:
+    """A list; where it is long, as for the groups of a large weight, the bytes of an array of the narrowest type."""
+    if len(numbers) <= _MOST_LISTED:
+        return list(numbers)
+    wide = np.array(numbers)
+    kinds = ("<f4", "<f8") if wide.dtype.kind == "f" else ("|i1", "|u1", "<i2", "<u2", "<i4", "<i8")
+    kind = next(each for each in kinds if (wide.astype(each).astype(wide.dtype) == wide).all())
+    return {"type": kind, "base64": base64.b64encode(wide.astype(kind).tobytes()).decode()}
+
+
+def _numbers_from_json(content: list[Any] | Mapping[str, str]) -> tuple[Any, ...]:
+    if isinstance(content, list):
+        return tuple(content)
+    return tuple(np.frombuffer(base64.b64decode(content["base64"]), content["type"]).tolist())
 
 
 def _format_to_json(fmt: BlockFormat) -> str | dict[str, Any]:

@@ -1,5 +1,6 @@
 """The example scripts, run as the documents run them."""
 
+import json
 import re
 import subprocess
 import sys
@@ -103,12 +104,26 @@ def test_advanced_prints_sizes_and_accuracies_before_and_after(folder):
     assert "MB" in done.stdout
 
 
-@pytest.mark.parametrize("flag", ["--fast_finetune", "--cross_layer_equalization", "--adaround", "--adaquant"])
-def test_flags_run_or_say_what_is_missing(folder, flag):
+def advanced(folder, flag):
     """In this process, as the script's only line does it: four more interpreters would tell nothing new."""
     paths = ["--model_input", folder / "models/net.onnx", "--model_output", folder / "models/small.onnx"]
-    arguments = [str(each) for each in [*paths, "--calib_data", folder / "calib_data", flag]]
-    done = CliRunner().invoke(advanced_quantize, arguments)
+    return CliRunner().invoke(
+        advanced_quantize, [str(each) for each in [*paths, "--calib_data", folder / "calib_data", flag]]
+    )
+
+
+def test_cross_layer_equalization_runs(folder):
+    done = advanced(folder, "--cross_layer_equalization")
+    assert done.exit_code == 0, done.output
+    assert "cross-layer equalization" in done.stdout
+    report = json.loads((folder / "models" / "small.json").read_text())
+    assert report["config"]["include_cle"]
+    assert "cross-layer equalization" in [each["name"] for each in report["algorithms"]]
+
+
+@pytest.mark.parametrize("flag", ["--fast_finetune", "--adaround", "--adaquant"])
+def test_flags_run_or_say_what_is_missing(folder, flag):
+    done = advanced(folder, flag)
     if done.exit_code != 0:
         assert done.exit_code == 1
         assert done.stderr.startswith("Error: ")

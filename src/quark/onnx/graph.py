@@ -1,8 +1,8 @@
 """The few functions through which the steps reach the graph, an onnx_ir model that is changed in place.
 
-    reading     opset  nodes  constant  readers  is_read_once  input_value  attribute  dimensions  rank  is_float
+    reading     opset  nodes  constant  is_constant  readers  is_read_once  input_value  attribute  dimensions ...
     naming      fresh_name
-    changing    add_initializer  set_constant  add_node  become  replace_input  replace_value  bypass
+    changing    add_initializer  add_copy  set_constant  add_node  become  replace_input  replace_value  bypass
                 remove_node  remove_dead  infer_shapes
 
 A value that a node inside a subgraph reads is read by that node: `readers` and what builds on it see such captures.
@@ -19,9 +19,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from quark.errors import InvalidValueError
+from quark.onnx.large_tensors import MappedTensor
+from quark.onnx.spill import kept
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
+# In the meta store of a node: it stays in float, and reads its input before that is quantized for others.
+READS_FLOAT = "quark.onnx.reads_float"
 _NAMES = "quark.onnx.graph.names"  # key of the names in use, in the model's meta store
 
 
@@ -42,9 +46,19 @@ def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
     must not be written to. Files hold tensors at any address; one that is not aligned is copied, so that native code
     can read it.
     """
-    if value is None or value.const_value is None or not value.is_initializer() or value.is_graph_input():
+    if value is None or value.const_value is None or not is_constant(value):
         return None
-    return np.require(value.const_value.numpy(), requirements=["C", "A"])
+    array = np.require(value.const_value.numpy(), requirements=["C", "A"])
+    if isinstance(value.const_value, MappedTensor):
+        value.const_value.note_read()
+    return array
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """That `constant` has something to give; asking costs nothing, where a large weight would have to be read."""
+    if value is None or value.const_value is None:
+        return False
+    return value.is_initializer() and not value.is_graph_input()
 
 
 def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
@@ -102,12 +116,23 @@ def fresh_name(model: ir.Model, base: str) -> str:
     return name
 
 
-def add_initializer(model: ir.Model, name: str, array: np.ndarray[Any, Any]) -> ir.Value:
+def add_initializer(model: ir.Model, name: str, content: np.ndarray[Any, Any] | ir.TensorProtocol) -> ir.Value:
     """A new constant of the main graph under a fresh name that starts as `name`."""
-    tensor = ir.Tensor(array, name=fresh_name(model, name))
-    value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    fresh = fresh_name(model, name)
+    tensor = kept(model, np.asarray(content), fresh) if isinstance(content, (np.ndarray, np.generic)) else content
+    tensor.name = fresh
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=fresh, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
     model.graph.register_initializer(value)
     return value
+
+
+def add_copy(model: ir.Model, value: ir.Value) -> ir.Value:
+    """A new constant with the numbers of another, which the two share until one of them gets others."""
+    tensor, name = value.const_value, value.name or "copy"
+    assert tensor is not None, name
+    shared = tensor.named(name) if isinstance(tensor, MappedTensor) else ir.Tensor(tensor.numpy(), tensor.dtype)
+    return add_initializer(model, name, shared)
 
 
 def add_node(
@@ -159,8 +184,8 @@ def set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray[A
     whose name starts as that one's, or as `name`.
     """
     value = input_value(node, index)
-    if value is not None and constant(value) is not None and is_read_once(value):
-        tensor = ir.Tensor(array, name=value.name)
+    if value is not None and is_constant(value) and is_read_once(value):
+        tensor = kept(model, array, str(value.name))
         value.const_value = tensor
         value.type = ir.TensorType(tensor.dtype)
         value.shape = ir.Shape(array.shape)

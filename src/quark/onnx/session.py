@@ -2,13 +2,15 @@
 
 A model handed over as bytes is there four times while it loads: in our graph, in the protobuf message, in its bytes and
 in the runtime. Large weights therefore go to a temporary file that the runtime maps; it is removed at once (where the
-system does not allow that, with the session). ResNet-50 (102 MB) so peaks 200 MB lower than by bytes.
+system does not allow that, with the session). ResNet-50 (102 MB) so peaks 200 MB lower than by bytes. Weights that are
+still as the user's file has them need no copy: the runtime maps that file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import tempfile
@@ -22,11 +24,14 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.formats.native import library_file
+from quark.onnx.large_tensors import MappedTensor, weight_bytes
+from quark.onnx.message import refer, split
 
 _LOG = logging.getLogger(__name__)
 _FILE_FROM_BYTES = 8 << 20  # weights beyond this take the way through a file
 _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
 _QUIET = 3  # errors only
+_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 
 ModelSource: TypeAlias = ir.Model | onnx.ModelProto | bytes | str | os.PathLike[str]
 
@@ -46,19 +51,27 @@ def open_session(
     CPU is always there. The model is not changed. ModelError where a tensor is not in the graph, or the runtime
     refuses the model.
     """
-    options = _session_options(threads, has_optimizations, has_library)
     extra = list(extra_outputs)
-    if extra:
-        options.enable_mem_pattern = False  # planned reuse of memory that outputs cannot take part in: a fifth more
+    make_options = functools.partial(_session_options, threads, has_optimizations, has_library, bool(extra))
+    options = make_options()
     if isinstance(model, (str, os.PathLike)) and not extra:
         return _create(os.fspath(model), options, providers, os.fspath(model))
     if isinstance(model, bytes) and not extra:
         return _create(model, options, providers, "the model")
     graph_model = _with_outputs(_as_ir(model), extra)
     name = f"model '{graph_model.graph.name}'" if graph_model.graph.name else "the model"
-    if _weight_bytes(graph_model) > _FILE_FROM_BYTES:
-        return _create_from_file(graph_model, options, providers, name)
+    if weight_bytes(graph_model) > _FILE_FROM_BYTES:
+        session = _create_in_place(graph_model, make_options(), providers, name)
+        return session or _create_from_file(graph_model, options, providers, name)
     return _create(ir.to_proto(graph_model).SerializeToString(), options, providers, name)
+
+
+def check_computed(model: ir.Model, tensors: Iterable[str]) -> None:
+    """That nodes of the graph compute these tensors; a ModelError names the first that none does."""
+    computed = {value.name for node in model.graph for value in node.outputs}
+    for name in tensors:
+        if name not in computed:
+            raise ModelError(f"tensor '{name}': no node of the graph computes it, so that it cannot be an output")
 
 
 def release_memory() -> None:
@@ -67,7 +80,7 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _session_options(threads: int | None, has_optimizations: bool, has_library: bool) -> Any:
+def _session_options(threads: int | None, has_optimizations: bool, has_library: bool, has_extra_outputs: bool) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -75,6 +88,8 @@ def _session_options(threads: int | None, has_optimizations: bool, has_library: 
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+    if has_extra_outputs:
+        options.enable_mem_pattern = False  # planned reuse of memory that outputs cannot take part in: a fifth more
     if not has_optimizations:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     library = library_file() if has_library else None
@@ -96,6 +111,34 @@ def _create(source: str | bytes, options: Any, providers: Sequence[str], name: s
         return onnxruntime.InferenceSession(source, options, providers=usable)
     except Exception as error:  # the runtime's own classes share no root below this one
         raise ModelError(f"{name}: ONNX Runtime refuses it. {error}") from error
+
+
+def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
+    """A session whose large weights are those of the file that the model came from. None where some were computed since
+    and are not small, or the runtime does not find the file: one that is older, or forbids what lies behind links."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    usable = [each for each in tensors if isinstance(each, MappedTensor) and _is_in_place(each)]
+    if not usable or weight_bytes(model) - sum(each.nbytes for each in usable) > _FILE_FROM_BYTES:
+        return None
+    folder = Path(os.path.commonpath([each.file.path.parent for each in usable]))
+    message = split(model, _is_in_place)
+    for proto, tensor in message.apart():
+        assert isinstance(tensor, MappedTensor)
+        location = tensor.file.path.relative_to(folder).as_posix()
+        refer(proto, location, tensor.offset, tensor.nbytes)
+    options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
+    try:
+        return _create(message.proto.SerializeToString(), options, providers, name)
+    except ModelError as error:
+        _LOG.debug("%s: weights are not used in place: %s", name, error)
+        return None
+
+
+def _is_in_place(tensor: ir.TensorProtocol) -> bool:
+    """That the bytes of a weight can be used where they lie: in a file with a name, aligned as numbers should be."""
+    if not isinstance(tensor, MappedTensor) or not tensor.file.path.is_absolute():
+        return False
+    return tensor.nbytes >= _EXTERNAL_FROM_BYTES and tensor.offset % max(1, int(tensor.dtype.itemsize)) == 0
 
 
 def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
@@ -134,17 +177,11 @@ def _with_outputs(model: ir.Model, extra: list[str]) -> ir.Model:
     """The model, or a copy of its graph (the tensors are shared) with more outputs."""
     if not extra:
         return model
+    check_computed(model, extra)
     copy = model.clone()
     values = {value.name: value for node in copy.graph for value in node.outputs}
     own = {value.name for value in copy.graph.outputs}
     for name in dict.fromkeys(extra):
-        if name not in values:
-            raise ModelError(f"tensor '{name}': no node of the graph computes it, so that it cannot be an output")
         if name not in own:
             copy.graph.outputs.append(values[name])
     return copy
-
-
-def _weight_bytes(model: ir.Model) -> int:
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -14,8 +14,8 @@ from quark.formats.catalog import BLOCK_FORMATS, get_format
 from quark.formats.spec import ScaleRule
 from quark.onnx import get_library_path
 from quark.onnx.insert import InsertOptions, NBitsOptions, insert
-from quark.onnx.insert.constants import parameters_of
 from quark.onnx.load import load
+from quark.onnx.rounded import parameters_of
 from quark.onnx.save import SaveOptions, to_proto
 from quark.plan import (
     AffineChoice,

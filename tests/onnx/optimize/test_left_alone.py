@@ -221,7 +221,8 @@ def test_is_left_alone_by_that_rewrite_and_unchanged_by_all(rewrite: str, build:
     before = _model(build, opset)
     assert optimize(load(before).model, _only(rewrite)) == ()
     loaded = load(before)
-    optimize(loaded.model, OptimizeOptions(enabled=frozenset(each.name for each in REWRITES)))
+    exact = frozenset(each.name for each in REWRITES) - {"replace_clip6_relu"}
+    optimize(loaded.model, OptimizeOptions(enabled=exact))
     feed = random_feed(before)
     expected, got = run_model(before, feed), run_model(ir.serde.serialize_model(loaded.model), feed)
     assert list(got) == list(expected)

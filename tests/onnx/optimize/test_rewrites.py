@@ -136,6 +136,12 @@ def _clip(net: Net) -> str:
     )
 
 
+def _clip6_of_small_numbers(net: Net) -> str:
+    six = net.constant(6.0)
+    y = net.node("Clip", net.node("Tanh", "x"), net.constant(0.0), six)
+    return net.node("Clip", net.node("Clip", y, net.constant(0.0), net.constant(5.0)), net.constant(0.5), six)
+
+
 def _max(net: Net) -> str:
     return net.node("Max", net.constant([0.0]), net.node("Neg", "x"))
 
@@ -236,6 +242,7 @@ CASES = (
     Case("fuse_pad_into_conv", _pad_for_two, after={"Pad": 0}),
     Case("fuse_pad_into_conv", _pad_of_axes, after={"Pad": 0}),
     Case("clip_to_relu", _clip, count=2, after={"Relu": 2}),
+    Case("replace_clip6_relu", _clip6_of_small_numbers, after={"Relu": 1, "Clip": 2}),
     Case("relu_forms", _max, after={"Relu": 1}),
     Case("relu_forms", _min_max, count=2, after={"Clip": 2, "Max": 0, "Min": 0}),
     Case("relu_forms", _relu_and_clip, count=3, after={"Clip": 2, "Relu": 0}),
@@ -320,7 +327,7 @@ def test_every_rewrite_has_a_case_and_a_file_of_its_name() -> None:
 @pytest.mark.parametrize("build", [conv_bn_relu, residual, transformer_block, with_if])
 def test_all_rewrites_together_keep_the_float_output(build: Callable[[int], onnx.ModelProto], opset: int) -> None:
     before = build(opset)
-    everything = OptimizeOptions(enabled=frozenset(rewrite.name for rewrite in REWRITES))
+    everything = OptimizeOptions(enabled=frozenset(rewrite.name for rewrite in REWRITES) - {"replace_clip6_relu"})
     for options in (OptimizeOptions(), everything):
         after, _ = optimized(before, options)
         assert_same_output(before, after)
@@ -346,3 +353,13 @@ def test_an_unknown_rewrite_is_an_error_that_offers_the_nearest() -> None:
     model = load(conv_bn_relu()).model
     with pytest.raises(UnknownNameError, match="fold_batch_norm"):
         optimize(model, OptimizeOptions(disabled=frozenset({"fold_batchnorm"})))
+
+
+def test_replacing_clip6_changes_the_function_beyond_six_alone() -> None:
+    before = conv_bn_relu()
+    after, found = optimized(before, OptimizeOptions(enabled=frozenset({"replace_clip6_relu"})))
+    assert found["replace_clip6_relu"] == 1
+    feed = {name: 10 * array for name, array in random_feed(before).items()}
+    expected, got = run_model(before, feed)["y"], run_model(after, feed)["y"]
+    assert got.max() > 6
+    np.testing.assert_allclose(np.minimum(got, 6), expected, rtol=1e-4, atol=1e-4)

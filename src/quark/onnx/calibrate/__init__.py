@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from quark.formats.spec import IntFormat
 from quark.onnx.calibrate.cache import cache_key, read_ranges, write_ranges
+from quark.onnx.calibrate.moments import ChannelMoments
 from quark.onnx.calibrate.options import CalibrationOptions
 from quark.onnx.calibrate.passes import Observers, Pass
 from quark.onnx.calibrate.runner import FloatRunner
@@ -24,7 +25,16 @@ from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 from quark.ranges import Observer, RangeMethod, TensorRange
 
-__all__ = ["CalibrationOptions", "ChannelExtremes", "FloatRunner", "Statistic", "Wanted", "calibrate", "survey"]
+__all__ = [
+    "CalibrationOptions",
+    "ChannelExtremes",
+    "ChannelMoments",
+    "FloatRunner",
+    "Statistic",
+    "Wanted",
+    "calibrate",
+    "survey",
+]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@
         found = survey(runner, {name: ChannelMoments(axis) for name, axis in wanted.items()}, samples)
     statistics = {name: each.statistics for name, each in found.items()}
 
-How far a value beyond those seen may lie shows in how the largest magnitudes of the samples differ: with n samples, the
-next one exceeds all of them once in n + 1 times, and largest values follow Gumbel's law, whose scale b is
+How far a value may lie beyond those that were seen: leave out the sample with the largest magnitude of a channel, and
+it exceeds the others by the difference between the largest and the second largest sample. For an exponential law of
+scale b, the mean square of that difference is 2 b^2; the channels together give
 
-    b^2 = 6/pi^2 var(largest of each sample)
+    excess^2 = mean over channels of ((largest - second) / largest)^2 / 2
 
-the excess being b on the average. Few samples say little of a variance. So one more is assumed, with the scale that an
-exponential law has whose largest value of `count` is r: b = r / log(count).
+With one sample there is no second; then an exponential law is assumed whose largest value of `count` was met, which has
+the scale largest / log(count).
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from numpy.typing import NDArray
 from quark.equalization.smooth import ChannelStatistics
 from quark.onnx.calibrate.survey import ChannelExtremes
 
+Reaches = NDArray[np.float64]
+
 
 class ChannelMoments:
-    """Extremes, mean squares and the spread of the samples' largest magnitudes, for every channel along `axis`."""
+    """Extremes, mean squares and the largest samples of every channel, counted along `axis`."""
 
     is_mergeable = True
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
-        self.samples = 0
         self.count = 0  # values of a channel
         self._all = ChannelExtremes(axis)
         self._sample = ChannelExtremes(axis)  # of the present one
         self._squares: NDArray[np.float64] = np.zeros(0)
-        self._reaches: NDArray[np.float64] = np.zeros((2, 0))  # sums of the samples' reaches, and of their squares
+        self._largest: list[Reaches] = []  # the reach of every channel in its two largest samples, or in fewer
 
     @property
     def statistics(self) -> ChannelStatistics:
         """What was found; of no channels where nothing was observed."""
-        lowest, highest = self._all.lowest, self._all.highest
         mean_square = self._squares / max(self.count, 1)
-        return ChannelStatistics(lowest, highest, mean_square, self._excess(), self.count)
+        return ChannelStatistics(self._all.lowest, self._all.highest, mean_square, self.count, self._excess())
 
     def observe(self, x: NDArray[Any]) -> None:
         self._sample.observe(x)
@@ -53,32 +54,33 @@ class ChannelMoments:
         axis = self.axis % x.ndim
         lines = x.reshape(math.prod(x.shape[:axis]), x.shape[axis], -1).astype(np.float32, copy=False)
         squares = np.einsum("acb,acb->c", lines, lines).astype(np.float64)
-        self._squares = _sum(self._squares, squares)
+        self._squares = self._squares + squares if self._squares.size else squares
         self.count += x.size // x.shape[axis]
 
     def end_of_sample(self) -> None:
         if self._sample.lowest.size:
-            reach = self._sample.reach.astype(np.float64)
-            self._reaches = _sum(self._reaches, np.stack([reach, np.square(reach)]))
-            self.samples += 1
             self._all.merge(self._sample)
+            self._largest = _two_largest([*self._largest, self._sample.reach.astype(np.float64)])
             self._sample = ChannelExtremes(self.axis)
 
     def merge(self, other: ChannelMoments) -> None:
-        if other.count:
-            self._all.merge(other._all)
-            self._squares = _sum(self._squares, other._squares)
-            self._reaches = _sum(self._reaches, other._reaches)
-            self.count += other.count
-            self.samples += other.samples
+        if not other.count:
+            return
+        self._all.merge(other._all)
+        self._squares = self._squares + other._squares if self._squares.size else other._squares
+        self._largest = _two_largest([*self._largest, *other._largest])
+        self.count += other.count
 
-    def _excess(self) -> NDArray[np.float64]:
-        n = max(self.samples, 1)
-        mean, square = self._reaches / n
-        variance = np.maximum(square - np.square(mean), 0) * n  # times n - 1, the number of free differences
-        assumed = self._all.reach.astype(np.float64) / math.log(max(self.count, 3))
-        return np.asarray(np.sqrt((6 / math.pi**2 * variance + np.square(assumed)) / n))
+    def _excess(self) -> float:
+        if len(self._largest) < 2:
+            return 1 / math.log(max(self.count, 3))
+        largest, second = self._largest
+        is_live = largest > 0
+        if not is_live.any():
+            return 0.0
+        return math.sqrt(float(np.mean(np.square(1 - second[is_live] / largest[is_live]))) / 2)
 
 
-def _sum(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    return first + second if first.size else second
+def _two_largest(reaches: list[Reaches]) -> list[Reaches]:
+    """Of every channel, the largest first."""
+    return list(np.sort(np.stack(reaches), axis=0)[::-1][:2])

@@ -16,16 +16,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.formats.affine import choose_affine, find_ranges
+from quark.formats.affine import choose_affine
 from quark.formats.catalog import get_format
 from quark.formats.power_of_two import scale_of_position
 from quark.formats.spec import IntFormat
 from quark.onnx.choose.options import TensorOverride
 from quark.onnx.choose.overrides import overridden
 from quark.onnx.choose.specs import AffineSpec
+from quark.onnx.choose.weight_ranges import weight_extremes
+from quark.onnx.large_tensors import MappedTensor, pieces
 from quark.plan import AffineChoice
 from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
 
@@ -63,16 +66,21 @@ def choice_of_range(
 
 
 def choice_of_weight(
-    spec: AffineSpec, weight: Array, channels: ChannelAxis | None, override: TensorOverride | None = None
+    spec: AffineSpec, weight: ir.TensorProtocol, channels: ChannelAxis | None, override: TensorOverride | None = None
 ) -> AffineChoice:
     """The choice for a constant: one scale, or one for each channel."""
+    has_extremes = spec.method == MinMax()
     if channels is None or spec.is_power_of_two:
-        found = range_of(weight, spec.method, spec.integer, spec.is_symmetric)
-        return choice_of_range(spec, found, override)
+        if has_extremes:
+            (low,), (high,) = weight_extremes(weight)
+            return choice_of_range(spec, TensorRange(float(low), float(high)), override)
+        return choice_of_range(spec, range_of(_array(weight), spec.method, spec.integer, spec.is_symmetric), override)
     if channels.group_size is not None:
-        low, high = find_ranges(weight.astype(np.float32, copy=False), channels.axis, channels.group_size)
-        return _of_ranges(spec, low.ravel(), high.ravel(), channels)
-    low, high = ranges_of_channels(weight, channels.axis, spec.method, spec.integer, spec.is_symmetric)
+        return _of_ranges(spec, *weight_extremes(weight, channels.axis, channels.group_size), channels)
+    if has_extremes:
+        low, high = weight_extremes(weight, channels.axis)
+    else:
+        low, high = ranges_of_channels(_array(weight), channels.axis, spec.method, spec.integer, spec.is_symmetric)
     return overridden(_of_ranges(spec, low, high, channels), override)
 
 
@@ -119,13 +127,27 @@ def derived_bias(spec: AffineSpec, activation: AffineChoice, weight: AffineChoic
 
 def own_bias(spec: AffineSpec, bias: Array, override: TensorOverride | None = None) -> AffineChoice:
     """A bias with a range of its own, symmetric."""
-    return choice_of_weight(spec, bias, None, override)
+    return choice_of_weight(spec, ir.Tensor(bias), None, override)
 
 
-def check_finite(name: str, values: Array) -> None:
+def _array(weight: ir.TensorProtocol) -> Array:
+    """All of a weight at once, aligned for native code."""
+    if isinstance(weight, MappedTensor):
+        weight.note_read()
+    return np.require(weight.numpy(), requirements=["C", "A"])
+
+
+def check_finite(name: str, values: Array | ir.TensorProtocol) -> None:
     """A constant with NaN or Inf has no scale."""
-    if not np.isfinite(values).all():
+    arrays = [values] if isinstance(values, np.ndarray) else (piece.array for piece in pieces(values))
+    if not all(_is_finite(array) for array in arrays):
         raise ModelError(f"tensor '{name}' holds NaN or Inf: expected finite weights; look at how it was trained")
+
+
+def _is_finite(array: Array) -> bool:
+    """A finite sum has finite terms, and is found in half the time; large terms may have an infinite one."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
 def _fixed_range(spec: AffineSpec, bounds: tuple[float, float]) -> TensorRange:

@@ -139,8 +139,8 @@ class _Chooser:
         reason = "along the axis that is summed over" if axis is not None else "along the configured axis"
         chosen = spec.axis if axis is None else axis
         values = self._values.get(request.tensor)
-        if values is not None and values.shape is not None:
-            check_finite(request.tensor, self._constant(request.tensor))
+        if values is not None and values.shape is not None and values.const_value is not None:
+            check_finite(request.tensor, values.const_value)
             chosen = chosen if -len(values.shape) <= chosen < len(values.shape) else len(values.shape) - 1
         return BlockChoice(
             spec.quantizer, chosen, spec.to_bfloat16_first
@@ -195,26 +195,26 @@ class _Chooser:
         return fit_weight_to_bias(choice, values, activation.scale[0], self._constant(bias.tensor))
 
     def _plain_weight(self, request: Request, spec: AffineSpec) -> AffineChoice:
-        node = self._nodes[request.reader.node]
-        values = self._constant(request.tensor)
+        node, weight = self._nodes[request.reader.node], self._values[request.tensor].const_value
+        assert weight is not None, request.tensor
         override = self._overrides.get(request.tensor)
-        channels = self._channels(node, request.reader.index, spec, values, override)
+        channels = self._channels(node, request.reader.index, spec, len(weight.shape), override)
         key = (request.tensor, spec, channels)
         if key not in self._plain:
-            check_finite(request.tensor, values)
-            self._plain[key] = choice_of_weight(spec, values, channels, override)
+            check_finite(request.tensor, weight)
+            self._plain[key] = choice_of_weight(spec, weight, channels, override)
         return self._plain[key]
 
     def _channels(
-        self, node: ir.Node, index: int, spec: AffineSpec, values: Array, override: TensorOverride | None
+        self, node: ir.Node, index: int, spec: AffineSpec, rank: int, override: TensorOverride | None
     ) -> ChannelAxis | None:
         if spec.group_size is not None:
             axis = reduction_axis(node, index)
-            return None if axis is None else ChannelAxis(axis % values.ndim, spec.group_size)
+            return None if axis is None else ChannelAxis(axis % rank, spec.group_size)
         if override is not None and override.axis is not None:
             if spec.is_power_of_two:
                 raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
-            return ChannelAxis(_axis_of(override.axis, values, f"TensorQuantOverrides of '{override.tensor}'"))
+            return ChannelAxis(_axis_of(override.axis, rank, f"TensorQuantOverrides of '{override.tensor}'"))
         is_fixed = override is not None and override.scale is not None and len(override.scale) == 1
         if is_fixed or not spec.is_per_channel:
             return None
@@ -222,7 +222,7 @@ class _Chooser:
         if index != 1 or not self._takes_channels(node, spec):
             return None
         option = "QDQOpTypePerChannelSupportToAxis"
-        axis = channel_axis(node, values.ndim) if configured is None else _axis_of(configured, values, option)
+        axis = channel_axis(node, rank) if configured is None else _axis_of(configured, rank, option)
         return None if axis is None else ChannelAxis(axis)
 
     def _takes_channels(self, node: ir.Node, spec: AffineSpec) -> bool:
@@ -269,10 +269,10 @@ def _reason(rule: str, override: TensorOverride | None) -> str:
     return rule if override is None else OVERRIDDEN + rule
 
 
-def _axis_of(axis: int, values: Array, option: str) -> int:
-    if not -values.ndim <= axis < values.ndim:
-        raise InvalidValueError(f"{option}: axis {axis}, and the weight has {values.ndim} dimensions")
-    return axis % values.ndim
+def _axis_of(axis: int, rank: int, option: str) -> int:
+    if not -rank <= axis < rank:
+        raise InvalidValueError(f"{option}: axis {axis}, and the weight has {rank} dimensions")
+    return axis % rank
 
 
 def _weight_reason(spec: TensorSpec, choice: AffineChoice) -> str:

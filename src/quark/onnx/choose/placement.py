@@ -24,7 +24,7 @@ from quark.onnx.choose.options import ChoiceOptions, Target
 from quark.onnx.choose.overrides import with_override
 from quark.onnx.choose.selection import QUANTIZABLE_TYPES, select_nodes
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, LayerSpec, TensorSpec
-from quark.onnx.graph import is_constant, readers
+from quark.onnx.graph import READS_FLOAT, is_constant, readers
 from quark.plan import Reader, Role, SkippedNode
 
 # Operators whose alignment is the user's choice; Flatten and its like go with Reshape. Others that move values always
@@ -141,7 +141,8 @@ class _Placer:
         for value in node.outputs:
             if value.dtype not in QUANTIZABLE_TYPES or self._fuse(node, known, value):
                 continue
-            rest = [Reader(str(n.name), i) for n, i in self._readers(value) if n.name not in self.specs]
+            floats = [(n, i) for n, i in self._readers(value) if n.name not in self.specs and READS_FLOAT not in n.meta]
+            rest = [Reader(str(n.name), i) for n, i in floats]
             if id(value) in self._output_indices:
                 rest.append(Reader("", self._output_indices[id(value)]))
             if not (isinstance(spec, AffineSpec) and self._stays_float(node, value)):

@@ -11,7 +11,7 @@ from quark.errors import unknown_name
 from quark.onnx.choose.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
 from quark.onnx.choose.options import ChoiceOptions, Selection, Target
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
-from quark.onnx.graph import is_constant, rank
+from quark.onnx.graph import READS_FLOAT, is_constant, rank
 from quark.plan import SkippedNode
 
 QUANTIZABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -67,6 +67,8 @@ class _Selector:
     def _unwanted(self, node: ir.Node) -> str:
         name, op_type = _name(node), node.op_type
         selection = self._options.selection
+        if READS_FLOAT in node.meta:
+            return f"belongs to {node.meta[READS_FLOAT]}: it comes before the quantizer of its result"
         if name in self._excluded:
             return "excluded by name"
         if op_type in selection.excluded_op_types:

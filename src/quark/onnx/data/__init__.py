@@ -23,7 +23,7 @@ from quark.onnx.data.samples import Samples, held_out_count
 from quark.onnx.data.sources import Source, from_object, from_path
 from quark.onnx.data.store import SampleStore
 
-UNCALIBRATED_COUNT = 8  # samples for the verdict, where nothing is calibrated
+VERDICT_COUNT = 8  # samples for the verdict, where few or none are for anything else
 
 __all__ = [
     "CachedDataReader",
@@ -47,36 +47,40 @@ def open_samples(
     batch_size: int = 1,
     preprocessing: str | Path | Preprocessing = "imagenet",
     seed: int = 0,
-    is_calibrating: bool = True,
+    use: int | None = None,
 ) -> Samples:
     """Read and check the data, once; see `sources` for what they can be. None: random data.
 
     `count` limits the samples: of a folder that many images, evenly spaced over the sorted files, of anything else the
     first. `batch_size` is how many images or rows of an array make a sample where the model leaves it open. Errors name
-    the sample and what is wrong with it; no samples at all are an error too. Where nothing `is_calibrating`, a few
-    samples are enough, and all of them are for the verdict.
+    the sample and what is wrong with it; no samples at all are an error too. More than
+    `use` are not wanted, but for a few on top for the verdict.
     """
     if (count is not None and count < 1) or batch_size < 1:
         raise InvalidValueError(f"count {count}, batch_size {batch_size}: expected at least 1")
     if not inputs:
         raise InvalidValueError("the model has no inputs: there is nothing to calibrate on")
-    if not is_calibrating:
-        count = min(count or UNCALIBRATED_COUNT, UNCALIBRATED_COUNT)
-    source = _find_source(data, inputs, count, batch_size, find_preprocessing(preprocessing), seed)
     limit = None
-    if not is_calibrating:
-        limit = count
-    elif source.spare is None and count is not None:
+    if use is not None:
+        wanted = use if count is None else min(count, use)
+        limit = min(count or VERDICT_COUNT, VERDICT_COUNT) if use == 0 else wanted + VERDICT_COUNT
+    source = _find_source(data, inputs, limit or count, batch_size, find_preprocessing(preprocessing), seed)
+    if limit is None and source.spare is None and count is not None:
         limit = count + held_out_count(count)
     store = SampleStore()
     for sample in _checked(source, inputs, limit):
         store.append(sample)
     if not len(store):
         raise InvalidValueError(f"calibration data ({source.description}): no samples in it")
-    if not is_calibrating:
-        return Samples(store, source.description, spare=len(store), is_random=data is None)
-    spare = max(0, len(store) - count) if source.spare is None and count is not None else source.spare or 0
-    return Samples(store, source.description, spare=spare, is_random=data is None)
+    return Samples(store, source.description, spare=_spare(len(store), source, count, use), is_random=data is None)
+
+
+def _spare(total: int, source: Source, count: int | None, use: int | None) -> int:
+    """How many of the last samples are for the verdict alone."""
+    if use is not None:
+        wanted = use if count is None else min(count, use)
+        return max(total - wanted, min(held_out_count(total), total - 1)) if use else total
+    return max(0, total - count) if source.spare is None and count is not None else source.spare or 0
 
 
 def _find_source(

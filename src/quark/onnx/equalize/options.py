@@ -12,7 +12,7 @@ class ClipTreatment(str, Enum):
     """What happens to a Clip(0, 6) whose channels are rescaled; only Relu and its like scale along by themselves."""
 
     PER_CHANNEL = (
-        "per_channel"  # its bound becomes one for each channel: exact, and a Min node that an NPU may not take
+        "per_channel"  # its bound becomes one for each channel: exact, but a Min node, which an NPU may refuse
     )
     CALIBRATED = "calibrated"  # it stays; channels that reach the bound on calibration data are left as they are
     SKIP = "skip"  # nothing is rescaled through it

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.onnx.graph import add_initializer, add_node, attribute, constant, readers, replace_value
-from quark.onnx.insert.constants import codes_of
+from quark.onnx.graph import add_initializer, add_node, attribute, constant, is_constant, readers, replace_value
+from quark.onnx.insert.constant_pieces import codes, stored, turned
 from quark.onnx.insert.pairs import cast, storage_type
 from quark.plan import AffineChoice, TensorChoice
 
@@ -26,15 +26,16 @@ Array = NDArray[Any]
 
 def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorChoice]) -> None:
     """Replace Conv, Gemm or MatMul with a constant weight by integer operators."""
-    array, weight = _weight(node, choices)
-    is_conv = node.op_type == "Conv"
+    source, weight = _weight(node, choices)
+    is_conv, is_turned = node.op_type == "Conv", _is_turned(node)
     if is_conv and len(set(weight.zero_point)) > 1:
         raise ModelError(f"node '{node.name}' (Conv): ConvInteger has one zero point for all channels of a weight")
-    codes, scale, zero_point = _dynamic_inputs(model, _data(model, node), node)
-    name = str(node.inputs[1].name)  # type: ignore[union-attr]
+    data, scale, zero_point = _dynamic_inputs(model, _data(model, node), node)
+    name, rank = str(node.inputs[1].name), len(source.shape)  # type: ignore[union-attr]
+    integers = codes(source, weight, has_float32_scale=True)
     inputs = [
-        codes,
-        add_initializer(model, f"{name}_quantized", codes_of(array.astype(np.float32), weight)),
+        data,
+        add_initializer(model, f"{name}_quantized", stored(model, turned(integers) if is_turned else integers)),
         zero_point,
         add_initializer(model, f"{name}_zero_point", _zero_point(weight)),
     ]
@@ -43,8 +44,8 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
     total = add_node(model, op_type, inputs, before=node, name=f"{node.name}_{op_type}", attributes=attributes)
     total.outputs[0].type = ir.TensorType(ir.DataType.INT32)
     result = cast(model, total.outputs[0], ir.DataType.FLOAT, f"{node.name}_float")
-    result = _scaled(model, node, result, scale, _weight_scale(weight, array.ndim, is_conv) * _alpha(node))
-    result = _with_bias(model, node, result, (-1,) + (1,) * (array.ndim - 2) if is_conv else None)
+    result = _scaled(model, node, result, scale, _weight_scale(weight, rank, is_conv) * _alpha(node))
+    result = _with_bias(model, node, result, (-1,) + (1,) * (rank - 2) if is_conv else None)
     result = _in_type(model, result, node.outputs[0].dtype, node)
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
     if not replace_value(node.outputs[0], result):
@@ -52,16 +53,18 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
     model.graph.remove(node, safe=True)
 
 
-def _weight(node: ir.Node, choices: Mapping[int, TensorChoice]) -> tuple[Array, AffineChoice]:
-    """The weight and what the plan has for it, turned as MatMul takes it."""
-    choice = choices[1].choice if 1 in choices else None
-    array = constant(node.inputs[1])
-    if not isinstance(choice, AffineChoice) or array is None:
+def _weight(node: ir.Node, choices: Mapping[int, TensorChoice]) -> tuple[ir.TensorProtocol, AffineChoice]:
+    """The weight and what the plan has for it."""
+    choice, value = choices[1].choice if 1 in choices else None, node.inputs[1]
+    source = value.const_value if value is not None and is_constant(value) else None
+    if not isinstance(choice, AffineChoice) or source is None:
         raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant integer weight")
-    if node.op_type == "Gemm" and attribute(node, "transB", 0):
-        axis = None if choice.axis is None else 1 - choice.axis
-        return array.T, AffineChoice(choice.format, choice.scale, choice.zero_point, axis)
-    return array, choice
+    return source, choice
+
+
+def _is_turned(node: ir.Node) -> bool:
+    """That MatMul would have rows for the weight's columns."""
+    return node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
 
 
 def _data(model: ir.Model, node: ir.Node) -> ir.Value:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.graph import constant, fresh_name, remove_dead, replace_input
+from quark.onnx.graph import fresh_name, is_constant, remove_dead, replace_input
 from quark.onnx.insert.constants import quantized_constant
 from quark.onnx.insert.dynamic import insert_dynamic
 from quark.onnx.insert.fold_relu import fold_activations
@@ -50,9 +50,8 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
 def _insert_one(
     model: ir.Model, value: ir.Value, each: TensorChoice, nodes: dict[str, ir.Node], options: InsertOptions
 ) -> None:
-    array = constant(value)
-    if array is not None:
-        replacement = quantized_constant(model, value, array, each.choice, options)
+    if is_constant(value):
+        replacement = quantized_constant(model, value, each.choice, options)
     else:
         replacement = quantizer_behind(model, value, each.choice, options)
     for reader in each.readers:
@@ -109,7 +108,7 @@ def _check(plan: QuantizationPlan, values: dict[str, ir.Value], nodes: dict[str,
             if actual is None or actual.name != each.tensor:
                 where = f"output {reader.index}" if reader.is_graph_output else f"'{reader.node}' input {reader.index}"
                 raise ModelError(f"the plan lets {where} read tensor '{each.tensor}': the model has it otherwise")
-        if each.role is not Role.ACTIVATION and constant(values[each.tensor]) is None:
+        if each.role is not Role.ACTIVATION and not is_constant(values[each.tensor]):
             raise ModelError(f"the plan takes tensor '{each.tensor}' for a {each.role.value}: it is no constant")
 
 

@@ -6,7 +6,7 @@ lowest bits of a byte up, with one scale a block. Codes are unsigned; without ze
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
-from quark.formats.affine import quantize_affine
-from quark.onnx.graph import add_initializer, add_node, attribute, constant, replace_value
-from quark.onnx.insert.constants import parameters_of
+from quark.formats.affine import integer_format
+from quark.onnx.graph import add_initializer, add_node, attribute, replace_value
+from quark.onnx.insert.constant_pieces import code_pieces, stored
 from quark.onnx.insert.options import NBitsOptions
 from quark.onnx.insert.pairs import MICROSOFT
+from quark.onnx.large_tensors import ComputedTensor
+from quark.onnx.rounded import parameters_of
 from quark.plan import AffineChoice, QuantizationPlan, Role
 
 Array = NDArray[Any]
@@ -35,18 +37,20 @@ def insert_matmul_nbits(
 
 
 def _replace(model: ir.Model, node: ir.Node, choice: AffineChoice, options: NBitsOptions) -> None:
-    weight = constant(node.inputs[1])
-    assert weight is not None, node.name
-    is_turned = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-    codes, scale, zero_point = _columns(weight, choice, options.bits)
-    if is_turned:
-        codes, scale, zero_point = codes.T, scale.T, zero_point.T
-    k, n = codes.shape
+    value = node.inputs[1]
+    source = None if value is None else value.const_value
+    assert source is not None, node.name
     name = str(node.inputs[1].name)  # type: ignore[union-attr]
+    is_turned = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
+    k, n = reversed(source.shape.numpy()) if is_turned else source.shape.numpy()
+    scale, zero_point = _parameters(source, choice, options.bits)
+    if is_turned:
+        scale, zero_point = scale.T, zero_point.T
+    scales = np.ascontiguousarray(scale.T).astype(source.dtype.numpy()).ravel()
     inputs: list[ir.Value | None] = [
         node.inputs[0],
-        add_initializer(model, f"{name}_packed", pack_columns(codes, options.bits, choice.group_size or k)),
-        add_initializer(model, f"{name}_scales", np.ascontiguousarray(scale.T).astype(weight.dtype).ravel()),
+        add_initializer(model, f"{name}_packed", stored(model, _packed(source, choice, options.bits, is_turned))),
+        add_initializer(model, f"{name}_scales", scales),
     ]
     if not options.is_symmetric:
         packed = pack_columns(zero_point, options.bits, 8 // options.bits).reshape(-1)
@@ -66,13 +70,35 @@ def _replace(model: ir.Model, node: ir.Node, choice: AffineChoice, options: NBit
     model.graph.remove(node, safe=True)
 
 
-def _columns(weight: Array, choice: AffineChoice, bits: int) -> tuple[Array, Array, Array]:
-    """Unsigned codes in the shape of the weight; scales and zero points in the shape of the groups."""
-    parameters = parameters_of(choice, weight.shape)
-    codes = np.asarray(quantize_affine(weight.astype(np.float32), parameters)).astype(np.int16)
-    offset = (1 << (bits - 1)) if parameters.format.signed else 0
-    zero_point = np.asarray(parameters.zero_point).astype(np.int16) + offset
-    return codes + offset, np.asarray(parameters.scale), zero_point
+def _parameters(source: ir.TensorProtocol, choice: AffineChoice, bits: int) -> tuple[Array, Array]:
+    """Scales, and zero points of unsigned codes, in the shape of the groups."""
+    parameters = parameters_of(choice, tuple(source.shape.numpy()))
+    zero_point = np.asarray(parameters.zero_point).astype(np.int16) + _offset(choice, bits)
+    return np.asarray(parameters.scale), zero_point
+
+
+def _offset(choice: AffineChoice, bits: int) -> int:
+    """From the codes of the plan to unsigned ones."""
+    return (1 << (bits - 1)) if integer_format(choice.format).signed else 0
+
+
+def _packed(source: ir.TensorProtocol, choice: AffineChoice, bits: int, is_turned: bool) -> ComputedTensor:
+    """The unsigned codes of a weight, [K, N] or turned, as `pack_columns` has them; as a whole: its pieces are not
+    consecutive there. It is a fraction of the weight."""
+    k, n = reversed(source.shape.numpy()) if is_turned else source.shape.numpy()
+    size = choice.group_size or k
+    shape = (n, -(-k // size), size * bits // 8)
+
+    def compute() -> Iterator[Array]:
+        result = np.empty(shape, np.uint8)
+        for piece, codes in code_pieces(source, choice):
+            unsigned = codes.astype(np.int16) + _offset(choice, bits)
+            columns = unsigned[..., 0].T if is_turned else unsigned[0]
+            blocks = slice(piece.along.start // size, -(-piece.along.stop // size))
+            result[piece.outer if is_turned else slice(None), blocks] = pack_columns(columns, bits, size)
+        yield result
+
+    return ComputedTensor(compute, ir.DataType.UINT8, ir.Shape(shape))
 
 
 def pack_columns(codes: Array, bits: int, group_size: int) -> Array:
@@ -89,5 +115,7 @@ def pack_columns(codes: Array, bits: int, group_size: int) -> Array:
     full[:, :k] = codes.T
     per_byte = 8 // bits
     parts = full.reshape(n, blocks, -1, per_byte)
-    shifts = (np.arange(per_byte) * bits).astype(np.uint8)
-    return np.asarray(np.bitwise_or.reduce(parts << shifts, axis=-1).astype(np.uint8))
+    packed: Array = parts[..., 0].copy()
+    for index in range(1, per_byte):
+        packed |= parts[..., index] << np.uint8(index * bits)
+    return packed

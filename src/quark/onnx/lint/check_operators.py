@@ -71,5 +71,5 @@ def _per_channel(node: ir.Node, quantizers: FileQuantizers) -> Iterator[Finding]
         size = bound.const_value.size
         if size > 1:
             message = f"{node.op_type} with a bound for each of {size} channels, expected a Clip with one bound"
-            fix = "equalize with CLEClip 'calibrated' or 'skip', or with ReplaceClip6Relu"
+            fix = "equalize with CLEClip 'calibrated' or 'skip'"
             yield Finding("Operator", str(node.name), "", Level.ERROR, message, fix)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.onnx.graph import infer_shapes
+from quark.onnx.load.digest import Digest
 from quark.onnx.load.external_data import ExternalData
 from quark.onnx.load.float16 import convert_to_float32
 from quark.onnx.load.lift_opset import lift_opset
@@ -29,7 +30,7 @@ from quark.onnx.load.tensors import attach, check_tensors
 from quark.onnx.load.wire import Carved, carve
 from quark.plan import SkippedNode
 
-__all__ = ["LoadOptions", "LoadedModel", "load"]
+__all__ = ["Digest", "LoadOptions", "LoadedModel", "load"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,15 @@ class LoadedModel:
     model: ir.Model
     name: str
     bytes: int  # of the file with its external data, or of the serialized ModelProto
-    sha256: str
+    digest: Digest
     remarks: tuple[str, ...] = ()
     skipped: tuple[SkippedNode, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """Of the file and its external data, or of the serialized ModelProto. Of a large one it may not be there yet,
+        and is waited for."""
+        return self.digest.hexdigest()
 
 
 def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOptions | None = None) -> LoadedModel:
@@ -76,7 +83,7 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
         remarks.append(f"left in float, with everything inside: {_holders(inside)}")
     skipped = tuple(each.skipped for each in inside)
     size = len(read.data) + external.bytes
-    return LoadedModel(model, read.name, size, external.sha256(), tuple(remarks), skipped)
+    return LoadedModel(model, read.name, size, external.digest(), tuple(remarks), skipped)
 
 
 def _to_graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:

@@ -7,8 +7,6 @@ tensor lies must be inside its file, and be as long as its shape says.
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import os
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
@@ -16,9 +14,11 @@ from pathlib import Path, PureWindowsPath
 import onnx
 
 from quark.errors import ModelError
+from quark.onnx.large_tensors import MappedFile
+from quark.onnx.load.digest import Digest
 from quark.onnx.load.source import Source
 
-CHUNK_BYTES = 1 << 20
+SLOW_BYTES = 64 << 20  # to hash: some hundredths of a second
 
 
 @dataclass(eq=False)
@@ -32,14 +32,10 @@ class ExternalData:
     def bytes(self) -> int:
         return sum(len(view) for view in self.files.values())
 
-    def sha256(self) -> str:
-        """Of the model's bytes, then those of the files in the order of their names."""
-        digest = hashlib.sha256(self.source.data)
-        for path in sorted(self.files):
-            with path.open("rb") as file:  # not through the mapping, all of whose pages would count as memory in use
-                while chunk := file.read(CHUNK_BYTES):
-                    digest.update(chunk)
-        return digest.hexdigest()
+    def digest(self) -> Digest:
+        """Of the model's bytes, and of the files in the order of their names."""
+        files = [self.files[path] for path in sorted(self.files)]
+        return Digest(self.source.data, files, is_slow=len(self.source.data) + self.bytes >= SLOW_BYTES)
 
     def view(self, tensor: onnx.TensorProto, expected_bytes: int) -> memoryview:
         """The bytes of an external tensor, mapped and not read. What is not safe or not there is a ModelError."""
@@ -78,9 +74,8 @@ class ExternalData:
         if not path.is_file():
             raise self._error(tensor, path, "is not there: external data belongs beside the model")
         try:
-            with path.open("rb") as file:
-                is_empty = os.fstat(file.fileno()).st_size == 0  # which cannot be mapped
-                content = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            is_empty = os.stat(path).st_size == 0  # which cannot be mapped
+            content = b"" if is_empty else MappedFile.open(path)
         except OSError as error:
             raise self._error(tensor, path, f"cannot be read: {error.strerror or error}") from error
         self.files[path] = memoryview(content)

@@ -1,4 +1,4 @@
-"""The bytes of a model, from wherever it is."""
+"""The bytes of a model, from wherever it is; those of a large file are mapped, and come when they are read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import onnx
 
 from quark.errors import ModelError, UnsupportedTypeError
+from quark.onnx.large_tensors import MappedFile
 
 MAX_BYTES = 2**31 - 1  # protobuf's own limit for one message
+MAPPED_FROM_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Source:
     """A serialized model. `name` is for messages and reports; `folder` holds its external data, None for a model that
     came without a file; `real_folder` is where the file really lies, which differs for a link."""
 
-    data: bytes
+    data: bytes | memoryview
     name: str
     folder: Path | None = None
     real_folder: Path | None = None
@@ -58,7 +60,8 @@ def _read_file(path: Path) -> Source:
                 f"'{path}' has {status.st_size} bytes, and one ONNX file holds at most {MAX_BYTES}: save the model "
                 "with external data"
             )
-        data = path.read_bytes()
+        is_large = status.st_size >= MAPPED_FROM_BYTES
+        data = memoryview(MappedFile.open(path.resolve())) if is_large else path.read_bytes()
     except FileNotFoundError as error:
         raise ModelError(f"no such file: '{path}'. Expected an ONNX model") from error
     except OSError as error:

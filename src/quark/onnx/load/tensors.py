@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.onnx.large_tensors import MappedFile, MappedTensor
 from quark.onnx.load.external_data import ExternalData
 from quark.onnx.load.source import Source
 from quark.onnx.load.wire import Carved
@@ -45,7 +46,7 @@ def check_tensors(source: Source, carved: Carved, external: ExternalData) -> dic
 
 
 def attach(model: ir.Model, views: dict[str, memoryview]) -> None:
-    """Give the initializers their bytes, as views."""
+    """Give the initializers their bytes, as views, which know the file that they are mapped from."""
     for name, view in views.items():
         value = model.graph.initializers[name]
         assert value.const_value is not None
@@ -53,6 +54,9 @@ def attach(model: ir.Model, views: dict[str, memoryview]) -> None:
         if dtype.bitwidth < 8:
             packed = np.frombuffer(view, np.uint8)
             value.const_value = ir.PackedTensor(packed, dtype, shape=ir.Shape(shape.numpy()), name=name)
+            continue
+        if isinstance(view.obj, MappedFile):
+            value.const_value = MappedTensor.of(view, dtype, ir.Shape(shape.numpy()), name)
             continue
         array = np.frombuffer(view, np.dtype(dtype.numpy()).newbyteorder("<")).reshape(shape.numpy())
         value.const_value = ir.Tensor(array, dtype, name=name)

@@ -3,16 +3,11 @@
 protobuf copies every tensor when it parses, and again whenever Python looks at it. But the wire format says where the
 bytes of a tensor lie: this module walks over a ModelProto's graph, leaves out the `raw_data` of large initializers, and
 parses the rest, which is small. The tensors become views of the bytes that were read.
-
-A message is a sequence of fields: a varint (number * 8 + kind), then a varint (kind 0), 8 bytes (1), a length and as
-many bytes (2), or 4 bytes (5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
@@ -20,13 +15,9 @@ from google.protobuf.message import Message
 
 from quark.errors import ModelError
 from quark.onnx.load.source import Source
+from quark.onnx.wire_format import GRAPH, INITIALIZER, RAW_DATA, Field, fields, head
 
 MIN_CARVED_BYTES = 1024  # below, a view costs as much as it spares; and shape inference wants to see small constants
-
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
-_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
-_LENGTH_DELIMITED = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +26,6 @@ class Carved:
 
     proto: onnx.ModelProto
     raw: dict[str, memoryview]
-
-
-class _Field(NamedTuple):
-    number: int
-    kind: int
-    start: int  # of the tag
-    content: int
-    end: int
-
-
-class _BrokenError(Exception):
-    """The bytes are no protobuf message."""
 
 
 def carve(source: Source) -> Carved:
@@ -98,37 +77,37 @@ def _without_large_tensors(view: memoryview) -> tuple[list[bytes | memoryview], 
     pieces: list[bytes | memoryview] = []
     raw: dict[int, memoryview] = {}
     count = 0
-    for field in _fields(view, 0, len(view)):
-        if field.number == _GRAPH and field.kind == _LENGTH_DELIMITED:
+    for field in fields(view, 0, len(view)):
+        if field.is_part(GRAPH):
             graph, count = _graph_without(view, field, raw, count)
-            pieces += _as_field(_GRAPH, graph)
+            pieces += _as_field(GRAPH, graph)
         else:
             pieces.append(view[field.start : field.end])
     return pieces, raw
 
 
 def _graph_without(
-    view: memoryview, graph: _Field, raw: dict[int, memoryview], count: int
+    view: memoryview, graph: Field, raw: dict[int, memoryview], count: int
 ) -> tuple[list[bytes | memoryview], int]:
     pieces: list[bytes | memoryview] = []
-    for field in _fields(view, graph.content, graph.end):
-        if field.number != _INITIALIZER or field.kind != _LENGTH_DELIMITED:
+    for field in fields(view, graph.content, graph.end):
+        if not field.is_part(INITIALIZER):
             pieces.append(view[field.start : field.end])
             continue
         if field.end - field.content < MIN_CARVED_BYTES:
             pieces.append(view[field.start : field.end])
         else:
-            pieces += _as_field(_INITIALIZER, _tensor_without(view, field, raw, count))
+            pieces += _as_field(INITIALIZER, _tensor_without(view, field, raw, count))
         count += 1
     return pieces, count
 
 
 def _tensor_without(
-    view: memoryview, tensor: _Field, raw: dict[int, memoryview], index: int
+    view: memoryview, tensor: Field, raw: dict[int, memoryview], index: int
 ) -> list[bytes | memoryview]:
     pieces: list[bytes | memoryview] = []
-    for field in _fields(view, tensor.content, tensor.end):
-        if field.number == _RAW_DATA and field.kind == _LENGTH_DELIMITED:
+    for field in fields(view, tensor.content, tensor.end):
+        if field.is_part(RAW_DATA):
             raw[index] = view[field.content : field.end]  # where there are two, the last one holds
         else:
             pieces.append(view[field.start : field.end])
@@ -136,45 +115,4 @@ def _tensor_without(
 
 
 def _as_field(number: int, pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    size = sum(len(piece) for piece in pieces)
-    return [_varint(number << 3 | _LENGTH_DELIMITED) + _varint(size), *pieces]
-
-
-def _fields(view: memoryview, position: int, end: int) -> Iterator[_Field]:
-    while position < end:
-        start = position
-        tag, position = _read_varint(view, position, end)
-        kind, content = tag & 7, position
-        if kind == 0:
-            _, position = _read_varint(view, position, end)
-        elif kind == _LENGTH_DELIMITED:
-            size, content = _read_varint(view, position, end)
-            position = content + size
-        elif kind in (1, 5):
-            position += 8 if kind == 1 else 4
-        else:
-            raise _BrokenError
-        if position > end or not tag >> 3:
-            raise _BrokenError
-        yield _Field(tag >> 3, kind, start, content, position)
-
-
-def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
-    result = shift = 0
-    while position < end and shift < 70:
-        byte = view[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return result, position
-        shift += 7
-    raise _BrokenError
-
-
-def _varint(number: int) -> bytes:
-    result = bytearray()
-    while number > 0x7F:
-        result.append(number & 0x7F | 0x80)
-        number >>= 7
-    result.append(number)
-    return bytes(result)
+    return [head(number, sum(len(piece) for piece in pieces)), *pieces]

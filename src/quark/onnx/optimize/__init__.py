@@ -1,4 +1,5 @@
-"""Exact rewrites of the float graph: the same outputs, in a form that quantizes better.
+"""Exact rewrites of the float graph: the same outputs, in a form that quantizes better. The one exception has to be
+asked for, and says so: `replace_clip6_relu`.
 
 One file, one rewrite; `REWRITES` has them in the order in which they run. Each is a class with a name, whether it runs
 unless told otherwise, and `apply`, which changes the model in place and says how often. They run in rounds until
@@ -32,6 +33,7 @@ from quark.onnx.optimize.options import OptimizeOptions
 from quark.onnx.optimize.reduce_mean_to_global_average_pool import ReduceMeanToGlobalAveragePool
 from quark.onnx.optimize.relu_forms import ReluForms
 from quark.onnx.optimize.remove_identity import RemoveIdentity
+from quark.onnx.optimize.replace_clip6_relu import ReplaceClip6Relu
 from quark.onnx.optimize.rewrite import GraphRewrite
 from quark.onnx.optimize.split_large_kernel_pool import SplitLargeKernelPool
 from quark.onnx.optimize.split_to_slice import SplitToSlice
@@ -51,6 +53,7 @@ REWRITES: tuple[GraphRewrite, ...] = (
     FusePadIntoConv(),
     ReluForms(),
     ClipToRelu(),
+    ReplaceClip6Relu(),
     ReduceMeanToGlobalAveragePool(),
     SplitLargeKernelPool(),
     SplitToSlice(),
@@ -66,6 +69,7 @@ REWRITE_OF_OPTION: Mapping[str, str] = MappingProxyType(
         "ConvertReduceMeanToGlobalAvgPool": "reduce_mean_to_global_average_pool",
         "ConvertSplitToSlice": "split_to_slice",
         "ConvertClipToRelu": "clip_to_relu",
+        "ReplaceClip6Relu": "replace_clip6_relu",
         "SplitLargeKernelPool": "split_large_kernel_pool",
         "FuseInstanceNorm": "fuse_instance_norm",
         "FuseL2Norm": "fuse_l2_norm",

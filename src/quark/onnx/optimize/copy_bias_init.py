@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from quark.onnx.graph import add_initializer, constant, is_float, readers, replace_input
+from quark.onnx.graph import add_copy, is_constant, is_float, readers, replace_input
 
 BIAS_INDEX = 2
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -29,13 +29,13 @@ class CopyBiasInit:
         return sum(self._copy(model, value) for value in shared)
 
     def _copy(self, model: ir.Model, value: ir.Value) -> int:
-        array, uses = constant(value), readers(value)
-        if array is None or not is_float(value):
+        uses = readers(value)
+        if not is_constant(value) or not is_float(value):
             return 0
         wanted = [use for use in uses if self._is_bias(*use)]
         copied = wanted[1:] if len(wanted) == len(uses) and not value.is_graph_output() else wanted
         for node, index in copied:
-            replace_input(node, index, add_initializer(model, value.name or "bias", array))
+            replace_input(node, index, add_copy(model, value))
         return len(copied)
 
     def _is_bias(self, node: ir.Node, index: int) -> bool:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from quark.onnx.graph import add_initializer, constant, is_float, readers, replace_input
+from quark.onnx.graph import add_copy, is_constant, is_float, readers, replace_input
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,11 @@ class CopySharedInit:
         return sum(self._copy(model, value) for value in shared)
 
     def _copy(self, model: ir.Model, value: ir.Value) -> int:
-        array = constant(value)
-        if array is None or not is_float(value):
+        if not is_constant(value) or not is_float(value):
             return 0
         uses = readers(value)
         wanted = [use for use in uses if not self.op_types or use[0].op_type in self.op_types]
         copied = wanted[1:] if len(wanted) == len(uses) and not value.is_graph_output() else wanted
         for node, index in copied:
-            replace_input(node, index, add_initializer(model, value.name or "shared", array))
+            replace_input(node, index, add_copy(model, value))
         return len(copied)

@@ -12,7 +12,18 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from quark.onnx.graph import become, bypass, constant, input_value, is_float, is_read_once, nodes, rank, readers
+from quark.onnx.graph import (
+    become,
+    bypass,
+    dimensions,
+    input_value,
+    is_constant,
+    is_float,
+    is_read_once,
+    nodes,
+    rank,
+    readers,
+)
 
 
 class FuseMatmulAdd:
@@ -24,17 +35,19 @@ class FuseMatmulAdd:
 
 
 def _fuse(matmul: ir.Node) -> bool:
-    a, weight, product = input_value(matmul, 0), constant(input_value(matmul, 1)), matmul.outputs[0]
-    if rank(a) != 2 or not is_float(a) or weight is None or weight.ndim != 2 or not is_read_once(product):
+    a, weight, product = input_value(matmul, 0), input_value(matmul, 1), matmul.outputs[0]
+    dims = dimensions(weight)
+    if rank(a) != 2 or not is_float(a) or not is_constant(weight) or not is_read_once(product):
+        return False
+    if dims is None or len(dims) != 2:
         return False
     add, index = readers(product)[0]
     if add.op_type != "Add" or add.domain or add.graph is not matmul.graph:
         return False
     bias = input_value(add, 1 - index)
-    row = constant(bias)
-    if row is None or row.shape not in ((weight.shape[1],), (1, weight.shape[1]), (1,), ()):
+    if not is_constant(bias) or dimensions(bias) not in ((dims[1],), (1, dims[1]), (1,), ()):
         return False
     if not bypass(add, product):
         return False
-    become(matmul, "Gemm", [a, input_value(matmul, 1), bias])
+    become(matmul, "Gemm", [a, weight, bias])
     return True

@@ -18,3 +18,8 @@ class OptimizeOptions:
     enabled: frozenset[str] = frozenset()
     shared_init_op_types: tuple[str, ...] = ()
     bias_init_op_types: tuple[str, ...] = ()
+
+    @property
+    def changes_outputs(self) -> bool:
+        """That a rewrite is asked for which is not exact."""
+        return "replace_clip6_relu" in self.enabled

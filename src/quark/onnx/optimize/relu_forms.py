@@ -22,8 +22,8 @@ from quark.onnx.graph import (
     add_initializer,
     become,
     bypass,
-    constant,
     input_value,
+    is_constant,
     is_float,
     is_read_once,
     nodes,
@@ -56,7 +56,7 @@ def _bounded(node: ir.Node) -> tuple[ir.Value, float] | None:
         return None
     for index in (0, 1):
         value, bound = input_value(node, 1 - index), scalar(input_value(node, index))
-        if value is None or bound is None or not is_float(value) or constant(value) is not None:
+        if value is None or bound is None or not is_float(value) or is_constant(value):
             continue
         if (rank(input_value(node, index)) or 0) <= (rank(value) or 0):
             return value, bound

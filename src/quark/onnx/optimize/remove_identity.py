@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph import attribute, bypass, constant, dimensions, input_value, nodes, rank
-from quark.onnx.optimize.rewrite import integers
+from quark.onnx.optimize.rewrite import integers, scalar
 
 
 class RemoveIdentity:
@@ -111,10 +110,10 @@ def _neutral(number: float, *, is_commutative: bool) -> Callable[[ir.Node], ir.V
 
     def other(node: ir.Node) -> ir.Value | None:
         for index in (1, 0) if is_commutative else (1,):
-            array, value = constant(input_value(node, index)), input_value(node, 1 - index)
-            if array is None or value is None or array.size != 1 or array.ndim > (rank(value) or 0):
+            value = input_value(node, 1 - index)
+            if value is None or (rank(input_value(node, index)) or 0) > (rank(value) or 0):
                 continue
-            if bool(np.all(array == number)):
+            if scalar(input_value(node, index)) == number:
                 return value
         return None
 

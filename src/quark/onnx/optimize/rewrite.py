@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph import attribute, constant, input_value, opset
+from quark.onnx.graph import FLOAT_TYPES, attribute, constant, input_value, opset
 
 
 class GraphRewrite(Protocol):
@@ -23,12 +23,16 @@ class GraphRewrite(Protocol):
 
 def scalar(value: ir.Value | None) -> float | None:
     """The number that a constant of one element holds."""
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
     array = constant(value)
-    return float(array.reshape(())) if array is not None and array.size == 1 else None
+    return None if array is None else float(array.reshape(()))
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
     """The elements of an integer constant."""
+    if value is None or value.dtype in FLOAT_TYPES:
+        return None
     array = constant(value)
     if array is None or not np.issubdtype(array.dtype, np.integer):
         return None

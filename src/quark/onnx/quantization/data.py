@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.onnx.calibrate.options import CalibrationOptions
 from quark.onnx.data import Preprocessing, Samples, input_infos, open_samples
+from quark.onnx.quantization.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +22,17 @@ class Data:
     batch_size: int = 1
     preprocessing: str | Path | Preprocessing = "imagenet"
 
-    def open(self, model: ir.Model, options: CalibrationOptions, *, is_calibrating: bool) -> Samples:
-        """The samples, checked against the model; a few are enough where nothing is calibrated."""
+    def open(self, model: ir.Model, settings: Settings) -> Samples:
+        """The samples, checked against the model: as many as are of use, a few where only the verdict looks at them.
+        Random numbers are made where there is nothing else and the result hangs on samples."""
+        options, use = settings.calibrate, settings.sample_use
+        source = None if options.has_random_data else self.source
         return open_samples(
-            None if options.has_random_data else self.source,
+            source,
             input_infos(model),
             count=options.sample_limit if self.count is None else self.count,
             batch_size=self.batch_size,
             preprocessing=self.preprocessing,
             seed=options.seed,
-            is_calibrating=is_calibrating,
+            use=0 if source is None and not settings.needs_data else use,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
-from quark.onnx.calibrate import ChannelExtremes, FloatRunner, survey
+from quark.onnx.calibrate import ChannelExtremes, ChannelMoments, FloatRunner, Statistic, survey
+from quark.onnx.choose import AffineSpec
 from quark.onnx.data import Samples
 from quark.onnx.equalize import (
     ClipTreatment,
@@ -22,6 +23,12 @@ from quark.onnx.equalize import (
 )
 from quark.onnx.quantization.settings import Settings
 
+# Of the samples that there are, evenly spaced: how many show where the channels before a Clip end, and how many what
+# the channels of a layer's input are like.
+CLIP_SAMPLES = 32
+SMOOTH_SAMPLES = 128
+
+Found = TypeVar("Found", bound=Statistic)
 Extremes = dict[str, tuple[NDArray[Any], NDArray[Any]]]
 
 
@@ -35,7 +42,11 @@ def equalize(model: ir.Model, samples: Samples, settings: Settings) -> tuple[Alg
         )
     if settings.equalize.smooth is not None:
         wanted = smooth_tensors(model, settings.equalize.smooth)
-        facts.append(smooth(model, settings.equalize.smooth, _extremes(model, wanted, samples, settings)))
+        statistics = _surveyed(
+            model, {name: ChannelMoments(axis) for name, axis in wanted.items()}, samples, settings, SMOOTH_SAMPLES
+        )
+        found = {name: each.statistics for name, each in statistics.items()}
+        facts.append(smooth(model, settings.equalize.smooth, found, is_per_channel=_is_per_channel(settings)))
     return tuple(facts)
 
 
@@ -47,12 +58,20 @@ def _with_data(options: CrossLayerOptions, samples: Samples) -> CrossLayerOption
 
 
 def _extremes(model: ir.Model, wanted: Mapping[str, int], samples: Samples, settings: Settings) -> Extremes:
-    if not wanted:
-        return {}
-    with FloatRunner(model, wanted, providers=settings.calibrate.providers) as runner:
-        statistics = {name: ChannelExtremes(axis) for name, axis in wanted.items()}
-        found = survey(runner, statistics, samples, settings.calibrate, sample_limit=EXTREMES_SAMPLES)
+    statistics = {name: ChannelExtremes(axis) for name, axis in wanted.items()}
+    found = _surveyed(model, statistics, samples, settings, CLIP_SAMPLES)
     return {name: (each.lowest, each.highest) for name, each in found.items()}
 
 
-EXTREMES_SAMPLES = 128  # of those that there are, evenly spaced
+def _surveyed(
+    model: ir.Model, statistics: Mapping[str, Found], samples: Samples, settings: Settings, limit: int
+) -> dict[str, Found]:
+    if not statistics:
+        return {}
+    with FloatRunner(model, statistics, providers=settings.calibrate.providers) as runner:
+        return survey(runner, statistics, samples, settings.calibrate, sample_limit=limit)
+
+
+def _is_per_channel(settings: Settings) -> bool:
+    weight = settings.choose.default.weight
+    return not isinstance(weight, AffineSpec) or weight.is_per_channel

@@ -1,4 +1,4 @@
-"""The whole of it: load, optimize, calibrate, choose, insert, check. Each line is a folder beside this one."""
+"""The whole: load, optimize, equalize, calibrate, decide, insert, check. Each line is a folder beside this one."""
 
 from __future__ import annotations
 
@@ -11,26 +11,39 @@ import onnx_ir as ir
 
 from quark.account import CalibrationFacts, FileFacts, Report
 from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
-from quark.onnx.choose import RangeKey, check_overrides, choose, place, tensors_to_measure, unused_overrides
+from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
 from quark.onnx.insert import insert
-from quark.onnx.load import load
+from quark.onnx.load import Digest, load
+from quark.onnx.message import Message
 from quark.onnx.optimize import optimize
 from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.deciding import decide
+from quark.onnx.quantization.equalizing import equalize
+from quark.onnx.quantization.memory import verdict_obstacle
 from quark.onnx.quantization.settings import Settings
-from quark.onnx.quantization.verdict import compare_outputs
+from quark.onnx.quantization.verdict import compare_outputs, float_outputs
 from quark.onnx.quantization.versions import metadata_of, versions
-from quark.onnx.save import to_proto
+from quark.onnx.refine import CorrectionInputs, give_biases, layer_inputs, layer_outputs
+from quark.onnx.save import finish
+from quark.onnx.simulate import simulate
 from quark.plan import QuantizationPlan
 from quark.ranges import TensorRange
+from quark.report.algorithms import idle_remark
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What a run gives: the quantized model, and the account of it but for the file that it is written to."""
 
-    model: onnx.ModelProto
-    report: Report
+    message: Message
+    account: Report  # without the hash of the source, which takes as long as all else where that is large
+    digest: Digest
+
+    @property
+    def report(self) -> Report:
+        """The account with the hash, which is waited for."""
+        return replace(self.account, source=replace(self.account.source, sha256=self.digest.hexdigest()))
 
 
 def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, data: Data, settings: Settings) -> Outcome:
@@ -39,32 +52,54 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     model = loaded.model
     check_overrides(model, settings.choose.overrides)
     names = _op_types(model)
+    samples = data.open(model, settings)
+    obstacle = verdict_obstacle(model, samples, settings)
+    if obstacle is not None:
+        samples.hold_none_out()
+    expected = float_outputs(model, samples, settings) if settings.optimize.changes_outputs else []
     rewrites = optimize(model, settings.optimize)
+    equalized = equalize(model, samples, settings)
+    if settings.refine.bias_correction is not None and not samples.is_random:
+        give_biases(model)
     placement = place(model, settings.choose, vanished=names)
     op_types = _op_types(model)
     wanted = tensors_to_measure(placement)
-    samples = data.open(model, settings.calibrate, is_calibrating=bool(wanted))
-    with FloatRunner(model, (name for name, _ in wanted), providers=settings.calibrate.providers) as runner:
+    with FloatRunner(
+        model, _watched(wanted, model, samples, settings), providers=settings.calibrate.providers
+    ) as runner:
         ranges = _measure(runner, wanted, samples, settings)
-        expected = [runner.outputs(sample) for sample in samples.held_out]
-    plan = choose(model, placement, ranges, settings.choose)
+        expected = expected or [runner.outputs(sample) for sample in samples.held_out]
+        simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
+        plan, refined = decide(model, placement, ranges, runner, samples, expected, settings)
     insert(model, plan, settings.insert)
-    proto = to_proto(model, metadata_of(settings, plan), settings.save)
-    outputs = compare_outputs(proto, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
-    report = Report(
+    message = finish(model, metadata_of(settings, plan), settings.save)
+    outputs = compare_outputs(message, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
+    algorithms = (*equalized, *refined)
+    idle = [remark for each in algorithms if (remark := idle_remark(each)) is not None]
+    account = Report(
         config_name=settings.name,
         config=settings.config,
         versions=versions(),
-        source=FileFacts(loaded.name, loaded.bytes, loaded.sha256),
+        source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
         plan=replace(plan, skipped=(*loaded.skipped, *plan.skipped)),
-        calibration=_calibration_facts(samples, wanted),
+        calibration=_calibration_facts(samples, wanted, obstacle is not None),
         outputs=outputs,
-        rewrites=rewrites,
-        remarks=(*settings.remarks, *loaded.remarks, *_remarks(plan, samples, settings)),
+        rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in simulated)),
+        algorithms=algorithms,
+        remarks=(*settings.remarks, *loaded.remarks, *_remarks(plan, samples, settings, obstacle), *idle),
         op_types=op_types,
     )
-    return Outcome(proto, report)
+    return Outcome(message, account, loaded.digest)
+
+
+def _watched(wanted: Sequence[RangeKey], model: ir.Model, samples: Samples, settings: Settings) -> list[str]:
+    """The tensors that are looked at while the float model runs."""
+    correction = None if samples.is_random else settings.refine.bias_correction
+    layers = [] if correction is None else layer_inputs(model)
+    if correction is not None and correction.inputs is CorrectionInputs.QUANTIZED:
+        layers += layer_outputs(model)
+    return list(dict.fromkeys([*(name for name, _ in wanted), *layers]))
 
 
 def _measure(
@@ -82,24 +117,26 @@ def _measure(
     return ranges
 
 
-def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey]) -> CalibrationFacts:
+def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecked: bool) -> CalibrationFacts:
     methods = tuple(dict.fromkeys(str(spec.method) for _, spec in wanted))
-    count = samples.count if wanted else 0
-    return CalibrationFacts(
-        samples.source, count, len(samples.held_out), methods, samples.is_random, samples.is_held_out_shared
-    )
+    count, held_out = samples.count if wanted else 0, len(samples.held_out)
+    shared = samples.is_held_out_shared
+    return CalibrationFacts(samples.source, count, held_out, methods, samples.is_random, shared, is_unchecked)
 
 
 def _op_types(model: ir.Model) -> Mapping[str, str]:
     return {str(node.name): node.op_type for node in model.graph}
 
 
-def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings) -> list[str]:
+def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obstacle: str | None) -> list[str]:
     remarks = unused_overrides(plan, settings.choose.overrides)
     if not plan.tensors:
         remarks.append("nothing was quantized: no node of the model fits the configuration")
-    if samples.is_random:
-        remarks.append("no calibration data was given: random numbers took its place, and the verdict is about those")
+    if samples.is_random and (obstacle is None or settings.needs_data):
+        of_verdict = ", and the verdict is about those" if obstacle is None else ""
+        remarks.append(f"no calibration data was given: random numbers took its place{of_verdict}")
+    if obstacle is not None:
+        remarks.append(obstacle)
     if samples.is_held_out_shared:
         remarks.append("one sample only: the verdict is about the sample that was calibrated on")
     return remarks

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from quark.account import Report
+from quark.account import FileFacts, Report
 from quark.errors import InvalidValueError
 from quark.fidelity import Verdict
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
-from quark.onnx.quantization.pipeline import quantize_graph
+from quark.onnx.quantization.pipeline import Outcome, quantize_graph
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.save import SaveOptions, check_output, write_model, write_text
 from quark.plan import QuantizationPlan
@@ -26,24 +26,41 @@ Source = str | os.PathLike[str] | onnx.ModelProto | bytes
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
 class QuantizedModel:
-    """A quantized model with the account of how it came about."""
+    """A quantized model with the account of how it came about.
 
-    model: onnx.ModelProto
-    report: Report
-    save_options: SaveOptions
-    source: str | os.PathLike[str] | None = None  # the file it was made from, which is not overwritten
+    The weights of a large model are not in memory: `save` computes and writes them one by one, and only who asks for
+    `model` has them all.
+    """
+
+    def __init__(self, outcome: Outcome, save_options: SaveOptions, source: Source) -> None:
+        self._outcome = outcome
+        self._save_options = save_options
+        self._source = source if isinstance(source, (str, os.PathLike)) else None  # it is not overwritten
+        self._model: onnx.ModelProto | None = None
+        self._written: FileFacts | None = None
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model with its weights. Whoever changes it, saves what it became."""
+        if self._model is None:
+            self._model = self._outcome.message.filled()
+        return self._model
+
+    @property
+    def report(self) -> Report:
+        """What was done, why, and how well it came out. The hash of a large source may have to be waited for."""
+        return replace(self._outcome.report, result=self._written)
 
     @property
     def plan(self) -> QuantizationPlan:
-        return self.report.plan
+        return self._outcome.account.plan
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model, and the report as JSON beside it: model.onnx and model.json."""
-        target = check_output(path, self.source)
-        facts = write_model(self.model, target, self.save_options)
-        self.report = replace(self.report, result=facts)
+        target = check_output(path, self._source)
+        content = self._outcome.message if self._model is None else self._model
+        self._written = write_model(content, target, self._save_options)
         write_text(self.report.to_json(), target.with_suffix(".json"))
         return target
 
@@ -68,8 +85,8 @@ def quantize(
     """
     settings = settings_of(config)
     outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings)
-    _warn(outcome.report)
-    return QuantizedModel(outcome.model, outcome.report, settings.save, _file(model))
+    _warn(outcome.account)
+    return QuantizedModel(outcome, settings.save, model)
 
 
 class ModelQuantizer:
@@ -98,17 +115,13 @@ class ModelQuantizer:
         data = calibration_data_reader if calibration_data_path is None else Path(calibration_data_path)
         target = None if model_output is None else check_output(model_output, model_input)
         outcome = quantize_graph(model_input, Data(data), self.settings)
-        result = QuantizedModel(outcome.model, outcome.report, self.settings.save, _file(model_input))
+        result = QuantizedModel(outcome, self.settings.save, model_input)
         if target is not None:
             result.save(target)
-        _warn(result.report)
+        _warn(outcome.account)
         if self.settings.has_summary:
             print_summary(result.report)
         return None if target is not None else result.model
-
-
-def _file(source: Source) -> str | os.PathLike[str] | None:
-    return source if isinstance(source, (str, os.PathLike)) else None
 
 
 def _warn(report: Report) -> None:

@@ -39,10 +39,17 @@ class Settings:
 
     @property
     def needs_data(self) -> bool:
-        """That more than the verdict looks at samples."""
-        if self.equalize.cross_layer or self.equalize.smooth or self.refine.bias_correction:
+        """That the result hangs on samples, be they random numbers."""
+        if self.equalize.smooth is not None:
             return True
         choose = self.choose
         layers = [choose.default, *(layer for _, layer in (*choose.by_op_type, *choose.by_node))]
         specs = [spec for each in layers if each is not None for spec in (each.activation, each.output)]
         return not choose.is_weights_only and any(spec is not None and is_measured(spec) for spec in specs)
+
+    @property
+    def sample_use(self) -> int | None:
+        """How many samples are of use; None: all that there are, 0: none but for the verdict."""
+        if self.needs_data or self.equalize.cross_layer is not None:
+            return None
+        return 0 if self.refine.bias_correction is None else self.refine.bias_correction.sample_limit

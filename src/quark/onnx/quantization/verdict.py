@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import onnx
+import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.fidelity import FidelityMeter, OutputFidelity
+from quark.onnx.calibrate import FloatRunner
+from quark.onnx.data import Samples
+from quark.onnx.message import Message
+from quark.onnx.quantization.settings import Settings
 from quark.onnx.session import open_session, release_memory
 
 Sample = Mapping[str, Any]
 
 
+def float_outputs(model: ir.Model, samples: Samples, settings: Settings) -> list[dict[str, Any]]:
+    """The outputs of the model as it is now, for the held-out samples."""
+    with FloatRunner(model, providers=settings.calibrate.providers) as runner:
+        return [runner.outputs(sample) for sample in samples.held_out]
+
+
 def compare_outputs(
-    model: onnx.ModelProto, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
+    message: Message, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
 ) -> tuple[OutputFidelity, ...]:
     """Every float output, over all samples; integer outputs are left out."""
     if not samples:
         return ()
-    session = open_session(model, providers=tuple(providers))
+    session = open_session(message.to_graph(), providers=tuple(providers))
     meters: dict[str, FidelityMeter] = {}
     for sample, reference in zip(samples, expected, strict=True):
         try:

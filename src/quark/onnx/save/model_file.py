@@ -3,6 +3,8 @@
 Everything is written under a temporary name in the folder of the result and renamed when it is complete, so that a
 crash leaves the old file, the new file or none. Weights beside the model lie in a file whose name holds a hash of them:
 a model and the weights of another run never meet.
+
+Weights are written as they are produced, and none is kept: a model may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -12,20 +14,23 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from quark.account import FileFacts
 from quark.errors import InvalidValueError
+from quark.onnx.fingerprint import Fingerprint
+from quark.onnx.message import MIN_APART_BYTES, Message, refer
+from quark.onnx.save.hashed_file import HashedFile
 from quark.onnx.save.options import SaveOptions
-from quark.ops.constant_marks import define_constant_marks
-from quark.ops.portable_functions import define_portable_functions
+from quark.onnx.save.single_file import parts
 
 PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # of weights: protobuf refuses 2 GB, and the graph needs some of it
-_MIN_EXTERNAL_BYTES = 1024  # smaller tensors stay in the model, where shape inference finds them
+ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mapped
 
 
 def check_output(path: str | os.PathLike[str], source: object = None) -> Path:
@@ -48,31 +53,18 @@ def check_output(path: str | os.PathLike[str], source: object = None) -> Path:
     return target
 
 
-def to_proto(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -> onnx.ModelProto:
-    """The model as protobuf, with what is to be known about its making; weights beyond 2 GB must lie elsewhere.
-
-    This uses the model up: protobuf has copies of its weights, and those are freed.
-    """
-    model.producer_name = "quark"
-    model.producer_version = metadata.get("quark.version", "")
-    model.metadata_props.update(metadata)
-    proto = ir.serde.serialize_model(model)
-    for value in model.graph.initializers.values():
-        value.const_value = None
-    define_constant_marks(proto)
-    if options.has_portable_functions:
-        define_portable_functions(proto)
-    return proto
-
-
-def write_model(proto: onnx.ModelProto, path: Path, options: SaveOptions) -> FileFacts:
+def write_model(model: Message | onnx.ModelProto, path: Path, options: SaveOptions) -> FileFacts:
     """Write the model, and its weights beside it where they are too large or should be."""
-    if not options.has_external_data and _weight_bytes(proto) < PROTOBUF_LIMIT_BYTES:
-        content = proto.SerializeToString(deterministic=True)
-        with _complete(path) as temporary:
-            temporary.write_bytes(content)
-        return FileFacts(path.name, len(content), hashlib.sha256(content).hexdigest())
-    return _write_with_data(proto, path)
+    message = model if isinstance(model, Message) else _apart(model)
+    if options.has_external_data or message.weight_bytes >= PROTOBUF_LIMIT_BYTES:
+        return _write_two_files(message, path)
+    with _complete(path) as temporary, temporary.open("r+b") as stream, HashedFile(stream, hashlib.sha256()) as file:
+        for part in parts(message):
+            if isinstance(part, (bytes, memoryview)):
+                file.write(part)
+            else:
+                file.write_tensor(part)
+        return FileFacts(path.name, file.size, file.digest().hex())
 
 
 def write_text(text: str, path: Path) -> None:
@@ -81,36 +73,44 @@ def write_text(text: str, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _write_with_data(proto: onnx.ModelProto, path: Path) -> FileFacts:
-    """Weights go to a file of their own, in the order of the graph, each at a multiple of 4096 bytes."""
-    large = [each for each in proto.graph.initializer if len(each.raw_data) >= _MIN_EXTERNAL_BYTES]
-    digest = hashlib.sha256()
-    for each in large:
-        digest.update(each.raw_data)
-    data_path = path.with_name(f"{path.stem}-{digest.hexdigest()[:12]}.data")
+def _write_two_files(message: Message, path: Path) -> FileFacts:
+    """The weights in the order of the graph, then the model, which names their file by the hash of what was written. It
+    takes its name last: whoever finds it finds its weights."""
     slim = onnx.ModelProto()
-    slim.CopyFrom(_without_data(proto, large))
-    with _complete(data_path) as temporary, temporary.open("wb") as stream:
-        for tensor, source in zip(_large_of(slim, large), large, strict=True):
-            stream.write(b"\0" * (-stream.tell() % 4096))
-            onnx.external_data_helper.set_external_data(
-                tensor, data_path.name, offset=stream.tell(), length=len(source.raw_data)
-            )
-            stream.write(source.raw_data)
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-        data_bytes = stream.tell()
-    content = slim.SerializeToString(deterministic=True)
-    with _complete(path) as temporary:
-        temporary.write_bytes(content)
+    slim.CopyFrom(message.proto)
+    with _temporary(path.parent, ".data") as weights, _temporary(path.parent, path.suffix) as model:
+        places = []
+        with weights.open("r+b") as stream, HashedFile(stream, Fingerprint()) as file:
+            for tensor, weight in Message(slim, message.weights).apart():
+                offset = file.fill(ALIGNMENT)
+                file.write_tensor(weight)
+                places.append((tensor, offset, file.size - offset))
+            digest, data_bytes = file.digest(), file.size
+        data_path = path.with_name(f"{path.stem}-{digest.hex()[:12]}.data")
+        for tensor, offset, length in places:
+            refer(tensor, data_path.name, offset, length)
+        content = slim.SerializeToString(deterministic=True)
+        model.write_bytes(content)
+        _put(weights, data_path)
+        _put(model, path)
     _remove_stale(path, data_path)
-    both = hashlib.sha256(content)
-    both.update(digest.digest())
-    return FileFacts(path.name, len(content) + data_bytes, both.hexdigest())
+    return FileFacts(path.name, len(content) + data_bytes, hashlib.sha256(content + digest).hexdigest())
 
 
-def _weight_bytes(proto: onnx.ModelProto) -> int:
-    """Counted by tensor: asking a message beyond 2 GB for its size is an error already."""
-    return sum(len(each.raw_data) for each in proto.graph.initializer)
+def _apart(proto: onnx.ModelProto) -> Message:
+    """A copy of the message without its weights, which are copied once."""
+    large = [tensor for tensor in proto.graph.initializer if len(tensor.raw_data) >= MIN_APART_BYTES]
+    content = [tensor.raw_data for tensor in large]
+    slim = onnx.ModelProto()
+    try:
+        for tensor in large:
+            tensor.raw_data = b""
+        slim.CopyFrom(proto)
+    finally:
+        for tensor, data in zip(large, content, strict=True):
+            tensor.raw_data = data
+    arrays = (np.frombuffer(data, np.uint8) for data in content)
+    return Message(slim, {tensor.name: ir.Tensor(each) for tensor, each in zip(large, arrays, strict=True)})
 
 
 def _remove_stale(path: Path, data_path: Path) -> None:
@@ -121,42 +121,29 @@ def _remove_stale(path: Path, data_path: Path) -> None:
             other.unlink(missing_ok=True)
 
 
-def _without_data(proto: onnx.ModelProto, large: list[onnx.TensorProto]) -> onnx.ModelProto:
-    """A copy of everything but the large weights' bytes."""
-    kept = {id(each): each.raw_data for each in large}
-    for each in large:
-        each.raw_data = b""
+@contextlib.contextmanager
+def _temporary(folder: Path, suffix: str) -> Iterator[Path]:
+    """An empty file that is gone when the block ends, unless it was given its place. To be opened for `r+b`: what is
+    truncated and written anew, ext4 writes to the disk before it closes the file."""
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".quark-", suffix=suffix)
+    os.close(descriptor)
     try:
-        slim = onnx.ModelProto()
-        slim.CopyFrom(proto)
-        return slim
+        yield Path(name)
     finally:
-        for each in large:
-            each.raw_data = kept[id(each)]
-
-
-def _large_of(slim: onnx.ModelProto, large: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
-    names = {each.name for each in large}
-    return [each for each in slim.graph.initializer if each.name in names]
+        Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _complete(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and is gone when it does not."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".quark-", suffix=path.suffix)
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
+    with _temporary(path.parent, path.suffix) as temporary:
         yield temporary
-        _take_default_mode(temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        _put(temporary, path)
 
 
-def _take_default_mode(path: Path) -> None:
+def _put(temporary: Path, path: Path) -> None:
     """mkstemp makes files that only their owner reads; a result is an ordinary file."""
     umask = os.umask(0)
     os.umask(umask)
-    path.chmod(0o666 & ~umask)
+    temporary.chmod(0o666 & ~umask)
+    temporary.replace(path)

@@ -1,0 +1,1 @@
+"""The algebra of equalizing: numbers only, no graph."""
