@@ -168,7 +168,7 @@ def quantize_all(
     files = {}
     for preset in presets:
         for who in interpreters.quantizers:
-            folder = samples.path.parent / who / preset
+            folder = samples.path.parent / who / label(preset)
             folder.mkdir(parents=True)
             try:
                 outcome = interpreters.quantize(who, model, samples, preset, folder / "quantized.onnx")

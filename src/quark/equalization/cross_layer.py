@@ -87,14 +87,13 @@ def relative_to(is_held: Array, ranges: Array) -> Array:
     return ranges / level if level > 0 else ranges
 
 
-def scales_towards_mean(first: Array, rest: Sequence[Array], weight_threshold: float = 0.0) -> Array:
+def scales_towards_mean(first: Array, rest: Sequence[Array]) -> Array:
     """What divides the channels of `first` so that they get the geometric mean of the chain, which `rest` continues.
 
-    1 for a channel that is dead, zero on either side, and where the ranges add up to less than the threshold.
+    1 for a channel that is dead: zero, or not a number, in any of them.
     """
     chain = [first, *rest]
     with np.errstate(all="ignore"):
-        mean = np.exp(np.mean([np.log(each) for each in chain], axis=0))
-        scales = first / mean
-    is_alive = np.all([each > 0 for each in chain], axis=0) & (np.sum(chain, axis=0) >= weight_threshold)
-    return np.where(is_alive & np.isfinite(scales) & (scales > 0), scales, 1.0)
+        scales = first / np.exp(np.mean([np.log(each) for each in chain], axis=0))
+    is_alive = np.all([each > 0 for each in chain], axis=0) & np.isfinite(scales) & (scales > 0)
+    return np.where(is_alive, scales, 1.0)

@@ -56,9 +56,8 @@ def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
 
 def is_constant(value: ir.Value | None) -> bool:
     """That `constant` has something to give; asking costs nothing, where a large weight would have to be read."""
-    if value is None or value.const_value is None:
-        return False
-    return value.is_initializer() and not value.is_graph_input()
+    is_held = value is not None and value.const_value is not None and value.is_initializer()
+    return is_held and value is not None and not value.is_graph_input()
 
 
 def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:

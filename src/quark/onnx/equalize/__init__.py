@@ -5,10 +5,11 @@ smooth_quant    outliers of activations move into the weights that read them
 """
 
 from quark.onnx.equalize.cross_layer import clip_tensors, equalize_cross_layer
-from quark.onnx.equalize.options import ClipTreatment, CrossLayerOptions, EqualizeOptions, SmoothOptions
+from quark.onnx.equalize.options import CLIP_SAMPLES, ClipTreatment, CrossLayerOptions, EqualizeOptions, SmoothOptions
 from quark.onnx.equalize.smooth_quant import smooth, smooth_tensors
 
 __all__ = [
+    "CLIP_SAMPLES",
     "ClipTreatment",
     "CrossLayerOptions",
     "EqualizeOptions",

@@ -14,7 +14,7 @@ from quark.account import AlgorithmFacts
 from quark.equalization.cross_layer import MAX_SWEEPS
 from quark.onnx.equalize.apply_scales import apply_scales
 from quark.onnx.equalize.bias_absorption import absorb, absorbed_tensor, reason_against_absorbing
-from quark.onnx.equalize.clip_limits import Extremes, limits_of_clips
+from quark.onnx.equalize.clip_limits import Extremes, limits_of_clips, reason_against_clips
 from quark.onnx.equalize.options import ClipTreatment, CrossLayerOptions
 from quark.onnx.equalize.regions import Region, find_regions
 from quark.onnx.equalize.rescaling import Rescaling, Weights, chains_of, sweep
@@ -99,12 +99,7 @@ def _reason_against(region: Region, options: CrossLayerOptions, extremes: Extrem
         return "no layer reads its channels"
     if region.clips and options.clip is ClipTreatment.SKIP:
         return f"'{next(iter(region.clips)).name}': a Clip that is left as it is"
-    if options.clip is ClipTreatment.CALIBRATED:
-        for clip in region.clips:
-            value = clip.inputs[0]
-            if value is None or value.name not in extremes:
-                return f"'{clip.name}': the values before this Clip were not measured"
-    return None
+    return reason_against_clips(region, extremes) if options.clip is ClipTreatment.CALIBRATED else None
 
 
 def _left(region: Region, reason: str) -> SkippedNode:

@@ -18,6 +18,9 @@ class ClipTreatment(str, Enum):
     SKIP = "skip"  # nothing is rescaled through it
 
 
+CLIP_SAMPLES = 32  # so many show where the channels before a Clip end
+
+
 @dataclass(frozen=True)
 class CrossLayerOptions:
     """Cross-layer equalization. `steps` -1 goes on until the mean change of the scales is below `settled_at`.
@@ -31,6 +34,11 @@ class CrossLayerOptions:
     weight_threshold: float = 0.5
     clip: ClipTreatment = ClipTreatment.PER_CHANNEL
     has_bias_absorption: bool = False
+
+    @property
+    def sample_use(self) -> int:
+        """How many samples it has a use for."""
+        return CLIP_SAMPLES if self.clip is ClipTreatment.CALIBRATED or self.has_bias_absorption else 0
 
     def __post_init__(self) -> None:
         if self.steps < -1:

@@ -67,12 +67,13 @@ class Rescaling:
                 ranges[-1] = np.maximum(ranges[-1], bias / weight.divided * BIAS_SHARE)
         if self.options.has_appended_bias:
             ranges[0] = np.max([ranges[0], *(each / self.scales * BIAS_SHARE for each in self._added)], axis=0)
-        return relative_to(self._is_held, combine(ranges))
+        return combine(ranges)
 
     def sink_ranges(self) -> Array:
         """The range of every channel in the layers that read it."""
-        found = [weight.of_inputs().reshape(-1, width).max(axis=1) for weight, width in self._multiplied.items()]
-        return relative_to(self._is_held, combine(found))
+        return combine(
+            [weight.of_inputs().reshape(-1, width).max(axis=1) for weight, width in self._multiplied.items()]
+        )
 
     def scale(self, wanted: Array) -> Array:
         """Scale by what is wanted, as far as it is allowed; what it became."""
@@ -85,9 +86,9 @@ class Rescaling:
             weight.multiply_inputs(np.repeat(scales, width))
         return scales
 
-    @property
-    def _is_held(self) -> Array:
-        return np.asarray(self.lowest == self.highest)
+    def beside_held(self, ranges: Array) -> Array:
+        """The ranges relative to those of channels that are held."""
+        return relative_to(np.asarray(self.lowest == self.highest), ranges)
 
     def _room(self) -> tuple[Array, Array]:
         """How far the scales may go: what is divided has to stay in the range of its type."""
@@ -103,10 +104,12 @@ def sweep(chains: Sequence[Sequence[Rescaling]], weight_threshold: float) -> flo
     """Equalize every chain once, in their order; the mean change of a scale, as a factor less one."""
     changes = [np.zeros(0)]
     for chain in chains:
-        behind = [each.sink_ranges() for each in chain]
-        first = chain[0].source_ranges()
+        first, behind = chain[0].source_ranges(), [each.sink_ranges() for each in chain]
         for index, each in enumerate(chain):
-            scales = each.scale(scales_towards_mean(first, behind[index:], weight_threshold))
+            rest = [later.beside_held(ranges) for later, ranges in zip(chain[index:], behind[index:], strict=True)]
+            wanted = scales_towards_mean(each.beside_held(first), rest)
+            is_small = first + np.sum(behind[index:], axis=0) < weight_threshold
+            scales = each.scale(np.where(is_small, 1.0, wanted))
             changes.append(np.abs(scales - 1))
             first = behind[index] * scales  # where the chain goes on, what is behind is a depthwise layer
     every = np.concatenate(changes)

@@ -14,6 +14,7 @@ from quark.onnx.calibrate import ChannelExtremes, ChannelMoments, FloatRunner, S
 from quark.onnx.choose import AffineSpec
 from quark.onnx.data import Samples
 from quark.onnx.equalize import (
+    CLIP_SAMPLES,
     ClipTreatment,
     CrossLayerOptions,
     clip_tensors,
@@ -23,10 +24,7 @@ from quark.onnx.equalize import (
 )
 from quark.onnx.quantization.settings import Settings
 
-# Of the samples that there are, evenly spaced: how many show where the channels before a Clip end, and how many what
-# the channels of a layer's input are like.
-CLIP_SAMPLES = 32
-SMOOTH_SAMPLES = 128
+SMOOTH_SAMPLES = 128  # of those that there are, evenly spaced
 
 Found = TypeVar("Found", bound=Statistic)
 Extremes = dict[str, tuple[NDArray[Any], NDArray[Any]]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from quark.errors import UnknownNameError
 from quark.onnx.quantization.config.config import QuantizationConfig
@@ -167,28 +168,27 @@ INT16_TRANSFORMER = integers(
 
 FP16 = floats("FP16", "float16", ExtendedQuantType.QFloat16)
 BFLOAT16 = floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
-# What a small float loses is the same in every binade: equalization pays where ranges within a layer differ widely.
-PER_CHANNEL_CLIP = {"CLESteps": 1, "CLEClip": "per_channel"}
+
+
+def _corrected(preset: Preset, **options: Any) -> Preset:
+    return preset.with_options(BiasCorrection=True, **options)
+
+
+def _equalized(preset: Preset) -> Preset:
+    """Small floats lose the same in every binade; what equalization changes is which channels share a block."""
+    return preset.with_options(CLESteps=1, CLEClip="per_channel").with_fields(include_cle=True)
+
+
 BLOCK_PRESETS = (
     blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
     blocks("MX4", "shared microexponents, 4 bits an element", MX4),
-    blocks("MX6", "shared microexponents, 6 bits an element", MX6).with_options(BiasCorrection=True),
+    _corrected(blocks("MX6", "shared microexponents, 6 bits an element", MX6)),
     blocks("MX9", "shared microexponents, 9 bits an element", MX9),
-    blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2).with_options(
-        BiasCorrection=True
-    ),
-    blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3).with_options(
-        BiasCorrection=True
-    ),
-    blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2).with_options(
-        BiasCorrection=True
-    ),
-    blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3).with_options(
-        BiasCorrection=True
-    ),
-    blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1).with_options(
-        BiasCorrection=True, WeightScaleRule="mse"
-    ),
+    _equalized(_corrected(blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2))),
+    _equalized(_corrected(blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3))),
+    _corrected(blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2)),
+    _corrected(blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3)),
+    _corrected(blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1), WeightScaleRule="mse"),
     blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8),
 )
 MIXED_BLOCK_PRESETS = (

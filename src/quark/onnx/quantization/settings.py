@@ -50,6 +50,7 @@ class Settings:
     @property
     def sample_use(self) -> int | None:
         """How many samples are of use; None: all that there are, 0: none but for the verdict."""
-        if self.needs_data or self.equalize.cross_layer is not None:
+        if self.needs_data:
             return None
-        return 0 if self.refine.bias_correction is None else self.refine.bias_correction.sample_limit
+        cross_layer, correction = self.equalize.cross_layer, self.refine.bias_correction
+        return max(cross_layer.sample_use if cross_layer else 0, correction.sample_limit if correction else 0)
