@@ -11,8 +11,9 @@ and `post-norm`, where the residual path reads them as well. Weights and token i
 the name has "mask" in it, and zeros where it has "type"; `--data` holds real ones instead: an array [n, ...] for each
 input, rows to calibrate on first.
 
-The error is that of all float outputs, on as many samples again as were calibrated on. By default only products are
-quantized, as is usual for transformers: sums of a residual path in 8 bits drown everything else.
+The error is that of all float outputs, on as many samples again as were calibrated on, without the places that a mask
+leaves out. By default only products are quantized, as is usual for transformers: sums of a residual path in 8 bits
+drown everything else.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Network:
             config.extra_options["SmoothAlpha"] = alpha if alpha == "auto" else float(alpha)
         result = quantize(self.model, self.calibration, config)
         changed = [text for facts in result.report.algorithms if facts.name == "SmoothQuant" for text in facts.changed]
-        sqnr = sqnr_of(self.expected, outputs_of(result.model, self.test))
+        sqnr = sqnr_of(self.test, self.expected, outputs_of(result.model, self.test))
         gain = None if before is None else sqnr - before
         return Figure(
             self.name, preset, alpha, len(changed), sum("Mul inserted" in each for each in changed), sqnr, gain
@@ -167,13 +168,15 @@ def outputs_of(model: onnx.ModelProto | Path, feeds: Sequence[Feed]) -> list[lis
     return [session.run(None, feed) for feed in feeds]
 
 
-def sqnr_of(expected: Sequence[Sequence[Array]], actual: Sequence[Sequence[Array]]) -> float:
-    """Over all outputs that are float."""
+def sqnr_of(feeds: Sequence[Feed], expected: Sequence[Sequence[Array]], actual: Sequence[Sequence[Array]]) -> float:
+    """Over all outputs that are float, at the places that count."""
     meter = FidelityMeter("all")
-    for one, other in zip(expected, actual, strict=True):
+    for feed, one, other in zip(feeds, expected, actual, strict=True):
+        masks = [array != 0 for name, array in feed.items() if "mask" in name]
         for y, z in zip(one, other, strict=True):
             if np.issubdtype(y.dtype, np.floating):
-                meter.add(y, z)
+                counts = next((mask for mask in masks if mask.shape == y.shape[: mask.ndim]), ...)
+                meter.add(y[counts], z[counts])
     return meter.result().sqnr_db
 
 

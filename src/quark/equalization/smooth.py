@@ -45,7 +45,7 @@ ALPHAS = tuple(step / 20 for step in range(21))  # what the search tries
 SPREAD = 1024.0  # no channel counts as quieter than this part of the loudest
 STEPS = 255  # of 8 bits
 MIN_COUNT = 100  # values of a channel that say where it ends
-MAX_OUTPUTS = 1024  # of a group, that the estimate looks at: it is a mean over them
+MAX_OUTPUTS = 256  # of a group, that the estimate looks at: it is a mean over them
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,16 @@ def _cut(statistics: ChannelStatistics, bound: Array) -> Array:
 
 def _layer_error(layer: LayerWeight, passed_on: Array, energy: Array, scales: Array, steps: Steps) -> float:
     groups, inputs, _ = layer.peak.shape
-    n, e, s = (each.reshape(groups, inputs, 1).astype(np.float32) for each in (passed_on, energy, scales))
+    unit = max(float(energy.max(initial=0)), np.finfo(np.float64).tiny)  # keeps float32 from overflowing
+    n, e, s = (each.reshape(groups, inputs, 1).astype(np.float32) for each in (passed_on / unit, energy / unit, scales))
     signal = float((e * layer.square).sum())
     if signal <= 0:
         return 0.0
-    widths = 2 * (layer.peak * s).max(axis=1, keepdims=True)
-    step = (widths if steps.is_per_channel else widths.max(keepdims=True)) / STEPS
+    if steps.is_per_channel:
+        bound = (layer.peak * s).max(axis=1, keepdims=True)
+    else:
+        bound = (layer.reach * scales).max() / layer.reach.max()
+    step = 2 * bound / STEPS
     rounding = np.minimum(np.square(step / s) * (layer.taps / 12), layer.square)
     return float((n * layer.square).sum() + (rounding * e).sum()) / signal
 

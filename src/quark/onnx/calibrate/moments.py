@@ -48,9 +48,9 @@ class ChannelMoments:
         return ChannelStatistics(self._all.lowest, self._all.highest, mean_square, self.count, self._excess())
 
     def observe(self, x: NDArray[Any]) -> None:
-        self._sample.observe(x)
         if not x.size:
             return
+        self._sample.observe(x)
         axis = self.axis % x.ndim
         lines = x.reshape(math.prod(x.shape[:axis]), x.shape[axis], -1).astype(np.float32, copy=False)
         squares = np.einsum("acb,acb->c", lines, lines).astype(np.float64)

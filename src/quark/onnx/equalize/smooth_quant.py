@@ -107,7 +107,7 @@ def _find_change(
         return known
     smoothing = find_smoothing(weights, known, options.alpha, steps)
     is_conv = any(layer.is_conv for layer in group.layers)
-    if smoothing.gain_db < (MIN_CONV_GAIN_DB if is_conv else MIN_GAIN_DB):
+    if not smoothing.gain_db >= (MIN_CONV_GAIN_DB if is_conv else MIN_GAIN_DB):  # NaN is no gain
         return _too_little(smoothing, options)
     if any(_scaled_weight(layer, smoothing.scales) is None for layer in group.layers):
         return "its weight would leave the range of its type"
