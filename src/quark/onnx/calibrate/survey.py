@@ -7,6 +7,7 @@ with FloatRunner(model, statistics) as runner:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
@@ -86,10 +87,10 @@ class ChannelExtremes:
     def observe(self, x: NDArray[Any]) -> None:
         if not -x.ndim <= self.axis < x.ndim:
             raise InvalidValueError(f"channels along axis {self.axis} of {x.ndim} dimensions")
-        axis = self.axis % x.ndim
-        lines = x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), x.shape[axis], -1)
-        if not lines.size:
+        if not x.size:
             return
+        axis = self.axis % x.ndim
+        lines = x.reshape(math.prod(x.shape[:axis]), x.shape[axis], -1)
         lowest, highest = lines.min(axis=(0, 2)), lines.max(axis=(0, 2))
         if not (np.isfinite(lowest).all() and np.isfinite(highest).all()):
             raise InvalidValueError("has NaN or Inf")

@@ -44,7 +44,7 @@ def equalize(model: ir.Model, samples: Samples, settings: Settings) -> tuple[Alg
             model, {name: ChannelMoments(axis) for name, axis in wanted.items()}, samples, settings, SMOOTH_SAMPLES
         )
         found = {name: each.statistics for name, each in statistics.items()}
-        facts.append(smooth(model, settings.equalize.smooth, found, is_per_channel=_is_per_channel(settings)))
+        facts.append(smooth(model, settings.equalize.smooth, found, **_integers(settings)))
     return tuple(facts)
 
 
@@ -70,6 +70,10 @@ def _surveyed(
         return survey(runner, statistics, samples, settings.calibrate, sample_limit=limit)
 
 
-def _is_per_channel(settings: Settings) -> bool:
-    weight = settings.choose.default.weight
-    return not isinstance(weight, AffineSpec) or weight.is_per_channel
+def _integers(settings: Settings) -> dict[str, bool]:
+    """What the integers will be like that SmoothQuant estimates the error of."""
+    activation, weight = settings.choose.default.activation, settings.choose.default.weight
+    return {
+        "is_per_channel": not isinstance(weight, AffineSpec) or weight.is_per_channel,
+        "is_symmetric": isinstance(activation, AffineSpec) and activation.is_symmetric,
+    }
