@@ -36,7 +36,7 @@ def decide(
     if settings.refine.bias_correction is None:
         return plan, moved
     if samples.is_random or not samples.count:
-        return plan, (*moved, _uncorrected(plan))
+        return plan, (*moved, _uncorrected())
     means = survey(
         runner,
         tensors_to_average(model, plan),
@@ -69,6 +69,6 @@ def _joined(first: AlgorithmFacts, second: AlgorithmFacts) -> AlgorithmFacts:
     return replace(second, changed=(*first.changed, *second.changed))
 
 
-def _uncorrected(plan: QuantizationPlan) -> AlgorithmFacts:
+def _uncorrected() -> AlgorithmFacts:
     reason = "no calibration data was given, and the mean of random numbers corrects nothing"
     return AlgorithmFacts("bias correction", (), (SkippedNode("", "", reason),))
