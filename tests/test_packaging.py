@@ -4,7 +4,6 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,11 @@ def test_importing_quark_onnx_does_not_import_torch():
 
 
 def test_importing_quark_onnx_is_quick():
-    """Best of five: the others measure what else the machine was doing."""
+    """The processor's time, best of five: a clock would measure what else the machine was doing."""
 
     def seconds():
-        start = time.perf_counter()
-        assert run_python("import quark.onnx").returncode == 0
-        return time.perf_counter() - start
+        done = run_python("import quark.onnx, time; print(time.process_time())")
+        return float(done.stdout)
 
     assert min(seconds() for _ in range(5)) < 1.0
 
