@@ -77,9 +77,18 @@ class Interpreters:
             content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return content
 
-    def quantize(self, who: str, model: NamedModel, samples: SampleFile, preset: str, output: Path) -> Outcome:
-        """Write the quantized model to `output`, alone in its folder but for what belongs to it."""
-        job = _job(who, model, samples) | {"preset": preset, "output": str(output.absolute())}
+    def quantize(
+        self,
+        who: str,
+        model: NamedModel,
+        samples: SampleFile,
+        preset: str,
+        output: Path,
+        finetune: dict[str, Any] | None = None,
+    ) -> Outcome:
+        """Write the quantized model to `output`, alone in its folder but for what belongs to it. `finetune` are
+        settings that go before the preset's own."""
+        job = _job(who, model, samples) | {"preset": preset, "output": str(output.absolute()), "finetune": finetune}
         found = self.run(who, "one_quantization.py", job)
         written = [each.stat().st_size for each in output.parent.glob(f"{output.stem}*") if each.suffix != ".json"]
         if not output.is_file():

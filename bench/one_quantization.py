@@ -1,6 +1,7 @@
 """One measured run, alone in its process: a quantization by ours or by the peer, or a plain pass of the float model.
 
     python -I one_quantization.py JOB        JOB is JSON: who, model, samples, input_name, count, preset, output, result
+                                             (and finetune: settings that go before those of the preset's FastFinetune)
 
 Whoever is imported as `quark` in the interpreter that runs this is measured, so nothing of this folder is imported. The
 clock runs while a model file becomes a quantized file; imports, reading the images and making the session of a plain
@@ -39,9 +40,13 @@ class Reader:
 
 
 def prepare_ours(job: Job, images: np.ndarray) -> Callable[[], object]:
-    from quark.onnx import quantize
+    from quark.onnx import get_default_config, quantize
 
-    return lambda: quantize(job["model"], images, job["preset"], num_samples=job["count"]).save(job["output"])
+    config = job["preset"]
+    if job.get("finetune"):
+        config = get_default_config(job["preset"])
+        config.extra_options["FastFinetune"].update(job["finetune"])
+    return lambda: quantize(job["model"], images, config, num_samples=job["count"]).save(job["output"])
 
 
 def prepare_peer(job: Job, images: np.ndarray) -> Callable[[], object]:
@@ -51,7 +56,10 @@ def prepare_peer(job: Job, images: np.ndarray) -> Callable[[], object]:
     reader = Reader(images[: job["count"]], job["input_name"])
 
     def run() -> None:
-        quantizer = ModelQuantizer(Config(global_quant_config=get_default_config(job["preset"])))
+        config = get_default_config(job["preset"])
+        if job.get("finetune"):
+            config.extra_options["FastFinetune"].update(job["finetune"])
+        quantizer = ModelQuantizer(Config(global_quant_config=config))
         quantizer.quantize_model(job["model"], job["output"], reader)
 
     return run

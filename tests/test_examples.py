@@ -11,12 +11,14 @@ import pytest
 from documents import run_page
 
 import quark
+from quark.onnx.quantization.config.options_of_algorithms import FINETUNE_KEYS
 from quark.onnx.quantization.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 MODULES = [module.name for module in pkgutil.walk_packages(quark.__path__, "quark.")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_EXAMPLES = {"README.md", "accuracy.md", "quantizing_onnx.md", "calibration.md", "npu.md", "options.md"}
+PAGES_WITH_EXAMPLES |= {"mixed_precision.md", "finetuning.md"}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -45,8 +47,19 @@ def test_the_table_of_recipes_is_that_of_the_presets():
     table = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     told = {name: [cell.strip("`") for cell in cells] for names, *cells in rows for name in names.split("`")[1::2]}
-    assert told == {name: _recipe(preset.config()) for name, preset in PRESETS.items() if preset.without is None}
+    recipes = {name: _recipe(preset.config()) for name, preset in PRESETS.items()}
+    finetuned = {name for name, preset in PRESETS.items() if preset.config().include_fast_ft}
+    assert told == {name: recipe for name, recipe in recipes.items() if name not in finetuned}
+    for name in finetuned:
+        before = name.removesuffix("_ADAROUND").removesuffix("_ADAQUANT").replace("_ACCURATE", "_DEFAULT")
+        assert recipes[name] == recipes[before]
     assert not any(preset.config().include_sq for preset in PRESETS.values())
+
+
+def test_the_table_of_finetuning_has_every_setting():
+    section = (ROOT / "docs" / "finetuning.md").read_text().partition("## The options")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(FINETUNE_KEYS)
 
 
 def _recipe(config):

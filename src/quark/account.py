@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark.fidelity import OutputFidelity, Verdict, overall_verdict
+from quark.mixed_precision import MixedPlan
 from quark.plan import QuantizationPlan, Role, SkippedNode
 
 
@@ -75,6 +76,7 @@ class Report:
     op_types: Mapping[str, str] = field(
         default_factory=dict
     )  # node name to operator, of every node that was there to quantize
+    mixed: MixedPlan | None = None  # where layers were chosen to have lower types
 
     @property
     def verdict(self) -> Verdict:
@@ -104,6 +106,7 @@ class Report:
             "calibration": asdict(self.calibration),
             "rewrites": [asdict(each) for each in self.rewrites],
             "algorithms": [asdict(each) for each in self.algorithms],
+            "mixed_precision": self.mixed.to_dict() if self.mixed else None,
             "remarks": list(self.remarks),
             "quantized_nodes": [
                 {"node": name, "op_type": self.op_types.get(name, "")} for name in self.quantized_nodes

@@ -202,7 +202,7 @@ BAD_OPTIONS = {
     "value": (["--set", "per_channel=[1]"], "per_channel"),
     "preprocessing": (["--preprocess", "imagnet"], "imagenet"),
     "preprocessing file": (["--preprocess", "absent.yaml"], "absent.yaml"),
-    "algorithm that is not there": (["--config", "XINT8_ADAROUND"], "AdaRound"),
+    "algorithm that is not there": (["--set", "include_rotation=true"], "rotation"),
 }
 
 

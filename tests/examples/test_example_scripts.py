@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 from tiny_models import image, save_brightness_model, save_images
 
-from quark.cli.advanced_command import advanced_quantize
+from quark.cli.advanced_command import PRESETS, advanced_quantize
+from quark.onnx.quantization.presets import PRESETS as ALL_PRESETS
 
 ROOT = Path(__file__).parents[2] / "examples" / "onnx"
 MX = ROOT / "accuracy_improvement" / "MX"
@@ -71,8 +72,6 @@ def test_errors_of_the_scripts_are_lines(folder):
     assert_refused(script(MX / "quantize_model.py", folder=folder), "--input_model_path", code=2)
     unknown = script(MX / "quantize_model.py", *quantize_arguments("MXINT9"), folder=folder)
     assert_refused(unknown, "MXINT8")
-    missing = script(MX / "quantize_model.py", *quantize_arguments("MXINT8_ADAQUANT"), folder=folder)
-    assert_refused(missing, "AdaQuant")
     gpu = script(MX / "onnx_validate.py", "calib_data", "--onnx-input", "models/net.onnx", "--gpu", folder=folder)
     assert gpu.returncode == 0 or "onnxruntime-gpu" in gpu.stderr
     assert "Traceback" not in gpu.stderr
@@ -122,10 +121,26 @@ def test_cross_layer_equalization_runs(folder):
 
 
 @pytest.mark.parametrize("flag", ["--fast_finetune", "--adaround", "--adaquant"])
-def test_flags_run_or_say_what_is_missing(folder, flag):
+def test_finetuning_runs(folder, flag, monkeypatch):
+    preset = PRESETS[flag.removeprefix("--")]
+    settings = ALL_PRESETS[preset].options["FastFinetune"]
+    monkeypatch.setitem(settings, "NumIterations", 20)
+    monkeypatch.setitem(settings, "CacheDir", str(folder / "layers"))
     done = advanced(folder, flag)
-    if done.exit_code != 0:
-        assert done.exit_code == 1
-        assert done.stderr.startswith("Error: ")
-        assert len(done.stderr.strip().splitlines()) == 1
-        assert not (folder / "models" / "small.onnx").exists()
+    assert done.exit_code == 0, done.output
+    report = json.loads((folder / "models" / "small.json").read_text())
+    assert report["config_name"] == preset
+    name = "AdaQuant" if flag == "--adaquant" else "AdaRound"
+    assert name in [each["name"] for each in report["algorithms"]]
+    assert "top-1" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--fast_finetune", "--adaround", "--adaquant"])
+def test_without_torch_it_is_an_error_before_any_work(folder, flag, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = advanced(folder, flag)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: ")
+    assert "quark-quantizer[torch]" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (folder / "models" / "small.onnx").exists()

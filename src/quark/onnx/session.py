@@ -44,15 +44,19 @@ def open_session(
     threads: int | None = None,
     has_optimizations: bool = True,
     has_library: bool = True,
+    has_integer_kernels: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` of the model, whose outputs are its own and the tensors of `extra_outputs`.
 
     `threads` None leaves it to the runtime. Providers that this runtime does not have are left out with a warning; the
-    CPU is always there. The model is not changed. ModelError where a tensor is not in the graph, or the runtime
-    refuses the model.
+    CPU is always there. Without `has_integer_kernels` quantizers are computed as they stand: otherwise the runtime also
+    quantizes float weights by itself, where what they are multiplied with is. The model is not changed. ModelError
+    where a tensor is not in the graph, or the runtime refuses the model.
     """
     extra = list(extra_outputs)
-    make_options = functools.partial(_session_options, threads, has_optimizations, has_library, bool(extra))
+    make_options = functools.partial(
+        _session_options, threads, has_optimizations, has_library, bool(extra), has_integer_kernels
+    )
     options = make_options()
     if isinstance(model, (str, os.PathLike)) and not extra:
         return _create(os.fspath(model), options, providers, os.fspath(model))
@@ -80,7 +84,13 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _session_options(threads: int | None, has_optimizations: bool, has_library: bool, has_extra_outputs: bool) -> Any:
+def _session_options(
+    threads: int | None,
+    has_optimizations: bool,
+    has_library: bool,
+    has_extra_outputs: bool,
+    has_integer_kernels: bool,
+) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -90,6 +100,8 @@ def _session_options(threads: int | None, has_optimizations: bool, has_library: 
         options.inter_op_num_threads = 1
     if has_extra_outputs:
         options.enable_mem_pattern = False  # planned reuse of memory that outputs cannot take part in: a fifth more
+    if not has_integer_kernels:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not has_optimizations:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     library = library_file() if has_library else None

@@ -14,12 +14,21 @@ from quark.report.quantities import count_of, listed
 
 CROSS_LAYER, SMOOTH, BIAS_CORRECTION = "cross-layer equalization", "SmoothQuant", "bias correction"
 NPU_POSITIONS = "npu positions"
+MIXED_PRECISION = "mixed precision"
 MOST_REASONS = 2
 
 _NAMES_AND_NUMBERS = re.compile(r"'[^']*'|[-+]?\d[\d.e+-]*")
 
 # What is counted; of others it is changes.
-_NOUNS = {CROSS_LAYER: "region", SMOOTH: "group", BIAS_CORRECTION: "layer", NPU_POSITIONS: "position"}
+_NOUNS = {
+    CROSS_LAYER: "region",
+    SMOOTH: "group",
+    BIAS_CORRECTION: "layer",
+    NPU_POSITIONS: "position",
+    MIXED_PRECISION: "layer",
+    "AdaRound": "layer",
+    "AdaQuant": "layer",
+}
 
 
 def algorithm_line(facts: AlgorithmFacts) -> str:

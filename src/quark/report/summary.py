@@ -19,7 +19,8 @@ from quark.account import Report
 from quark.fidelity import OutputFidelity, Verdict
 from quark.plan import Role
 from quark.report.advice import advice
-from quark.report.algorithms import algorithm_line
+from quark.report.algorithms import MIXED_PRECISION, algorithm_line
+from quark.report.mixed_precision import mixed_line, mixed_table
 from quark.report.quantities import count_of, listed, size_text
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
     if report.outputs:
         yield ""
         yield _outputs(report.outputs)
+    if report.mixed is not None and report.mixed.layers:
+        yield ""
+        yield mixed_table(report.mixed)
     if report.remarks:
         yield ""
         yield _remarks(report.remarks)
@@ -142,7 +146,9 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     if report.rewrites:
         yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
     for index, facts in enumerate(report.algorithms):
-        yield "" if index else "algorithms", algorithm_line(facts)
+        is_mixed = facts.name == MIXED_PRECISION
+        line = mixed_line(report.mixed) if is_mixed and report.mixed else algorithm_line(facts)
+        yield "" if index else "algorithms", line
 
 
 def _plural(role: Role) -> str:

@@ -345,3 +345,10 @@ def test_path_and_cached_data_readers(tmp_path: Path) -> None:
     assert cached.get_next()["x"].dtype == np.float16  # type: ignore[index]
     with pytest.raises(InvalidValueError, match="no samples"):
         CachedDataReader(Reader([]))
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, EXPECTED), (4, EXPECTED[:4]), (10, EXPECTED)])
+def test_in_order_are_all_that_were_asked_for_held_out_or_not(count, expected):
+    samples = open_samples(Reader([{"x": each[None]} for each in images(10)]), IMAGE, count=count)
+    samples.hold_none_out()
+    assert [float(each["x"].flat[0]) for each in samples.in_order()] == expected

@@ -154,9 +154,8 @@ def test_operators_for_integers_only():
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"include_rotation": True}, UnsupportedOptionError, "rotation"),
-        ({"include_auto_mp": True}, UnsupportedOptionError, "AutoMixprecision"),
-        ({"include_fast_ft": True}, UnsupportedOptionError, "Set include_fast_ft=False"),
+        ({"include_rotation": True}, UnsupportedOptionError, "rotation is not in this version yet; leave it out"),
+        ({"include_auto_mp": True}, InvalidValueError, "AutoMixprecision with ActTargetQuantType"),
         ({"crypto_mode": True}, UnsupportedOptionError, "encrypted"),
         ({"convert_nchw_to_nhwc": True}, UnsupportedOptionError, "layouts"),
         ({"quant_format": VitisQuantFormat.FixNeuron}, UnsupportedOptionError, "use QuantFormat.QDQ"),

@@ -10,7 +10,7 @@ from quark.errors import InvalidValueError, QuarkError, UnknownNameError, Unsupp
 from quark.onnx.quantization.config import QuantizationConfig, get_default_config
 from quark.onnx.quantization.config.option_kinds import BOOL
 from quark.onnx.quantization.config.option_table import OPTIONS
-from quark.onnx.quantization.config.option_treatments import Algorithm, Refused, Remark
+from quark.onnx.quantization.config.option_treatments import Refused, Remark, Steers
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import (
     QuantType,
@@ -202,7 +202,7 @@ def test_what_cannot_matter_is_remarked_on_and_changes_nothing(name, value):
 
 def test_remarks_and_algorithm_settings_are_all_tested():
     """The list above and the refusals cover every row of those kinds."""
-    rows = {o.name for o in OPTIONS.values() if isinstance(o.treatment, (Remark, Algorithm))}
+    rows = {o.name for o in OPTIONS.values() if isinstance(o.treatment, (Remark, Steers))}
     cases = next(
         m for m in test_what_cannot_matter_is_remarked_on_and_changes_nothing.pytestmark if m.name == "parametrize"
     )

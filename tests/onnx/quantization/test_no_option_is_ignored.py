@@ -46,8 +46,11 @@ TWO_VALUES = {
     "FixShapes": ("x:[1]", "x:[2]"),
     "CopySharedInit": ([], ["Conv"]),
     "CopyBiasInit": ([], ["Conv"]),
-    "FastFinetune": ({"DataSize": 1}, {"DataSize": 2}),
-    "AutoMixprecision": ({"OutputIndex": 1}, {"OutputIndex": 2}),
+    "FastFinetune": ({"NumIterations": 1}, {"NumIterations": 2}),
+    "AutoMixprecision": (
+        {"TargetQuantType": QuantType.QInt8, "OutputIndex": 1},
+        {"TargetQuantType": QuantType.QInt8, "OutputIndex": 2},
+    ),
     "CLESteps": (1, -1),
     "CLETotalLayerDiffThreshold": (1e-6, 1e-5),
     "CLEWeightThreshold": (0, 1.0),
@@ -70,10 +73,26 @@ def with_algorithms(preset: str) -> QuantizationConfig:
     return config
 
 
+def with_mixed_precision(preset: str) -> QuantizationConfig:
+    config = get_default_config(preset)
+    config.include_auto_mp = True
+    config.extra_options["AutoMixprecision"] = {"ActTargetQuantType": QuantType.QInt8, "SQNRTarget": 20}
+    return config
+
+
+def with_finetuning(preset: str) -> QuantizationConfig:
+    config = get_default_config(preset)
+    config.include_fast_ft = True
+    return config
+
+
 CONFIGS = {
     "plain": QuantizationConfig(),
     **{name: get_default_config(name) for name in ("XINT8", "VINT8", "MXINT8", "BF16", "U8S8_AAWS", "MATMUL_NBITS")},
     "UINT8_DYNAMIC_QUANT": get_default_config("UINT8_DYNAMIC_QUANT"),
+    "A16W8 with mixed precision": with_mixed_precision("A16W8"),
+    "A8W8 with finetuning": with_finetuning("A8W8"),
+    "MXINT8_ADAQUANT": get_default_config("MXINT8_ADAQUANT"),
     "XINT8 with algorithms": with_algorithms("XINT8"),
     "MXINT8 with algorithms": with_algorithms("MXINT8"),
 }

@@ -1,4 +1,4 @@
-"""The presets: all names, fresh objects, files without loss, settings or a clear refusal."""
+"""The presets: all names, fresh objects, files without loss, settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quark.errors import UnknownNameError, UnsupportedOptionError
+from quark.errors import UnknownNameError
 from quark.onnx.choose.options import Target
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec
 from quark.onnx.insert.options import NBitsOptions
@@ -19,16 +19,13 @@ from quark.onnx.quantization.config.custom_config import (
 )
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import CalibrationMethod, PowerOfTwoMethod
+from quark.onnx.quantization.preset_rows import ADAQUANT_RATE, ADAROUND_RATE, FINETUNING_BATCH
 from quark.onnx.quantization.presets import PRESETS
 from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
+from quark.reconstruction.options import Algorithm
 
 INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
 BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
-ALGORITHM_FIELDS = ("include_fast_ft", "include_auto_mp")
-
-
-def needs_algorithm(name: str) -> bool:
-    return any(getattr(get_default_config(name), field) for field in ALGORITHM_FIELDS)
 
 
 def test_the_names_are_those_of_the_public_surface():
@@ -63,31 +60,14 @@ def test_a_preset_survives_a_file(name, suffix, tmp_path: Path):
     assert QuantizationConfig.load(config.save(tmp_path / f"config{suffix}")) == config
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not needs_algorithm(name)])
-def test_a_preset_without_algorithm_becomes_settings(name):
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_becomes_settings(name):
     settings = settings_of(name)
     assert settings.name == name
     assert settings.remarks == ()
     assert settings_of(get_default_config(name)) == settings
     assert settings_of(QConfig.get_default_config(name)) == settings
     assert settings.config["extra_options"].keys() == get_default_config(name).extra_options.keys()
-
-
-@pytest.mark.parametrize("name", [name for name in PRESETS if needs_algorithm(name)])
-def test_a_preset_with_an_algorithm_says_what_is_missing_and_what_to_use(name):
-    with pytest.raises(UnsupportedOptionError, match="does not have yet") as error:
-        settings_of(name)
-    assert f"'{name}'" in str(error.value)
-    assert f"'{PRESETS[name].without}'" in str(error.value)
-    assert PRESETS[name].without in PRESETS
-    settings_of(PRESETS[name].without)
-
-
-def test_the_message_names_algorithm_and_option():
-    with pytest.raises(UnsupportedOptionError, match=r"AdaRound \(include_fast_ft=True, extra option 'FastFinetune'\)"):
-        settings_of("XINT8_ADAROUND")
-    with pytest.raises(UnsupportedOptionError, match="Without it there is 'MXINT8'"):
-        settings_of("MXINT8_ADAQUANT")
 
 
 @pytest.mark.parametrize(
@@ -190,12 +170,44 @@ def test_presets_that_need_no_data():
 
 
 def test_finetuning_parameters():
-    assert DEFAULT_ADAROUND_PARAMS["LearningRate"] == 0.1
-    assert DEFAULT_ADAQUANT_PARAMS["LearningRate"] == 1e-5
-    assert get_default_config("XINT8_ADAROUND").extra_options["FastFinetune"] == DEFAULT_ADAROUND_PARAMS
+    assert (DEFAULT_ADAROUND_PARAMS["LearningRate"], DEFAULT_ADAROUND_PARAMS["BatchSize"]) == (0.1, 2)
+    assert (DEFAULT_ADAQUANT_PARAMS["LearningRate"], DEFAULT_ADAQUANT_PARAMS["BatchSize"]) == (1e-5, 2)
+    for parameters in (DEFAULT_ADAROUND_PARAMS, DEFAULT_ADAQUANT_PARAMS):
+        settings_of(QuantizationConfig(include_fast_ft=True, extra_options={"FastFinetune": parameters}))
     accurate = get_default_config("INT8_CNN_ACCURATE")
     assert accurate.calibrate_method is CalibrationMethod.Percentile
     assert accurate.extra_options["Percentile"] == 99.9999
+
+
+def finetuned() -> list[str]:
+    return [name for name in PRESETS if get_default_config(name).include_fast_ft]
+
+
+@pytest.mark.parametrize("name", finetuned())
+def test_what_finetuning_does_is_written_in_the_preset(name):
+    algorithm = Algorithm.ADAQUANT if name.endswith("_ADAQUANT") else Algorithm.ADAROUND
+    parameters = get_default_config(name).extra_options["FastFinetune"]
+    rate = ADAQUANT_RATE if algorithm is Algorithm.ADAQUANT else ADAROUND_RATE
+    assert {**parameters} == {
+        "DataSize": 1000,
+        "FixedSeed": 1705472343,
+        "BatchSize": FINETUNING_BATCH,
+        "NumIterations": 1000,
+        "LearningRate": rate,
+        "OptimAlgorithm": algorithm.value,
+        "OptimDevice": "cpu",
+        "InferDevice": "cpu",
+        "EarlyStop": True,
+    }
+    options = settings_of(name).refine.finetune
+    assert options.fit.algorithm is algorithm
+    assert options.fit.has_early_stop
+    assert options.fit.learning_rate == (None if rate == "auto" else rate)
+    assert options.data_size == 1000
+
+
+def test_the_presets_that_finetune():
+    assert finetuned() == [name for name in PRESETS if name.endswith(("_ACCURATE", "_ADAROUND", "_ADAQUANT"))]
 
 
 def test_the_recipe_of_xint8_can_be_read_and_changed():
@@ -222,3 +234,14 @@ def test_formats_that_need_no_data_use_none(name):
 def test_block_formats_need_no_data_and_use_a_little(name):
     assert not settings_of(name).needs_data
     assert settings_of(name).sample_use == 16
+
+
+def test_finetuning_needs_data_and_uses_as_much_as_is_said():
+    assert settings_of("MXINT8_ADAQUANT").needs_data
+    assert settings_of("MXINT8_ADAQUANT").sample_use == 1000
+    assert settings_of("A8W8_ADAQUANT").sample_use is None  # calibration looks at all
+    config = get_default_config("MXFP8E4M3_ADAQUANT")
+    config.extra_options["FastFinetune"]["DataSize"] = 4
+    assert settings_of(config).sample_use == 16  # those of bias correction
+    del config.extra_options["FastFinetune"]["DataSize"]
+    assert settings_of(config).sample_use is None

@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from mixed_networks import images as mixed_images
+from mixed_networks import mixed_network
 from onnx_models import Net, conv_bn_relu, random_feed, residual, transformer_block, with_if
 
 from quark.demo import network_path
-from quark.errors import InvalidValueError, ModelError, QuarkError, UnsupportedOptionError
+from quark.errors import InvalidValueError, ModelError, QuarkError
 from quark.fidelity import Verdict
 from quark.onnx import (
     ModelQuantizer,
@@ -48,16 +50,13 @@ def session_of(model, has_library=True):
     return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
 
 
-def has_algorithm(name):
-    return any(part in name for part in ("_ADAROUND", "_ADAQUANT", "_ACCURATE", "_MIXED_"))
-
-
-PLAIN = [name for name in PRESETS if not has_algorithm(name)]
+FINETUNED = [name for name in PRESETS if name.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE"))]
+PLAIN = [name for name in PRESETS if name not in FINETUNED]
 COARSE = ("INT8_TRANSFORMER_DEFAULT", "INT16_TRANSFORMER_DEFAULT", "MX4", "MXFP4E2M1", "MXFP6E3M2", "MXFP8E5M2", "MX6")
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_every_preset_without_an_algorithm_quantizes_the_demo_network(name, tmp_path):
+def test_every_preset_that_trains_nothing_quantizes_the_demo_network(name, tmp_path):
     before = hashlib.sha256(network_path().read_bytes()).hexdigest()
     result = quantize(network_path(), images(), name)
     path = result.save(tmp_path / "out.onnx")
@@ -73,10 +72,17 @@ def test_every_preset_without_an_algorithm_quantizes_the_demo_network(name, tmp_
     onnx.checker.check_model(onnx.load(path))
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if has_algorithm(name)])
-def test_presets_whose_algorithm_is_missing_say_so(name):
-    with pytest.raises(UnsupportedOptionError, match="does not have yet"):
-        ModelQuantizer(QConfig.get_default_config(name))
+@pytest.mark.parametrize("name", FINETUNED)
+def test_every_preset_that_finetunes_quantizes_a_network(name, tmp_path):
+    config = get_default_config(name)
+    config.extra_options["FastFinetune"] |= {"NumIterations": 5, "DataSize": 8, "CacheDir": tmp_path / "layers"}
+    result = quantize(mixed_network(), mixed_images(10), config)
+    facts = {each.name: each for each in result.report.algorithms}["AdaQuant" if "ADAQUANT" in name else "AdaRound"]
+    assert facts.changed or facts.left
+    path = result.save(tmp_path / "out.onnx")
+    assert np.isfinite(session_of(path).run(None, mixed_images(1)[0])[0]).all()
+    assert any("Quant" in node.op_type for node in onnx.load(path).graph.node)
+    onnx.checker.check_model(onnx.load(path))
 
 
 @pytest.mark.parametrize("name", ["XINT8", "MXFP8E4M3", "BF16", "U16S8_AAWS"])

@@ -113,3 +113,26 @@ class LayerSpec:
     weight: TensorSpec | None
     bias: TensorSpec | None = None
     output: TensorSpec | None = None
+
+
+def words_of(layer: LayerSpec) -> str:
+    """The types in words.
+
+    >>> words_of(LayerSpec(AffineSpec("int16"), AffineSpec("int8")))
+    'int16 activations, int8 weights'
+    """
+    activation, weight = ("float" if each is None else each.format for each in (layer.activation, layer.weight))
+    return activation if activation == weight else f"{activation} activations, {weight} weights"
+
+
+def bits_of(layer: LayerSpec) -> tuple[float, float]:
+    """The bits of an element of activations and of weights, with its part of a block's scale; 32 where it is float."""
+    return _bits(layer.activation), _bits(layer.weight)
+
+
+def _bits(spec: TensorSpec | None) -> float:
+    if spec is None:
+        return 32.0
+    if isinstance(spec, BlockSpec):
+        return float(spec.quantizer.format.bits_per_element)
+    return 16.0 if isinstance(spec, FloatSpec) else float(integer_format(spec.format).bits)

@@ -35,6 +35,7 @@ class Samples:
         self.is_random = is_random
         self._store = store
         total = len(store)
+        self._in_order = total - spare or total  # where all are for the verdict alone, those
         self.is_held_out_shared = total == 1 and not spare
         held = self._within_memory(_held_out(total, spare))
         self._indices = [i for i in range(total - spare) if i not in held or self.is_held_out_shared]
@@ -49,6 +50,10 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         return (self._store[i] for i in self._indices)
+
+    def in_order(self) -> Iterator[Sample]:
+        """All that were asked for, those held out among them, in the order in which they came."""
+        return (self._store[i] for i in range(self._in_order))
 
     def hold_none_out(self) -> None:
         """There is no verdict to come. What is calibrated on stays the same."""

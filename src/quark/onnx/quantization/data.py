@@ -24,9 +24,11 @@ class Data:
 
     def open(self, model: ir.Model, settings: Settings) -> Samples:
         """The samples, checked against the model: as many as are of use, a few where only the verdict looks at them.
-        Random numbers are made where there is nothing else and the result hangs on samples."""
+        Random numbers, and few, are made where there is nothing else and the result hangs on samples."""
         options, use = settings.calibrate, settings.sample_use
         source = None if options.has_random_data else self.source
+        if source is None:
+            use = None if settings.needs_data else 0
         return open_samples(
             source,
             input_infos(model),
@@ -34,5 +36,5 @@ class Data:
             batch_size=self.batch_size,
             preprocessing=self.preprocessing,
             seed=options.seed,
-            use=0 if source is None and not settings.needs_data else use,
+            use=use,
         )

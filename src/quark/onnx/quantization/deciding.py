@@ -12,9 +12,13 @@ from quark.account import AlgorithmFacts
 from quark.onnx.calibrate import FloatRunner, survey
 from quark.onnx.choose import Placement, RangeKey, choose, limit_positions, rechoose
 from quark.onnx.data import Samples
+from quark.onnx.insert import insert
+from quark.onnx.quantization.finetuning import finetune
+from quark.onnx.quantization.output_error import output_error
 from quark.onnx.quantization.prefix_correction import correct_from_prefix
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.refine import CorrectionInputs, correct_biases, tensors_to_average
+from quark.onnx.save import SaveOptions, finish
 from quark.plan import QuantizationPlan, SkippedNode
 from quark.ranges import TensorRange
 
@@ -29,8 +33,63 @@ def decide(
     samples: Samples,
     expected: Sequence[Mapping[str, Any]],
     settings: Settings,
+    exact: ir.Model | None,
 ) -> tuple[QuantizationPlan, tuple[AlgorithmFacts, ...]]:
-    """The plan that is carried out, and what algorithms did for it. Biases of the float model may change."""
+    """The plan that is carried out, and what algorithms did for it. Weights and biases of the float model may change;
+    `exact` is what it was, where that is wanted."""
+    plan, facts = _corrected(model, placement, ranges, runner, samples, expected, settings)
+    if settings.refine.finetune is None or exact is None:
+        return plan, facts
+    return plan, (*facts, _finetuned(model, exact, plan, samples, expected, settings))
+
+
+def _finetuned(
+    model: ir.Model,
+    exact: ir.Model,
+    plan: QuantizationPlan,
+    samples: Samples,
+    expected: Sequence[Mapping[str, Any]],
+    settings: Settings,
+) -> AlgorithmFacts:
+    """Finetune weights and biases for this plan, whose scales they were fitted with; all is taken back where the whole
+    network is no better for it."""
+    before = _quantized_error(model, plan, samples, expected, settings)
+    standing = {name: value.const_value for name, value in model.graph.initializers.items()}
+    found = finetune(model, exact, plan, samples, settings)
+    after = _quantized_error(model, plan, samples, expected, settings)
+    if after <= before:
+        return found
+    for name, tensor in standing.items():
+        model.graph.initializers[name].const_value = tensor
+    reason = f"the network's outputs on held-out samples got worse: error {before:.4g} became {after:.4g}"
+    return replace(found, changed=(), left=(*found.left, SkippedNode("", "", reason)))
+
+
+def _quantized_error(
+    model: ir.Model,
+    plan: QuantizationPlan,
+    samples: Samples,
+    expected: Sequence[Mapping[str, Any]],
+    settings: Settings,
+) -> float:
+    """Of the network as it would be written; 0 where no samples were held out."""
+    if not samples.held_out:
+        return 0.0
+    copy = model.clone()
+    insert(copy, plan, settings.insert)
+    runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
+    return output_error(runnable, samples.held_out, expected)
+
+
+def _corrected(
+    model: ir.Model,
+    placement: Placement,
+    ranges: Ranges,
+    runner: FloatRunner,
+    samples: Samples,
+    expected: Sequence[Mapping[str, Any]],
+    settings: Settings,
+) -> tuple[QuantizationPlan, tuple[AlgorithmFacts, ...]]:
     plan = choose(model, placement, ranges, settings.choose)
     plan, moved = _within_limits(model, plan, settings)
     if settings.refine.bias_correction is None:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.account import CalibrationFacts, FileFacts, Report
-from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
+from quark.onnx.calibrate import FloatRunner
 from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
 from quark.onnx.insert import insert
@@ -20,7 +20,9 @@ from quark.onnx.optimize import optimize
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.deciding import decide
 from quark.onnx.quantization.equalizing import equalize
+from quark.onnx.quantization.measuring import measure
 from quark.onnx.quantization.memory import verdict_obstacle
+from quark.onnx.quantization.mixing import mix
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.quantization.verdict import compare_outputs, float_outputs
 from quark.onnx.quantization.versions import metadata_of, versions
@@ -28,7 +30,6 @@ from quark.onnx.refine import CorrectionInputs, give_biases, layer_inputs, layer
 from quark.onnx.save import finish
 from quark.onnx.simulate import simulate
 from quark.plan import QuantizationPlan
-from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
 
 
@@ -57,24 +58,30 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     if obstacle is not None:
         samples.hold_none_out()
     expected = float_outputs(model, samples, settings) if settings.optimize.changes_outputs else []
+    original = model.clone() if settings.mix is not None and settings.optimize.changes_outputs else None
     rewrites = optimize(model, settings.optimize)
     equalized = equalize(model, samples, settings)
-    if settings.refine.bias_correction is not None and not samples.is_random:
+    if settings.refine.changes_biases and not samples.is_random:
         give_biases(model)
+    mixed = None if settings.mix is None else mix(model, original, samples, settings, names)
+    if mixed is not None:
+        settings = replace(settings, choose=mixed.choose)
     placement = place(model, settings.choose, vanished=names)
     op_types = _op_types(model)
     wanted = tensors_to_measure(placement)
     with FloatRunner(
         model, _watched(wanted, model, samples, settings), providers=settings.calibrate.providers
     ) as runner:
-        ranges = _measure(runner, wanted, samples, settings)
+        ranges = measure(runner, wanted, samples, settings, mixed.ranges if mixed else None)
         expected = expected or [runner.outputs(sample) for sample in samples.held_out]
+        exact = model.clone() if settings.refine.finetune is not None else None
         simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
-        plan, refined = decide(model, placement, ranges, runner, samples, expected, settings)
+        plan, refined = decide(model, placement, ranges, runner, samples, expected, settings, exact)
     insert(model, plan, settings.insert)
     message = finish(model, metadata_of(settings, plan), settings.save)
+    mixed = mixed.judged(message, settings) if mixed else None
     outputs = compare_outputs(message, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
-    algorithms = (*equalized, *refined)
+    algorithms = (*equalized, *([mixed.facts] if mixed else []), *refined)
     idle = [remark for each in algorithms if (remark := idle_remark(each)) is not None]
     account = Report(
         config_name=settings.name,
@@ -87,8 +94,12 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
         outputs=outputs,
         rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in simulated)),
         algorithms=algorithms,
-        remarks=(*settings.remarks, *loaded.remarks, *_remarks(plan, samples, settings, obstacle), *idle),
+        remarks=(
+            *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
+            *(*_remarks(plan, samples, settings, obstacle), *idle),
+        ),
         op_types=op_types,
+        mixed=mixed.plan if mixed else None,
     )
     return Outcome(message, account, loaded.digest)
 
@@ -100,21 +111,6 @@ def _watched(wanted: Sequence[RangeKey], model: ir.Model, samples: Samples, sett
     if correction is not None and correction.inputs is CorrectionInputs.QUANTIZED:
         layers += layer_outputs(model)
     return list(dict.fromkeys([*(name for name, _ in wanted), *layers]))
-
-
-def _measure(
-    runner: FloatRunner, wanted: Sequence[RangeKey], samples: Samples, settings: Settings
-) -> dict[RangeKey, TensorRange]:
-    """The ranges; a tensor that is wanted for several specs is looked at once for each."""
-    ranges: dict[RangeKey, TensorRange] = {}
-    pending = list(wanted)
-    while pending:
-        once = dict(reversed(pending))
-        methods = {name: Wanted(spec.method, spec.integer, spec.is_symmetric) for name, spec in once.items()}
-        found = calibrate(runner, methods, samples, settings.calibrate)
-        ranges |= {(name, once[name]): each for name, each in found.items()}
-        pending = [key for key in pending if key not in ranges]
-    return ranges
 
 
 def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecked: bool) -> CalibrationFacts:

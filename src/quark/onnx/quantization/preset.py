@@ -23,13 +23,12 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Preset:
-    """A row. `without` names the preset to use where its algorithm is not available."""
+    """A row."""
 
     name: str
     description: str
     fields: Mapping[str, Any]
     options: Mapping[str, Any]
-    without: str | None = None
 
     def config(self) -> QuantizationConfig:
         """A fresh config; nothing in it is shared."""
@@ -51,5 +50,4 @@ class Preset:
             description=f"{self.description}, refined by {algorithm.name}",
             fields={**self.fields, algorithm.flag: True},
             options={**self.options, algorithm.option: dict(algorithm.parameters)},
-            without=self.without or self.name,
         )

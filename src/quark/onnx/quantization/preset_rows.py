@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from quark.mixed_precision import DEFAULT_SQNR_DB
 from quark.onnx.quantization.config.data_type import DataType
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
@@ -21,11 +22,17 @@ BF16 = ExtendedQuantType.QBFloat16
 MIN_MAX, PERCENTILE, MIN_MSE = CalibrationMethod.MinMax, CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
 
 
-def _finetuning(learning_rate: float, algorithm: str) -> dict[str, Any]:
+# Of the presets that finetune. 'auto' is found for each layer: what fits differs a hundredfold between formats.
+ADAROUND_RATE: float | str = "auto"
+ADAQUANT_RATE: float | str = "auto"
+FINETUNING_BATCH = 4
+
+
+def _finetuning(learning_rate: float | str, algorithm: str, batch_size: int) -> dict[str, Any]:
     return {
         "DataSize": 1000,
         "FixedSeed": 1705472343,
-        "BatchSize": 2,
+        "BatchSize": batch_size,
         "NumIterations": 1000,
         "LearningRate": learning_rate,
         "OptimAlgorithm": algorithm,
@@ -35,11 +42,13 @@ def _finetuning(learning_rate: float, algorithm: str) -> dict[str, Any]:
     }
 
 
-DEFAULT_ADAROUND_PARAMS = _finetuning(0.1, "adaround")
-DEFAULT_ADAQUANT_PARAMS = _finetuning(1e-5, "adaquant")
+DEFAULT_ADAROUND_PARAMS = _finetuning(0.1, "adaround", 2)  # the parameters that scripts import
+DEFAULT_ADAQUANT_PARAMS = _finetuning(1e-5, "adaquant", 2)
 
-ADAROUND = Algorithm("AdaRound", "_ADAROUND", "include_fast_ft", "FastFinetune", _finetuning(0.1, "adaround"))
-ADAQUANT = Algorithm("AdaQuant", "_ADAQUANT", "include_fast_ft", "FastFinetune", _finetuning(1e-5, "adaquant"))
+_ADAROUND_PARAMETERS = _finetuning(ADAROUND_RATE, "adaround", FINETUNING_BATCH)
+_ADAQUANT_PARAMETERS = _finetuning(ADAQUANT_RATE, "adaquant", FINETUNING_BATCH)
+ADAROUND = Algorithm("AdaRound", "_ADAROUND", "include_fast_ft", "FastFinetune", _ADAROUND_PARAMETERS)
+ADAQUANT = Algorithm("AdaQuant", "_ADAQUANT", "include_fast_ft", "FastFinetune", _ADAQUANT_PARAMETERS)
 
 _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 
@@ -71,12 +80,12 @@ def _attributes(*types: DataType | Any) -> dict[str, Any]:
     return {options[each.map_onnx_format]: dict(each.attributes) for each in types if isinstance(each, DataType)}
 
 
-def mixed(name: str, description: str, base: Preset, target: Any, without: str) -> Preset:
+def mixed(name: str, description: str, base: Preset, target: Any) -> Preset:
     """Auto mixed precision from the base's types to the target's."""
     target_type = target.map_onnx_format if isinstance(target, DataType) else target
-    precision = {"ActTargetQuantType": target_type, "WeightTargetQuantType": target_type}
+    precision = {"ActTargetQuantType": target_type, "WeightTargetQuantType": target_type, "SQNRTarget": DEFAULT_SQNR_DB}
     options = {**base.options, **_attributes(target), "AutoMixprecision": precision}
-    return Preset(name, description, {**base.fields, "include_auto_mp": True}, options, without)
+    return Preset(name, description, {**base.fields, "include_auto_mp": True}, options)
 
 
 def accurate(base: Preset, name: str) -> Preset:

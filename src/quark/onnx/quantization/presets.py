@@ -140,7 +140,7 @@ S16S8 = integers(
     ActivationSymmetric=True,
     BiasCorrection=True,
 )
-S16S16 = integers("S16S16_AAWS", "", PERCENTILE, (S16, S16), Percentile=99.9999, Int32Bias=False)
+S16S16 = integers("S16S16_AAWS", "", PERCENTILE, (S16, S16), Percentile=99.9999, Int32Bias=False, BiasCorrection=True)
 
 INT8_CNN = integers(
     "INT8_CNN_DEFAULT",
@@ -192,8 +192,8 @@ BLOCK_PRESETS = (
     blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8),
 )
 MIXED_BLOCK_PRESETS = (
-    mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16, "BF16"),
-    mixed("BF16_MIXED_MXINT8", "bfloat16, MXINT8 where it does no harm", BFLOAT16, MXInt8, "BF16"),
+    mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16),
+    mixed("BF16_MIXED_MXINT8", "bfloat16, MXINT8 where it does no harm", BFLOAT16, MXInt8),
 )
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
 WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS)
@@ -228,7 +228,7 @@ _ROWS = (
     blocks("BF16_BFP16", "bfloat16 activations, block float weights", BF16, BFP16),
     blocks("BF16_MXINT8", "bfloat16 activations, MXINT8 weights", BF16, MXInt8),
     blocks("MX9_INT8", "MX9 activations, int8 weights", MX9, S8),
-    mixed("S16S16_MIXED_S8S8", "signed 16 bits, 8 where it does no harm", S16S16, S8, "INT16_CNN_DEFAULT"),
+    mixed("S16S16_MIXED_S8S8", "signed 16 bits, 8 where it does no harm", S16S16, S8),
     *MIXED_BLOCK_PRESETS,
     Preset(
         "MATMUL_NBITS",

@@ -12,6 +12,7 @@ from quark.onnx.choose.specs import is_measured
 from quark.onnx.equalize.options import EqualizeOptions
 from quark.onnx.insert.options import InsertOptions
 from quark.onnx.load.options import LoadOptions
+from quark.onnx.mix.options import MixOptions
 from quark.onnx.optimize.options import OptimizeOptions
 from quark.onnx.refine.options import RefineOptions
 from quark.onnx.save.options import SaveOptions
@@ -31,6 +32,7 @@ class Settings:
     calibrate: CalibrationOptions = field(default_factory=CalibrationOptions)
     simulate: SimulateOptions = field(default_factory=SimulateOptions)
     refine: RefineOptions = field(default_factory=RefineOptions)
+    mix: MixOptions | None = None  # None: all layers have the types of `choose`
     insert: InsertOptions = field(default_factory=InsertOptions)
     save: SaveOptions = field(default_factory=SaveOptions)
     has_summary: bool = True
@@ -40,17 +42,27 @@ class Settings:
     @property
     def needs_data(self) -> bool:
         """That the result hangs on samples, be they random numbers."""
-        if self.equalize.smooth is not None:
+        return self.refine.finetune is not None or self._is_calibrated
+
+    @property
+    def _is_calibrated(self) -> bool:
+        """That something is measured on the samples, for which all count."""
+        if self.equalize.smooth is not None or (self.mix is not None and not self.mix.is_plan_given):
             return True
         choose = self.choose
         layers = [choose.default, *(layer for _, layer in (*choose.by_op_type, *choose.by_node))]
+        layers += [] if self.mix is None else [self.mix.low]
         specs = [spec for each in layers if each is not None for spec in (each.activation, each.output)]
         return not choose.is_weights_only and any(spec is not None and is_measured(spec) for spec in specs)
 
     @property
     def sample_use(self) -> int | None:
         """How many samples are of use; None: all that there are, 0: none but for the verdict."""
-        if self.needs_data:
+        cross_layer, correction, finetune = self.equalize.cross_layer, self.refine.bias_correction, self.refine.finetune
+        if self._is_calibrated or (finetune is not None and finetune.data_size is None):
             return None
-        cross_layer, correction = self.equalize.cross_layer, self.refine.bias_correction
-        return max(cross_layer.sample_use if cross_layer else 0, correction.sample_limit if correction else 0)
+        return max(
+            cross_layer.sample_use if cross_layer else 0,
+            correction.sample_limit if correction else 0,
+            (finetune.data_size or 0) if finetune else 0,
+        )

@@ -55,6 +55,20 @@ class Window:
             matrix[tap, source[(source >= 0) & (source < size)]] = 1
         return matrix, positions
 
+    def sources(self, size: int) -> Array:
+        """For every position, the input that each tap falls on, [positions, kernel]; -1 where it falls on none."""
+        begin, end = self._padding(size)
+        reach = self.dilation * (self.kernel - 1) + 1
+        taps = np.arange(self.kernel) * self.dilation
+        if self.is_transposed:
+            count = self.stride * (size - 1) + self.output_padding + reach - begin - end
+            ahead = np.arange(max(count, 0))[:, None] + begin - taps
+            found = np.where(ahead % self.stride == 0, ahead // self.stride, -1)
+        else:
+            count = (size + begin + end - reach) // self.stride + 1
+            found = np.arange(max(count, 0))[:, None] * self.stride + taps - begin
+        return np.where((found >= 0) & (found < size), found, -1)
+
     def _padding(self, size: int) -> tuple[int, int]:
         if not self.same:
             return self.pad_begin, self.pad_end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from os import PathLike
 from typing import Any, ClassVar
 
 from quark.errors import InvalidValueError, unknown_name
@@ -22,14 +23,15 @@ class AlgoConfig:
 
     name: ClassVar[str] = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its name and what differs from the defaults, as JSON can hold it.
+    def to_dict(self, on_function: Callable[[str], Any] | None = None) -> dict[str, Any]:
+        """Its name and what differs from the defaults, as JSON can hold it. A function is an error, or becomes what
+        `on_function` makes of its name.
 
         >>> SmoothQuantConfig(alpha=0.7).to_dict()
         {'name': 'smooth_quant', 'alpha': 0.7}
         """
         changed = {each.name: getattr(self, each.name) for each in fields(self) if not _is_default(self, each)}
-        return {"name": self.name, **{key: _plain(key, value) for key, value in changed.items()}}
+        return {"name": self.name, **{key: _plain(key, value, on_function) for key, value in changed.items()}}
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> AlgoConfig:
@@ -54,11 +56,15 @@ def _is_default(algorithm: AlgoConfig, each: Any) -> bool:
     return bool((tuple(value) if isinstance(value, list) else value) == default)
 
 
-def _plain(key: str, value: Any) -> Any:
+def _plain(key: str, value: Any, on_function: Callable[[str], Any] | None) -> Any:
     if isinstance(value, QLayerConfig):
         return value.to_dict()
+    if callable(value) and on_function is not None:
+        return on_function(key)
     if callable(value):
         raise InvalidValueError(f"'{key}' is a function, which a file cannot hold: set it in Python after loading")
+    if isinstance(value, PathLike):
+        return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -102,7 +108,7 @@ class AdaRoundConfig(AlgoConfig):
     batch_size: int = 1
     num_batches: int = 1
     num_iterations: int = 1000
-    learning_rate: float = 0.1
+    learning_rate: float | str = 0.1
     early_stop: bool = False
     output_index: int = 0
     lr_adjust: tuple[float, float] | None = None
@@ -132,7 +138,7 @@ class AdaQuantConfig(AdaRoundConfig):
 
     name: ClassVar[str] = "adaquant"
     num_iterations: int = 3000
-    learning_rate: float = 1e-5
+    learning_rate: float | str = 1e-5
 
 
 @dataclass
@@ -152,7 +158,7 @@ class AutoMixprecisionConfig(AlgoConfig):
     metric_default: str = "l2"
     metric_threshold: float | None = 0
     metric_optimize_object: str = "speed"
-    sensitivity_cache_file: str | None = None
+    sensitivity_cache_file: str | PathLike[str] | None = None
     worker_num: int = 1
     dual_quant_nodes: bool = False
     no_input_qdq_shared: bool = False

@@ -2,6 +2,9 @@
 
     include_cle       CLEConfig              cross-layer equalization      CLE...
     include_sq        SmoothQuantConfig      SmoothQuant                   SmoothAlpha
+    include_auto_mp   AutoMixprecisionConfig mixed precision               AutoMixprecision
+    include_fast_ft   AdaRoundConfig         finetuning                    FastFinetune
+                      AdaQuantConfig
     BiasCorrection    BiasCorrectionConfig   bias correction               BiasCorrection...
 
 An entry of `algo_config` is the field and the options that say the same. An extra option goes before a setting that the
@@ -14,12 +17,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.onnx.equalize.options import CrossLayerOptions, EqualizeOptions, SmoothOptions
-from quark.onnx.quantization.config.algorithm import AlgoConfig, BiasCorrectionConfig, CLEConfig, SmoothQuantConfig
+from quark.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    AutoMixprecisionConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+    SmoothQuantConfig,
+)
 from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantization.config.finetune_entry import finetune_settings
+from quark.onnx.quantization.config.finetune_options import finetune_options
+from quark.onnx.quantization.config.mixed_precision_entry import mixed_precision_settings
 from quark.onnx.quantization.config.option_treatments import Draft
-from quark.onnx.quantization.config.options_of_algorithms import BIAS_CORRECTION, CROSS_LAYER, SMOOTH
+from quark.onnx.quantization.config.options_of_algorithms import (
+    BIAS_CORRECTION,
+    CROSS_LAYER,
+    FINETUNE,
+    MIXED_PRECISION,
+    SMOOTH,
+)
 from quark.onnx.refine.options import BiasCorrectionOptions, RefineOptions
 
 
@@ -47,6 +67,9 @@ _ENTRIES: Mapping[type[AlgoConfig], _Entry] = {
     ),
     SmoothQuantConfig: _Entry({SMOOTH: True}, settings={"alpha": "SmoothAlpha"}),
     BiasCorrectionConfig: _Entry(options={BIAS_CORRECTION: True}),
+    AutoMixprecisionConfig: _Entry({MIXED_PRECISION: True}),
+    AdaRoundConfig: _Entry({FINETUNE: True}),
+    AdaQuantConfig: _Entry({FINETUNE: True}),
 }
 
 
@@ -73,20 +96,23 @@ def _check_entries(algorithms: Any) -> None:
     if not isinstance(algorithms, (list, tuple)) or not all(isinstance(each, AlgoConfig) for each in algorithms):
         raise UnsupportedTypeError(f"algo_config {algorithms!r}: expected a list such as [CLEConfig()]")
     names = [type(each).__name__ for each in algorithms]
-    missing = [type(each).__name__ for each in algorithms if type(each) not in _ENTRIES]
-    if missing:
+    unknown = [name for each, name in zip(algorithms, names, strict=True) if type(each) not in _ENTRIES]
+    if unknown:
         available = ", ".join(cls.__name__ for cls in _ENTRIES)
-        raise UnsupportedOptionError(
-            f"algo_config asks for {', '.join(missing)}, which this version does not have yet: leave it out. "
-            f"There are {available}"
-        )
+        raise UnsupportedTypeError(f"algo_config has {', '.join(unknown)}: expected {available}")
     for name in names:
         if names.count(name) > 1:
             raise InvalidValueError(f"algo_config has {name} more than once: leave one of them")
+    if AdaRoundConfig.__name__ in names and AdaQuantConfig.__name__ in names:
+        raise InvalidValueError("algo_config has AdaRoundConfig and AdaQuantConfig: weights are trained by one of them")
 
 
 def _settings(algorithm: AlgoConfig, entry: _Entry) -> list[tuple[str, Any]]:
     """The settings that differ from the defaults, under the names of their options."""
+    if isinstance(algorithm, AutoMixprecisionConfig):
+        return [("AutoMixprecision", mixed_precision_settings(algorithm))]
+    if isinstance(algorithm, AdaRoundConfig):
+        return [("FastFinetune", finetune_settings(algorithm))]
     usual = type(algorithm)()
     values = {name: getattr(algorithm, name) for name in entry.settings}
     return [(entry.settings[name], value) for name, value in values.items() if value != getattr(usual, name)]
@@ -94,7 +120,7 @@ def _settings(algorithm: AlgoConfig, entry: _Entry) -> list[tuple[str, Any]]:
 
 def switched_on(config: QuantizationConfig) -> frozenset[str]:
     """The fields and extra options of this config that turn an algorithm on."""
-    fields = [name for name in (CROSS_LAYER, SMOOTH) if getattr(config, name)]
+    fields = [name for name in (CROSS_LAYER, SMOOTH, MIXED_PRECISION, FINETUNE) if getattr(config, name)]
     return frozenset(fields + [name for name in (BIAS_CORRECTION,) if config.extra_options.get(name)])
 
 
@@ -116,5 +142,8 @@ def _cross_layer(draft: Draft) -> CrossLayerOptions:
 
 
 def refine_options(draft: Draft) -> RefineOptions:
-    is_on = BIAS_CORRECTION in draft.switched_on
-    return RefineOptions(BiasCorrectionOptions(**draft.of("bias_correction")) if is_on else None)
+    is_corrected, is_finetuned = BIAS_CORRECTION in draft.switched_on, FINETUNE in draft.switched_on
+    return RefineOptions(
+        BiasCorrectionOptions(**draft.of("bias_correction")) if is_corrected else None,
+        finetune_options(draft) if is_finetuned else None,
+    )

@@ -51,13 +51,8 @@ def _kind(name: str) -> Kind:
 
 FIELD_KINDS: Mapping[str, Kind] = {each.name: _kind(each.name) for each in fields(QuantizationConfig)}
 
-# The algorithm that a field asks for and this version does not have, and the extra option with its settings.
-ALGORITHM_FIELDS: Mapping[str, tuple[str, str]] = {
-    "include_fast_ft": ("fast finetuning", "FastFinetune"),
-    "include_auto_mp": ("auto mixed precision", "AutoMixprecision"),
-    "include_rotation": ("rotation", ""),
-}
 REFUSED_FIELDS: Mapping[str, str] = {
+    "include_rotation": "rotation is not in this version yet",
     "crypto_mode": "models are not encrypted in this version",
     "convert_nchw_to_nhwc": "layouts are kept as they are in this version",
 }
@@ -72,14 +67,8 @@ def check_fields(config: QuantizationConfig) -> None:
         raise type(error)(str(error).replace("option ", "field ", 1)) from None
 
 
-def refuse_fields(config: QuantizationConfig, preset: str | None) -> None:
+def refuse_fields(config: QuantizationConfig) -> None:
     """Raise an error for a field that asks for what this version does not have, with what to do instead."""
-    for name, (algorithm, option) in ALGORITHM_FIELDS.items():
-        if getattr(config, name):
-            settings = config.extra_options.get(option)
-            chosen = settings.get("OptimAlgorithm") if isinstance(settings, Mapping) else None
-            title = {"adaround": "AdaRound", "adaquant": "AdaQuant"}.get(str(chosen), algorithm)
-            raise UnsupportedOptionError(_missing_algorithm(name, title, option, preset))
     for name, reason in REFUSED_FIELDS.items():
         if getattr(config, name):
             raise UnsupportedOptionError(f"field '{name}' = True: {reason}; leave it out")
@@ -90,15 +79,6 @@ def refuse_fields(config: QuantizationConfig, preset: str | None) -> None:
         )
     if config.enable_npu_cnn and config.enable_npu_transformer:
         raise InvalidValueError("enable_npu_cnn and enable_npu_transformer exclude each other: set one")
-
-
-def _missing_algorithm(name: str, algorithm: str, option: str, preset: str | None) -> str:
-    settings = f", extra option '{option}'" if option else ""
-    what = f"{algorithm} ({name}=True{settings}), which this version does not have yet"
-    instead = PRESETS[preset].without if preset else None
-    if instead is None:
-        return f"the config asks for {what}. Set {name}=False to quantize without it"
-    return f"preset '{preset}' asks for {what}. Without it there is '{instead}'"
 
 
 def preset_of(config: QuantizationConfig) -> str | None:

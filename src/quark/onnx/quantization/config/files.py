@@ -140,7 +140,7 @@ def qconfig_to_dict(config: QConfig, on_function: Callable[[str], Any] = refuse_
         "specific_layer_config": _layers_to_list(config.specific_layer_config),
         "layer_type_config": _layers_to_list(config.layer_type_config),
         "exclude": plain(config.exclude),
-        "algo_config": [each.to_dict() for each in config.algo_config],
+        "algo_config": [each.to_dict(on_function) for each in config.algo_config],
         "use_external_data_format": config.use_external_data_format,
         "extra_options": plain(config.extra_options, "", on_function),
     }

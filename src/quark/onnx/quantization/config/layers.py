@@ -51,19 +51,20 @@ def layer_of(config: QuantizationConfig, values: Mapping[str, Any]) -> QLayerCon
         scale_type,
         method,
         QuantGranularity.Tensor,
-        _data_type(config.activation_type),
+        data_type_of(config.activation_type),
     )
     weight = QTensorConfig(
         values.get("WeightSymmetric", not is_unsigned),
         scale_type,
         weight_method,
         granularity,
-        _data_type(config.weight_type),
+        data_type_of(config.weight_type),
     )
     return QLayerConfig(activation=activation, weight=weight)
 
 
-def _data_type(quant_type: Any) -> DataType:
+def data_type_of(quant_type: Any) -> DataType:
+    """A quant type as a spec names it."""
     return DataType(f"{type(quant_type).__name__}.{quant_type.name}", quant_type)
 
 

@@ -8,7 +8,6 @@
     SameAs     another name for a field of QuantizationConfig
     Switch     turns an accuracy algorithm on
     Steers     settings of an accuracy algorithm; where it is off, listed once as unused
-    Algorithm  settings of an accuracy algorithm that this version does not have; listed once as unused
     Refused    an error with the reason, for the values that ask for something this version does not have
     Remark     cannot matter here; the reason is listed once
 
@@ -164,19 +163,10 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """Settings of an algorithm that the field of that name switches on; where it is on, they are not reached."""
-
-    flag: str
-
-    def apply(self, draft: Draft, name: str, value: Any) -> None:
-        draft.remarks.append(f"{name}: {self.flag} is False, so that there is nothing for it to steer")
-
-
-@dataclass(frozen=True)
-class Steers(Algorithm):
+class Steers:
     """Settings of an algorithm that the field or option `flag` switches on, as a field of its typed options."""
 
+    flag: str
     step: str
     field: str
     convert: Callable[[Any], Any] = lambda value: value
@@ -185,7 +175,7 @@ class Steers(Algorithm):
         if self.flag in draft.switched_on:
             draft.put(self.step, self.field, self.convert(value))
         else:
-            super().apply(draft, name, value)
+            draft.remarks.append(f"{name}: {self.flag} is False, so that there is nothing for it to steer")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from quark.onnx.quantization.config.config import Config, QConfig, QuantizationC
 from quark.onnx.quantization.config.field_checks import check_fields, preset_of, refuse_fields
 from quark.onnx.quantization.config.files import layer_entries, load_config, plain, qconfig_to_dict
 from quark.onnx.quantization.config.layers import fields_of, layer_of
+from quark.onnx.quantization.config.mixed_precision_options import draft_low_spec, mix_options
 from quark.onnx.quantization.config.nbits_spec import nbits_spec
 from quark.onnx.quantization.config.npu_options import npu_options
 from quark.onnx.quantization.config.option_table import OPTIONS
@@ -77,7 +78,7 @@ def _resolved(config: Any) -> tuple[str | None, Any]:
 def _by_fields(name: str | None, config: QuantizationConfig) -> Settings:
     check_fields(config)
     preset = preset_of(config)
-    resolved, draft = _drafted(config, preset)
+    resolved, draft = _drafted(config)
     values = draft.spec_values
     options = _spec_options(resolved, draft)
     if values.get("UseMatMulNBits"):
@@ -85,6 +86,7 @@ def _by_fields(name: str | None, config: QuantizationConfig) -> Settings:
     else:
         layer = layer_spec(layer_of(resolved, values), options)
         default = _dynamic_spec(layer, resolved, draft) if resolved.use_dynamic_quant else layer
+    draft_low_spec(draft, layer_of(resolved, values), options, default)
     _tensor_precision(resolved, draft)
     return _assembled(preset or name or "custom", resolved, draft, default, plain(vars(config), "", str))
 
@@ -93,7 +95,7 @@ def _by_tensor(name: str | None, config: QConfig) -> Settings:
     algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
     flat = replace(fields_of(config), extra_options=extra_options, **algorithms)
     check_fields(flat)
-    resolved, draft = _drafted(flat, None)
+    resolved, draft = _drafted(flat)
     for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod", "MixedPrecisionTensor"):
         if draft.spec_values.pop(option, None) is not None:
             draft.remarks.append(f"{option}: in a QConfig the specs say it")
@@ -103,6 +105,7 @@ def _by_tensor(name: str | None, config: QConfig) -> Settings:
         if draft.spec_values.get("UseMatMulNBits")
         else layer_spec(config.global_config, options)
     )
+    draft_low_spec(draft, config.global_config, options, default)
     draft.put("choose", "by_node", _layer_specs(config.specific_layer_config, options, default))
     draft.put("choose", "by_op_type", _layer_specs(config.layer_type_config, options, default))
     return _assembled(name or "custom", resolved, draft, default, qconfig_to_dict(config, str))
@@ -113,7 +116,7 @@ def _layer_specs(layers: Mapping[Any, Any], options: SpecOptions, default: Layer
     return tuple((name, layer and layer_spec(layer, options, default)) for layer, names in entries for name in names)
 
 
-def _drafted(config: QuantizationConfig, preset: str | None) -> tuple[QuantizationConfig, Draft]:
+def _drafted(config: QuantizationConfig) -> tuple[QuantizationConfig, Draft]:
     """The config with the fields that options are other names of, and all other options where they go."""
     given = config.extra_options
     for name, value in given.items():
@@ -125,7 +128,7 @@ def _drafted(config: QuantizationConfig, preset: str | None) -> tuple[Quantizati
     for name, value in same.items():
         OPTIONS[name].treatment.apply(draft, name, value)
     resolved = replace(config, **draft.fields)
-    refuse_fields(resolved, preset)
+    refuse_fields(resolved)
     draft.members = _usual_members(resolved)
     draft.switched_on = switched_on(resolved)
     for name, value in given.items():
@@ -181,7 +184,9 @@ def _assembled(
     npu = npu_options(draft.npu_values, config.enable_npu_cnn, default)
     choose = replace(_choice_options(config, draft, default), positions=npu.positions)
     equalize, refine = equalize_options(draft), refine_options(draft)
-    specs = [choose.default, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
+    style = _node_style(config, default)
+    mix = mix_options(draft, choose, npu.simulate, style)
+    specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
     remarks = [*draft.remarks, *npu.remarks, *_field_remarks(config, default), *irrelevant(draft.spec_values, specs)]
     return Settings(
         choose,
@@ -192,7 +197,8 @@ def _assembled(
         calibrate=CalibrationOptions(providers=tuple(config.execution_providers or ()), **draft.of("calibrate")),
         simulate=npu.simulate,
         refine=refine,
-        insert=InsertOptions(style=_node_style(config, default), **draft.of("insert")),
+        mix=mix,
+        insert=InsertOptions(style=style, **draft.of("insert")),
         save=SaveOptions(has_external_data=config.use_external_data_format, **draft.of("save")),
         has_summary=config.print_summary,
         config=record,

@@ -20,12 +20,11 @@ from quark.errors import InvalidValueError
 from quark.formats.codegen import write_or_check
 from quark.onnx.insert.options import NBitsOptions
 from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.config.field_checks import ALGORITHM_FIELDS, FIELD_KINDS, REFUSED_FIELDS
+from quark.onnx.quantization.config.field_checks import FIELD_KINDS, REFUSED_FIELDS
 from quark.onnx.quantization.config.option_defaults import Default, default_of
 from quark.onnx.quantization.config.option_kinds import Kind
 from quark.onnx.quantization.config.option_table import OPTIONS, SECTIONS
 from quark.onnx.quantization.config.option_treatments import (
-    Algorithm,
     ForSpecs,
     Option,
     Refused,
@@ -103,7 +102,7 @@ FIELD_DOCS: Mapping[str, str] = {
     "include_rotation": "rotation",
     "include_cle": "cross-layer equalization: channels of neighbouring layers get like ranges",
     "include_auto_mp": "mixed precision, found automatically",
-    "include_fast_ft": "finetuning: AdaRound or AdaQuant",
+    "include_fast_ft": "[finetuning](finetuning.md): AdaRound or AdaQuant",
     "enable_npu_cnn": "for convolutional networks on an NPU: where quantizers go; with power-of-two scales its limits",
     "enable_npu_transformer": "place quantizers for transformers on an NPU",
     "debug_mode": "no effect: messages go to the logger `quark`",
@@ -146,8 +145,7 @@ def _place(option: Option) -> str:
 def _is_refused(option: Option) -> bool:
     treatment = option.treatment
     is_unknown_rewrite = isinstance(treatment, Rewrite) and rewrite_of_option(option.name) is None
-    is_missing = isinstance(treatment, Algorithm) and not isinstance(treatment, Steers)
-    return isinstance(treatment, Refused) or is_missing or is_unknown_rewrite
+    return isinstance(treatment, Refused) or is_unknown_rewrite
 
 
 def _treated(treatment: type[Any]) -> list[tuple[str, Any]]:
@@ -162,9 +160,7 @@ def _fields_table() -> str:
         if each.name not in FIELD_DOCS:
             raise InvalidValueError(f"field '{each.name}' has no line in FIELD_DOCS of {__name__}: write one")
         doc = FIELD_DOCS[each.name]
-        if each.name in ALGORITHM_FIELDS:
-            doc += "; not yet: True is an error"
-        elif each.name in REFUSED_FIELDS:
+        if each.name in REFUSED_FIELDS:
             doc += f"; True is an error: {REFUSED_FIELDS[each.name]}"
         default = _code(_python(getattr(usual, each.name)))
         rows.append((_code(each.name), FIELD_KINDS[each.name].expected, default, doc))
@@ -204,12 +200,7 @@ def _key_default(usual: NBitsOptions | None, key: str) -> str:
 
 def _refused_row(option: Option) -> tuple[str, ...]:
     treatment = option.treatment
-    if isinstance(treatment, Algorithm):
-        reason = f"settings for {_code(treatment.flag)}, which is not there yet; without it they are listed as unused"
-    elif isinstance(treatment, Refused):
-        reason = treatment.reason
-    else:
-        reason = "there is no such rewrite"
+    reason = treatment.reason if isinstance(treatment, Refused) else "there is no such rewrite"
     return _code(option.name), option.doc, reason
 
 

@@ -22,21 +22,21 @@ from quark.onnx.quantization.config.option_treatments import ForSpecs, Into, Opt
 STREAMING = "calibration is a stream: it keeps no activations, and needs no workers"
 
 
-def _attributes(operator: str) -> Kind:
+def attributes_kind(operator: str) -> Kind:
     """A dictionary of the operator's attributes; the operator's own table checks it, where specs are made."""
     return mapping(f"a dictionary of the attributes of {operator}")
 
 
 NUMBER_OPTIONS: tuple[Option, ...] = (
     # Block formats and floats
-    Option("MXAttributes", _attributes("MXQuantizeDequantize"), ForSpecs(), "the microscaling format of type QMX"),
+    Option("MXAttributes", attributes_kind("MXQuantizeDequantize"), ForSpecs(), "the microscaling format of type QMX"),
     Option(
         "WeightScaleRule",
         one_of(*(each.value for each in ScaleRule)),
         ForSpecs(),
         "the scale rule of weights in microscaling formats, where it is not that of MXAttributes; 'mse' tries three",
     ),
-    Option("BFPAttributes", _attributes("BFPQuantizeDequantize"), ForSpecs(), "the block format of type QBFP"),
+    Option("BFPAttributes", attributes_kind("BFPQuantizeDequantize"), ForSpecs(), "the block format of type QBFP"),
     Option(
         "BlockPlacement",
         one_of(*(each.value for each in BlockPlacement)),

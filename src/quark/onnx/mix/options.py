@@ -1,0 +1,68 @@
+"""The options of mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from quark.onnx.choose.specs import LayerSpec
+
+LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+SENSITIVITY_SAMPLES = 16
+DISTANCE_SAMPLES = 128
+
+
+class Method(str, Enum):
+    """How layers are chosen for a budget."""
+
+    GREEDY = "greedy"  # by harm for the bits that are saved
+    INTEGER = "integer"  # the least harm that there is, by integer programming
+
+
+@dataclass(frozen=True)
+class MixOptions:
+    """Layers of `op_types` get the types of `low` instead of the default ones, as many as the targets allow.
+
+    Quality, all of which has to hold: `accuracy_drop` is what `evaluate` may fall by against the float network,
+    `l2` the mean L2 distance of output `output_index` from float, `sqnr_db` its signal to noise. Budgets, one of which
+    is kept to with the least harm: `weight_bits` is the mean number of bits of a weight, `bit_operations` the share of
+    those at the higher types. `layer_limit`: at most so many layers are lowered.
+
+    `included` and `excluded` are names or patterns of layers; nothing included means all. With `is_plan_given` the
+    choices of `plan_file` are taken as they are. `sample_limit` None: the usual numbers of samples."""
+
+    low: LayerSpec
+    op_types: frozenset[str] = frozenset(LAYER_TYPES)
+    included: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    output_index: int = 0
+    accuracy_drop: float | None = None
+    evaluate: Callable[[Any], Any] | None = None
+    l2: float | None = None
+    sqnr_db: float | None = None
+    layer_limit: int | None = None
+    weight_bits: float | None = None
+    bit_operations: float | None = None
+    method: Method = Method.GREEDY
+    plan_file: Path | None = None
+    is_plan_given: bool = False
+    sample_limit: int | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        return self.weight_bits is not None or self.bit_operations is not None
+
+    @property
+    def has_quality(self) -> bool:
+        return self.accuracy_drop is not None or self.l2 is not None or self.sqnr_db is not None
+
+    @property
+    def sensitivity_samples(self) -> int:
+        return self.sample_limit or SENSITIVITY_SAMPLES
+
+    @property
+    def distance_samples(self) -> int:
+        return self.sample_limit or DISTANCE_SAMPLES
