@@ -15,12 +15,11 @@ import torch
 
 from quark.plan import Choice
 from quark.reconstruction.block_problem import BlockProblem, Weights
-from quark.reconstruction.options import FitOptions
+from quark.reconstruction.options import ROWS_OF_A_SAMPLE, FitOptions
 from quark.reconstruction.problem import Array
 from quark.reconstruction.quantizers import Quantizer, quantizer_of
 from quark.reconstruction.straight_through import straight_through
 
-ROWS_OF_A_SAMPLE = 128  # so many rows of a batch, when layers are fitted by themselves, stand for a sample
 TOGETHER = 8  # samples that are looked at together
 _SAME = 0.01  # relative: a batch that differs so little only rounds differently here and there
 

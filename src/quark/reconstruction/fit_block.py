@@ -24,10 +24,10 @@ import torch
 from quark.reconstruction.adaquant import TrainedWeights
 from quark.reconstruction.adaround import RoundedWeights
 from quark.reconstruction.block_problem import BlockLayer, BlockProblem, Weights
-from quark.reconstruction.block_samples import ROWS_OF_A_SAMPLE, Batches, BlockSamples
+from quark.reconstruction.block_samples import Batches, BlockSamples
 from quark.reconstruction.fit import BIAS_SHARE, LEAST_GAIN, LITTLE_WORK, LOOKS, PATIENCE
 from quark.reconstruction.learning_rate import learning_rate
-from quark.reconstruction.options import Algorithm, FitOptions
+from quark.reconstruction.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
 from quark.reconstruction.problem import Array, Fitted
 from quark.reconstruction.quantizers import Quantizer, neighbours, quantizer_of
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from quark.reconstruction.tensors import Tensors
+from quark.reconstruction.tensors import Tensors, outputs_of
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,13 @@ class RowObjective:
     def _of_part(self, part: slice, weight: torch.Tensor, bias: torch.Tensor) -> Gradient:
         seen = self._tensors.count if self._batches < 1 else self._rows * self._batches  # rows of an iteration
         inputs = self._inputs(part)
-        outputs = torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+        outputs = outputs_of(inputs, weight, bias)
         error, slope = self._tensors.error(outputs, part)
-        loss = error.square().sum() / seen
-        error = (error if slope is None else error * slope).mul_(2 / seen)
-        return Gradient(torch.bmm(error.transpose(1, 2), inputs), error.sum(1), loss)
+        flat = error.reshape(-1)
+        loss = torch.dot(flat, flat) / seen
+        error = error if slope is None else error.mul_(slope)
+        of_weight = torch.bmm(error.transpose(1, 2), inputs).mul_(2 / seen)
+        return Gradient(of_weight, error.sum(1).mul_(2 / seen), loss)
 
     def _inputs(self, part: slice) -> torch.Tensor:
         quantized = self._tensors.quantized[:, part]

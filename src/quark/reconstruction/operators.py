@@ -10,11 +10,21 @@ Each equals what ONNX Runtime computes, but for rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 from quark.reconstruction.operators_elementwise import ELEMENTWISE, NORMALIZATIONS, Attributes, Inputs, Operator
 from quark.reconstruction.operators_windows import WINDOWS
+from quark.reconstruction.problem import Array
+
+
+def operand(values: Array, device: str) -> Any:
+    """A constant as operators take it: a tensor, or a line of integers where it says what is computed."""
+    if values.dtype.kind != "f":
+        return values.reshape(-1)
+    return torch.from_numpy(np.array(values, np.float32)).to(device)
 
 
 def _gemm(inputs: Inputs, attributes: Attributes) -> torch.Tensor:

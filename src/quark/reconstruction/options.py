@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+ROWS_OF_A_SAMPLE = 128  # of a batch, for each sample that it is said to have
+
 
 class Algorithm(str, Enum):
     ADAROUND = "adaround"

@@ -55,8 +55,7 @@ class Tensors:
         total = torch.zeros(self._groups, self._outputs, dtype=torch.float64, device=weight.device)
         for start in range(0, self.count, _PART):
             part = slice(start, start + _PART)
-            outputs = torch.baddbmm(bias.unsqueeze(1), self.quantized[:, part], weight.transpose(1, 2))
-            error, _ = self.error(outputs, part)
+            error, _ = self.error(outputs_of(self.quantized[:, part], weight, bias), part)
             total += error.square().sum(1, dtype=torch.float64)
         return total
 
@@ -69,7 +68,7 @@ class Tensors:
         if activation is None:
             return outputs, None
         if isinstance(activation, _TensorBounds):
-            return activation.apply(outputs), activation.slope(outputs)
+            return activation.apply(outputs)
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
             behind = activation(leaf)
@@ -83,6 +82,14 @@ class Tensors:
         return flat.reshape(flat.shape[0], self._groups, self._outputs).transpose(0, 1)
 
 
+def outputs_of(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """[groups, rows, k] times [groups, outputs, k], plus the bias: [groups, rows, outputs]."""
+    if weight.shape[1] > 1:
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+    # the other way around: for one output of many groups, four times as fast on a processor
+    return torch.bmm(weight, inputs.transpose(1, 2)).transpose(1, 2) + bias.unsqueeze(1)
+
+
 class _TensorBounds:
     def __init__(self, bounds: Bounds, groups: int, outputs: int, device: torch.device) -> None:
         self._low, self._high = (
@@ -92,11 +99,10 @@ class _TensorBounds:
             for each in (bounds.lowest, bounds.highest)
         )
 
-    def apply(self, outputs: torch.Tensor) -> torch.Tensor:
-        return torch.clamp(outputs, self._low, self._high)
-
-    def slope(self, outputs: torch.Tensor) -> torch.Tensor:
-        return (outputs > self._low) & (outputs < self._high)
+    def apply(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is within the bounds, and where the outputs were."""
+        behind = torch.clamp(outputs, self._low, self._high)
+        return behind, behind == outputs
 
 
 def _on_device(activation: Activation, groups: int, outputs: int, device: torch.device) -> Any:

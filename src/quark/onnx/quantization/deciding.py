@@ -51,18 +51,32 @@ def _finetuned(
     expected: Sequence[Mapping[str, Any]],
     settings: Settings,
 ) -> AlgorithmFacts:
-    """Finetune weights and biases for this plan, whose scales they were fitted with; all is taken back where the whole
-    network is no better for it."""
+    """Finetune weights and biases for this plan, whose scales they were fitted with. Where the whole network is no
+    better for it, the last quarter of the layers is taken back, or the last half, and so on, up to all of them: a layer
+    was fitted to those before it, and knows nothing of those behind."""
     before = _quantized_error(model, plan, samples, expected, settings)
     standing = {name: value.const_value for name, value in model.graph.initializers.items()}
     found = finetune(model, exact, plan, samples, settings)
-    after = _quantized_error(model, plan, samples, expected, settings)
+    fitted = {name: model.graph.initializers[name].const_value for step in found.steps for name in step}
+    count = len(found.steps)
+
+    def error_of(kept: int) -> float:
+        """With the first layers as they were fitted, and the others as they stood."""
+        for number, step in enumerate(found.steps):
+            for name in step:
+                model.graph.initializers[name].const_value = (fitted if number < kept else standing)[name]
+        return _quantized_error(model, plan, samples, expected, settings)
+
+    after = error_of(count)
     if after <= before:
-        return found
-    for name, tensor in standing.items():
-        model.graph.initializers[name].const_value = tensor
-    reason = f"the network's outputs on held-out samples got worse: error {before:.4g} became {after:.4g}"
-    return replace(found, changed=(), left=(*found.left, SkippedNode("", "", reason)))
+        return found.facts
+    errors = {kept: error_of(kept) for kept in sorted({count * quarter // 4 for quarter in (1, 2, 3)})}
+    kept = min(errors, key=lambda each: errors[each])
+    kept = kept if errors[kept] < before else 0
+    error_of(kept)
+    reason = f"with it the network's outputs on held-out samples got worse: error {before:.4g} became {after:.4g}"
+    taken_back = [SkippedNode(each.partition(": ")[0], "", reason) for each in found.facts.changed[kept:]]
+    return replace(found.facts, changed=found.facts.changed[:kept], left=(*found.facts.left, *taken_back))
 
 
 def _quantized_error(

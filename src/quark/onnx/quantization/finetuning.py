@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -22,20 +22,22 @@ from quark.onnx.calibrate.runner import FloatRunner, processor_count
 from quark.onnx.data import Samples
 from quark.onnx.data.store import SampleStore
 from quark.onnx.graph import constant, input_value, set_constant
-from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.progress import track
 from quark.onnx.quantization.output_error import output_error
+from quark.onnx.quantization.quantized_copy import quantized_copy
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.quantization.versions import versions
+from quark.onnx.refine.fast_finetune.block_fitting import BlockFitter
+from quark.onnx.refine.fast_finetune.blocks import Block, blocks
 from quark.onnx.refine.fast_finetune.checkpoint import Checkpoint
 from quark.onnx.refine.fast_finetune.devices import providers_of
 from quark.onnx.refine.fast_finetune.gathering import Gatherer, Targets, are_enough
 from quark.onnx.refine.fast_finetune.stages import stages
 from quark.onnx.refine.fast_finetune.trained_layers import TrainedLayer, bias_of, trained_layers
 from quark.onnx.refine.fast_finetune.walk import Walk
-from quark.onnx.refine.options import FinetuneOptions
+from quark.onnx.refine.options import FinetuneOptions, Reconstruction
 from quark.onnx.rounded import rounded
-from quark.plan import Choice, DynamicChoice, QuantizationPlan, Role, SkippedNode
+from quark.plan import QuantizationPlan, SkippedNode
 from quark.reconstruction.problem import Fitted, Problem
 
 Array = NDArray[Any]
@@ -43,9 +45,17 @@ _LOG = logging.getLogger(__name__)
 _NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 
 
+@dataclass(frozen=True)
+class Finetuned:
+    """`steps` are the constants that changed, layer by layer, as the phrases of `facts.changed` are."""
+
+    facts: AlgorithmFacts
+    steps: tuple[tuple[str, ...], ...]
+
+
 def finetune(
     model: ir.Model, exact: ir.Model, plan: QuantizationPlan, samples: Samples, settings: Settings
-) -> AlgorithmFacts:
+) -> Finetuned:
     """Change weights and biases of the model in place. They are fitted with the scales of the plan, and no others."""
     options = settings.refine.finetune
     assert options is not None
@@ -59,7 +69,7 @@ def finetune(
         run.close()
     run.checkpoint.finish()
     name = _NAMES[options.fit.algorithm.value]
-    return AlgorithmFacts(name, tuple(run.changed), tuple(run.left))
+    return Finetuned(AlgorithmFacts(name, tuple(run.changed), tuple(run.left)), tuple(run.steps))
 
 
 class _Finetuning:
@@ -72,19 +82,23 @@ class _Finetuning:
         self._model, self._options = model, options
         self.layers, self.left = trained_layers(model, plan, options.op_types)
         self.changed: list[str] = []
+        self.steps: list[tuple[str, ...]] = []
         self._choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
-        self._copy = _with_quantized_activations(model, plan)
+        self._copy = quantized_copy(model, plan)
         self._nodes, self._copied, self._exact = (
             {str(node.name): node for node in each.graph} for each in (model, self._copy, exact)
         )
-        for (node, index), choice in self._choices.items():
-            self._round(node, index, choice)
         self._samples = SampleStore(options.memory_limit // 8)
         for sample in itertools.islice(samples, options.data_size):
             self._samples.append(sample)
         self.checkpoint = Checkpoint(options.folder, _facts(exact, model, plan, samples, options))
         self._walks = self._make_walks(exact, options)
         self._gatherer = Gatherer(*self._walks, len(self._samples), options)
+        self._fitter = BlockFitter(
+            *(model, self._choices, *self._walks, len(self._samples)),
+            lambda: SampleStore(options.memory_limit // 8),
+            options,
+        )
         self._held_out = samples.held_out if options.is_selective else []
         self._clock = {"inference": 0.0, "training": 0.0}
 
@@ -107,15 +121,38 @@ class _Finetuning:
             return
         begin = time.monotonic()
         with track(len(self.layers), "finetuning") as advance:
-            for stage in stages(self._walks[0], self.layers):
+            for stage, block in self._stages():
                 place = self.layers.index(stage[0])
                 numbered = dict(enumerate(stage, place))
-                for number, layer, fitted in self._fitted(numbered):
-                    self._take(layer, fitted)
-                    self._log(number, layer, fitted, time.monotonic() - begin)
-                    advance()
+                for found in self._fitted(numbered) if block is None else [self._fitted_together(place, block)]:
+                    self._take([(layer, fitted) for _, layer, fitted in found])
+                    for number, layer, fitted in found:
+                        self._log(number, layer, fitted, time.monotonic() - begin)
+                        advance()
                 self._go_on(place + len(stage))
         _LOG.info("finetuning: %(inference).1f s of inference, %(training).1f s of training", self._clock)
+
+    def _stages(self) -> Iterator[tuple[Sequence[TrainedLayer], Block | None]]:
+        """The layers that are walked through at a time, with the block where they are fitted together."""
+        if self._options.reconstruction is Reconstruction.LAYER:
+            yield from ((stage, None) for stage in stages(self._walks[0], self.layers))
+            return
+        for block in blocks(self._model, self.layers):
+            reason = self._fitter.why_not(block)
+            if reason is not None and len(block.layers) > 1:
+                _LOG.info("%s: fitted layer by layer, since %s", block.name, reason)
+            yield block.layers, block if reason is None else None
+
+    def _fitted_together(self, place: int, block: Block) -> list[tuple[int, TrainedLayer, Fitted]]:
+        numbers = range(place, place + len(block.layers))
+        kept = [each for number in numbers if (each := self.checkpoint.read(number)) is not None]
+        if len(kept) < len(numbers):
+            start = time.monotonic()
+            kept = self._fitter.fit(block, place)
+            self._clock["training"] += time.monotonic() - start
+            for number, fitted in zip(numbers, kept, strict=True):
+                self.checkpoint.write(number, fitted)
+        return list(zip(numbers, block.layers, kept, strict=True))
 
     def _fitted(self, stage: Mapping[int, TrainedLayer]) -> Any:
         """The layers of a stage one by one, each fitted when the one before it has been taken."""
@@ -130,7 +167,7 @@ class _Finetuning:
             if fitted is None:
                 fitted = self._fit(number, layer, targets.pop(layer.name))
                 self.checkpoint.write(number, fitted)
-            yield number, layer, fitted
+            yield [(number, layer, fitted)]
 
     def _fit(self, number: int, layer: TrainedLayer, targets: Targets) -> Fitted:
         from quark.reconstruction.fit import fit
@@ -161,22 +198,29 @@ class _Finetuning:
         self._clock["training"] += time.monotonic() - middle
         return fitted
 
-    def _take(self, layer: TrainedLayer, fitted: Fitted) -> None:
-        """Let the layer have what was fitted, where it is better; also for the network as a whole, where asked for."""
-        if not fitted.is_kept:
-            self.left.append(SkippedNode(layer.name, layer.op_type, _reason(fitted)))
+    def _take(self, found: Sequence[tuple[TrainedLayer, Fitted]]) -> None:
+        """Let layers have what was fitted, where it is better; also for the network as a whole, where asked for. Those
+        of a block are taken together or not at all."""
+        kept = [(layer, each) for layer, each in found if each.is_kept]
+        left = [(layer, each) for layer, each in found if not each.is_kept]
+        self.left += [SkippedNode(layer.name, layer.op_type, _reason(each)) for layer, each in left]
+        if not kept:
             return
-        standing = {index: constant(input_value(self._nodes[layer.name], index)) for index in (1, 2)}
+        standing = [{i: constant(input_value(self._nodes[layer.name], i)) for i in (1, 2)} for layer, _ in kept]
         before = self._network_error()
-        self._put(layer, {1: fitted.weight, 2: fitted.bias})
+        for layer, each in kept:
+            self._put(layer, {1: each.weight, 2: each.bias})
         after = self._network_error()
         if after > before:
-            self._put(layer, standing)
             reason = f"the network's outputs got worse: error {before:.4g} became {after:.4g}"
-            self.left.append(SkippedNode(layer.name, layer.op_type, reason))
+            for (layer, _), constants in zip(kept, standing, strict=True):
+                self._put(layer, constants)
+                self.left.append(SkippedNode(layer.name, layer.op_type, reason))
             return
-        what = f"held-out error {fitted.error_before:.3g} became {fitted.error_after:.3g}"
-        self.changed.append(f"{layer.name}: {what}")
+        for layer, each in kept:
+            self.changed.append(f"{layer.name}: held-out error {each.error_before:.3g} became {each.error_after:.3g}")
+            inputs = self._nodes[layer.name].inputs[1 : 2 if each.bias is None else 3]
+            self.steps.append(tuple(str(value.name) for value in inputs if value is not None))
 
     def _put(self, layer: TrainedLayer, constants: Mapping[int, Array | None]) -> None:
         for index, values in constants.items():
@@ -202,13 +246,6 @@ class _Finetuning:
                 self._outputs = [runner.outputs(sample) for sample in self._held_out]
         return self._outputs
 
-    def _round(self, node: str, index: int, choice: Choice) -> None:
-        """Let a constant of the copy be what the quantized network computes with."""
-        copied = self._copied.get(node)
-        values = None if copied is None else constant(input_value(copied, index))
-        if copied is not None and values is not None and not isinstance(choice, DynamicChoice):
-            set_constant(self._copy, copied, index, rounded(values, choice).astype(values.dtype))
-
     def _go_on(self, count: int) -> None:
         """So many layers are final."""
         start = time.monotonic()
@@ -230,14 +267,6 @@ class _Finetuning:
         for walk in self._walks:
             walk.close()
         self._samples.close()
-
-
-def _with_quantized_activations(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
-    copy = model.clone()
-    wanted = (each for each in plan if each.role is Role.ACTIVATION)
-    known = tuple(each for each in wanted if not isinstance(each.choice, DynamicChoice))
-    insert(copy, QuantizationPlan(known), InsertOptions())
-    return copy
 
 
 def _facts(

@@ -10,7 +10,6 @@ from quark.reconstruction.options import FitOptions
 
 TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 MOST_ROWS = 32768  # of a layer, over all samples
-ROWS_OF_A_SAMPLE = 128  # of a batch, for each sample that it is said to have
 SMALLEST_MEMORY = 256 << 20  # for rows, however little is allowed
 
 

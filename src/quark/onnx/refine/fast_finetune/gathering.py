@@ -53,7 +53,7 @@ class Gatherer:
         return found
 
     def rows(self, layer: TrainedLayer, place: int, targets: Targets, seen: str, exact: str) -> tuple[Rows, Rows]:
-        """To train on, and held out. The layer reads tensor `seen` of the quantized network, `exact` of the float one."""
+        """To train on, and held out. The layer reads `seen` in the quantized network, `exact` in the float one."""
         split = _Split(layer, targets, np.random.default_rng([self._options.fit.seed, place]))
         quantized = self._gathered(self._quantized, seen, layer, targets, split)
         floats = None

@@ -17,7 +17,7 @@ from quark.onnx.graph import attribute, constant, input_value, is_constant
 from quark.onnx.refine.fast_finetune.blocks import Block, nodes_of
 from quark.onnx.rounded import rounded
 from quark.plan import Choice, DynamicChoice
-from quark.reconstruction.operators import OPERATORS
+from quark.reconstruction.operators import OPERATORS, operand
 from quark.reconstruction.problem import Array
 from quark.reconstruction.quantizers import Quantizer, quantizer_of
 from quark.reconstruction.straight_through import straight_through
@@ -90,7 +90,6 @@ class TorchGraph:
     None is the layer's own. It returns the block's output, and what each layer gives."""
 
     def __init__(self, model: ir.Model, block: Block, choices: Choices, device: str = "cpu") -> None:
-        self._device = device
         self._block = block
         numbers = {layer.name: number for number, layer in enumerate(block.layers)}
         nodes = nodes_of(model, block)
@@ -133,11 +132,9 @@ class TorchGraph:
         return seen[name, choice]
 
     def _quantizer(self, step: _Step, index: int, x: torch.Tensor) -> Quantizer:
-        import torch
-
         key = (step.name, index, tuple(x.shape))
         if key not in self._quantizers:
-            self._quantizers[key] = quantizer_of(step.choices[index], tuple(x.shape), torch.device(self._device))
+            self._quantizers[key] = quantizer_of(step.choices[index], tuple(x.shape), x.device)
         return self._quantizers[key]
 
 
@@ -162,12 +159,7 @@ def _step(node: ir.Node, layer: int | None, choices: Choices, device: str) -> _S
 
 
 def _constant(values: Array, choice: Choice | None, device: str) -> Any:
-    import torch
-
-    if values.dtype.kind != "f":
-        return values.reshape(-1)
-    seen = values if choice is None else rounded(values, choice)
-    return torch.from_numpy(np.array(seen, np.float32)).to(device)
+    return operand(values if choice is None else rounded(values, choice), device)
 
 
 def _with(constants: Mapping[int, Any], weight: torch.Tensor, bias: torch.Tensor | None) -> Mapping[int, Any]:
