@@ -20,12 +20,12 @@ from fitted_layers import (
     normal,
 )
 
-from quark.onnx.rounded import rounded
 from quark.plan import AffineChoice, Choice, FloatChoice
 from quark.reconstruction.fit import are_outputs_separate, fit
 from quark.reconstruction.options import Algorithm, FitOptions
 from quark.reconstruction.problem import Activation, Bounds, Problem, WeightLayout
 from quark.reconstruction.quantizers import neighbours
+from quark.rounded import rounded
 
 ADAROUND = FitOptions(Algorithm.ADAROUND, iterations=300, learning_rate=None)
 ADAQUANT = FitOptions(Algorithm.ADAQUANT, iterations=150, learning_rate=None)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from fitted_layers import affine, blocks, dense, depthwise, normal
 
-from quark.onnx.rounded import rounded
 from quark.plan import Choice
 from quark.reconstruction.objectives import Gradient, GramObjective, RowObjective
 from quark.reconstruction.problem import Activation, Bounds, Problem, Rows, WeightLayout
 from quark.reconstruction.tensors import Tensors
+from quark.rounded import rounded
 
 CPU = torch.device("cpu")
 COUNT = 50

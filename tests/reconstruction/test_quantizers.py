@@ -9,9 +9,9 @@ from fitted_layers import affine, choices_of, normal
 
 from quark.errors import InvalidValueError
 from quark.formats.affine import is_in_range
-from quark.onnx.rounded import parameters_of, rounded
 from quark.plan import AffineChoice, Choice, DynamicChoice
 from quark.reconstruction.quantizers import neighbours, quantizer_of
+from quark.rounded import parameters_of, rounded
 
 CPU = torch.device("cpu")
 WEIGHT = normal(1, 6, 18, 3) * np.logspace(-2, 1, 6, dtype=np.float32)[:, None, None]

@@ -15,8 +15,8 @@ from quark.onnx.load import load
 from quark.onnx.refine.fast_finetune.blocks import Block, blocks
 from quark.onnx.refine.fast_finetune.trained_layers import TrainedLayer, trained_layers
 from quark.onnx.refine.options import TRAINED_OP_TYPES
-from quark.onnx.rounded import rounded
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.rounded import rounded
 
 MX = BlockQuantizer(get_format("mxint8"))
 FORMATS = ("int8", "uint8", "int16", "mxint8", "bfloat16")

@@ -13,10 +13,10 @@ from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS
 from quark.formats.granularity import Granularity
 from quark.formats.spec import BlockFormat
-from quark.onnx.rounded import rounded
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.reconstruction.fit import are_outputs_separate
 from quark.reconstruction.problem import Activation, Bounds, Fitted, Problem, Rows, WeightLayout
+from quark.rounded import rounded
 
 Array = np.ndarray[Any, Any]
 

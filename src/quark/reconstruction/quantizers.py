@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
-from quark.formats.affine import AffineParameters, code_dtype, integer_format
 from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
 from quark.formats.granularity import Granularity
 from quark.formats.neighbours import affine_neighbours, block_neighbours, element_neighbours
 from quark.formats.quantize import quantize_dequantize
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
+from quark.rounded import parameters_of
 
 Array = NDArray[Any]
 
@@ -57,7 +57,7 @@ class _Affine:
 
 
 def _affine(choice: AffineChoice, shape: tuple[int, ...], device: torch.device) -> _Affine:
-    parameters = _parameters(choice, shape)
+    parameters = parameters_of(choice, shape)
     kind = array_kind(parameters.scale)
     spread = Granularity(choice.axis, choice.group_size).spread
     scale = np.asarray(spread(kind, parameters.scale, shape), np.float32)
@@ -110,7 +110,7 @@ def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
     """The two numbers that each weight can be rounded to, in float32."""
     wide = np.ascontiguousarray(array, np.float32)
     if isinstance(choice, AffineChoice):
-        return affine_neighbours(wide, _parameters(choice, wide.shape))
+        return affine_neighbours(wide, parameters_of(choice, wide.shape))
     if isinstance(choice, BlockChoice):
         if choice.to_bfloat16_first:
             wide = np.asarray(quantize_dequantize(wide, "bfloat16"))
@@ -120,14 +120,3 @@ def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
         lower, upper = element_neighbours(wide / np.float32(choice.scale), fmt)
         return lower * np.float32(choice.scale), upper * np.float32(choice.scale)
     raise InvalidValueError(f"{choice}: its scale is not known before run time")
-
-
-def _parameters(choice: AffineChoice, shape: tuple[int, ...]) -> AffineParameters:
-    fmt = integer_format(choice.format)
-    granularity = Granularity(choice.axis, choice.group_size)
-    groups: tuple[int, ...] = () if choice.axis is None else (-1,)
-    if choice.group_size is not None:
-        groups = granularity.parameter_shape(shape)
-    scale = np.array(choice.scale, np.float32).reshape(groups)
-    zero_point = np.array(choice.zero_point, code_dtype(array_kind(scale), fmt)).reshape(groups)
-    return AffineParameters(scale, zero_point, fmt, choice.axis, choice.group_size)

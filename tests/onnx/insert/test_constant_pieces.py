@@ -18,8 +18,8 @@ from quark.onnx import large_tensors
 from quark.onnx.insert.constant_pieces import block_numbers, codes, small_floats, stored, turned
 from quark.onnx.insert.matmul_nbits import _packed, pack_columns
 from quark.onnx.large_tensors import ComputedTensor
-from quark.onnx.rounded import parameters_of
 from quark.plan import AffineChoice, BlockChoice, FloatChoice
+from quark.rounded import parameters_of
 
 SHAPES = [(70, 96), (6, 40, 3, 3), (1, 130, 5), (3, 64, 17), (300,), (2, 3, 4, 33)]
 SMALL = 700  # bytes of a piece

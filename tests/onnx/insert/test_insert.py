@@ -15,7 +15,6 @@ from quark.formats.spec import ScaleRule
 from quark.onnx import get_library_path
 from quark.onnx.insert import InsertOptions, NBitsOptions, insert
 from quark.onnx.load import load
-from quark.onnx.rounded import parameters_of
 from quark.onnx.save import SaveOptions, to_proto
 from quark.plan import (
     AffineChoice,
@@ -27,6 +26,7 @@ from quark.plan import (
     Role,
     TensorChoice,
 )
+from quark.rounded import parameters_of
 
 RANDOM = np.random.default_rng(7)
 SHAPE = (3, 40, 5)

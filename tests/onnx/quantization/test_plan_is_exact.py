@@ -14,7 +14,7 @@ from onnx_models import Net, random_feed, run_model
 from quark.errors import InvalidValueError, ModelError
 from quark.formats.affine import dequantize_affine, quantize_affine
 from quark.onnx import get_default_config, quantize
-from quark.onnx.rounded import parameters_of
+from quark.rounded import parameters_of
 
 PRESETS = ("XINT8", "VINT8", "A8W8", "S8S8_AAWS", "U8U8_AAWA", "INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
 

@@ -18,8 +18,8 @@ from quark.formats.affine import AffineParameters, quantize_affine
 from quark.formats.catalog import get_format
 from quark.onnx.insert.pairs import needs_float32, storage_type
 from quark.onnx.large_tensors import ComputedTensor, Piece, is_large_model, is_large_tensor, pieces
-from quark.onnx.rounded import block_values, parameters_of
 from quark.plan import AffineChoice, BlockChoice, FloatChoice
+from quark.rounded import block_values, parameters_of
 
 Array = NDArray[Any]
 Tensor = ir.TensorProtocol

@@ -20,8 +20,8 @@ from quark.onnx.insert.constant_pieces import code_pieces, stored
 from quark.onnx.insert.options import NBitsOptions
 from quark.onnx.insert.pairs import MICROSOFT
 from quark.onnx.large_tensors import ComputedTensor
-from quark.onnx.rounded import parameters_of
 from quark.plan import AffineChoice, QuantizationPlan, Role
+from quark.rounded import parameters_of
 
 Array = NDArray[Any]
 

@@ -36,9 +36,9 @@ from quark.onnx.refine.fast_finetune.stages import stages
 from quark.onnx.refine.fast_finetune.trained_layers import TrainedLayer, bias_of, trained_layers
 from quark.onnx.refine.fast_finetune.walk import Walk
 from quark.onnx.refine.options import FinetuneOptions, Reconstruction
-from quark.onnx.rounded import rounded
 from quark.plan import QuantizationPlan, SkippedNode
 from quark.reconstruction.problem import Fitted, Problem
+from quark.rounded import rounded
 
 Array = NDArray[Any]
 _LOG = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.insert import InsertOptions, insert
-from quark.onnx.rounded import rounded
 from quark.plan import DynamicChoice, QuantizationPlan, Role
+from quark.rounded import rounded
 
 
 def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:

@@ -32,8 +32,8 @@ from quark.onnx.graph import constant, set_constant
 from quark.onnx.refine.layers import Layer, inputs_of, layers
 from quark.onnx.refine.tap_sums import tap_sums
 from quark.onnx.refine.taps import Taps, mean_products
-from quark.onnx.rounded import rounded
 from quark.plan import Choice, QuantizationPlan, SkippedNode
+from quark.rounded import rounded
 
 Array = NDArray[Any]
 NAME = "bias correction"

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from quark.formats.affine import integer_format
 from quark.onnx.refine.taps import Taps, Window
-from quark.onnx.rounded import rounding_error
 from quark.plan import AffineChoice, Choice, DynamicChoice
 from quark.ranges.native_statistics import AffineRounding, Lines, native_statistics
+from quark.rounded import rounding_error
 
 Array = NDArray[Any]
 Wanted = tuple[Taps, Choice | None]

@@ -13,8 +13,8 @@ from quark.onnx.load import load
 from quark.onnx.refine.fast_finetune.blocks import Block
 from quark.onnx.refine.fast_finetune.torch_graph import TorchGraph, unsupported
 from quark.onnx.refine.fast_finetune.walk import piece
-from quark.onnx.rounded import rounded
 from quark.onnx.session import open_session
+from quark.rounded import rounded
 
 IMAGE, LINE, MATRIX, SEQUENCE = (2, 4, 9, 8), (2, 4, 11), (5, 6), (2, 5, 6)
 

@@ -15,12 +15,12 @@ import onnx_ir as ir
 
 from quark.onnx.graph import attribute, constant, input_value, is_constant
 from quark.onnx.refine.fast_finetune.blocks import Block, nodes_of
-from quark.onnx.rounded import rounded
 from quark.plan import Choice, DynamicChoice
 from quark.reconstruction.operators import OPERATORS, operand
 from quark.reconstruction.problem import Array
 from quark.reconstruction.quantizers import Quantizer, quantizer_of
 from quark.reconstruction.straight_through import straight_through
+from quark.rounded import rounded
 
 if TYPE_CHECKING:
     import torch
