@@ -22,8 +22,8 @@ from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.options_of_algorithms import FINETUNE_KEYS
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 from quark.onnx.quantization.data import Data
-from quark.onnx.refine.options import ROWS_OF_A_SAMPLE, TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
-from quark.reconstruction.options import Algorithm, FitOptions
+from quark.onnx.refine.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
+from quark.reconstruction.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
 
 INT8 = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
 MEGABYTE = 1 << 20
