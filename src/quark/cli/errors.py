@@ -3,6 +3,7 @@
 QuarkError      one line on stderr, exit status 1: the message says what to do
 anything else   one line that names the exception, status 1: a bug, or the machine's own trouble (disk, memory)
 usage           status 2, as click has it
+interruption    status 1; where work was kept, one line says how to go on
 --debug         shows the traceback instead, and the log; it may stand anywhere on the line
 """
 
@@ -60,7 +61,11 @@ def _reporting(ctx: click.Context, invoke: Any) -> Any:
     _set_up_log(has_messages=bool(ctx.params.get("debug")))
     try:
         return invoke(ctx)
-    except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
+    except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except KeyboardInterrupt as error:
+        if str(error):
+            click.echo(f"\n{error}", err=True)
         raise
     except Exception as error:
         if is_debugging(ctx):

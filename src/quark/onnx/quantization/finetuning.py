@@ -63,8 +63,10 @@ def finetune(
     try:
         run.layer_by_layer()
     except KeyboardInterrupt:
-        _LOG.warning("finetuning was interrupted; run the same again to go on from %s", run.checkpoint.folder)
-        raise
+        folder = run.checkpoint.folder
+        text = f"finetuning was interrupted; finished layers are in '{folder}', run the same again to go on"
+        _LOG.warning("%s", text)
+        raise KeyboardInterrupt(text) from None
     finally:
         run.close()
     run.checkpoint.finish()
