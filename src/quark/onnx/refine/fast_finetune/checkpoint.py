@@ -30,7 +30,8 @@ class Checkpoint:
         key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
         self._is_kept = folder is not None
         self.folder = (user_cache() if folder is None else folder) / f"finetune-{key[:32]}"
-        self._is_usable = self._make_folder()
+        self._is_usable = True
+        self._make_folder()
 
     def read(self, place: int) -> Fitted | None:
         """The layer with that number, where it was finished before."""
@@ -70,13 +71,11 @@ class Checkpoint:
         if self._is_usable and not self._is_kept:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _make_folder(self) -> bool:
+    def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             self._give_up(error)
-            return False
-        return True
 
     def _give_up(self, error: OSError) -> None:
         self._is_usable = False
@@ -88,5 +87,5 @@ class Checkpoint:
 
 def user_cache() -> Path:
     """The folder for things that can be made again, as the system has it."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "quark"
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/.cache")
+    return Path(base) / "quark"
