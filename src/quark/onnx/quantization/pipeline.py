@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import onnx
 import onnx_ir as ir
 
-from quark.account import CalibrationFacts, FileFacts, Report
+from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, Report, Rewrite
+from quark.fidelity import OutputFidelity
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
 from quark.onnx.insert import insert
-from quark.onnx.load import Digest, load
+from quark.onnx.load import Digest, LoadedModel, load
 from quark.onnx.message import Message
 from quark.onnx.optimize import optimize
 from quark.onnx.quantization.data import Data
@@ -22,7 +23,7 @@ from quark.onnx.quantization.deciding import decide
 from quark.onnx.quantization.equalizing import equalize
 from quark.onnx.quantization.measuring import measure
 from quark.onnx.quantization.memory import verdict_obstacle
-from quark.onnx.quantization.mixing import mix
+from quark.onnx.quantization.mixing import Mixed, mix
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.quantization.verdict import compare_outputs, float_outputs
 from quark.onnx.quantization.versions import metadata_of, versions
@@ -81,27 +82,58 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     message = finish(model, metadata_of(settings, plan), settings.save)
     mixed = mixed.judged(message, settings) if mixed else None
     outputs = compare_outputs(message, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
-    algorithms = (*equalized, *([mixed.facts] if mixed else []), *refined)
-    idle = [remark for each in algorithms if (remark := idle_remark(each)) is not None]
-    account = Report(
+    course = _Course(
+        loaded=loaded,
+        op_types=op_types,
+        samples=samples,
+        wanted=wanted,
+        obstacle=obstacle,
+        rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in simulated)),
+        algorithms=(*equalized, *([mixed.facts] if mixed else []), *refined),
+        mixed=mixed,
+        plan=plan,
+        outputs=outputs,
+    )
+    return Outcome(message, _account(course, settings), loaded.digest)
+
+
+@dataclass(frozen=True, eq=False)
+class _Course:
+    """What happened on the way, for the account of it."""
+
+    loaded: LoadedModel
+    op_types: Mapping[str, str]
+    samples: Samples
+    wanted: Sequence[RangeKey]
+    obstacle: str | None
+    rewrites: tuple[Rewrite, ...]
+    algorithms: tuple[AlgorithmFacts, ...]
+    mixed: Mixed | None
+    plan: QuantizationPlan
+    outputs: tuple[OutputFidelity, ...]
+
+
+def _account(course: _Course, settings: Settings) -> Report:
+    loaded, mixed = course.loaded, course.mixed
+    idle = [remark for each in course.algorithms if (remark := idle_remark(each)) is not None]
+    return Report(
         config_name=settings.name,
         config=settings.config,
         versions=versions(),
         source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
-        plan=replace(plan, skipped=(*loaded.skipped, *plan.skipped)),
-        calibration=_calibration_facts(samples, wanted, obstacle is not None),
-        outputs=outputs,
-        rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in simulated)),
-        algorithms=algorithms,
+        plan=replace(course.plan, skipped=(*loaded.skipped, *course.plan.skipped)),
+        calibration=_calibration_facts(course.samples, course.wanted, course.obstacle is not None),
+        outputs=course.outputs,
+        rewrites=course.rewrites,
+        algorithms=course.algorithms,
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
-            *(*_remarks(plan, samples, settings, obstacle), *idle),
+            *(*_remarks(course.plan, course.samples, settings, course.obstacle), *idle),
         ),
-        op_types=op_types,
+        op_types=course.op_types,
         mixed=mixed.plan if mixed else None,
     )
-    return Outcome(message, account, loaded.digest)
 
 
 def _watched(wanted: Sequence[RangeKey], model: ir.Model, samples: Samples, settings: Settings) -> list[str]:
