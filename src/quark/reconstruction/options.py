@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+# the operators whose weights can be fitted, by their names in ONNX
+TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 ROWS_OF_A_SAMPLE = 128  # of a batch, for each sample that it is said to have
 
 

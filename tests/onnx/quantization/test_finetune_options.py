@@ -14,7 +14,14 @@ import onnxruntime
 import pytest
 from mixed_networks import images, mixed_network
 
-from quark.errors import InvalidValueError, MissingDependencyError, QuarkError, UnknownNameError, UnsupportedTypeError
+from quark.errors import (
+    InvalidValueError,
+    MissingDependencyError,
+    QuarkError,
+    UnknownNameError,
+    UnsupportedOptionError,
+    UnsupportedTypeError,
+)
 from quark.onnx import ModelQuantizer, QConfig, QuantizationConfig, get_default_config, quantize
 from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, BiasCorrectionConfig
 from quark.onnx.quantization.config.finetune_options import NO_LIMIT
@@ -22,8 +29,8 @@ from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.options_of_algorithms import FINETUNE_KEYS
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 from quark.onnx.quantization.data import Data
-from quark.onnx.refine.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
-from quark.reconstruction.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
+from quark.onnx.refine.options import FinetuneOptions, Reconstruction
+from quark.reconstruction.options import ROWS_OF_A_SAMPLE, TRAINED_OP_TYPES, Algorithm, FitOptions
 
 INT8 = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
 MEGABYTE = 1 << 20
@@ -208,11 +215,16 @@ def test_a_gpu_that_is_not_there_is_an_error_when_the_quantizer_is_built(count, 
         ModelQuantizer(finetuned(OptimDevice=device))
 
 
+def test_inference_is_on_the_first_gpu_and_says_so():
+    with pytest.raises(UnsupportedOptionError, match="InferDevice 'cuda:1'.*use cuda:0"):
+        ModelQuantizer(finetuned(InferDevice="cuda:1"))
+
+
 @pytest.mark.parametrize(
     ("device", "provider"),
     [
         ("cuda", "CUDAExecutionProvider"),
-        ("cuda:1", "CUDAExecutionProvider"),
+        ("cuda:0", "CUDAExecutionProvider"),
         ("hip", "ROCMExecutionProvider"),
         ("hip:0", "MIGraphXExecutionProvider"),
     ],

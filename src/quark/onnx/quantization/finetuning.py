@@ -7,6 +7,7 @@ without it, on samples that no layer was fitted to.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -239,14 +240,12 @@ class _Finetuning:
         """Of the network's outputs on held-out samples; 0 where nobody asks."""
         if not self._held_out:
             return 0.0
-        expected = self._expected()
-        return output_error(self._copy, self._held_out, expected, has_integer_kernels=False)
+        return output_error(self._copy, self._held_out, self._expected, has_integer_kernels=False)
 
+    @functools.cached_property
     def _expected(self) -> Sequence[Mapping[str, Array]]:
-        if not hasattr(self, "_outputs"):
-            with FloatRunner(self._walks[0].model) as runner:
-                self._outputs = [runner.outputs(sample) for sample in self._held_out]
-        return self._outputs
+        with FloatRunner(self._walks[0].model) as runner:
+            return [runner.outputs(sample) for sample in self._held_out]
 
     def _go_on(self, count: int) -> None:
         """So many layers are final."""

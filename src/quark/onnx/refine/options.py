@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from quark.reconstruction.options import FitOptions
+from quark.reconstruction.options import TRAINED_OP_TYPES, FitOptions
 
-TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 MOST_ROWS = 32768  # of a layer, over all samples
 SMALLEST_MEMORY = 256 << 20  # for rows, however little is allowed
 

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from quark.errors import InvalidValueError, unknown_name
 from quark.onnx.quantization.config.spec import QLayerConfig
-
-TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+from quark.reconstruction.options import TRAINED_OP_TYPES
 
 
 @dataclass

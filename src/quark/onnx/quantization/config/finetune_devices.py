@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from quark.errors import InvalidValueError, MissingDependencyError
+from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError
 from quark.onnx.refine.fast_finetune.devices import providers_of
 
 
@@ -47,7 +47,12 @@ def check_optim_device(device: str) -> str:
 
 
 def check_infer_device(device: str) -> None:
-    """Raise an error where ONNX Runtime cannot compute there."""
+    """Raise an error where ONNX Runtime cannot compute there, or would do so on another of several devices."""
+    if _number(device):
+        raise UnsupportedOptionError(
+            f"FastFinetune.InferDevice {device!r}: inference is on the first device; use {device.partition(':')[0]}:0, "
+            "and CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES to say which that is"
+        )
     if device == "cpu" or providers_of(device) != providers_of("cpu"):
         return
     import onnxruntime

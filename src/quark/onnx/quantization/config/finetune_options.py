@@ -15,8 +15,8 @@ from typing import Any
 from quark.errors import InvalidValueError, unknown_name
 from quark.onnx.quantization.config.finetune_devices import check_infer_device, check_optim_device, check_torch
 from quark.onnx.quantization.config.option_treatments import Draft
-from quark.onnx.refine.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
-from quark.reconstruction.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
+from quark.onnx.refine.options import FinetuneOptions, Reconstruction
+from quark.reconstruction.options import ROWS_OF_A_SAMPLE, TRAINED_OP_TYPES, Algorithm, FitOptions
 
 OPTION = "FastFinetune"
 NO_LIMIT = 1 << 62  # bytes
