@@ -58,7 +58,7 @@ test-sanitized: install
 		-DQUARK_SANITIZE=ON --log-level=WARNING
 	@$(BIN)/cmake --build build/sanitized --target quark_ops
 	@for instructions in avx512 avx2 baseline; do \
-		for fuzzer in fuzz_operators fuzz_statistics; do \
+		for fuzzer in fuzz_operators fuzz_statistics fuzz_fake_quantize; do \
 			$(SANITIZERS) QUARK_INSTRUCTION_SET=$$instructions $(BIN)/python tests/native/$$fuzzer.py \
 				--seconds $(FUZZ_SECONDS) --library build/sanitized/libquark_ops.so || exit 1; \
 		done; \
@@ -73,11 +73,12 @@ check-windows: install
 		-DCMAKE_TOOLCHAIN_FILE=cmake/mingw-w64.cmake --log-level=WARNING
 	@$(BIN)/cmake --build build/windows --target quark_ops
 	@for name in RegisterCustomOps quark_quantize_dequantize quark_instruction_set \
-			quark_extremes quark_add_to_histogram quark_add_squared_errors quark_plane_sums; do \
+			quark_extremes quark_add_to_histogram quark_add_squared_errors quark_plane_sums \
+			quark_fake_quantize quark_fake_quantize_gradients; do \
 		x86_64-w64-mingw32-objdump -p build/windows/quark_ops.dll | grep -q "\] $$name" || \
 			{ echo "quark_ops.dll does not export $$name" >&2; exit 1; }; \
 	done
-	@echo "build/windows/quark_ops.dll: compiled, seven exports"
+	@echo "build/windows/quark_ops.dll: compiled, nine exports"
 
 lint: install
 	@$(BIN)/ruff check .

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = [module.name for module in pkgutil.walk_packages(quark.__path__, "quark.")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_EXAMPLES = {"README.md", "accuracy.md", "quantizing_onnx.md", "calibration.md", "npu.md", "options.md"}
-PAGES_WITH_EXAMPLES |= {"mixed_precision.md", "finetuning.md"}
+PAGES_WITH_EXAMPLES |= {"mixed_precision.md", "finetuning.md", "torch.md", "torch_training.md"}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,5 +1,5 @@
 // The sums of a plane's cells, and of what rounding adds to the elements, in one pass and without an array of errors.
-// Included after double_lanes.h by the per-ISA files only.
+// Included after double_lanes.h and rounding_lanes.h by the per-ISA files only.
 //
 // A row is added, as doubles, to the partial sums of its group, column by column; at the end of the plane the columns
 // of each group are added up. Where there is but one cell, a plane is a flat array.
@@ -13,20 +13,6 @@ struct NoError {
   static constexpr bool kIsWanted = false;
   QUARK_INLINE FloatsOf<kWidth> operator()(FloatsOf<kWidth> v) const { return v; }
 };
-
-// Half to even, of any size: from 2^23 on there are whole numbers only.
-QUARK_INLINE FloatsOf<kWidth> round_half_even(FloatsOf<kWidth> v) {
-#if defined(__AVX512F__)
-  return _mm512_maskz_roundscale_ps(static_cast<__mmask16>(-1), v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#elif defined(__AVX2__)
-  return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-  const IntsOf<kWidth> bits = bit_cast<IntsOf<kWidth>>(v);
-  const IntsOf<kWidth> magnitude = bits & 0x7FFFFFFF;
-  const FloatsOf<kWidth> spacing_one = bit_cast<FloatsOf<kWidth>>((bits ^ magnitude) | 0x4B000000);  // 2^23, or -2^23
-  return magnitude < 0x4B000000 ? (v + spacing_one) - spacing_one : v;
-#endif
-}
 
 struct AffineError {
   static constexpr bool kIsWanted = true;

@@ -11,7 +11,11 @@ import pytest
 
 @pytest.mark.parametrize(
     ("fuzzer", "seconds", "told"),
-    [("fuzz_operators", 5, " nodes of which "), ("fuzz_statistics", 3, " statistics of ")],
+    [
+        ("fuzz_operators", 5, " nodes of which "),
+        ("fuzz_statistics", 3, " statistics of "),
+        ("fuzz_fake_quantize", 2, " quantizers of "),
+    ],
 )
 def test_nothing_surprising_happens(fuzzer: str, seconds: int, told: str) -> None:
     program = Path(__file__).with_name(f"{fuzzer}.py")

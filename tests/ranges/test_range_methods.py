@@ -12,6 +12,7 @@ from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.formats import get_format, min_mse_position, non_overflow_position
 from quark.formats.spec import IntFormat
 from quark.ranges import (
+    KLJ,
     Distribution,
     Entropy,
     LayerwisePercentile,
@@ -22,6 +23,7 @@ from quark.ranges import (
     PowerOfTwoMinMSE,
     RangeMethod,
     TensorRange,
+    ThreeSigma,
     range_of,
     ranges_of_channels,
 )
@@ -38,7 +40,7 @@ def integer(name: str) -> IntFormat:
 INT8, UINT8 = integer("int8"), integer("uint8")
 ALL = (
     *(MinMax(), MinMax(0.01), Percentile(), Percentile(99.0), Entropy(), Distribution(), LayerwisePercentile()),
-    *(MinMSE(), PowerOfTwoMinMSE(), PowerOfTwoMinMSE(has_most_common=True), NonOverflow()),
+    *(MinMSE(), PowerOfTwoMinMSE(), PowerOfTwoMinMSE(has_most_common=True), NonOverflow(), ThreeSigma(), KLJ()),
 )
 INDEPENDENT = tuple(each for each in ALL if each not in (MinMax(0.01), PowerOfTwoMinMSE(has_most_common=True)))
 CODES = ((INT8, True), (UINT8, False))

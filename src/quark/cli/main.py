@@ -16,6 +16,7 @@ from quark.cli.lint_command import lint
 from quark.cli.prepare_data_command import prepare_data
 from quark.cli.presets_command import presets
 from quark.cli.quantize_command import quantize
+from quark.cli.quantize_torch_command import quantize_torch
 
 
 @click.group(cls=ErrorReportingGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,6 +27,7 @@ def main(debug: bool) -> None:
 
 
 main.add_command(quantize)
+main.add_command(quantize_torch)
 main.add_command(evaluate)
 main.add_command(compare)
 main.add_command(inspect)

@@ -29,7 +29,7 @@ _ROUNDINGS = (Rounding.HALF_AWAY, Rounding.HALF_UP, Rounding.HALF_EVEN)
 _POLICIES = (NonFinite.BLOCK_NAN, NonFinite.PASSTHROUGH)
 _STORAGE = {"float32": 0, "float16": 1}
 _OUT_OF_MEMORY = 2
-_ELEMENTS_PER_THREAD = 1 << 18  # below this, starting a thread costs more than it saves
+ELEMENTS_PER_THREAD = 1 << 18  # below this, starting a thread costs more than it saves
 
 
 class _BlockParameters(ctypes.Structure):
@@ -138,9 +138,10 @@ def _thread_count(elements: int, threads: int | None) -> int:
     if threads is not None:
         return threads
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(processors, elements // _ELEMENTS_PER_THREAD))
+    return max(1, min(processors, elements // ELEMENTS_PER_THREAD))
 
 
+@functools.lru_cache(maxsize=256)
 def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
     """The quantizer for an axis of that length, which a block cannot be longer than."""
     fmt = quantizer.format

@@ -42,16 +42,36 @@ def quantize_dequantize(
     kind = array_kind(x)
     kind.precision(x)
     x = kind.detach(x)
-    policy = fmt.default_nonfinite if nonfinite is None else parse_choice(NonFinite, nonfinite, "non-finite policy")
-    rule = parse_choice(ScaleRule, scale_rule, "scale rule")
-    mode = parse_choice(Rounding, rounding, "rounding mode")
     position = normalize_axis(axis, len(x.shape))
-    if not isinstance(fmt, BlockFormat):
-        refuse_block_options(fmt, block_size, rule)
-        return quantize_dequantize_elements(kind, x, fmt, mode, policy)
+    if isinstance(fmt, BlockFormat):
+        quantizer = choose_quantizer(
+            fmt, block_size=block_size, scale_rule=scale_rule, rounding=rounding, nonfinite=nonfinite
+        )
+        return _along_blocks(kind, x, position, quantizer)
+    refuse_block_options(fmt, block_size, parse_choice(ScaleRule, scale_rule, "scale rule"))
+    mode = parse_choice(Rounding, rounding, "rounding mode")
+    return quantize_dequantize_elements(kind, x, fmt, mode, _policy(fmt, nonfinite))
+
+
+def choose_quantizer(
+    fmt: BlockFormat,
+    *,
+    block_size: int | None = None,
+    scale_rule: str | ScaleRule = ScaleRule.FLOOR,
+    rounding: str | Rounding = Rounding.HALF_EVEN,
+    nonfinite: str | NonFinite | None = None,
+) -> BlockQuantizer:
+    """A block format with the options of `quantize_dequantize`."""
     if block_size is not None:
         fmt = fmt.with_block_size(as_index("block_size", block_size))
-    return _along_blocks(kind, x, position, BlockQuantizer(fmt, rule, mode, policy))
+    rule = parse_choice(ScaleRule, scale_rule, "scale rule")
+    return BlockQuantizer(fmt, rule, parse_choice(Rounding, rounding, "rounding mode"), _policy(fmt, nonfinite))
+
+
+def _policy(fmt: Format, nonfinite: str | NonFinite | None) -> NonFinite:
+    if nonfinite is None:
+        return fmt.default_nonfinite
+    return parse_choice(NonFinite, nonfinite, "non-finite policy")
 
 
 def _along_blocks(kind: ArrayKind, x: Any, axis: int, quantizer: BlockQuantizer) -> Any:

@@ -19,24 +19,36 @@ even. With `axis`, each channel has its own step or threshold, and its gradient 
 N counts the elements that share a step. float16 and bfloat16 are computed in float32 and rounded back, under autocast
 too; a gradient has the type of what it belongs to. NaN passes through LSQ and TQT and has no gradient.
 
-All of them run on any device and compile without graph breaks.
+All of them run on any device and compile without graph breaks. The operations that they are composed of here are the
+definition; where x is plain memory of the CPU or of a CUDA device, compiled code does the same in one pass
+(`fused_fake_quantize`), which needs x itself again for the backward pass: it must not be written to in between.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from quark.errors import InvalidValueError, MissingDependencyError
 from quark.formats.affine import AffineParameters, is_in_range, quantize_dequantize_affine
 from quark.formats.arrays import array_kind
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import get_format
 from quark.formats.granularity import Granularity
+from quark.formats.native import ELEMENTS_PER_THREAD, quantize_dequantize_native
+from quark.formats.native_fake_quantize import FakeKind, FakeQuantizer
 from quark.formats.powers import exp2
-from quark.formats.quantize import as_index, normalize_axis, quantize_dequantize
-from quark.formats.spec import Format
+from quark.formats.quantize import as_index, choose_quantizer, normalize_axis, quantize_dequantize
+from quark.formats.spec import BlockFormat, Format
 
 try:
     import torch
+
+    from quark.ops.fused_cuda import quantize_dequantize_on_cuda
+    from quark.ops.fused_fake_quantize import fused_fake_quantize, is_plain
+    from quark.ops.fused_parameters import Parameters
 except ImportError as error:
     raise MissingDependencyError(
         "quark.ops.fake_quantize needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
@@ -44,6 +56,14 @@ except ImportError as error:
 
 # Where both the step and its inverse are normal numbers of float32.
 MIN_STEP_EXPONENT, MAX_STEP_EXPONENT = -126, 126
+
+_MAX_FUSED_BITS = 21  # levels of more bits are counted in float64
+
+_FUSED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_chosen_quantizer = functools.lru_cache(maxsize=256)(choose_quantizer)
+
+_Composed = Callable[[torch.Tensor, torch.Tensor, FakeQuantizer, int | None], torch.Tensor]
 
 
 def block_fake_quantize(x: torch.Tensor, format: str | Format, axis: int = -1, **options: Any) -> torch.Tensor:
@@ -53,12 +73,46 @@ def block_fake_quantize(x: torch.Tensor, format: str | Format, axis: int = -1, *
     >>> block_fake_quantize(x, "mxfp4_e2m1").detach()
     tensor([ 0.0000, -0.5000,  3.0000,  6.0000])
     """
-    values = quantize_dequantize(x.detach(), format, axis, **options)
+    values = _compiled_blocks(x.detach(), format, axis, options)
+    if values is None:
+        values = quantize_dequantize(x.detach(), format, axis, **options)
     return _applied(_StraightThrough, x, values)
+
+
+def _compiled_blocks(x: torch.Tensor, format: str | Format, axis: int, options: dict[str, Any]) -> torch.Tensor | None:
+    """x through a block format by one kernel, in the order of memory that x has; None where there is no such kernel."""
+    fmt = get_format(format)
+    if not isinstance(fmt, BlockFormat) or x.dtype not in _FUSED_TYPES or not is_plain(x):
+        return None
+    quantizer = _chosen_quantizer(fmt, **options)
+    position = normalize_axis(axis, x.dim())
+    if x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        values = _blocks_on_device(x.permute(0, 2, 3, 1), (0, 3, 1, 2)[position], quantizer)
+        return None if values is None else values.permute(0, 3, 1, 2)
+    return _blocks_on_device(x, position, quantizer)
+
+
+def _blocks_on_device(x: torch.Tensor, axis: int, quantizer: BlockQuantizer) -> torch.Tensor | None:
+    if x.device.type == "cuda":
+        return quantize_dequantize_on_cuda(x, axis, quantizer)
+    threads = max(1, min(torch.get_num_threads(), x.numel() // ELEMENTS_PER_THREAD))
+    values: torch.Tensor | None = quantize_dequantize_native(x, axis, quantizer, threads)
+    return values
 
 
 def affine_fake_quantize(x: torch.Tensor, parameters: AffineParameters) -> torch.Tensor:
     """x through fixed affine parameters; values that saturate get no gradient, nor does NaN."""
+    fmt, granularity = parameters.format, parameters.granularity
+    fused = None
+    if fmt.bits <= _MAX_FUSED_BITS:
+        numbers = Parameters(
+            FakeQuantizer(FakeKind.AFFINE, fmt.qmin, fmt.qmax), parameters.scale, parameters.zero_point
+        )
+        fused = fused_fake_quantize(x, numbers, granularity, lambda x, _: _composed_affine(x, parameters))
+    return _composed_affine(x, parameters) if fused is None else fused
+
+
+def _composed_affine(x: torch.Tensor, parameters: AffineParameters) -> torch.Tensor:
     values = quantize_dequantize_affine(x.detach(), parameters)
     return _applied(_Masked, x, values, is_in_range(x.detach(), parameters))
 
@@ -71,7 +125,11 @@ def lsq(
     A step at or below 0, where an optimizer may put it, counts as the smallest normal number: every value but 0 then
     saturates, and the gradient of the step is that of saturated values.
     """
-    lowest, highest = code_limits(bits, signed)
+    return _learned(v, scale, FakeQuantizer(FakeKind.STEP, *code_limits(bits, signed)), axis, _composed_lsq)
+
+
+def _composed_lsq(v: torch.Tensor, scale: torch.Tensor, quantizer: FakeQuantizer, axis: int | None) -> torch.Tensor:
+    lowest, highest = quantizer.lowest, quantizer.highest
     spread = _spread(scale, v, axis)
     wide = _wide(v.detach())
     step = spread.detach().to(wide.dtype).clamp(min=torch.finfo(wide.dtype).tiny)
@@ -80,8 +138,7 @@ def lsq(
     clipped = steps.clamp(lowest, highest)
     slope = torch.where(is_inside, torch.round(steps) - steps, clipped)
     values = _applied(_Masked, v, (torch.round(clipped) * step).to(v.dtype), is_inside)
-    sharing = max(1, v.numel() // max(1, scale.numel()))
-    return _with_slope(values, spread, slope, 1 / math.sqrt(sharing * highest))
+    return _with_slope(values, spread, slope, quantizer.slope_factor(v.numel() // max(1, scale.numel())))
 
 
 def lsq_initial_scale(v: torch.Tensor, bits: int = 8, signed: bool = True, axis: int | None = None) -> torch.Tensor:
@@ -104,16 +161,33 @@ def tqt(
 
     `log2_threshold` has one element, or one per channel along `axis`. The step is confined to 2^-126..2^126.
     """
-    lowest, highest = code_limits(bits, signed)
+    return _learned(
+        x, log2_threshold, FakeQuantizer(FakeKind.THRESHOLD, *code_limits(bits, signed)), axis, _composed_tqt
+    )
+
+
+def _composed_tqt(
+    x: torch.Tensor, log2_threshold: torch.Tensor, quantizer: FakeQuantizer, axis: int | None
+) -> torch.Tensor:
+    lowest, highest = quantizer.lowest, quantizer.highest
     spread = _spread(log2_threshold, x, axis)
-    step = _power_of_two_step(spread.detach(), highest, x)
-    steps = _wide(x.detach()) / step
+    step, inverse = _power_of_two_step(spread.detach(), quantizer.step_shift, x)
+    steps = _wide(x.detach()) * inverse  # exact, which a compiler's division need not be
     rounded = torch.round(steps)
     is_inside = (rounded >= lowest) & (rounded <= highest)
     clipped = rounded.clamp(lowest, highest)
     slope = torch.where(is_inside, rounded - steps, clipped)
     values = _applied(_Masked, x, (clipped * step).to(x.dtype), is_inside)
     return _with_slope(values, spread, slope, step * math.log(2))
+
+
+def _learned(
+    x: torch.Tensor, parameter: torch.Tensor, quantizer: FakeQuantizer, axis: int | None, composed: _Composed
+) -> torch.Tensor:
+    """By compiled code where there is some, else by the composed operations."""
+    numbers = Parameters(quantizer, parameter)
+    fused = fused_fake_quantize(x, numbers, Granularity(axis), lambda x, p: composed(x, p, quantizer, axis))
+    return composed(x, parameter, quantizer, axis) if fused is None else fused
 
 
 def code_limits(bits: int, signed: bool) -> tuple[int, int]:
@@ -178,14 +252,13 @@ def _with_slope(values: torch.Tensor, parameter: torch.Tensor, slope: torch.Tens
     return _applied(_Sloped, values, expanded, torch.where(slope == slope, slope, 0.0))
 
 
-def _power_of_two_step(log2_threshold: torch.Tensor, highest: int, x: torch.Tensor) -> torch.Tensor:
-    """2^ceil(log2 t) over the number of codes on the positive side: highest + 1 is 2^(b-1), or 2^b if unsigned."""
+def _power_of_two_step(log2_threshold: torch.Tensor, shift: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """2^ceil(log2 t) / 2^shift, and its inverse."""
     kind = array_kind(x)
     precision = kind.precision(x)
-    exponents = torch.ceil(_wide(log2_threshold)) - highest.bit_length()
+    exponents = torch.ceil(_wide(log2_threshold)) - shift
     whole = kind.as_int(exponents.clamp(MIN_STEP_EXPONENT, MAX_STEP_EXPONENT), precision)
-    step: torch.Tensor = exp2(kind, whole, precision)
-    return step
+    return exp2(kind, whole, precision), exp2(kind, -whole, precision)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@
     MinMSE                 the least squared error
     PowerOfTwoMinMSE       the least squared error among power-of-two scales
     NonOverflow            the smallest power-of-two scale at which nothing is clipped
+    ThreeSigma, KLJ        where a threshold that is trained starts from
 
 `method.observer(integer, is_symmetric)` watches a stream of batches; `range_of` and `ranges_of_channels` take a whole
 array, such as a weight. To add a method: one file with its dataclass and observer, and its line here.
@@ -26,9 +27,11 @@ from quark.ranges.min_max import MinMax
 from quark.ranges.min_mse import MinMSE
 from quark.ranges.percentile import Percentile
 from quark.ranges.power_of_two import NonOverflow, PowerOfTwoMinMSE
+from quark.ranges.thresholds import KLJ, ThreeSigma, kl_j_threshold, three_sigma
 from quark.ranges.whole_array import range_of, ranges_of_channels
 
 __all__ = [
+    "KLJ",
     "Distribution",
     "Entropy",
     "LayerwisePercentile",
@@ -40,6 +43,9 @@ __all__ = [
     "PowerOfTwoMinMSE",
     "RangeMethod",
     "TensorRange",
+    "ThreeSigma",
+    "kl_j_threshold",
     "range_of",
     "ranges_of_channels",
+    "three_sigma",
 ]

@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from quark.account import AlgorithmFacts
 from quark.formats.power_of_two import NON_OVERFLOW, scale_of_position
+from quark.groups import Groups
 from quark.npu import Move, Settlement, rules_of, settle
-from quark.onnx.choose.groups import Groups
 from quark.onnx.choose.npu_operations import npu_operations
 from quark.onnx.choose.operators import Kind, facts
 from quark.onnx.choose.options import PositionOptions

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from quark.onnx.choose.groups import Groups
+from quark.groups import Groups
 from quark.onnx.choose.operators import BOUNDS, Kind, OperatorFacts, facts
 from quark.onnx.choose.options import ChoiceOptions, Target
 from quark.onnx.choose.overrides import with_override

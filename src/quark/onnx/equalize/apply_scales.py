@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from quark.equalization.channels import Channels
 from quark.equalization.cross_layer import ChannelMagnitudes
-from quark.onnx.equalize.channels import Array, Channels, Layer, along
+from quark.onnx.equalize.channels import Array, Layer, along
 from quark.onnx.equalize.options import ClipTreatment
 from quark.onnx.equalize.rescaling import Rescaling, Weights
 from quark.onnx.graph import add_initializer, add_node, become, constant, input_value, rank, set_constant

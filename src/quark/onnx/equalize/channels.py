@@ -9,23 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.equalization.channels import CannotScaleError, Channels
 from quark.onnx.graph import attribute, dimensions, input_value, is_constant, is_float, rank
 
 Array: TypeAlias = NDArray[Any]
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
-class CannotScaleError(Exception):
-    """That channels cannot be rescaled here; the text is the reason, about the node that was looked at."""
-
-
-@dataclass(frozen=True)
-class Channels:
-    """The axis of a tensor that counts channels; each takes `width` places of it, more than one where the positions of
-    an image were flattened into it."""
-
-    axis: int
-    width: int = 1
 
 
 @dataclass(frozen=True, eq=False)

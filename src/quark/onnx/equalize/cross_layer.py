@@ -12,12 +12,13 @@ import onnx_ir as ir
 
 from quark.account import AlgorithmFacts
 from quark.equalization.cross_layer import MAX_SWEEPS
+from quark.equalization.rescaling import sweep
 from quark.onnx.equalize.apply_scales import apply_scales
 from quark.onnx.equalize.bias_absorption import absorb, absorbed_tensor, reason_against_absorbing
 from quark.onnx.equalize.clip_limits import Extremes, limits_of_clips, reason_against_clips
 from quark.onnx.equalize.options import ClipTreatment, CrossLayerOptions
 from quark.onnx.equalize.regions import Region, find_regions
-from quark.onnx.equalize.rescaling import Rescaling, Weights, chains_of, sweep
+from quark.onnx.equalize.rescaling import Rescaling, Weights, chains_of
 from quark.plan import SkippedNode
 
 NAME = "cross-layer equalization"

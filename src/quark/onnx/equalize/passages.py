@@ -14,7 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.equalize.channels import CannotScaleError, Channels, size_of
+from quark.equalization.channels import CannotScaleError, Channels
+from quark.onnx.equalize.channels import size_of
 from quark.onnx.equalize.reshapes import through_reshape, through_transpose
 from quark.onnx.graph import attribute, constant, input_value, opset, rank
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from quark.onnx.equalize.channels import LAYERS, CannotScaleError, Channels, Layer, layer_of
+from quark.equalization.channels import CannotScaleError, Channels
+from quark.onnx.equalize.channels import LAYERS, Layer, layer_of
 from quark.onnx.equalize.passages import passage
 from quark.onnx.graph import constant, input_value, nodes, readers
 

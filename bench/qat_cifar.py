@@ -1,0 +1,191 @@
+"""Quantization-aware training of ResNet-20 on CIFAR-10: what each method keeps, and in how many minutes.
+
+    python -m bench.qat_cifar --data cifar10.npz --weights resnet20.th --method tqt --method lsq4 --device cuda
+
+    tqt      int8, power-of-two scales, learned thresholds: what an NPU takes
+    lsq4     4 bits for weights and activations, learned steps; 8 bits in the first and last layer, as in the paper
+    mxfp4    MXFP4 for both operands of every product
+    mx6      MX6 likewise
+
+The archive has train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. Images lie on the device and
+are augmented there, so that reading them takes no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bench.results import describe_machine, markdown, say, write_json
+from quark.torch import ModelQuantizer
+from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.type import Dtype, QSchemeType
+from quark.torch.quantization.observer import LSQObserver
+from quark.vision.data import ArrayBatches, ArrayHeldOut, Arrays
+from quark.vision.networks import load_network
+from quark.vision.recipes import Method, recipe
+from quark.vision.training import (
+    Autocast,
+    EpochResult,
+    OptimizerName,
+    Processes,
+    Trainer,
+    TrainingOptions,
+    choose_device,
+    evaluate_module,
+)
+
+CALIBRATION_IMAGES = 1000
+TEST_BATCH = 500
+HEADER = ("method", "float", "PTQ", "QAT", "QAT less float", "epochs", "minutes")
+
+
+def _learned(dtype: Dtype) -> QuantizationSpec:
+    # unsigned codes start at 0, as LSQ has them
+    return QuantizationSpec(dtype, LSQObserver, qscheme=QSchemeType.per_tensor, symmetric=dtype.name.startswith("int"))
+
+
+def lsq4() -> Config:
+    """What layers read is behind a ReLU, and unsigned, but for the images."""
+    first = QuantizationConfig(input_tensors=_learned(Dtype.int8), weight=_learned(Dtype.int8))
+    last = QuantizationConfig(input_tensors=_learned(Dtype.uint8), weight=_learned(Dtype.int8))
+    inner = QuantizationConfig(input_tensors=_learned(Dtype.uint4), weight=_learned(Dtype.int4))
+    # products alone are quantized, as in the paper: sums of two branches have signs, and stay as they are
+    return Config(
+        QuantizationConfig(),
+        algo_config=[],
+        layer_type_quant_config={nn.Conv2d: inner},
+        layer_quant_config={"conv1": first, "linear": last},
+    )
+
+
+def blocks(dtype: Dtype) -> Config:
+    spec = QuantizationSpec(dtype)
+    return Config(QuantizationConfig(input_tensors=spec, weight=spec))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration, and how it is trained."""
+
+    config: Callable[[], Config]
+    options: TrainingOptions
+
+
+SGD = TrainingOptions(optimizer=OptimizerName.SGD, batch_norm_share=1.0)
+RECIPES = {
+    "tqt": Recipe(lambda: recipe(Method.TQT), replace(SGD, epochs=2, learning_rate=2e-3)),
+    "lsq4": Recipe(lsq4, replace(SGD, epochs=5, learning_rate=1e-2)),
+    "mxfp4": Recipe(lambda: blocks(Dtype.fp4), replace(SGD, epochs=5, learning_rate=1e-2)),
+    "mx6": Recipe(lambda: blocks(Dtype.mx6), replace(SGD, epochs=2, learning_rate=2e-3)),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Accuracies in percent."""
+
+    method: str
+    float_top1: float
+    ptq_top1: float
+    qat_top1: float
+    epochs: int
+    minutes: float
+
+    def cells(self) -> list[str]:
+        shares = [f"{each:.2f}" for each in (self.float_top1, self.ptq_top1, self.qat_top1)]
+        difference = f"{self.qat_top1 - self.float_top1:+.2f}"
+        return [self.method, *shares, difference, str(self.epochs), f"{self.minutes:.1f}"]
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """The images on a device, and a float network that knows them."""
+
+    training: Arrays
+    test: Arrays
+    network: nn.Module
+    processes: Processes
+
+    @classmethod
+    def open(cls, data: Path, weights: Path, device: torch.device, images: int | None) -> Cifar:
+        training, test = (Arrays.read(data, f"{part}_x", f"{part}_y") for part in ("train", "test"))
+        training = training if images is None else training.some(images)
+        network = load_network("cifar_resnet20", weights).to(device)
+        return cls(training.to(device), test.to(device), network, Processes(device=device))
+
+    def measure(self, method: str, options: TrainingOptions, batch_size: int) -> Figure:
+        """Calibrate, train, and judge the best by the test images; the last epoch's would be worth little less."""
+        held_out = ArrayHeldOut(self.test, TEST_BATCH)
+        before = evaluate_module(self.network, held_out, self.processes)
+        calibration = ArrayHeldOut(self.training.some(CALIBRATION_IMAGES), TEST_BATCH)
+        quantizer = ModelQuantizer(RECIPES[method].config())
+        model = quantizer.quantize_model(self.network, calibration).to(self.processes.device)
+        start = evaluate_module(model, held_out, self.processes)
+        say(f"{method}: float {100 * before.accuracy.top1:.2f}, PTQ {100 * start.accuracy.top1:.2f}")
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            teacher = self.network if options.distillation else None
+            trainer = Trainer(model, options, Path(folder), self.processes, teacher, _say_epoch)
+            trainer.train(ArrayBatches(self.training, batch_size, options.seed), held_out, start)
+        minutes = (time.perf_counter() - began) / 60
+        after = evaluate_module(quantizer.freeze(model), held_out, self.processes)
+        tops = [100 * each.accuracy.top1 for each in (before, start, after)]
+        return Figure(method, *tops, options.epochs, minutes)
+
+
+def _say_epoch(result: EpochResult) -> None:
+    if result.loss is not None:
+        say(f"  epoch {result.epoch}: loss {result.loss:.4f}, top-1 {100 * result.top1:.2f}, {result.seconds:.0f} s")
+
+
+def chosen_options(arguments: argparse.Namespace, method: str) -> TrainingOptions:
+    """Those of the method, with what the command line says otherwise."""
+    names = ("epochs", "learning_rate", "threshold_learning_rate", "distillation", "seed", "average_decay")
+    changes = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if arguments.autocast:
+        changes["autocast"] = Autocast.BFLOAT16
+    return replace(RECIPES[method].options, **changes)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="cifar10.npz")
+    parser.add_argument("--weights", type=Path, required=True, help="resnet20.th")
+    parser.add_argument("--method", action="append", choices=list(RECIPES), help="all of them where not given")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--images", type=int, help="train on so many only")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--learning_rate", type=float)
+    parser.add_argument("--threshold_learning_rate", type=float)
+    parser.add_argument("--distillation", type=float)
+    parser.add_argument("--average_decay", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--autocast", action="store_true", help="train in bfloat16 where torch can")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parsed()
+    device = choose_device(arguments.device)
+    setting = f"{describe_machine()}, torch {torch.__version__} on {device.type}"
+    cifar = Cifar.open(arguments.data, arguments.weights, device, arguments.images)
+    del arguments.data, arguments.weights  # places are nobody's business
+    figures = []
+    for method in arguments.method or RECIPES:
+        figures.append(cifar.measure(method, chosen_options(arguments, method), arguments.batch_size))
+        write_json(arguments, setting, [asdict(each) for each in figures])
+    print(f"{setting}\n\n{markdown(HEADER, [each.cells() for each in figures])}")
+
+
+if __name__ == "__main__":
+    main()

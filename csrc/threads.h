@@ -1,0 +1,58 @@
+// Work shared out over threads: those of the process's OpenMP runtime where it has one, else threads of our own.
+//
+// torch computes on a team of OpenMP threads, which keep spinning for a while after each of its operations: a thread of
+// ours would have to share a processor with one of them. The runtime is not linked but looked up, so that we join the
+// one that is there and need none where there is none.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+#if !defined(_WIN32)
+#include <dlfcn.h>
+#endif
+
+namespace quark {
+
+// GCC's entry, which the runtimes of LLVM and Intel have too: every thread of a team calls `run(data)`. No thread
+// count, 0, asks for the team that the runtime's owner has set.
+typedef void (*OpenMpParallel)(void (*run)(void*), void* data, unsigned threads, unsigned flags);
+
+inline OpenMpParallel find_open_mp() {
+#if defined(_WIN32)
+  return nullptr;
+#else
+  return reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+#endif
+}
+
+// Calls share(worker) once for each worker below `workers`, in any order; share must not throw. A team of OpenMP may
+// have fewer threads than workers: each takes the next one until none is left.
+template <class Share>
+void run_in_parallel(int64_t workers, const Share& share) {
+  struct Tickets {
+    const Share& share;
+    const int64_t workers;
+    std::atomic<int64_t> next{0};
+
+    static void take(void* data) {
+      Tickets& tickets = *static_cast<Tickets*>(data);
+      for (int64_t worker; (worker = tickets.next++) < tickets.workers;) tickets.share(worker);
+    }
+  } tickets{share, workers};
+  const OpenMpParallel open_mp = workers > 1 ? find_open_mp() : nullptr;
+  if (open_mp != nullptr) return open_mp(Tickets::take, &tickets, 0, 0);
+  std::vector<std::thread> others;
+  try {
+    others.reserve(static_cast<size_t>(workers));
+    for (int64_t worker = 1; worker < workers; ++worker) others.emplace_back(Tickets::take, &tickets);
+  } catch (const std::exception&) {
+    // those that could be had take the tickets of the others, and so does this one
+  }
+  Tickets::take(&tickets);
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace quark

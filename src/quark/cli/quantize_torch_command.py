@@ -1,0 +1,206 @@
+"""quantize.py of the examples, also `quark quantize-torch`: a torchvision network, quantized, trained and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.errors import ErrorReportingCommand
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quark.vision.quantizing import ClassifierQuantization, Measured, QuantizedClassifier
+    from quark.vision.training import EpochResult, TrainingOptions
+
+METHODS = {
+    "tqt": "Learned thresholds, power-of-two scales (TQT).",
+    "lsq": "Learned steps (LSQ).",
+    "non_overflow": "Power-of-two scales that nothing is beyond.",
+    "mse_powof2": "Power-of-two scales of the least squared error.",
+}
+PRECISIONS = {
+    "a8w8": "Activations and weights of 8 bits (the default).",
+    "a16w8": "Activations of 16 bits, weights of 8.",
+}
+POSITIVE = click.IntRange(min=1)
+FOLDER = click.Path(path_type=Path)
+
+
+def _flags(names: dict[str, str]) -> list[Any]:
+    return [click.option(f"--{name}", is_flag=True, help=text) for name, text in names.items()]
+
+
+OPTIONS = [
+    click.option("--model_name", required=True, metavar="NAME", help="resnet18, resnet34, resnet50 or mobilenetv2."),
+    click.option("--pretrained", required=True, type=FOLDER, metavar="PTH", help="Its weights, as torchvision's."),
+    click.option("--data_dir", required=True, type=FOLDER, metavar="DIR", help="Has val/CLASS/*, and train or calib."),
+    click.option("--qat", is_flag=True, help="Train the quantized network."),
+    *_flags(METHODS),
+    *_flags(PRECISIONS),
+    click.option("--model_export", type=click.Choice(["onnx"]), help="Write the result as a file of that kind."),
+    click.option("--export_dir", type=FOLDER, default=Path("export"), show_default=True, help="Where files go."),
+    click.option("--epochs", type=POSITIVE, default=3, show_default=True),
+    click.option("--batch_size", type=POSITIVE, default=32, show_default=True, help="Images a step, of each process."),
+    click.option("--learning_rate", type=float, default=1e-5, show_default=True),
+    click.option("--threshold_learning_rate", type=float, help="Of what quantizers learn."),
+    click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam", show_default=True),
+    click.option("--weight_decay", type=float, default=1e-4, show_default=True),
+    click.option("--label_smoothing", type=float, default=0.0, show_default=True),
+    click.option(
+        "--distillation", type=float, default=0.0, show_default=True, help="Share of the float network's say."
+    ),
+    click.option("--ema", type=float, metavar="DECAY", help="Keep a running average of the weights."),
+    click.option("--freeze_bn", type=float, default=0.0, show_default=True, help="Batch norms learn for that share."),
+    click.option("--patience", type=POSITIVE, metavar="EPOCHS", help="Stop after so many that were no better."),
+    click.option("--clip_norm", type=float, help="Shorten longer gradients to this."),
+    click.option("--autocast", type=click.Choice(["bfloat16", "float16"]), help="Train in mixed precision."),
+    click.option("--compile", "compiles", is_flag=True, help="Train through torch.compile."),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--resume", is_flag=True, help="Go on with a run in the same export_dir."),
+    click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda"),
+    click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Decode images."),
+    click.option("--calibration_images", type=POSITIVE, default=500, show_default=True),
+    click.option("--limit", type=POSITIVE, metavar="N", help="Judge by N images, evenly spaced; else by all."),
+    click.option("--image_size", type=POSITIVE, default=224, show_default=True),
+]
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command("quantize-torch", cls=ErrorReportingCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@_with_options
+def quantize_torch(**options: Any) -> None:
+    """Quantize a torchvision network, train it with --qat, and write it as ONNX with --model_export.
+
+    Prints top-1 and top-5 of every form on the same images. Runs under torchrun as it is, on one machine or many.
+    """
+    _require_torch()
+    from quark.vision.quantizing import quantize_classifier
+    from quark.vision.training import choose_device, joined
+
+    request = _request(options)
+    with joined(choose_device(options["device"])) as processes:
+        result = quantize_classifier(request, processes, _listener(request, is_speaking=processes.is_first))
+        if processes.is_first:
+            _show(result)
+
+
+def _require_torch() -> None:
+    from quark.errors import MissingDependencyError
+
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "quantize-torch needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+        ) from error
+
+
+def _request(options: dict[str, Any]) -> ClassifierQuantization:
+    from quark.vision.quantizing import ClassifierQuantization, ImageOptions
+    from quark.vision.recipes import Method, Precision
+
+    if options["resume"] and not options["qat"]:
+        raise click.UsageError("--resume goes on with training: give --qat too")
+    images = ImageOptions(
+        options["image_size"],
+        options["batch_size"],
+        options["workers"],
+        options["calibration_images"],
+        options["limit"],
+    )
+    return ClassifierQuantization(
+        options["model_name"],
+        options["pretrained"],
+        options["data_dir"],
+        options["export_dir"],
+        Method(_only(options, METHODS) or Method.FLOAT_SCALE),
+        Precision(_only(options, PRECISIONS) or Precision.A8W8),
+        images,
+        _training(options) if options["qat"] else None,
+        options["model_export"] is not None,
+        options["resume"],
+    )
+
+
+def _only(options: dict[str, Any], names: dict[str, str]) -> str | None:
+    """The one flag that was given; two are a mistake in the command line."""
+    given = [name for name in names if options[name]]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]} exclude each other: give one of them")
+    return given[0] if given else None
+
+
+def _training(options: dict[str, Any]) -> TrainingOptions:
+    from quark.vision.training import Autocast, OptimizerName, TrainingOptions
+
+    same = ("epochs", "learning_rate", "threshold_learning_rate", "weight_decay", "label_smoothing", "distillation")
+    return TrainingOptions(
+        **{name: options[name] for name in (*same, "patience", "clip_norm", "compiles", "seed")},
+        optimizer=OptimizerName(options["optimizer"]),
+        average_decay=options["ema"],
+        batch_norm_share=options["freeze_bn"],
+        autocast=None if options["autocast"] is None else Autocast(options["autocast"]),
+    )
+
+
+def _listener(request: ClassifierQuantization, is_speaking: bool) -> Any:
+    from quark.vision.quantizing import Listener
+
+    epochs = request.training.epochs if request.training is not None else 0
+
+    def measured(form: Measured) -> None:
+        accuracy = form.scores.accuracy
+        click.echo(f"{form.name}: top-1 {100 * accuracy.top1:.2f} %, top-5 {100 * accuracy.top5:.2f} %", err=True)
+
+    def epoch(result: EpochResult) -> None:
+        if result.loss is not None:
+            shares = f"top-1 {100 * result.top1:.2f} %, top-5 {100 * result.top5:.2f} %"
+            text = f"epoch {result.epoch} of {epochs}: loss {result.loss:.4f}, {shares}, {result.seconds:.0f} s"
+            click.echo(text, err=True)
+
+    return Listener(measured, epoch) if is_speaking else Listener()
+
+
+def _show(result: QuantizedClassifier) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_table(result))
+    if result.training is not None:
+        best, last = result.training.best.epoch, result.training.history[-1].epoch
+        stopped = ", where patience ended" if result.training.is_stopped_early else ""
+        came = ", which is the network as it was calibrated: training made nothing better" if best == 0 else ""
+        console.print(f"trained up to epoch {last}{stopped}; the best is epoch {best}{came}", soft_wrap=True)
+    if result.path is not None:
+        console.print(f"written: {result.path}", markup=False, soft_wrap=True)
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _table(result: QuantizedClassifier) -> Table:
+    from rich.table import Table
+
+    first = result.measured[0].scores
+    table = Table(title=f"{first.accuracy.count} images", title_justify="left")
+    table.add_column("network")
+    for heading in ("top-1", "top-5", "to float", "same class as before"):
+        table.add_column(heading, justify="right")
+    before = first
+    for each in result.measured:
+        accuracy, pair = each.scores.accuracy, first.paired_with(each.scores)
+        cells = [f"{100 * accuracy.top1:.2f} %", f"{100 * accuracy.top5:.2f} %"]
+        if each.scores is not first:
+            cells.append(f"{100 * pair.top1_difference:+.2f} +- {100 * pair.standard_error:.2f}")
+            cells.append(f"{100 * before.agreement(each.scores):.2f} %")
+        table.add_row(each.name, *cells)
+        before = each.scores
+    return table

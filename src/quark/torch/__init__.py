@@ -1,0 +1,28 @@
+"""Quantize PyTorch models: post-training quantization, quantization-aware training, export to ONNX.
+
+>>> import torch
+>>> from quark.torch import ModelQuantizer
+>>> from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+>>> from quark.torch.quantization.config.type import Dtype
+>>> int8 = QuantizationSpec(Dtype.int8)
+>>> config = Config(global_quant_config=QuantizationConfig(input_tensors=int8, output_tensors=int8, weight=int8))
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+>>> quantized = ModelQuantizer(config).quantize_model(model, [torch.rand(4, 8)])
+>>> quantized(torch.rand(3, 8)).shape
+torch.Size([3, 2])
+"""
+
+from quark.errors import MissingDependencyError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        "quark.torch needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+    ) from error
+
+from quark.torch.capture import export_for_training
+from quark.torch.export import ModelExporter, export_onnx
+from quark.torch.quantization.quantizer import ModelQuantizer
+
+__all__ = ["ModelExporter", "ModelQuantizer", "export_for_training", "export_onnx"]

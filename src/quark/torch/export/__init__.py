@@ -1,0 +1,20 @@
+"""Export: a frozen network as an ONNX file, checked against torch, or as safetensors with JSON."""
+
+from quark.torch.export.errors import ExportError, ParityError
+from quark.torch.export.exporter import ModelExporter
+from quark.torch.export.layer_parity import Divergence
+from quark.torch.export.onnx_file import ExportReport, export_onnx
+from quark.torch.export.parity import ParityReport
+from quark.torch.export.safetensors_file import export_safetensors, load_safetensors
+
+__all__ = [
+    "Divergence",
+    "ExportError",
+    "ExportReport",
+    "ModelExporter",
+    "ParityError",
+    "ParityReport",
+    "export_onnx",
+    "export_safetensors",
+    "load_safetensors",
+]

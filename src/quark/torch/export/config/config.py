@@ -1,0 +1,54 @@
+"""How a quantized model is written: as safetensors with JSON, and as ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quark.errors import UnsupportedOptionError, UnsupportedTypeError, unknown_name
+
+WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
+
+
+@dataclass(frozen=True)
+class JsonExporterConfig:
+    """The quantized state as safetensors, with a JSON file that describes it.
+
+    `weight_format`: codes and scales (real_quantized), or the float numbers that they stand for (fake_quantized). Codes
+    lie in the order of the weights; other settings of AMD's are for language models, and refused.
+    """
+
+    weight_merge_groups: Sequence[Sequence[str]] | None = None
+    kv_cache_group: Sequence[str] = field(default_factory=tuple)
+    min_kv_scale: float = 0.0
+    weight_format: str = "real_quantized"
+    pack_method: str = "order"
+
+    def __post_init__(self) -> None:
+        if self.weight_format not in WEIGHT_FORMATS:
+            raise unknown_name("weight_format", self.weight_format, WEIGHT_FORMATS)
+        if self.pack_method != "order":
+            raise UnsupportedOptionError(f"pack_method {self.pack_method!r}: codes lie in order; leave it out")
+        if self.weight_merge_groups:
+            raise UnsupportedOptionError("weight_merge_groups: every weight keeps a scale of its own; leave it out")
+        if self.kv_cache_group or self.min_kv_scale:
+            raise UnsupportedOptionError("kv_cache_group, min_kv_scale: there is no cache to quantize; leave them out")
+
+
+@dataclass(frozen=True)
+class OnnxExporterConfig:
+    """A QDQ file; there is nothing to choose."""
+
+
+@dataclass(frozen=True)
+class ExporterConfig:
+    """What ModelExporter is told; None: as usual."""
+
+    json_export_config: JsonExporterConfig | None = None
+    onnx_export_config: OnnxExporterConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("json_export_config", JsonExporterConfig), ("onnx_export_config", OnnxExporterConfig)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise UnsupportedTypeError(f"{name} {value!r}: expected {kind.__name__}() or None")

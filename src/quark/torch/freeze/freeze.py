@@ -1,0 +1,184 @@
+"""Freeze: what was trained becomes what is shipped.
+
+    1  learned steps and thresholds become fixed numbers
+    2  positions that training moved beyond an NPU's limits are brought back
+    3  layers with a batch norm become plain convolutions with folded parameters, their quantizers nodes
+    4  values that were only moved since they were quantized get their quantizer again, which runtimes look for
+    5  biases of 32 bits get their step
+    6  dropouts are gone
+
+The network that was trained is left as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from quark.account import AlgorithmFacts
+from quark.errors import ModelError
+from quark.onnx.choose.affine_choices import derived_bias
+from quark.onnx.choose.specs import AffineSpec as OnnxSpec
+from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, replace_input, set_attribute
+from quark.torch.insert import insert_repeated
+from quark.torch.train.conv_batch_norm import ConvBatchNorm
+from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, with_state
+from quark.torch.train.positions import settle_positions
+from quark.torch.train.quantizers import AffineQuantizer, Quantizer
+
+_WEIGHT, _BIAS = 1, 2  # the places of weight and bias among a layer's inputs
+
+
+def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
+    """The network in eval mode, with fixed numbers; one that is frozen already is given back."""
+    if isinstance(network, FrozenNetwork):
+        return network
+    if not isinstance(network, QuantizedNetwork):
+        raise ModelError(
+            f"freeze: expected what ModelQuantizer.quantize_model gave, got {type(network).__name__}; a module "
+            "that was wrapped (DistributedDataParallel, torch.compile) has it under .module or ._orig_mod"
+        )
+    thawed = copy.deepcopy(network).eval()
+    with torch.no_grad():
+        _fix_numbers(thawed)
+        settled = _settle(thawed)
+        _unfold_batch_norms(thawed)
+        insert_repeated(thawed, thawed.repeated, {each.name: each for each in thawed.all_quantizers().values()})
+        _give_biases_their_steps(thawed)
+    _remove_dropouts(thawed)
+    thawed.graph.eliminate_dead_code()
+    thawed.delete_all_unused_submodules()
+    thawed.graph.lint()
+    plan = QuantizationPlan(_choices(thawed), network.plan.skipped)
+    state = {"plan": plan, "config": network.config, "algorithms": (*network.algorithms, *settled)}
+    frozen: FrozenNetwork = with_state(thawed, FrozenNetwork, state)
+    return frozen.eval().requires_grad_(False)
+
+
+def _fix_numbers(network: QuantizedNetwork) -> None:
+    """Every quantizer with a scale becomes one whose scale stays."""
+    for path, quantizer in network.all_quantizers().items():
+        choice = quantizer.choice()
+        if not isinstance(choice, AffineChoice):
+            continue
+        if isinstance(quantizer, AffineQuantizer):
+            quantizer.follows = None
+            continue
+        fixed = AffineQuantizer(quantizer.tensor, quantizer.role, choice, ())
+        fixed.name = quantizer.name
+        set_attribute(network, path, fixed.to(next(quantizer.parameters()).device))
+
+
+def _settle(network: QuantizedNetwork) -> tuple[AlgorithmFacts, ...]:
+    quantizers = {each.name: each for each in network.all_quantizers().values()}
+    choices = {name: each.choice() for name, each in quantizers.items()}
+    moved, facts = settle_positions(network.operations, choices)
+    for name, choice in moved.items():
+        quantizer = quantizers[name]
+        assert isinstance(quantizer, AffineQuantizer)
+        quantizer.assign(choice)
+    return (replace(facts, name="NPU positions after training"),) if facts.changed else ()
+
+
+def _unfold_batch_norms(network: QuantizedNetwork) -> None:
+    for node in list(network.graph.nodes):
+        layer = module_of(network, node)
+        if isinstance(layer, ConvBatchNorm):
+            _unfold(network, node, layer)
+
+
+def _unfold(network: QuantizedNetwork, node: fx.Node, layer: ConvBatchNorm) -> None:
+    path = str(node.target)
+    plain = nn.Module()
+    plain.weight = nn.Parameter(layer.folded_weight().detach().clone())
+    plain.bias = nn.Parameter(layer.folded_bias().detach().clone())
+    set_attribute(network, path, plain)
+    with network.graph.inserting_before(node):
+        weight = _parameter(network, f"{path}.weight", layer.weight_quantizer)
+        bias = _parameter(network, f"{path}.bias", layer.bias_quantizer)
+        operation = layer.operation
+        call = network.graph.call_function(operation.target, (node.args[0], weight, bias, *operation.arguments))
+    call.meta = dict(node.meta)
+    name = str(node.name)
+    node.replace_all_uses_with(call)
+    network.graph.erase_node(node)
+    call.name = name
+
+
+def _parameter(network: QuantizedNetwork, name: str, quantizer: Quantizer | None) -> fx.Node:
+    source = network.graph.get_attr(name)
+    return source if quantizer is None else _quantized(network, source, quantizer)
+
+
+def _quantized(network: QuantizedNetwork, source: fx.Node, quantizer: Quantizer) -> fx.Node:
+    """A call of the quantizer, at the graph's place of insertion."""
+    path = f"{QUANTIZERS}.{quantizer.name}"
+    set_attribute(network, path, quantizer)
+    return network.graph.call_module(path, (source,))
+
+
+def _give_biases_their_steps(network: QuantizedNetwork) -> None:
+    nodes = {str(node.name): node for node in network.graph.nodes}
+    for each in network.derived_biases:
+        for reader in each.readers:
+            _give_step(network, nodes[reader.node], each)
+
+
+def _give_step(network: QuantizedNetwork, node: fx.Node, each: TensorChoice) -> None:
+    inputs = dict(inputs_of(node))
+    activation, weight = (_affine_of(network, inputs.get(index)) for index in (0, _WEIGHT))
+    source = inputs.get(_BIAS)
+    if activation is None or weight is None or source is None:
+        return
+    assert isinstance(each.choice, AffineChoice)
+    choice = derived_bias(OnnxSpec(each.choice.format), activation, weight)
+    values = attribute_of(network, source)
+    assert values is not None
+    quantizer = AffineQuantizer(each.tensor, Role.BIAS, choice, tuple(values.shape)).to(values.device)
+    quantizer.name = f"{node.name!s}_bias"
+    with network.graph.inserting_before(node):
+        call = _quantized(network, source, quantizer)
+    replace_input(node, _BIAS, source, call)
+
+
+def _affine_of(network: QuantizedNetwork, node: fx.Node | None) -> AffineChoice | None:
+    """What the quantizer at that input does; a dropout in between does not matter any more."""
+    while node is not None and isinstance(module_of(network, node), _DropoutNd):
+        node = node.all_input_nodes[0]
+    module = None if node is None else module_of(network, node)
+    choice = module.choice() if isinstance(module, Quantizer) else None
+    return choice if isinstance(choice, AffineChoice) else None
+
+
+def _remove_dropouts(network: QuantizedNetwork) -> None:
+    for node in list(network.graph.nodes):
+        if isinstance(module_of(network, node), _DropoutNd):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            network.graph.erase_node(node)
+
+
+def _choices(network: QuantizedNetwork) -> tuple[TensorChoice, ...]:
+    """What every quantizer node does, and who reads it."""
+    reasons = {each.tensor: each.reason for each in network.plan}
+    outputs = outputs_of(network.graph)
+    found = []
+    for node in network.graph.nodes:
+        module = module_of(network, node)
+        if not isinstance(module, Quantizer):
+            continue
+        source = node.all_input_nodes[0]
+        tensor = str(source.target if source.op == "get_attr" else source.name)
+        readers = [
+            Reader(str(user.name), index)
+            for user in node.users
+            for index, each in inputs_of(user)
+            if each is node and user.op != "output"
+        ]
+        readers += [Reader("", index) for index, each in enumerate(outputs) if each is node]
+        found.append(TensorChoice(tensor, module.role, module.choice(), tuple(readers), reasons.get(tensor, "")))
+    return tuple(found)

@@ -1,0 +1,136 @@
+"""The few functions through which the steps reach an fx graph, and the network that they hand on.
+
+A `Network` is a plain graph module: functional aten operators, parameters under the names that the model gave them,
+batch norms and dropouts as modules. Values are named by their nodes; a layer is called by the path of its module where
+it came from one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+
+class Network(fx.GraphModule):
+    """A captured network. What belongs to it beside the graph lies in `meta`, which copies keep."""
+
+
+def layer_name(node: fx.Node) -> str:
+    """The path of the module that the node came from, or the node's own name."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry and entry[0]]
+    return _plain(paths[-1]) if paths else str(node.name)
+
+
+def module_type(node: fx.Node) -> str:
+    """The class of the innermost module that the node came from, without its package; empty where it is not known."""
+    stack = node.meta.get("nn_module_stack") or {}
+    kinds = [entry[1] for entry in stack.values() if isinstance(entry, tuple) and len(entry) > 1]
+    if not kinds:
+        return ""
+    kind = kinds[-1]
+    return str(kind).rsplit(".", 1)[-1] if isinstance(kind, str) else str(kind.__name__)
+
+
+def source_line(node: fx.Node) -> str:
+    """The line of the model's own code that made the node, as `file:line`; empty where it is not known."""
+    trace = str(node.meta.get("stack_trace") or "")
+    places = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not places:
+        return ""
+    parts = places[-1].split(",")
+    file = parts[0].removeprefix("File ").strip('"')
+    return f"{file}:{parts[1].strip().removeprefix('line ')}"
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...] | None:
+    """The shape that the node's value was traced with; the batch may be a symbol."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def rank_of(node: fx.Node) -> int | None:
+    shape = shape_of(node)
+    return None if shape is None else len(shape)
+
+
+def is_float(node: fx.Node) -> bool:
+    """That the node's value is a tensor of real numbers; where nothing is known, it is taken for one."""
+    value = node.meta.get("val")
+    return value.dtype.is_floating_point if isinstance(value, torch.Tensor) else value is None
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def module_of(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    """The module that a call_module node calls."""
+    return network.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def attribute_of(network: fx.GraphModule, node: Any) -> torch.Tensor | None:
+    """The parameter or buffer that a get_attr node gives."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    value = operator.attrgetter(str(node.target))(network)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def is_constant(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def inputs_of(node: fx.Node) -> Iterator[tuple[int, fx.Node]]:
+    """The nodes that a node reads, with a number for each place: that of the argument; for a list of tensors, as that
+    of a concatenation, the place in the list."""
+    for index, argument in enumerate(node.args):
+        if isinstance(argument, fx.Node):
+            yield index, argument
+        elif isinstance(argument, (list, tuple)):
+            yield from ((place, each) for place, each in enumerate(argument) if isinstance(each, fx.Node))
+
+
+def replace_input(node: fx.Node, index: int, old: fx.Node, new: fx.Node) -> None:
+    """Let the node read `new` in that place, which `inputs_of` numbered."""
+    arguments = list(node.args)
+    for place, argument in enumerate(arguments):
+        if argument is old and place == index:
+            arguments[place] = new
+        elif isinstance(argument, (list, tuple)) and index < len(argument) and argument[index] is old:
+            arguments[place] = [new if i == index else each for i, each in enumerate(argument)]
+    node.args = tuple(arguments)
+
+
+def outputs_of(graph: fx.Graph) -> list[fx.Node]:
+    """What the graph returns, flat and in order."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(graph.output_node().args, lambda node: found.append(node))
+    return found
+
+
+def set_attribute(network: nn.Module, name: str, value: nn.Module | nn.Parameter | torch.Tensor) -> None:
+    """Put a module, parameter or buffer at that path; modules on the way are made where they are missing."""
+    *path, last = name.split(".")
+    owner = network
+    for part in path:
+        child = getattr(owner, part, None)
+        if not isinstance(child, nn.Module):
+            child = nn.Module()
+            owner.add_module(part, child)
+        owner = child
+    if isinstance(value, nn.Module):
+        owner.add_module(last, value)
+    elif isinstance(value, nn.Parameter):
+        owner.register_parameter(last, value)
+    else:
+        owner.register_buffer(last, value)
+
+
+def _plain(path: str) -> str:
+    """A path as the user wrote it: L['self'].layer1.0 and L__self___layer1_0 are forms that tracers add."""
+    return path.removeprefix("L['self'].").removeprefix("L['self']").replace("['", ".").replace("']", "") or path

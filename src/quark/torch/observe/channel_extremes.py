@@ -1,0 +1,45 @@
+"""The least and greatest value of every channel of a tensor, over all data and all processes that see a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed, fx
+
+from quark.torch.observe.watching import Watching
+
+Extremes = tuple[NDArray[Any], NDArray[Any]]
+
+
+def channel_extremes(
+    network: fx.GraphModule, axes: Mapping[str, int], batches: Iterable[tuple[torch.Tensor, ...]]
+) -> dict[str, Extremes]:
+    """For each node of `axes`, (lowest, highest) of the channels of that axis."""
+    found: dict[str, Extremes] = {}
+
+    def see(name: str, value: torch.Tensor) -> None:
+        others = [axis for axis in range(value.dim()) if axis != axes[name] % value.dim()]
+        low, high = (each(value, dim=others).double().cpu().numpy() for each in (torch.amin, torch.amax))
+        before = found.get(name)
+        found[name] = (low, high) if before is None else (np.minimum(before[0], low), np.maximum(before[1], high))
+
+    if not axes:
+        return found
+    watching = Watching(network, axes, see)
+    for batch in batches:
+        watching.over(batch)
+    return {name: _of_all_ranks(each) for name, each in found.items()}
+
+
+def _of_all_ranks(extremes: Extremes) -> Extremes:
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return extremes
+    gathered: list[Extremes | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, extremes)
+    known = [each for each in gathered if each is not None]
+    low, high = np.min([each[0] for each in known], axis=0), np.max([each[1] for each in known], axis=0)
+    return low, high

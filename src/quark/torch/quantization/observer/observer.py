@@ -1,0 +1,293 @@
+"""Observers by the names that configurations use. Each is a method of `quark.ranges` and what shares a scale.
+
+    PerTensor...     one scale; the data may come in batches
+    PerChannel...    one for each channel of `ch_axis`
+    PerGroup...      one for each `group_size` neighbours along `ch_axis`
+    PerBlock...      powers of two, found anew for each block of each tensor: nothing is remembered
+
+A spec names the class; when a model is quantized, its method calibrates the way the ONNX flow does. By itself an
+observer takes tensors and gives the scale that they lead to:
+
+>>> import torch
+>>> from quark.torch.quantization.config.config import QuantizationSpec
+>>> from quark.torch.quantization.config.type import Dtype
+>>> observer = PerTensorMinMaxObserver(QuantizationSpec(Dtype.int8, PerTensorMinMaxObserver, symmetric=True))
+>>> _ = observer(torch.tensor([-254.0, 100.0]))
+>>> observer.calculate_qparams()
+(tensor([2.]), tensor([0], dtype=torch.int32))
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
+
+from quark.errors import InvalidValueError
+from quark.formats.affine import choose_affine, find_ranges
+from quark.formats.packing import pack
+from quark.formats.power_of_two import position_of_range, scale_of_position
+from quark.formats.quantize import normalize_axis
+from quark.formats.spec import IntFormat
+from quark.ranges import (
+    Entropy,
+    MinMax,
+    MinMSE,
+    NonOverflow,
+    Observer,
+    Percentile,
+    PowerOfTwoMinMSE,
+    RangeMethod,
+    TensorRange,
+    ranges_of_channels,
+)
+from quark.ranges.statistics import Floats, as_float32
+from quark.torch.quantization.config.type import QSchemeType
+from quark.torch.specs import AffineSpec, Algorithm, BlockSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from quark.torch.quantization.config.tensor_spec import QuantizationSpec
+
+Parameters: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+_SCALE_BIAS = 127  # of the exponent in a scale byte
+
+
+class ObserverBase(ABC):
+    """`schemes` are those that the class serves, the usual one first."""
+
+    schemes: ClassVar[tuple[QSchemeType, ...]] = ()
+    method: ClassVar[RangeMethod] = MinMax()
+    is_power_of_two: ClassVar[bool] = False
+    algorithm: ClassVar[Algorithm | None] = None
+
+    def __init__(self, qspec: QuantizationSpec, device: Any = None) -> None:
+        self.qspec = replace(qspec, observer_cls=type(self))
+        self.spec: TensorSpec = self.qspec.tensor_spec()
+        self.device = device
+        self.reset_state()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Take in a tensor, which is returned as it is."""
+        if self.device is None:
+            self.device = x.device
+        self.observe(x.detach())
+        return x
+
+    @abstractmethod
+    def reset_state(self) -> None:
+        """Forget what was observed."""
+
+    @abstractmethod
+    def observe(self, x: torch.Tensor) -> None:
+        """Take in a piece of the data."""
+
+    @abstractmethod
+    def calculate_qparams(self) -> Parameters:
+        """(scale, zero_point) for what was observed."""
+
+    def _affine(self) -> AffineSpec:
+        assert isinstance(self.spec, AffineSpec)
+        return self.spec
+
+    def _nothing_observed(self) -> InvalidValueError:
+        return InvalidValueError(f"{type(self).__name__} has observed nothing: call it with a tensor first")
+
+
+class PlaceholderObserver(ObserverBase):
+    """For types that need no scale: float16 and bfloat16. Its scale is 1."""
+
+    def reset_state(self) -> None:
+        pass
+
+    def observe(self, x: torch.Tensor) -> None:
+        pass
+
+    def calculate_qparams(self) -> Parameters:
+        return torch.ones(1, device=self.device), torch.zeros(1, dtype=torch.int32, device=self.device)
+
+
+class PerTensorObserver(ObserverBase):
+    """One scale. A method that needs the data twice keeps them until `reset_state`."""
+
+    schemes = (QSchemeType.per_tensor,)
+
+    def reset_state(self) -> None:
+        spec = self._affine()
+        self._ranges: Observer = spec.method.observer(spec.format, spec.is_symmetric)
+        self._kept: list[Floats] = []
+        self._has_observed = False
+
+    def observe(self, x: torch.Tensor) -> None:
+        flat = as_float32(x)
+        self._ranges.observe(flat)
+        self._ranges.end_of_sample()
+        self._has_observed = True
+        if self._ranges.needs_second_pass:
+            self._kept.append(flat.copy())
+
+    def calculate_qparams(self) -> Parameters:
+        if not self._has_observed:
+            raise self._nothing_observed()
+        found = self._range()
+        lowest, highest = np.array([found.lowest], np.float32), np.array([found.highest], np.float32)
+        return as_tensors(*qparams(self._affine(), lowest, highest, found.position), self.device)
+
+    def _range(self) -> TensorRange:
+        observer = copy.deepcopy(self._ranges)  # more may be observed later
+        for flat in self._kept:
+            observer.observe_again(flat)
+        return observer.result()
+
+
+class PerChannelObserver(ObserverBase):
+    """A scale for each channel, or each group: the extremes of all tensors, or for other methods all of their data."""
+
+    schemes = (QSchemeType.per_channel,)
+
+    def reset_state(self) -> None:
+        self._lowest: Any = None
+        self._highest: Any = None
+        self._rows: list[Floats] = []
+
+    def observe(self, x: torch.Tensor) -> None:
+        spec = self._affine()
+        array = as_float32(x).reshape(x.shape)
+        axis = normalize_axis(-1 if spec.axis is None else spec.axis, array.ndim)
+        if spec.method != MinMax():
+            self._rows.append(np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).copy())
+            return
+        lowest, highest = find_ranges(array, axis, spec.group_size)
+        is_first = self._lowest is None
+        self._lowest = lowest if is_first else np.minimum(self._lowest, lowest)
+        self._highest = highest if is_first else np.maximum(self._highest, highest)
+
+    def calculate_qparams(self) -> Parameters:
+        spec = self._affine()
+        if self._rows:
+            rows = np.concatenate(self._rows, axis=1)
+            self._lowest, self._highest = ranges_of_channels(rows, 0, spec.method, spec.format, spec.is_symmetric)
+        if self._lowest is None:
+            raise self._nothing_observed()
+        return as_tensors(*qparams(spec, self._lowest, self._highest), self.device)
+
+
+class PerBlockObserver(ObserverBase):
+    """The scales of the blocks of the last tensor, the axis of the blocks moved last; zero points are 0."""
+
+    schemes = (QSchemeType.per_group,)
+
+    def reset_state(self) -> None:
+        self._last: torch.Tensor | None = None
+
+    def observe(self, x: torch.Tensor) -> None:
+        self._last = x
+
+    def calculate_qparams(self) -> Parameters:
+        if self._last is None:
+            raise self._nothing_observed()
+        assert isinstance(self.spec, BlockSpec)
+        quantizer, axis = self.spec.quantizer, -1 if self.spec.axis is None else self.spec.axis
+        packed = pack(self._last, quantizer.format, axis, scale_rule=quantizer.scale_rule, rounding=quantizer.rounding)
+        codes = packed.scales if quantizer.format.sub_blocks is None else packed.scales[..., 0]
+        scale = np.ldexp(np.float32(1), codes.astype(np.int32) - _SCALE_BIAS)
+        return as_tensors(scale, np.zeros(scale.shape, np.int32), self.device)
+
+
+def qparams(spec: AffineSpec, lowest: Any, highest: Any, position: int | None = None) -> tuple[Any, Any]:
+    """(scale, zero_point) for ranges: powers of two that cover them where the spec says so."""
+    if not spec.is_power_of_two:
+        return choose_affine(lowest, highest, spec.format, symmetric=spec.is_symmetric)
+    positions = position_of_range(lowest, highest, spec.format.bits) if position is None else np.array([position])
+    scale = scale_of_position(positions).astype(np.float32)
+    return scale, np.full(scale.shape, zero_code(spec.format))
+
+
+def zero_code(fmt: IntFormat) -> int:
+    """The code of 0 in symmetric quantization: 0, or the middle of an unsigned format."""
+    return 0 if fmt.signed else 1 << (fmt.bits - 1)
+
+
+def as_tensors(scale: Any, zero_point: Any, device: Any) -> Parameters:
+    """Arrays as float32 and int32."""
+    return (
+        torch.from_numpy(np.asarray(scale, np.float32)).to(device),
+        torch.from_numpy(np.asarray(zero_point).astype(np.int32)).to(device),
+    )
+
+
+class PerTensorMinMaxObserver(PerTensorObserver):
+    """From the least to the greatest value."""
+
+
+class PerTensorHistogramObserver(PerTensorObserver):
+    """The least information lost, by a histogram."""
+
+    method = Entropy()
+
+
+class PerTensorPercentileObserver(PerTensorObserver):
+    """All but the outermost 0.001 percent."""
+
+    method = Percentile()
+
+
+class PerTensorMSEObserver(PerTensorObserver):
+    """The least squared error."""
+
+    method = MinMSE()
+
+
+class PerTensorPowOf2MinMaxObserver(PerTensorObserver):
+    """The smallest power-of-two scale at which the extremes fit."""
+
+    is_power_of_two = True
+
+
+class PerTensorPowOf2MinMSEObserver(PerTensorObserver):
+    """The power-of-two scale with the least squared error."""
+
+    method = PowerOfTwoMinMSE()
+    is_power_of_two = True
+
+
+class PerTensorPowOf2NonOverflowObserver(PerTensorObserver):
+    """The smallest power-of-two scale at which nothing is clipped."""
+
+    method = NonOverflow()
+    is_power_of_two = True
+
+
+class PerChannelMinMaxObserver(PerChannelObserver):
+    """From the least to the greatest value of each channel."""
+
+
+class PerChannelPowOf2MinMaxObserver(PerChannelObserver):
+    """The smallest power-of-two scale at which the extremes of a channel fit."""
+
+    is_power_of_two = True
+
+
+class PerChannelPowOf2MinMSEObserver(PerChannelObserver):
+    """The power-of-two scale with the least squared error, for each channel."""
+
+    method = PowerOfTwoMinMSE()
+    is_power_of_two = True
+
+
+class PerGroupMinMaxObserver(PerChannelObserver):
+    """From the least to the greatest value of each group."""
+
+    schemes = (QSchemeType.per_group,)
+
+
+class PerBlockMXObserver(PerBlockObserver):
+    """Blocks of OCP MX, and of MX4, MX6 and MX9."""
+
+
+class PerBlockBFPObserver(PerBlockObserver):
+    """Blocks of BFP16, and of MX4, MX6 and MX9."""

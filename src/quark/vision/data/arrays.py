@@ -1,0 +1,128 @@
+"""Images that fit into memory, as uint8 arrays: kept on the device, cropped and mirrored there a batch at a time.
+
+An image is moved by up to `PADDING` pixels, black moving in, and mirrored or not, as is usual for CIFAR. What is random
+is drawn on the CPU, so that all devices see the same.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quark.errors import InvalidValueError
+from quark.onnx.data.images import Preprocessing
+from quark.vision.training.data import Batch
+from quark.vision.training.processes import Processes
+
+PADDING = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Images [n, height, width, channels] of uint8, and classes [n]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or len(self.images) != len(self.labels):
+            raise InvalidValueError(
+                f"images {list(self.images.shape)} of {self.images.dtype} with {len(self.labels)} labels: expected "
+                f"[n, height, width, channels] of uint8, with n labels"
+            )
+
+    @classmethod
+    def read(cls, path: Path, images: str, labels: str) -> Arrays:
+        """Two arrays of an .npz archive, by their names in it."""
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                missing = [name for name in (images, labels) if name not in archive.files]
+                if missing:
+                    known = ", ".join(archive.files)
+                    raise InvalidValueError(f"data '{path}' has no array '{missing[0]}': it has {known}")
+                return cls(torch.from_numpy(archive[images]), torch.from_numpy(archive[labels].astype(np.int64)))
+        except (OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            raise InvalidValueError(f"data '{path}' cannot be read as an .npz archive: {error}") from error
+
+    def to(self, device: torch.device) -> Arrays:
+        return Arrays(self.images.to(device), self.labels.to(device))
+
+    def some(self, count: int) -> Arrays:
+        """The first of them."""
+        return Arrays(self.images[:count], self.labels[:count])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class ArrayBatches:
+    """Training data. Images that make no whole batch are left out, others in every epoch."""
+
+    arrays: Arrays
+    batch_size: int
+    seed: int = 0
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    processes: Processes = field(default_factory=Processes)
+    is_augmented: bool = True
+
+    def __len__(self) -> int:
+        return len(self.arrays) // self.processes.count // self.batch_size
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        random = torch.Generator()
+        random.manual_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
+        count = len(self.arrays)
+        order = torch.randperm(count, generator=random)
+        shifts = torch.randint(2 * PADDING + 1, (count, 2), generator=random)
+        is_mirrored = torch.rand(count, generator=random) < 0.5
+        device = self.arrays.images.device
+        mine = order[self.processes.rank :: self.processes.count].to(device)
+        shifts, is_mirrored = shifts.to(device), is_mirrored.to(device)
+        for batch in torch.split(mine[: len(self) * self.batch_size], self.batch_size):
+            images = self.arrays.images[batch]
+            if self.is_augmented:
+                images = moved(images, shifts[batch], is_mirrored[batch])
+            yield normalized(images, self.preprocessing), self.arrays.labels[batch]
+
+
+@dataclass(frozen=True)
+class ArrayHeldOut:
+    """Held-out data, and what calibration wants: the part of this process, in order, as it is."""
+
+    arrays: Arrays
+    batch_size: int
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    processes: Processes = field(default_factory=Processes)
+
+    def __iter__(self) -> Iterator[Batch]:
+        images, labels = (
+            each[self.processes.rank :: self.processes.count] for each in (self.arrays.images, self.arrays.labels)
+        )
+        for some, classes in zip(*(torch.split(each, self.batch_size) for each in (images, labels)), strict=True):
+            yield normalized(some, self.preprocessing), classes
+
+
+def moved(images: Tensor, shifts: Tensor, is_mirrored: Tensor) -> Tensor:
+    """Each image [height, width, channels] cut out of itself with a black edge, from its shift on, and mirrored or
+    not. A shift of PADDING leaves it in its place."""
+    count, height, width, _ = images.shape
+    padded = functional.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(is_mirrored[:, None], width - 1 - columns, columns) + shifts[:, 1:]
+    rows = torch.arange(height, device=images.device) + shifts[:, :1]
+    numbers = torch.arange(count, device=images.device)
+    return padded[numbers[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def normalized(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """As [n, channels, height, width] of float32."""
+    mean, std = (torch.tensor(each, device=images.device) for each in (preprocessing.mean, preprocessing.std))
+    return ((images.float() / preprocessing.divisor - mean) / std).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,126 @@
+"""The processes of one run, as torchrun starts them: on one machine or many, or this one alone.
+
+Everything that they must agree on goes through here. Without torchrun there is one process, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from quark.errors import InvalidValueError
+
+Value = TypeVar("Value")
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process is number `rank` of `count`, and computes on `device`."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes files and speaks."""
+        return self.rank == 0
+
+    @property
+    def are_many(self) -> bool:
+        return self.count > 1
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Of each value over all processes, in float64."""
+        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        if self.are_many:
+            distributed.all_reduce(total)
+        return [float(each) for each in total.tolist()]
+
+    def gathered(self, value: Value) -> list[Value]:
+        """Everyone's value, by rank."""
+        if not self.are_many:
+            return [value]
+        values: list[Any] = [None] * self.count
+        distributed.all_gather_object(values, value)
+        return values
+
+    def of_first(self, value: Value) -> Value:
+        """The value that the first process has, for all; what the others hand over is not looked at."""
+        if not self.are_many:
+            return value
+        values: list[Any] = [value]
+        distributed.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]  # type: ignore[no-any-return]
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the mean over all processes into each tensor."""
+        if not self.are_many or not tensors:
+            return
+        flat = torch.cat([each.detach().reshape(-1) for each in tensors])
+        distributed.all_reduce(flat)
+        flat /= self.count
+        start = 0
+        for each in tensors:
+            each.copy_(flat[start : start + each.numel()].view_as(each))
+            start += each.numel()
+
+    def follow_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Everyone's tensors become those of the first process."""
+        if self.are_many:
+            for each in tensors:
+                distributed.broadcast(each.detach(), src=0)
+
+    def wait(self) -> None:
+        """Until all have come this far."""
+        if self.are_many:
+            distributed.barrier()
+
+
+def choose_device(name: str = AUTO) -> torch.device:
+    """`auto` is CUDA where there is one. A device that is not there is an error."""
+    if name == AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidValueError(f"device '{name}': expected auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        found = f"torch {torch.__version__} sees {count} CUDA devices" if count else "torch sees no CUDA device here"
+        raise InvalidValueError(f"device '{name}': {found}; use cpu, or a torch built for CUDA and its driver")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidValueError(f"device '{name}': expected auto, cpu, cuda or cuda:0")
+    return device
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Processes]:
+    """Within it, the processes that torchrun started are one run: NCCL on CUDA, Gloo on the CPU."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1 or distributed.is_initialized():
+        yield current_processes(device)
+        return
+    if device.type == "cuda":
+        device = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+        torch.cuda.set_device(device)
+    is_cuda = device.type == "cuda"
+    distributed.init_process_group("nccl" if is_cuda else "gloo", device_id=device if is_cuda else None)
+    try:
+        yield current_processes(device)
+    finally:
+        distributed.destroy_process_group()
+
+
+def current_processes(device: torch.device) -> Processes:
+    """As they stand."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return Processes(device=device)
+    return Processes(distributed.get_rank(), distributed.get_world_size(), device)

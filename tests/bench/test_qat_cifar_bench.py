@@ -1,0 +1,56 @@
+"""The methods of the training benchmark are what their names say, and a figure is a row."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from bench.qat_cifar import HEADER, RECIPES, Figure, chosen_options
+
+from quark.torch.specs import AffineSpec, BlockSpec
+from quark.vision.training import Autocast
+
+
+def test_lsq4_has_four_bits_inside_and_eight_at_both_ends() -> None:
+    settings = RECIPES["lsq4"].config().settings()
+    found = {**settings.by_type, **settings.by_name}
+    bits = {}
+    for name, specs in found.items():
+        assert specs is not None
+        assert isinstance(specs.input, AffineSpec)
+        assert isinstance(specs.weight, AffineSpec)
+        bits[name] = (specs.input.format.bits, specs.weight.format.bits)
+    assert bits == {"Conv2d": (4, 4), "conv1": (8, 8), "linear": (8, 8)}
+    assert settings.specs.input is settings.specs.weight is None
+
+
+def test_block_formats_are_on_both_operands() -> None:
+    for method, name in (("mxfp4", "mxfp4_e2m1"), ("mx6", "mx6")):
+        specs = RECIPES[method].config().settings().specs
+        assert isinstance(specs.input, BlockSpec)
+        assert specs.input == specs.weight
+        assert specs.input.quantizer.format.name == name
+        assert specs.output is None
+
+
+def test_tqt_is_what_an_npu_takes() -> None:
+    assert RECIPES["tqt"].config().settings().applies_npu_rules
+
+
+def test_the_command_line_changes_what_it_names_and_nothing_else() -> None:
+    given = Namespace(
+        epochs=1,
+        learning_rate=None,
+        threshold_learning_rate=None,
+        distillation=0.5,
+        seed=None,
+        average_decay=None,
+        autocast=True,
+    )
+    options, usual = chosen_options(given, "lsq4"), RECIPES["lsq4"].options
+    assert (options.epochs, options.distillation, options.autocast) == (1, 0.5, Autocast.BFLOAT16)
+    assert (options.learning_rate, options.optimizer) == (usual.learning_rate, usual.optimizer)
+
+
+def test_a_figure_is_a_row() -> None:
+    cells = dict(zip(HEADER, Figure("tqt", 91.73, 91.5, 91.6, 2, 3.21).cells(), strict=True))
+    assert (cells["QAT less float"], cells["minutes"]) == ("-0.13", "3.2")

@@ -1,0 +1,144 @@
+"""Where quantizers go: nothing inside fused pairs, one scale where values are only moved, dropouts left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_networks import images, trained
+from torch_specs import affine, settings
+
+from quark.errors import UnknownNameError
+from quark.plan import Role
+from quark.torch.capture import capture
+from quark.torch.choose import Placement, place
+from quark.torch.graph import Network
+from quark.torch.optimize import optimize
+from quark.torch.specs import LayerSpecs, Settings
+
+
+def prepared(model: nn.Module, x: torch.Tensor | None = None) -> Network:
+    network = capture(model, lambda: (images(2) if x is None else x,))
+    optimize(network)
+    return network
+
+
+def placed(model: nn.Module, wanted: Settings, x: torch.Tensor | None = None) -> tuple[Network, Placement]:
+    network = prepared(model, x)
+    return network, place(network, wanted)
+
+
+def tensors(placement: Placement, role: Role = Role.ACTIVATION) -> set[str]:
+    return {each.tensor for each in placement.requests if each.role is role}
+
+
+class Pair(nn.Module):
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("activation", "is_fused"),
+    [(nn.ReLU(), True), (nn.ReLU6(), True), (nn.Hardtanh(0, 4), True), (nn.Sigmoid(), False), (nn.LeakyReLU(), False)],
+    ids=str,
+)
+def test_nothing_is_quantized_between_a_layer_and_its_activation(activation: nn.Module, is_fused: bool) -> None:
+    _, placement = placed(Pair(activation), settings("int8"), torch.rand(2, 4))
+    assert ("linear" in tensors(placement)) is not is_fused
+    assert len(tensors(placement)) == (2 if is_fused else 3)
+
+
+def test_an_activation_behind_a_float_layer_reads_float() -> None:
+    wanted = settings("int8", exclude=("layer",))
+    _, placement = placed(Pair(nn.ReLU()), wanted, torch.rand(2, 4))
+    assert tensors(placement) == {"relu"}
+    assert [each.reason for each in placement.skipped] == ["excluded by 'layer'"]
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(8, 2, 1)
+        self.pool, self.dropout = nn.AvgPool2d(2), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([self.first(x), self.second(x)], 1)
+        return self.last(self.dropout(self.pool(both)))
+
+
+def group(placement: Placement, tensor: str) -> set[str]:
+    request = next(each for each in placement.requests if each.tensor == tensor)
+    return {name for name, _ in placement.groups.members((tensor, request.spec))}
+
+
+def test_a_concatenation_has_one_scale_and_pooling_too_for_an_npu() -> None:
+    _, placement = placed(Joined(), settings("int8"))
+    assert group(placement, "cat") == {"conv2d", "conv2d_1", "cat"}
+    assert group(placement, "avg_pool2d") == {"avg_pool2d"}
+    _, placement = placed(Joined(), settings("non-overflow"))
+    assert group(placement, "cat") == {"conv2d", "conv2d_1", "cat", "avg_pool2d"}
+
+
+def test_the_quantizer_goes_before_a_dropout() -> None:
+    network, placement = placed(Joined(), settings("int8"))
+    (request,) = [each for each in placement.requests if each.tensor == "avg_pool2d"]
+    by_name = {node.name: node for node in network.graph.nodes}
+    assert by_name[request.reader.node].target == "dropouts.dropout"
+    assert request.consumer.node == "conv2d_2"
+
+
+def test_moved_values_share_the_scale_of_where_they_come_from() -> None:
+    _, placement = placed(trained("resnet"), settings("int8"))
+    assert {"relu_", "max_pool2d"} <= group(placement, "max_pool2d")
+    assert "max_pool2d" in placement.derived
+
+
+@pytest.mark.parametrize("name", ["mxfp4_e2m1", "mx6", "dynamic"])
+def test_blocks_and_dynamic_scales_go_on_products_alone(name: str) -> None:
+    network, placement = placed(trained("resnet"), settings(name))
+    convolutions = [node for node in network.graph.nodes if node.op == "call_module" or "linear" in node.name]
+    readers = {each.consumer.node for each in placement.requests}
+    assert readers <= {node.name for node in convolutions}
+    assert len(tensors(placement, Role.WEIGHT)) == 9
+
+
+def test_specs_of_a_layer_go_before_those_of_its_kind_and_of_all() -> None:
+    wider = LayerSpecs(affine("int16"), affine("int16"), affine("int16"))
+    wanted = settings("int8", by_name={"layer1.0.conv1": wider}, by_type={"Linear": None})
+    _, placement = placed(trained("resnet"), wanted)
+    formats = {each.tensor: each.spec.format.name for each in placement.requests if each.role is Role.WEIGHT}  # type: ignore[union-attr]
+    assert formats["layer1.0.conv1.weight"] == "int16"
+    assert formats["layer1.0.conv2.weight"] == "int8"
+    assert "fc.weight" not in formats
+    assert [each.reason for each in placement.skipped] == ["left in float by 'Linear'"]
+
+
+@pytest.mark.parametrize("option", ["exclude", "by_name"])
+def test_a_pattern_that_fits_nothing_is_a_mistake(option: str) -> None:
+    entries: dict[str, Any] = {"exclude": ("fcc",), "by_name": {"fcc": None}}
+    with pytest.raises(UnknownNameError, match="no layer for .*'fcc'.*Did you mean fc"):
+        placed(trained("resnet"), settings("int8", **{option: entries[option]}))
+
+
+def test_weights_alone() -> None:
+    _, placement = placed(trained("vit"), settings("int4 groups"))
+    assert not tensors(placement)
+    assert len(tensors(placement, Role.WEIGHT)) == 10
+
+
+def test_what_has_no_quantized_form_is_told() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cumsum(x, 1)
+
+    _, placement = placed(Odd(), settings("int8"))
+    assert [(each.op_type, each.reason) for each in placement.skipped] == [
+        ("cumsum", "no quantized form of this operator")
+    ]

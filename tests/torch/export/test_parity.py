@@ -1,0 +1,115 @@
+"""What differs is found, and the layer named; what only falls on the other side of a rounding is let pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from frozen_networks import Style, example_of, frozen_network
+from onnx import numpy_helper
+
+from quark.torch.export import ParityError, export_onnx
+from quark.torch.export.layer_parity import LAYER_SQNR_DB, first_divergence
+from quark.torch.export.parity import ParityReport, check_parity
+from quark.torch.export.samples import SAMPLES, samples_around
+
+torch.set_num_threads(1)
+LAYERS = {"features.0": "conv2d", "features.2": "conv2d_1", "classifier": "linear"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path, dict[str, str]]:
+    """The file, and the names of values in it: those of torch, but for the output."""
+    network = frozen_network("plain", "uint8")
+    path = export_onnx(network, example_of("plain"), tmp_path_factory.mktemp("parity") / "n.onnx").path
+    made = {value for node in onnx.load(path).graph.node for value in node.output}
+    return (
+        network,
+        path,
+        {str(node.name): str(node.name) for node in network.graph.nodes if node.name in made and node.op != "output"},
+    )
+
+
+def broken(path: Path, initializer: str, factor: float, target: Path) -> Path:
+    """The file with other numbers in one initializer."""
+    proto = onnx.load(path)
+    tensor = next(each for each in proto.graph.initializer if each.name == initializer)
+    array = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array((array * np.float32(factor)).astype(array.dtype), tensor.name))
+    onnx.save(proto, target)
+    return target
+
+
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_a_wrong_scale_of_a_weight_names_its_layer(layer, exported, tmp_path) -> None:
+    network, path, values = exported
+    wrong = broken(path, f"{layer}.weight_scale", 1.2, tmp_path / "wrong.onnx")
+    batches = samples_around((example_of("plain"),), has_dynamic_batch=True)
+    with pytest.raises(ParityError, match=f"first layer that differs.*'{layer}'") as info:
+        check_parity(network, wrong, batches, values)
+    found = info.value.report.first_divergence
+    assert found is not None
+    assert found.layer == layer
+    assert found.tensor == LAYERS[layer]
+    assert found.sqnr_db < LAYER_SQNR_DB
+
+
+def test_a_wrong_scale_of_an_activation_names_the_layer_that_reads_it(exported, tmp_path) -> None:
+    network, path, values = exported
+    wrong = broken(path, "relu_scale", 1.02, tmp_path / "wrong.onnx")
+    found = first_divergence(network, wrong, (example_of("plain"),), values)
+    assert found is not None
+    assert found.layer == "features.2"
+
+
+def test_the_right_file_diverges_nowhere(exported) -> None:
+    network, path, values = exported
+    assert set(LAYERS.values()) - {"linear"} <= set(values)
+    assert first_divergence(network, path, (example_of("plain"),), values) is None
+
+
+def test_flips_of_codes_are_no_divergence(tmp_path) -> None:
+    """The runtime quantizes float weights behind quantized activations: outputs differ, and no layer does."""
+    network = frozen_network("residual", Style("uint8", None))
+    parity = export_onnx(network, example_of("residual"), tmp_path / "n.onnx").parity
+    assert parity is not None
+    assert 20 < parity.sqnr_db < 60
+    assert parity.agreement == 1.0
+    assert parity.first_divergence is None
+
+
+def test_a_wrong_export_is_refused_and_the_file_left(monkeypatch, tmp_path) -> None:
+    """The plan is given another scale on its way into the file."""
+    import quark.torch.export.onnx_file as onnx_file
+
+    def insert(model, plan, options):
+        weight = next(each for each in model.graph.initializers.values() if each.name == "features.2.weight")
+        weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(2))
+        real(model, plan, options)
+
+    real = onnx_file.insert
+    monkeypatch.setattr(onnx_file, "insert", insert)
+    network = frozen_network("plain", "int8")
+    with pytest.raises(ParityError, match="'features.2'"):
+        export_onnx(network, example_of("plain"), tmp_path / "n.onnx")
+    assert (tmp_path / "n.onnx").is_file()
+
+
+def test_samples_begin_with_the_example_and_integers_stay() -> None:
+    x, ids = torch.randn(3, 4), torch.arange(3)
+    (batch,) = samples_around((x, ids), has_dynamic_batch=True)
+    assert batch[0].shape == (SAMPLES, 4)
+    assert torch.equal(batch[0][:3], x)
+    assert not torch.equal(batch[0][3:6], x)
+    assert torch.equal(batch[1], torch.arange(SAMPLES) % 3)
+    assert [each[0].shape[0] for each in samples_around((x, ids), has_dynamic_batch=False)] == [3, 3]
+
+
+def test_a_report_is_one_line_and_json() -> None:
+    report = ParityReport(8, 0.0, float("inf"), 1.0)
+    assert str(report) == "SQNR inf dB, largest difference 0, same class for 100.0% over 8 samples"
+    assert report.to_json()["sqnr_db"] == "inf"
