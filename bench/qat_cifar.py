@@ -80,11 +80,12 @@ class Recipe:
 
 
 SGD = TrainingOptions(optimizer=OptimizerName.SGD, batch_norm_share=1.0)
+DISTILLED = replace(SGD, distillation=0.9)  # the float network knows more than the labels
 RECIPES = {
-    "tqt": Recipe(lambda: recipe(Method.TQT), replace(SGD, epochs=2, learning_rate=2e-3)),
-    "lsq4": Recipe(lsq4, replace(SGD, epochs=5, learning_rate=1e-2)),
-    "mxfp4": Recipe(lambda: blocks(Dtype.fp4), replace(SGD, epochs=5, learning_rate=1e-2)),
-    "mx6": Recipe(lambda: blocks(Dtype.mx6), replace(SGD, epochs=2, learning_rate=2e-3)),
+    "tqt": Recipe(lambda: recipe(Method.TQT), replace(DISTILLED, epochs=2, learning_rate=1e-3)),
+    "lsq4": Recipe(lsq4, replace(DISTILLED, epochs=5, learning_rate=2e-2, threshold_learning_rate=5e-3)),
+    "mxfp4": Recipe(lambda: blocks(Dtype.fp4), replace(DISTILLED, epochs=10, learning_rate=1e-2)),
+    "mx6": Recipe(lambda: blocks(Dtype.mx6), replace(DISTILLED, epochs=4, learning_rate=4e-3)),
 }
 
 

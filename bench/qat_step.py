@@ -176,10 +176,10 @@ def make_step(name: str, method: str, mode: str, arguments: argparse.Namespace) 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return _captured(step) if mode == "graph" else step
+    return captured(step) if mode == "graph" else step
 
 
-def _captured(step: Callable[[], None]) -> Callable[[], None]:
+def captured(step: Callable[[], None]) -> Callable[[], None]:
     """The step as a CUDA graph, after some on a stream of their own."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

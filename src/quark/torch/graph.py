@@ -7,16 +7,46 @@ it came from one.
 
 from __future__ import annotations
 
+import copy
 import operator
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
 
+from quark.errors import ModelError
+
 
 class Network(fx.GraphModule):
     """A captured network. What belongs to it beside the graph lies in `meta`, which copies keep."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        with _quiet_copies():
+            return super().__deepcopy__(memo)
+
+    def __reduce__(self) -> NoReturn:
+        """Refused: torch would write a file that cannot be read again."""
+        raise ModelError(
+            f"a {type(self).__name__} cannot be pickled, nor saved whole by torch.save: save its state_dict() and load "
+            "that into what quantize_model gives for the same model and configuration, or write a frozen network with "
+            "quark.torch.export_onnx or export_safetensors"
+        )
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    with _quiet_copies():
+        return copy.deepcopy(graph)
+
+
+@contextmanager
+def _quiet_copies() -> Iterator[None]:
+    """Without the warning of a class that torch deprecates and copies itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        yield
 
 
 def layer_name(node: fx.Node) -> str:

@@ -50,7 +50,9 @@ def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         assert (found[name] - gradient).norm() <= share * gradient.norm() + 1e-5, name
 
 
-@pytest.mark.parametrize("name", ["non-overflow", "lsq", "mx6"])
+@pytest.mark.parametrize(
+    "name", ["lsq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("non-overflow", "mx6"))]
+)
 def test_it_compiles_without_graph_breaks(name: str) -> None:
     torch.compiler.reset()
     network = quantized(name)

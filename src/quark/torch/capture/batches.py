@@ -36,6 +36,8 @@ class Batches:
                 "the calibration data is empty: expected at least one batch; look at the loader's dataset and at "
                 "drop_last, and remember that a generator can be read only once"
             )
+        if not self.samples:
+            raise InvalidValueError("the calibration data has batches without samples: expected at least one sample")
 
     def __iter__(self) -> Iterator[Batch]:
         return (kept.tensors() for kept in self._kept)
@@ -111,6 +113,9 @@ def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, torch.Tensor):
         raise InvalidValueError(f"{what}: expected a tensor for input '{name}', got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        raise InvalidValueError(f"{what}: input '{name}' is {kind}: expected a dense tensor; hand over x.to_dense()")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         raise InvalidValueError(f"{what}: input '{name}' holds NaN or Inf; look at how the data is prepared")
     return value.detach().cpu()

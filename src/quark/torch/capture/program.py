@@ -6,6 +6,7 @@ example is repeated to 2.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import traceback
 import warnings
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
 
 from quark.errors import ModelError
 
@@ -46,16 +48,12 @@ def export_for_training(
     with _in_eval_mode(model):
         if not dynamic_batch:
             return _export(model, arguments, named, None)
-        batch = _batch_of([*arguments, *named.values()])
+        batch = _batch_of((arguments, named))
         if batch is None:
             return _export(model, arguments, named, None)
-        longer = [_repeated(each, batch) for each in arguments]
-        longer_named = {key: _repeated(each, batch) for key, each in named.items()}
-        shapes = (
-            tuple(_free(each, batch) for each in arguments),
-            {key: _free(each, batch) for key, each in named.items()},
-        )
-        program = _export(model, tuple(longer), longer_named, shapes)
+        longer, longer_named = pytree.tree_map(lambda each: _repeated(each, batch), (arguments, named))
+        shapes = pytree.tree_map(lambda each: _free(each, batch), (arguments, named))
+        program = _export(model, longer, longer_named, shapes)
         if _is_free(program) or batch != 1:
             return program
         warnings.warn(f"{type(model).__name__} fixes its batch: it was exported for a batch of {batch}", stacklevel=2)
@@ -63,26 +61,28 @@ def export_for_training(
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
-    free = None
-    if shapes is not None:
-        free = _shapes_by_name(model, *shapes) if kwargs else shapes[0]
+    free = None if shapes is None else _shapes_by_name(model, *shapes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(model, args, kwargs, dynamic_shapes=free, strict=False)
         except Exception as error:
-            raise ModelError(_why(model, error)) from error
+            raise ModelError(_why_not_run(model, args, kwargs) or _why(model, error)) from error
 
 
 def _shapes_by_name(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    import inspect
+    """What is free, by the parameters of the model's forward; those behind a star are one."""
+    try:
+        return dict(inspect.signature(model.forward).bind(*positional, **named).arguments)
+    except TypeError as error:
+        raise ModelError(
+            f"{type(model).__name__} takes {inspect.signature(model.forward)}, and the example has {len(positional)} "
+            f"positional arguments and {', '.join(named) or 'none'} by name: {error}"
+        ) from error
 
-    names = list(inspect.signature(model.forward).parameters)
-    return {**dict(zip(names, positional, strict=False)), **named}
 
-
-def _batch_of(values: Sequence[Any]) -> int | None:
-    for value in values:
+def _batch_of(values: Any) -> int | None:
+    for value in pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.dim():
             return int(value.shape[0])
     return None
@@ -122,15 +122,45 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def _why_not_run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What stops the model itself, where the tracer is not to blame; else nothing."""
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        given = [*map(_described, args), *(f"{name}={_described(each)}" for name, each in kwargs.items())]
+        place = _place(error)
+        return (
+            f"{type(model).__name__} does not run on {', '.join(given)}{f', at {place}' if place else ''}: "
+            f"{type(error).__name__}: {_first_line(error)}. Look at the shapes, types and devices of what it is given, "
+            "and of its parameters"
+        )
+    return ""
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300].rstrip(".")
+
+
 def _why(model: nn.Module, error: Exception) -> str:
     """What stopped the tracer, at which line of the model, and what to do."""
     place = _place(error)
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return (
+    what = (
         f"{type(model).__name__} cannot be captured as a graph{f', at {place}' if place else ''}: "
-        f"{type(error).__name__}: {first[:300]}. A graph has no branches or loops that depend on values: compute with "
-        "torch.where or torch.cond there, move that part out of the model, or export the model to ONNX with whatever "
-        "tool it has and quantize that file with quark.onnx, which leaves control flow in float"
+        f"{type(error).__name__}: {_first_line(error)}. "
+    )
+    if "not a known type" in str(error) or "register a pytree" in str(error):
+        return f"{what}Let it take and return tensors, tuples or dictionaries, or torch.export.register_dataclass(...)"
+    return (
+        f"{what}A graph has no branches or loops that depend on values: compute with torch.where or torch.cond there, "
+        "move that part out of the model, or export the model to ONNX with whatever tool it has and quantize that file "
+        "with quark.onnx, which leaves control flow in float"
     )
 
 

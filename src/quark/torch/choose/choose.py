@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch import fx
+from torch import fx, nn
 
 from quark.errors import InvalidValueError, ModelError
 from quark.onnx.choose.affine_choices import (
@@ -182,7 +182,13 @@ class _Chooser:
         is_free = spec.is_power_of_two or spec.learning is not None or choice.group_size is not None
         if bias is None or not _is_derived(bias) or activation is None or is_free:
             return choice
+        if not self._has_scales_of_outputs(request, choice):
+            return choice
         return fit_weight_to_bias(choice, values, activation.scale[0], self._values(bias))
+
+    def _has_scales_of_outputs(self, request: Request, choice: AffineChoice) -> bool:
+        """That a channel of the result has one scale: else there is no step that its bias could share."""
+        return choice.axis is None or choice.axis == weight_axis(self._network, self._nodes[request.consumer.node])
 
     def _channels(self, request: Request, spec: AffineSpec, rank: int) -> ChannelAxis | None:
         node = self._nodes[request.consumer.node]
@@ -193,6 +199,11 @@ class _Chooser:
         if spec.granularity is Granularity.TENSOR:
             return None
         axis = spec.axis if spec.axis is not None and op_type in ("Conv", "Gemm") else weight_axis(self._network, node)
+        if axis is not None and not -rank <= axis < rank:
+            raise InvalidValueError(
+                f"weight '{request.tensor}' has {rank} axes, and ch_axis is {axis}: expected {-rank} to {rank - 1}; 0 "
+                "counts output channels"
+            )
         return None if axis is None else ChannelAxis(axis % rank)
 
     def _activation_of(self, node: str) -> AffineChoice | None:
@@ -213,7 +224,7 @@ class _Chooser:
         if activation is None or weight is None or not isinstance(weight.spec, AffineSpec):
             return None
         chosen = self._weight(weight)
-        if chosen.group_size is not None:
+        if chosen.group_size is not None or not self._has_scales_of_outputs(weight, chosen):
             return None
         return derived_bias(_onnx_spec(spec), activation, chosen), "activation scale times weight scale"
 
@@ -237,7 +248,8 @@ class _Chooser:
             plain = first.replace(".", "_")
             taken = set(self._names.values())
             numbered = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
-            self._names[key] = plain if plain not in taken else next(each for each in numbered if each not in taken)
+            is_free = plain not in taken and not hasattr(nn.Module, plain)  # a node may be called `to`, as modules' own
+            self._names[key] = plain if is_free else next(each for each in numbered if each not in taken)
         return self._names[key]
 
 

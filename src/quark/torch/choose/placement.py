@@ -19,16 +19,19 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from quark.formats.affine import integer_format
 from quark.groups import Groups
 from quark.npu.rules import POOLS
 from quark.onnx.choose.operators import Kind
 from quark.plan import Reader, Role, SkippedNode
+from quark.ranges import MinMax
 from quark.torch.choose.operators import is_transparent
 from quark.torch.choose.selection import Selection
 from quark.torch.graph import inputs_of, is_constant, is_float, module_of, outputs_of
 from quark.torch.specs import AffineSpec, BlockSpec, Granularity, LayerSpecs, Settings, TensorSpec
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 
+_ENOUGH_BITS = 8  # for a bias that is rounded to the steps of the sums
 WEIGHT, BIAS = 1, 2  # the places of weight and bias among a layer's inputs
 
 
@@ -102,12 +105,22 @@ class _Placer:
         if self.selection.kind(node) is Kind.PASS:
             return  # a moved constant has the scale of where it goes
         for tensor, index, role in self._constants(node):
-            wanted = {Role.WEIGHT: specs.weight, Role.BIAS: specs.bias}[role]
+            wanted = specs.weight if role is Role.WEIGHT else self._bias_spec(specs)
             if self.selection.kind(node) is not Kind.COMPUTE:
                 wanted = _of_constant(specs.input)
             if wanted is not None:
                 reader = Reader(str(node.name), index)
                 self.requests.append(Request(tensor, wanted, role, reader, reader))
+
+    def _bias_spec(self, specs: LayerSpecs) -> TensorSpec | None:
+        """What is asked for; where nothing is, integers are summed in 32 bits, and so is the bias: ONNX Runtime rounds
+        a float one by itself. With fewer than 8 bits those steps would be coarse, and the bias stays float."""
+        operands = (specs.input, specs.weight)
+        integers = [each for each in operands if isinstance(each, AffineSpec) and not each.is_dynamic]
+        has_sums = len(integers) == len(operands) and all(each.format.bits >= _ENOUGH_BITS for each in integers)
+        if specs.bias is not None or not has_sums or self._settings.applies_npu_rules:
+            return specs.bias
+        return AffineSpec(integer_format("int32"), MinMax(), is_symmetric=True)
 
     def align(self, node: fx.Node) -> None:
         """Unite the tensors that this operator wants on one scale."""

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import copy
 import logging
+from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from quark.plan import DynamicChoice
+from quark.torch.capture import capture, input_names, inputs_of_batch
 from quark.torch.export.errors import ExportError
 from quark.torch.freeze import freeze
+from quark.torch.graph import Network
 from quark.torch.train.networks import QuantizedNetwork
-from quark.torch.train.quantizers import DynamicQuantizer
+from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
 _LOG = logging.getLogger(__name__)
 
 
-def deployable(model: nn.Module) -> fx.GraphModule:
+def deployable(model: nn.Module | ExportedProgram, example_input: Any = None) -> fx.GraphModule:
     """The network to export, in eval mode and on the CPU: the one that came, or a copy that is frozen, moved or
-    widened. bfloat16 becomes float32, since ONNX Runtime computes little in it."""
-    network = frozen(model)
+    widened. bfloat16 becomes float32, since ONNX Runtime computes little in it. A float model that is no network yet is
+    captured, with the example where it has to be traced."""
+    network = frozen(model) if _is_network(model) else _captured(model, example_input)
     tensors = [*network.parameters(), *network.buffers()]
     is_elsewhere = any(each.device.type != "cpu" for each in tensors)
     is_bfloat16 = any(each.dtype is torch.bfloat16 for each in tensors)
@@ -33,12 +38,22 @@ def deployable(model: nn.Module) -> fx.GraphModule:
     return network
 
 
-def frozen(model: nn.Module) -> fx.GraphModule:
+def _is_network(model: object) -> bool:
+    """That it is one of ours, with quantizers or without, and not what torch.export gives."""
+    modules = model.modules() if isinstance(model, fx.GraphModule) else ()
+    return isinstance(model, Network) or any(isinstance(each, Quantizer) for each in modules)
+
+
+def _captured(model: nn.Module | ExportedProgram, example_input: Any) -> fx.GraphModule:
+    names = input_names(model)
+    return capture(model, lambda: inputs_of_batch(example_input, names, "example_input"))
+
+
+def frozen(model: nn.Module | ExportedProgram) -> fx.GraphModule:
     """The network that came, or a frozen copy of one that still trains."""
     if not isinstance(model, fx.GraphModule):
         raise ExportError(
-            f"expected a network that ModelQuantizer.quantize_model or freeze gave, got {type(model).__name__}; "
-            "quark.torch.capture makes one of a float model"
+            f"expected a network that ModelQuantizer.quantize_model or freeze gave, got {type(model).__name__}"
         )
     if not isinstance(model, QuantizedNetwork):
         return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -12,11 +12,13 @@ from torch import fx
 from quark.onnx.load import load
 from quark.onnx.optimize import REWRITES, OptimizeOptions, optimize
 from quark.plan import QuantizationPlan, TensorChoice
+from quark.torch.export.added_biases import add_biases_apart
 from quark.torch.export.integer_kernels import kernel_choices
 from quark.torch.export.names import give_names
 from quark.torch.export.narrow_codes import clip_narrow_codes
 from quark.torch.export.opset import choose_opset
 from quark.torch.export.plan_of_taps import remove_taps
+from quark.torch.export.pooled_values import choices_of_pools
 from quark.torch.export.taps import with_taps
 from quark.torch.export.translate import translate
 
@@ -54,10 +56,22 @@ def exported_graph(
     reasons = {each.tensor: each.reason for each in _plan_of(network)}
     places = remove_taps(model, taps)
     give_names(model)
-    plan = clip_narrow_codes(model, places.plan(reasons))
-    added = kernel_choices(model, plan)
-    values = {tensor: value for tensor, value in places.values.items() if value.name not in added}
+    planned = places.plan(reasons)
+    moved = add_biases_apart(model, planned)
+    plan = clip_narrow_codes(model, planned)
+    pooled = choices_of_pools(model, plan, places.values.values())
+    added = {**kernel_choices(model, plan), **pooled}
+    computed = {tensor: moved.get(value, value) for tensor, value in places.values.items()}
+    others = {tensor: value for tensor, value in computed.items() if value.name not in added}
+    values = {tensor: value for tensor, value in others.items() if not _is_moved_from(value, pooled)}
     return ExportedGraph(model, replace(plan, tensors=(*plan.tensors, *added.values())), values)
+
+
+def _is_moved_from(value: ir.Value, tensors: Collection[str]) -> bool:
+    """That the value is one of these, in another shape."""
+    producer = value.producer()
+    source = producer.inputs[0] if producer is not None and producer.inputs else None
+    return source is not None and source.name in tensors
 
 
 def _plan_of(network: fx.GraphModule) -> Iterable[TensorChoice]:

@@ -53,7 +53,7 @@ class ModelExporter:
         """The network as `file_name` in the folder; see `export_onnx`. With a `json_export_config`, the plan, the
         configuration and the comparison with torch are written beside it."""
         path = self._folder() / _plain_name(file_name)
-        network = deployable(model)
+        network = deployable(model, example_input)
         self.report = export_onnx(network, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
         if self.config.json_export_config is not None:
             write_text(_as_json(self.report, network), path.with_suffix(".json"))

@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 import quark
 from quark.onnx.insert import InsertOptions, insert
@@ -36,7 +37,7 @@ class ExportReport:
 
 
 def export_onnx(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     example_input: Any,
     path: str | os.PathLike[str],
     *,
@@ -45,7 +46,7 @@ def export_onnx(
     check: bool = True,
     has_external_data: bool = False,
 ) -> ExportReport:
-    """Write a network of `quark.torch` as ONNX: quantizers as QuantizeLinear and DequantizeLinear, block formats as
+    """Write a network, quantized or float, as ONNX: quantizers as QuantizeLinear and DequantizeLinear, block formats as
     operators of com.amd.quark with portable functions.
 
     `example_input` is a tensor, a tuple of them or a dictionary by name. `opset` None takes the oldest that the numbers
@@ -54,7 +55,7 @@ def export_onnx(
     network: a ParityError names the first layer that differs, and leaves the file for inspection.
     """
     target = check_output(path)
-    network = deployable(model)
+    network = deployable(model, example_input)
     example = tuple(_in_type_of(network, each) for each in example_inputs(network, example_input))
     exported = exported_graph(network, example, opset=opset, has_dynamic_batch=dynamic_batch)
     graph, plan = exported.model, exported.plan

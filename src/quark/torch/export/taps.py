@@ -11,7 +11,6 @@ quantizer are marks: they carry the names of parameters and layers through.
 
 from __future__ import annotations
 
-import copy
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from torch import fx
 
 from quark.plan import Choice, Role
 from quark.torch.export.quiet import quiet
-from quark.torch.graph import attribute_of, is_float, layer_name, module_of
+from quark.torch.graph import attribute_of, copy_graph, is_float, layer_name, module_of
 from quark.torch.train.quantizers import Quantizer
 
 
@@ -45,7 +44,7 @@ def with_taps(network: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tap, ...]]
     """The network with taps in the place of its quantizers, and marks on its parameters and on the results of its
     layers. The network is not changed; the result shares its parameters."""
     with quiet():
-        graph = copy.deepcopy(network.graph)
+        graph = copy_graph(network.graph)
     taps: list[Tap] = []
     for node in list(graph.nodes):
         quantizer = module_of(network, node)

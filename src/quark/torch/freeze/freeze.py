@@ -13,15 +13,18 @@ The network that was trained is left as it is.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from quark.account import AlgorithmFacts
 from quark.errors import ModelError
-from quark.onnx.choose.affine_choices import derived_bias
+from quark.onnx.choose.affine_choices import derived_bias, fit_weight_to_bias
 from quark.onnx.choose.specs import AffineSpec as OnnxSpec
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, replace_input, set_attribute
@@ -66,6 +69,11 @@ def _fix_numbers(network: QuantizedNetwork) -> None:
         choice = quantizer.choice()
         if not isinstance(choice, AffineChoice):
             continue
+        if not all(0 < scale < math.inf for scale in choice.scale):
+            raise ModelError(
+                f"the scale of '{quantizer.tensor}' ({path}) became NaN, Inf or 0 in training: look for a loss or a "
+                "gradient that is not finite, and lower the learning rate of scales and thresholds"
+            )
         if isinstance(quantizer, AffineQuantizer):
             quantizer.follows = None
             continue
@@ -124,9 +132,34 @@ def _quantized(network: QuantizedNetwork, source: fx.Node, quantizer: Quantizer)
 
 def _give_biases_their_steps(network: QuantizedNetwork) -> None:
     nodes = {str(node.name): node for node in network.graph.nodes}
-    for each in network.derived_biases:
-        for reader in each.readers:
-            _give_step(network, nodes[reader.node], each)
+    given = [(nodes[reader.node], each) for each in network.derived_biases for reader in each.readers]
+    for node, _ in given:
+        _fit_weight(network, node)
+    for node, each in given:
+        _give_step(network, node, each)
+
+
+def _fit_weight(network: QuantizedNetwork, node: fx.Node) -> None:
+    """Raise the weight's scale where the bias would overflow 32 bits: a scale that follows its weight in training knows
+    nothing of the bias. Powers of two stay such."""
+    inputs = dict(inputs_of(node))
+    activation, weight = (_affine_of(network, inputs.get(index)) for index in (0, _WEIGHT))
+    bias, call = attribute_of(network, inputs.get(_BIAS)), inputs.get(_WEIGHT)
+    if activation is None or weight is None or bias is None or call is None or weight.group_size is not None:
+        return
+    quantizer, values = module_of(network, call), attribute_of(network, call.all_input_nodes[0])
+    if not isinstance(quantizer, AffineQuantizer) or values is None:
+        return
+    fitted = fit_weight_to_bias(weight, _array(values), activation.scale[0], _array(bias))
+    if fitted.scale != weight.scale:
+        is_power_of_two = all(math.frexp(scale)[0] == 0.5 for scale in weight.scale)
+        scales = tuple(2.0 ** math.ceil(math.log2(each)) if is_power_of_two else each for each in fitted.scale)
+        quantizer.assign(replace(fitted, scale=scales))
+
+
+def _array(values: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = values.detach().float().cpu().numpy()
+    return array
 
 
 def _give_step(network: QuantizedNetwork, node: fx.Node, each: TensorChoice) -> None:

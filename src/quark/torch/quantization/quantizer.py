@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from quark.errors import InvalidValueError
+from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.mixed_precision import MixedPlan
 from quark.plan import QuantizationPlan
 from quark.torch.freeze import freeze
@@ -26,6 +26,11 @@ class ModelQuantizer:
     """Quantizes models by one configuration."""
 
     def __init__(self, config: Config) -> None:
+        if not hasattr(config, "settings"):
+            raise UnsupportedTypeError(
+                f"ModelQuantizer: expected a Config of quark.torch.quantization.config.config, got "
+                f"{type(config).__name__}; Config(QuantizationConfig(...)) is one"
+            )
         self.config = config
         self._settings = config.settings()
 

@@ -142,6 +142,8 @@ class _Comparison(fx.Interpreter):
         return value
 
     def _add(self, layer: CorrectedLayer, error: torch.Tensor) -> None:
+        if error.dim() == -layer.output_axis:
+            error = error.unsqueeze(0)  # one sample without a batch
         axis = layer.output_axis % error.dim()
         others = [each for each in range(1, error.dim()) if each != axis]
         mean = error.double().mean(dim=others) if others else error.double()

@@ -32,42 +32,56 @@ def compensations(
     batch: tuple[torch.Tensor, ...],
 ) -> dict[str, torch.Tensor]:
     """d for each layer, by its node. `roundings` says what becomes of a bias; layers without one pass shifts on."""
-    side_by_side = _SideBySide(network, layers, corrections, roundings)
+    rounded = {layer.node.name: layer for layer in layers if layer.node.name in roundings}
     device = next((each.device for each in network.parameters()), torch.device("cpu"))
+    exact, shifted = (_Step(network, tuple(each.to(device) for each in batch)) for _ in range(2))
+    found: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        side_by_side.run(*(torch.cat((each, each)).to(device) for each in batch), enable_io_processing=False)
-    return side_by_side.found
+        for node in network.graph.nodes:
+            values = exact.compute(node), shifted.compute(node)
+            if node.name in rounded:
+                layer, correction = rounded[node.name], corrections.get(node.name)
+                difference, shift = _shift(layer, *values, correction, roundings[node.name])
+                found[node.name] = difference.cpu()
+                values = values[0], values[1] + shift
+            exact.keep(node, values[0])
+            shifted.keep(node, values[1])
+    return found
 
 
-class _SideBySide(fx.Interpreter):
-    """The first half of the batch goes through the float network, the second through the one with rounded biases."""
+class _Step(fx.Interpreter):
+    """A network that runs one node at a time: two of them go side by side, whatever a model does with its batch."""
 
-    def __init__(
-        self,
-        network: fx.GraphModule,
-        layers: list[CorrectedLayer],
-        corrections: Mapping[str, torch.Tensor],
-        roundings: Mapping[str, Rounding],
-    ) -> None:
+    def __init__(self, network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> None:
         super().__init__(network)
         self.extra_traceback = False
-        self.found: dict[str, torch.Tensor] = {}
-        self._layers = {layer.node.name: layer for layer in layers if layer.node.name in roundings}
-        self._corrections, self._roundings = corrections, roundings
+        self.args_iter = iter(inputs)
 
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        layer = self._layers.get(n.name)
-        if layer is None:
-            return value
-        axis = layer.output_axis % value.dim()
-        shape = [-1 if each == axis else 1 for each in range(value.dim())]
-        exact, shifted = value.chunk(2)
-        others = [each for each in range(value.dim()) if each != axis]
-        difference = (exact.double() - shifted.double()).mean(dim=others)
-        wanted = layer.bias().double() + difference
-        if n.name in self._corrections:
-            wanted = wanted + self._corrections[n.name].to(wanted.device)
-        left = self._roundings[n.name](wanted) - wanted
-        self.found[n.name] = difference.cpu()
-        return torch.cat((exact, shifted + (difference + left).reshape(shape).to(value.dtype)))
+    def compute(self, node: fx.Node) -> Any:
+        return self.run_node(node)
+
+    def keep(self, node: fx.Node, value: Any) -> None:
+        """What those behind the node see of it; what nobody reads any more is forgotten."""
+        self.env[node] = value
+        for each in self.user_to_last_uses.get(node, ()):
+            del self.env[each]
+
+
+def _shift(
+    layer: CorrectedLayer,
+    exact: torch.Tensor,
+    shifted: torch.Tensor,
+    correction: torch.Tensor | None,
+    rounding: Rounding,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """d, and what to add to the shifted result: d and what rounding leaves of the bias, in its shape."""
+    axis = layer.output_axis % exact.dim()
+    others = [each for each in range(exact.dim()) if each != axis]
+    error = exact.double() - shifted.double()
+    difference = error.mean(dim=others) if others else error
+    wanted = layer.bias().double() + difference
+    if correction is not None:
+        wanted = wanted + correction.to(wanted.device)
+    left = rounding(wanted) - wanted
+    shape = [-1 if each == axis else 1 for each in range(exact.dim())]
+    return difference, (difference + left).reshape(shape).to(exact.dtype)

@@ -47,8 +47,9 @@ class CorrectedLayer:
 
     @property
     def output_axis(self) -> int:
-        """The axis of the result that counts channels."""
-        return -1 if self.operation.target is aten.linear.default else 1
+        """The axis of the result that counts channels, from its end: there may be no batch."""
+        found = self.parameters
+        return 1 - (found.weight if isinstance(found, ConvBatchNorm) else found[0]).dim()
 
     def weight(self) -> torch.Tensor:
         """What inference multiplies by."""

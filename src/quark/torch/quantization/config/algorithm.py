@@ -135,6 +135,8 @@ def chosen_options(algorithms: Sequence[AlgoConfig]) -> ChosenOptions:
     """What a list of algorithms comes to; of each kind there can be one."""
     equalize: CrossLayerOptions | None = None
     correct: BiasCorrectionOptions | None = None
+    if not isinstance(algorithms, Sequence):
+        raise UnsupportedTypeError(f"algo_config {algorithms!r}: expected a list, such as [CLEConfig()]; [] is none")
     for each in algorithms:
         if isinstance(each, CLEConfig) and equalize is None:
             equalize = each.options()

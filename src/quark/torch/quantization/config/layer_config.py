@@ -28,6 +28,8 @@ class QuantizationConfig:
                 raise UnsupportedTypeError(_not_a_spec(name, spec))
         for name in ("input_tensors", "output_tensors"):
             _check_activation(name, getattr(self, name))
+        for name in ("input_tensors", "output_tensors", "weight"):
+            _check_bits(name, getattr(self, name))
         for name in ("weight", "bias"):
             spec = getattr(self, name)
             if isinstance(_typed(spec), AffineSpec) and spec.is_dynamic:
@@ -52,6 +54,7 @@ class QuantizationConfig:
         return cls(**{name: QuantizationSpec.from_dict(each) for name, each in given.items()})
 
 
+_MOST_BITS = 16  # of an operand; a float32 has 24 of precision
 _PLACES = tuple(each.name for each in fields(QuantizationConfig))
 
 
@@ -65,6 +68,15 @@ def _not_a_spec(name: str, value: object) -> str:
     if hasattr(value, "to_quantization_spec"):
         return f"{name} {type(value).__name__}: call its to_quantization_spec()"
     return f"{name} {value!r}: expected a QuantizationSpec, or None for float"
+
+
+def _check_bits(name: str, spec: QuantizationSpec | None) -> None:
+    typed = _typed(spec)
+    if isinstance(typed, AffineSpec) and typed.format.bits > _MOST_BITS:
+        raise InvalidValueError(
+            f"{name} with {typed.format}: float32, which it is computed in, does not hold such codes, and sums of "
+            f"their products overflow; expected at most {_MOST_BITS} bits, 32 are for bias"
+        )
 
 
 def _check_activation(name: str, spec: QuantizationSpec | None) -> None:
