@@ -11,6 +11,7 @@ import torch
 from torch_networks import images, trained
 from torch_specs import settings
 
+from quark.errors import InvalidValueError
 from quark.onnx.lint import lint
 from quark.torch import export_for_training, export_onnx
 from quark.torch.freeze import freeze
@@ -39,3 +40,16 @@ def test_a_float_model_is_exported_in_every_form(form: str, tmp_path: Path) -> N
     (found,) = session.run(None, {session.get_inputs()[0].name: images(3).numpy()})
     with torch.no_grad():
         assert np.allclose(found, model(images(3)).numpy(), atol=1e-4)
+
+
+def test_a_network_of_doubles_is_exported_in_float32(tmp_path: Path) -> None:
+    model = trained("mobilenet").double()
+    network = quantize_network(model, [images(4).double()], settings("int8"))
+    report = export_onnx(network, images(2).double(), tmp_path / "doubles.onnx")
+    assert report.parity is not None
+    assert onnxruntime.InferenceSession(report.path).get_inputs()[0].type == "tensor(float)"
+
+
+def test_an_example_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="'x' holds NaN or Inf"):
+        export_onnx(trained("mobilenet"), images(2) * float("nan"), tmp_path / "nan.onnx")

@@ -19,21 +19,22 @@ from quark.torch.train.networks import QuantizedNetwork
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
 _LOG = logging.getLogger(__name__)
+_IN_FLOAT32 = (torch.bfloat16, torch.float64)
 
 
 def deployable(model: nn.Module | ExportedProgram, example_input: Any = None) -> fx.GraphModule:
-    """The network to export, in eval mode and on the CPU: the one that came, or a copy that is frozen, moved or
-    widened. bfloat16 becomes float32, since ONNX Runtime computes little in it. A float model that is no network yet is
-    captured, with the example where it has to be traced."""
+    """The network to export, in eval mode and on the CPU: the one that came, or a copy that is frozen, moved or brought
+    to float32 where it is bfloat16 or float64, which ONNX Runtime computes little in. A float model that is no network
+    yet is captured, with the example where it has to be traced."""
     network = frozen(model) if _is_network(model) else _captured(model, example_input)
     tensors = [*network.parameters(), *network.buffers()]
     is_elsewhere = any(each.device.type != "cpu" for each in tensors)
-    is_bfloat16 = any(each.dtype is torch.bfloat16 for each in tensors)
-    if network.training or is_elsewhere or is_bfloat16:
+    others = sorted({str(each.dtype) for each in tensors if each.dtype in _IN_FLOAT32})
+    if network.training or is_elsewhere or others:
         network = copy.deepcopy(network).cpu().eval()
-    if is_bfloat16:
+    if others:
         network = network.float()
-        _LOG.info("bfloat16 weights are exported as float32, which holds the same numbers")
+        _LOG.info("%s weights are exported as float32, which ONNX Runtime computes in", " and ".join(others))
     _refuse_symmetric_dynamic(network)
     return network
 

@@ -74,9 +74,9 @@ def export_onnx(
 
 
 def _in_type_of(network: fx.GraphModule, x: torch.Tensor) -> torch.Tensor:
-    """Numbers in the type of the network's weights: a bfloat16 network is exported in float32."""
+    """Numbers in the type of the network's weights: bfloat16 and float64 networks are exported in float32."""
     kinds = {each.dtype for each in network.parameters() if each.is_floating_point()}
-    return x.to(kinds.pop()) if x.dtype is torch.bfloat16 and len(kinds) == 1 else x
+    return x.to(kinds.pop()) if x.dtype in (torch.bfloat16, torch.float64) and len(kinds) == 1 else x
 
 
 def _is_there(model: ir.Model, value: ir.Value) -> bool:

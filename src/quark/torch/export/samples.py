@@ -41,6 +41,8 @@ def example_inputs(network: fx.GraphModule, example: Any) -> Inputs:
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, torch.Tensor):
             raise InvalidValueError(f"example input '{name}': expected a tensor, got {type(value).__name__}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise InvalidValueError(f"example input '{name}' holds NaN or Inf: expected what the network is fed with")
     return tuple(value.detach().cpu() for value in values)
 
 
