@@ -13,17 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.equalization.channels import CannotScaleError, Channels
 from quark.torch.graph import attribute_of, is_call, module_of, rank_of, shape_of
-from quark.torch.train.conv_batch_norm import ConvBatchNorm
+from quark.torch.train.conv_batch_norm import CONVOLUTIONS, TRANSPOSED, ConvBatchNorm
 
 aten = torch.ops.aten
-CONVOLUTIONS = frozenset(
-    {
-        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-        *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
-    }
-)
-TRANSPOSED = frozenset({aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input})
-LAYERS = CONVOLUTIONS | TRANSPOSED | {aten.linear.default}
+LAYERS = (*CONVOLUTIONS, *TRANSPOSED, aten.linear.default)
 _GROUPS = 3  # the argument that counts groups, behind input, weight and bias
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed, fx
+from torch import fx
 
 from quark.torch.observe.watching import Watching
+from quark.torch.processes import gathered
 
 Extremes = tuple[NDArray[Any], NDArray[Any]]
 
@@ -36,10 +37,5 @@ def channel_extremes(
 
 
 def _of_all_ranks(extremes: Extremes) -> Extremes:
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return extremes
-    gathered: list[Extremes | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, extremes)
-    known = [each for each in gathered if each is not None]
-    low, high = np.min([each[0] for each in known], axis=0), np.max([each[1] for each in known], axis=0)
-    return low, high
+    lows, highs = zip(*gathered(extremes), strict=True)
+    return np.min(lows, axis=0), np.max(highs, axis=0)

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import distributed, fx
+from torch import fx
 
 from quark.errors import InvalidValueError
 from quark.ranges import MinMax, Observer, TensorRange
 from quark.torch.methods import observed_method
 from quark.torch.observe.watching import Watching
+from quark.torch.processes import gathered
 from quark.torch.specs import AffineSpec
 
 RangeKey = tuple[str, AffineSpec]
@@ -78,7 +79,8 @@ def _show(observer: Observer, key: RangeKey, value: torch.Tensor, is_second: boo
 
 def _merge_ranks(observers: dict[RangeKey, Observer]) -> None:
     """Replace every observer by the merged one of all ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    of_ranks = gathered(list(observers.values()))
+    if len(of_ranks) == 1:
         return
     unmergeable = sorted({str(key[1].method) for key, each in observers.items() if not each.is_mergeable})
     if unmergeable:
@@ -86,10 +88,8 @@ def _merge_ranks(observers: dict[RangeKey, Observer]) -> None:
             f"calibration by {', '.join(unmergeable)} over several processes: it depends on the order of samples; "
             "calibrate in one process and load the state_dict in all, or take MinMax or a histogram method"
         )
-    gathered: list[list[Observer] | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, list(observers.values()))
     for place, key in enumerate(observers):
-        first, *rest = [copy.deepcopy(each[place]) for each in gathered if each is not None]
+        first, *rest = [copy.deepcopy(each[place]) for each in of_ranks]
         for other in rest:
             first.merge(other)
         observers[key] = first

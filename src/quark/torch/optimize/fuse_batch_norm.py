@@ -12,15 +12,15 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.torch.graph import Network, attribute_of, is_call, module_of, rank_of, set_attribute
-from quark.torch.train.conv_batch_norm import ConvBatchNorm, LinearOperation
+from quark.torch.train.conv_batch_norm import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    TRANSPOSED_GROUPS,
+    ConvBatchNorm,
+    LinearOperation,
+)
 
 aten = torch.ops.aten
-CONVOLUTIONS = (
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
-)
-TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
-_GROUPS = 6  # the argument of a transposed convolution that counts its groups
 
 
 def fuse_batch_norm(network: Network) -> int:
@@ -59,7 +59,7 @@ def _operation(layer: Any) -> LinearOperation | None:
         return None
     if is_call(layer, *CONVOLUTIONS):
         return LinearOperation(layer.target, _plain(layer.args[3:]))  # type: ignore[arg-type]
-    if is_call(layer, *TRANSPOSED) and _argument(layer, _GROUPS) in (None, 1):
+    if is_call(layer, *TRANSPOSED) and _argument(layer, TRANSPOSED_GROUPS) in (None, 1):
         return LinearOperation(layer.target, _plain(layer.args[3:]), channel_axis=1)  # type: ignore[arg-type]
     if is_call(layer, aten.linear.default) and rank_of(layer) == 2:
         return LinearOperation(layer.target)  # type: ignore[arg-type]

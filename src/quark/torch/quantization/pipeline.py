@@ -156,7 +156,6 @@ def _finished(
     state = {
         "plan": plan,
         "algorithms": algorithms,
-        "remarks": (),
         "config": settings.config,
         "operations": operations,
         "repeated": tuple(each for each in decisions.chosen if each.is_repeated),

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import distributed, fx
+from torch import fx
 
 from quark.account import AlgorithmFacts
 from quark.errors import InvalidValueError
 from quark.plan import SkippedNode
 from quark.torch.graph import layer_name
+from quark.torch.processes import gathered
 from quark.torch.refine.bias_rounding import Rounding, compensations
 from quark.torch.refine.layers import CorrectedLayer, LayerChoices, corrected_layers
 from quark.torch.refine.options import BiasCorrectionOptions
@@ -108,11 +109,8 @@ def _first(batch: tuple[torch.Tensor, ...], samples: int) -> tuple[torch.Tensor,
 
 
 def _of_all_ranks(errors: Errors) -> Errors:
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return errors
-    gathered: list[Errors | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, errors)
-    return {name: [each for ranks in gathered if ranks is not None for each in ranks[name]] for name in errors}
+    ranks = gathered(errors)
+    return {name: [each for one in ranks for each in one[name]] for name in errors}
 
 
 class _Comparison(fx.Interpreter):

@@ -15,16 +15,16 @@ from torch import fx, nn
 
 from quark.plan import Choice, SkippedNode
 from quark.torch.graph import attribute_of, is_call, layer_name, module_of, set_attribute
-from quark.torch.train.conv_batch_norm import ConvBatchNorm, LinearOperation
+from quark.torch.train.conv_batch_norm import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    TRANSPOSED_GROUPS,
+    ConvBatchNorm,
+    LinearOperation,
+)
 
 aten = torch.ops.aten
-CONVOLUTIONS = (
-    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
-    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
-    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
-)
-_TRANSPOSED = CONVOLUTIONS[6:]
-_GROUPS = 6
+LAYERS = (*CONVOLUTIONS, *TRANSPOSED, aten.linear.default)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class CorrectedLayer:
 def give_biases(network: fx.GraphModule) -> None:
     """Let every convolution and linear layer with a constant weight have a bias, zeros where it has none."""
     for node in list(network.graph.nodes):
-        if not is_call(node, *CONVOLUTIONS, aten.linear.default) or (len(node.args) > 2 and node.args[2] is not None):
+        if not is_call(node, *LAYERS) or (len(node.args) > 2 and node.args[2] is not None):
             continue
         weight = attribute_of(network, node.args[1])
         if weight is None or node.kwargs:
@@ -113,7 +113,7 @@ def _layer(network: fx.GraphModule, node: fx.Node, seen: LayerChoices) -> Correc
         has_bias = module.batch_norm.bias is not None
         layer = CorrectedLayer(node, op_type, module.operation, seen, module)
         return layer if has_bias else "its batch norm has no bias"
-    if not is_call(node, *CONVOLUTIONS, aten.linear.default):
+    if not is_call(node, *LAYERS):
         return "nothing is added to its result"
     weight = attribute_of(network, node.args[1])
     bias_node: Any = node.args[2] if len(node.args) > 2 else None
@@ -138,8 +138,8 @@ def _op_type(network: fx.GraphModule, node: fx.Node) -> str:
 
 
 def _output_channels(node: fx.Node, weight: torch.Tensor) -> int:
-    if node.target in _TRANSPOSED:
-        groups: Any = node.args[_GROUPS] if len(node.args) > _GROUPS else 1
+    if node.target in TRANSPOSED:
+        groups: Any = node.args[TRANSPOSED_GROUPS] if len(node.args) > TRANSPOSED_GROUPS else 1
         return int(weight.shape[1]) * int(groups)
     return int(weight.shape[0])
 

@@ -27,6 +27,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.torch.train.quantizers import Quantizer
 
+aten = torch.ops.aten
+CONVOLUTIONS = (
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+)
+TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+TRANSPOSED_GROUPS = 6  # the argument of a transposed convolution that counts its groups
+
 
 @dataclass(frozen=True)
 class LinearOperation:

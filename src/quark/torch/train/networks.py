@@ -8,7 +8,6 @@ What they carry beside the graph lies in `meta`, which `copy.deepcopy` keeps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,10 +42,6 @@ class QuantizedNetwork(Network):
     def algorithms(self) -> tuple[AlgorithmFacts, ...]:
         """What was done to the float network, and what was moved for an NPU."""
         return self._entry("algorithms")  # type: ignore[no-any-return]
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return self._entry("remarks")  # type: ignore[no-any-return]
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -109,11 +104,6 @@ def with_state(network: fx.GraphModule, kind: type[Network], state: Mapping[str,
     made.meta = {**network.meta, _STATE: dict(state)}
     made.training = network.training
     return made
-
-
-def plan_as_text(plan: QuantizationPlan) -> str:
-    """The plan as JSON, on one line."""
-    return json.dumps(json.loads(plan.to_json()))
 
 
 def device_of(network: torch.nn.Module) -> torch.device:
