@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch_networks import images, trained
 from torch_specs import settings
 
+from quark.torch.equalize import CrossLayerOptions
 from quark.torch.quantization.pipeline import quantize_network
+from quark.torch.refine import BiasCorrectionOptions
 from quark.torch.train import QuantizedNetwork
 
 NAMES = ["int8", "non-overflow", "tqt", "lsq", "mx6"]
@@ -92,6 +94,8 @@ def _in_process(rank: int, folder: str) -> None:
         half = images(8)[rank * 4 : rank * 4 + 4]
         network = quantize_network(trained("mobilenet"), [half], settings("tqt"))
         plan = network.plan.to_json()
+        repaired = settings("non-overflow", equalize=CrossLayerOptions(), correct_biases=BiasCorrectionOptions())
+        other = quantize_network(trained("mobilenet"), [half], repaired)
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network) if torch.cuda.is_available() else network
         parallel = nn.parallel.DistributedDataParallel(network.train())
         optimizer = torch.optim.SGD(parallel.parameters(), 0.01)
@@ -99,7 +103,8 @@ def _in_process(rank: int, folder: str) -> None:
             optimizer.zero_grad()
             parallel(half).square().sum().backward()
             optimizer.step()
-        torch.save({"plan": plan, "state": network.state_dict()}, f"{folder}/rank{rank}.pt")
+        content = {"plan": plan, "state": network.state_dict(), "repaired": other.state_dict()}
+        torch.save(content, f"{folder}/rank{rank}.pt")
     finally:
         distributed.destroy_process_group()
 
@@ -108,6 +113,8 @@ def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> Non
     multiprocessing.spawn(_in_process, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first["plan"] == second["plan"]
+    for name, value in first["repaired"].items():
+        assert torch.equal(value, second["repaired"][name]), name
     alone = quantize_network(trained("mobilenet"), [images(8)], settings("tqt"))
     assert first["plan"] == alone.plan.to_json()
     parameters = {name for name, _ in alone.named_parameters()}
