@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -90,23 +91,28 @@ def _in_process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
-        torch.manual_seed(0)
-        half = images(8)[rank * 4 : rank * 4 + 4]
-        network = quantize_network(trained("mobilenet"), [half], settings("tqt"))
-        plan = network.plan.to_json()
-        repaired = settings("non-overflow", equalize=CrossLayerOptions(), correct_biases=BiasCorrectionOptions())
-        other = quantize_network(trained("mobilenet"), [half], repaired)
-        network = nn.SyncBatchNorm.convert_sync_batchnorm(network) if torch.cuda.is_available() else network
-        parallel = nn.parallel.DistributedDataParallel(network.train())
-        optimizer = torch.optim.SGD(parallel.parameters(), 0.01)
-        for _ in range(2):
-            optimizer.zero_grad()
-            parallel(half).square().sum().backward()
-            optimizer.step()
-        content = {"plan": plan, "state": network.state_dict(), "repaired": other.state_dict()}
-        torch.save(content, f"{folder}/rank{rank}.pt")
+        _calibrate_and_step(rank, folder)
     finally:
+        gc.collect()  # what trained in parallel would keep the group's threads, and a process that ends so is aborted
         distributed.destroy_process_group()
+
+
+def _calibrate_and_step(rank: int, folder: str) -> None:
+    torch.manual_seed(0)
+    half = images(8)[rank * 4 : rank * 4 + 4]
+    network = quantize_network(trained("mobilenet"), [half], settings("tqt"))
+    plan = network.plan.to_json()
+    repaired = settings("non-overflow", equalize=CrossLayerOptions(), correct_biases=BiasCorrectionOptions())
+    other = quantize_network(trained("mobilenet"), [half], repaired)
+    network = nn.SyncBatchNorm.convert_sync_batchnorm(network) if torch.cuda.is_available() else network
+    parallel = nn.parallel.DistributedDataParallel(network.train())
+    optimizer = torch.optim.SGD(parallel.parameters(), 0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        parallel(half).square().sum().backward()
+        optimizer.step()
+    content = {"plan": plan, "state": network.state_dict(), "repaired": other.state_dict()}
+    torch.save(content, f"{folder}/rank{rank}.pt")
 
 
 def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Everything that they must agree on goes through here. Without torchrun there is 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -116,7 +117,11 @@ def joined(device: torch.device) -> Iterator[Processes]:
     try:
         yield current_processes(device)
     finally:
+        # what trained in parallel refers to itself and to the group: one that lives on keeps the group's threads, and a
+        # process that ends before they do is aborted
+        gc.collect()
         distributed.destroy_process_group()
+        gc.collect()
 
 
 def current_processes(device: torch.device) -> Processes:

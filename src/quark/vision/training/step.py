@@ -6,6 +6,7 @@ each process finds on its own images, are averaged here, so that all processes a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,11 @@ from quark.vision.training.objective import Objective
 from quark.vision.training.options import Autocast, TrainingOptions
 from quark.vision.training.processes import Processes
 
+# buffers are sent by us; how to ask for that was renamed in torch 2.13
+_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
+_OWN_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers": False
+}
 AUTOCAST_TYPES = {Autocast.BFLOAT16: torch.bfloat16, Autocast.FLOAT16: torch.float16}
 
 
@@ -86,7 +92,7 @@ class StepTaker:
         if self._processes.are_many:
             device = self._processes.device
             places = [device] if device.type == "cuda" else None
-            module = DistributedDataParallel(module, device_ids=places, broadcast_buffers=False)
+            module = DistributedDataParallel(module, device_ids=places, **_OWN_BUFFERS)
         compiled: Callable[[Tensor], Tensor] = torch.compile(module) if self._options.compiles else module
         return compiled
 
