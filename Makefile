@@ -24,12 +24,13 @@ PACKAGE_SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-oldest test-slow test-sanitized check-windows lint generated install clean
+.PHONY: help demo test test-unit test-oldest test-slow test-browser test-sanitized check-windows lint generated install clean
 
 help:
 	@echo "make demo         quantize the embedded network in many ways"
 	@echo "make test         lint, generated files, oldest ONNX Runtime, tests"
 	@echo "make test-slow    the tests marked slow, the sanitizers, the build for Windows"
+	@echo "make test-browser the report's page in headless Chromium"
 	@echo "make test-oldest  the native library on ONNX Runtime $(OLDEST_RUNTIME)"
 	@echo "make test-sanitized  fuzz the library under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make check-windows   cross-compile the library with mingw-w64"
@@ -43,11 +44,17 @@ demo: install
 test: lint generated test-oldest test-unit
 
 test-unit: install
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow and not browser"
 
 # pytest's status 5 says that no test has the mark
 test-slow: test-sanitized check-windows
-	@$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m "slow and not browser" || [ $$? -eq 5 ]
+
+# Chromium is Debian's; without root, install the two packages first.
+test-browser: install
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; }
+	@$(BIN)/python -m pytest -m browser
 
 # Every instruction set, in the process of a Python that was not built for it: hence the preloading, and no leak checks.
 SANITIZERS = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \

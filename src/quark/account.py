@@ -59,6 +59,15 @@ class AlgorithmFacts:
 
 
 @dataclass(frozen=True)
+class PackingFacts:
+    """That weights lie in the file in the bits of their formats: how many do, and bits for each of their numbers."""
+
+    profile: str
+    weights: int
+    bits_per_weight: float
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything about one run."""
 
@@ -77,6 +86,8 @@ class Report:
         default_factory=dict
     )  # node name to operator, of every node that was there to quantize
     mixed: MixedPlan | None = None  # where layers were chosen to have lower types
+    packing: PackingFacts | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)  # how to make it again: quark.card.Card, as JSON has it
 
     @property
     def verdict(self) -> Verdict:
@@ -111,6 +122,8 @@ class Report:
             "quantized_nodes": [
                 {"node": name, "op_type": self.op_types.get(name, "")} for name in self.quantized_nodes
             ],
+            "packing": asdict(self.packing) if self.packing else None,
+            "card": dict(self.card) or None,
             "plan_sha256": self.plan.digest,
             "plan": plan,
         }

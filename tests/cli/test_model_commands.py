@@ -14,7 +14,8 @@ from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.presets import PRESETS, get_default_config
 
 COMMANDS = (
-    *("quantize", "evaluate", "compare", "inspect", "lint", "presets", "formats"),
+    *("quantize", "evaluate", "compare", "report", "debug", "search", "reproduce", "pack", "unpack"),
+    *("inspect", "lint", "presets", "formats"),
     *("prepare-data", "advanced-quantize", "doctor", "demo"),
 )
 

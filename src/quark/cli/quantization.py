@@ -26,16 +26,20 @@ class Quantization:
     config: str
     changes: tuple[Change, ...] = ()
     calibration: Calibration = field(default_factory=Calibration)
+    pack: str | None = None  # the profile of packed weights
 
     def run(self) -> QuantizedModel:
         """Quantize and write. What can be found wrong before the work is found before it."""
         from quark.onnx import quantize
+        from quark.onnx.pack import profile_of
 
         self._check_files()
+        if self.pack is not None:
+            profile_of(self.pack)
         # by its name where nothing is changed, so that the report can call it that
         config = read_config(self.config, self.changes) if self.changes else self.config
         result = quantize(self.source, config=config, **self.calibration.arguments())
-        result.save(self.target)
+        result.save(self.target, self.pack)
         return result
 
     def _check_files(self) -> None:
@@ -76,7 +80,8 @@ class Quantization:
             lines += self._config_lines()
         data = [f"{name}={value!r}" for name, value in self.calibration.arguments().items() if value is not None]
         arguments = ", ".join([repr(str(self.source)), *data, f"config={config}"])
-        return [*lines, f"quark.onnx.quantize({arguments}).save({str(self.target)!r})"]
+        target = repr(str(self.target)) + ("" if self.pack is None else f", pack={self.pack!r}")
+        return [*lines, f"quark.onnx.quantize({arguments}).save({target})"]
 
     def _config_lines(self) -> list[str]:
         from dataclasses import fields

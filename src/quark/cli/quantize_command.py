@@ -57,7 +57,23 @@ DROP_EXCEEDED = 3
     "--data: of top-1 accuracy. Else of equal predictions on held-out samples, 100 (1 - agreement), for outputs with "
     "classes, and 100 (1 - cosine) for others; the worst output counts.",
 )
-@click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="Labelled images, for --max-drop alone.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="DIR", help="Labelled images, for --max-drop and --report."
+)
+@click.option(
+    "--report",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Also write a page that shows where accuracy was lost, layer by layer, and what to do about it.",
+)
+@click.option(
+    "--pack",
+    is_flag=False,
+    flag_value="portable",
+    metavar="[PROFILE]",
+    help="Store weights of block formats in their true width: portable (without PROFILE), custom or native.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def quantize(
     model_in: Path,
@@ -70,6 +86,8 @@ def quantize(
     changes: tuple[Change, ...],
     max_drop: float | None,
     data: Path | None,
+    page: Path | None,
+    pack: str | None,
     as_json: bool,
 ) -> None:
     """Quantize the model IN and write it to OUT, with a report as JSON beside it.
@@ -82,15 +100,33 @@ def quantize(
     """
     from quark.cli.drop import measured_drop
     from quark.cli.quantization import Quantization
+    from quark.cli.report_command import check_page
 
-    if data is not None and max_drop is None:
-        raise click.UsageError("--data is for --max-drop: give a limit, or compare afterwards with 'quark compare'")
+    if data is not None and max_drop is None and page is None:
+        raise click.UsageError(
+            "--data is for --max-drop and --report: give one of them, or compare afterwards with 'quark compare'"
+        )
     calibration = Calibration(calib, num_calib, batch_size, preprocess)
-    quantization = Quantization(model_in, model_out, config, changes, calibration)
+    quantization = Quantization(model_in, model_out, config, changes, calibration, pack)
+    if page is not None:
+        check_page(page, model_in, model_out)
     result = quantization.run()
     quantization.show(result, as_json)
+    if page is not None:
+        _write_page(model_in, model_out, calibration, page, data, as_json)
     if max_drop is not None:
         drop = measured_drop(result.report, model_in, model_out, data, preprocess)
         if drop.points > max_drop:
             click.echo(f"Error: {drop} lost, more than --max-drop {max_drop:g}", err=True)
             raise SystemExit(DROP_EXCEEDED)
+
+
+def _write_page(
+    model_in: Path, model_out: Path, calibration: Calibration, page: Path, data: Path | None, is_quiet: bool
+) -> None:
+    from quark.cli.report_command import diagnose_and_write
+    from quark.cli.report_facts import LabelledData
+
+    diagnose_and_write(model_in, model_out, calibration, page, None if data is None else LabelledData(data))
+    if not is_quiet:
+        click.echo(f"report: {page}")

@@ -11,15 +11,13 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from quark.ops.onnx_nodes import all_nodes
 from quark.ops.schema import DOMAIN, OPERATORS, VERSION
 
 CONSTANT_DOMAIN = f"{DOMAIN}.constant"
-MIN_IR_VERSION = 8  # functions came with it
+MIN_IR_VERSION = 9  # functions came with 8, defaults for their attributes with 9
 
 
 def is_constant_mark(node: NodeProto) -> bool:
@@ -43,7 +41,7 @@ def define_constant_marks(model: ModelProto) -> None:
 
 
 def _identity(name: str, opset: int) -> FunctionProto:
-    attributes: Iterable[str] = (attribute.name for attribute in OPERATORS[name].attributes)
+    """Attributes have defaults, whatever they are: evaluators that are strict want a value for each."""
     return helper.make_function(
         CONSTANT_DOMAIN,
         name,
@@ -51,5 +49,8 @@ def _identity(name: str, opset: int) -> FunctionProto:
         ["y"],
         [helper.make_node("Identity", ["x"], ["y"])],
         [helper.make_opsetid("", opset)],
-        attributes=list(attributes),
+        attribute_protos=[
+            helper.make_attribute(each.name, each.default if each.default is not None else each.kind())
+            for each in OPERATORS[name].attributes
+        ],
     )

@@ -5,7 +5,8 @@ Quantized tensors are recognised by the nodes that make them:
     QuantizeLinear, DequantizeLinear     integers (or 8-bit floats): the type of the codes; a constant is a weight, or
                                          a bias where a convolution or Gemm adds it
     Extended*Linear                      the same, for types that ONNX Runtime's own do not take
-    MX-, BFPQuantizeDequantize           block formats; a constant input is a weight
+    MX-, BFPQuantizeDequantize           block formats; a constant input is a weight, and so is one that the file holds
+                                         packed: its mark reads what nodes unpack
     QLinear*, *Integer, MatMulNBits      operators that compute with the codes themselves
 
 Weights in external files are measured by what the model says of them, not read.
@@ -185,16 +186,25 @@ def _quantized_by(node: ir.Node) -> tuple[str, str] | None:
     """
     if node.op_type in QUANTIZE:
         return _constant_role(node) if _is_constant(node, 0) else "activations", _codes_format(node)
-    if node.op_type in DEQUANTIZE and _is_constant(node, 0):
+    if node.op_type in DEQUANTIZE and _is_constant(node, 0) and not _is_unpacking(node):
         return _constant_role(node), _codes_format(node)
     if node.op_type in BLOCK and node.domain in (DOMAIN, CONSTANT_DOMAIN):
-        return _constant_role(node) if _is_constant(node, 0) else "activations", _block_format(node)
+        is_held = _is_constant(node, 0)
+        is_packed = node.domain == CONSTANT_DOMAIN and not is_held
+        role = _constant_role(node) if is_held or is_packed else "activations"
+        return role, f"{_block_format(node)}{' packed' if is_packed else ''}"
     if node.op_type == "MatMulNBits":
         group = node.attributes.get_int("block_size", 0)
         return "weights", f"int{node.attributes.get_int('bits', 4)} per group of {group}"
     if node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger"):
         return "operators", _op_name(node)
     return None
+
+
+def _is_unpacking(node: ir.Node) -> bool:
+    """That the mark behind it says more than its codes."""
+    readers = [reader for reader, _ in node.outputs[0].uses()]
+    return any(reader.domain == CONSTANT_DOMAIN for reader in readers)
 
 
 def _constant_role(node: ir.Node) -> str:

@@ -134,6 +134,10 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
             "written",
             f"{report.result.name}  {size_text(report.result.bytes)}, {100 * ratio:.1f} % of the float file",
         )
+    if report.packing is not None:
+        packing = report.packing
+        weights = count_of(packing.weights, "weight")
+        yield "packed", f"{weights} at {packing.bits_per_weight:.2f} bits, {packing.profile}"
     yield "config", report.config_name
     for role in Role:
         formats = report.formats(role)

@@ -10,7 +10,10 @@ from quark.errors import ModelError, unknown_name
 from quark.onnx.load.structure import describe, subgraphs
 
 KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")  # those that ONNX Runtime's CPU build runs
-QUARK_DOMAINS = ("com.amd.quark", "com.vai.quantize", "com.amd.quantize")
+QUARK_DOMAINS = (
+    *("com.amd.quark", "com.amd.quark.constant", "com.amd.quark.packed"),
+    *("com.vai.quantize", "com.amd.quantize"),
+)
 
 _QUANTIZED = frozenset(
     {

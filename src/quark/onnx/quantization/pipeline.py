@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, Report, Rewrite
+from quark.card import CARD_KEY, Card
 from quark.fidelity import OutputFidelity
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
@@ -21,6 +22,7 @@ from quark.onnx.optimize import optimize
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.deciding import decide
 from quark.onnx.quantization.equalizing import equalize
+from quark.onnx.quantization.making import card_of, data_facts
 from quark.onnx.quantization.measuring import measure
 from quark.onnx.quantization.memory import verdict_obstacle
 from quark.onnx.quantization.mixing import Mixed, mix
@@ -41,6 +43,7 @@ class Outcome:
     message: Message
     account: Report  # without the hash of the source, which takes as long as all else where that is large
     digest: Digest
+    card: Card
 
     @property
     def report(self) -> Report:
@@ -55,6 +58,7 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     check_overrides(model, settings.choose.overrides)
     names = _op_types(model)
     samples = data.open(model, settings)
+    fed = data_facts(data, samples, settings)  # before any are dropped: memory must not show in the file
     obstacle = verdict_obstacle(model, samples, settings)
     if obstacle is not None:
         samples.hold_none_out()
@@ -79,7 +83,8 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
         simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
         plan, refined = decide(model, placement, ranges, runner, samples, expected, settings, exact)
     insert(model, plan, settings.insert)
-    message = finish(model, metadata_of(settings, plan), settings.save)
+    card = card_of(settings, loaded, fed, plan.digest)
+    message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
     mixed = mixed.judged(message, settings) if mixed else None
     outputs = compare_outputs(message, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
     course = _Course(
@@ -94,7 +99,7 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
         plan=plan,
         outputs=outputs,
     )
-    return Outcome(message, _account(course, settings), loaded.digest)
+    return Outcome(message, _account(course, settings), loaded.digest, card)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 
-from quark.account import FileFacts, Report
+from quark.account import FileFacts, PackingFacts, Report
 from quark.errors import InvalidValueError
 from quark.fidelity import Verdict
+from quark.onnx.message import Message, split
+from quark.onnx.pack import pack_message
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.making import placed
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.save import SaveOptions, check_output, write_model, write_text
@@ -33,12 +37,15 @@ class QuantizedModel:
     `model` has them all.
     """
 
-    def __init__(self, outcome: Outcome, save_options: SaveOptions, source: Source) -> None:
+    def __init__(self, outcome: Outcome, save_options: SaveOptions, source: Source, data: Any = None) -> None:
         self._outcome = outcome
         self._save_options = save_options
         self._source = source if isinstance(source, (str, os.PathLike)) else None  # it is not overwritten
+        self._data = data if isinstance(data, (str, os.PathLike)) else None  # arrays are not held for its sake
+        self._card = outcome.card
         self._model: onnx.ModelProto | None = None
         self._written: FileFacts | None = None
+        self._packing: PackingFacts | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -50,19 +57,40 @@ class QuantizedModel:
     @property
     def report(self) -> Report:
         """What was done, why, and how well it came out. The hash of a large source may have to be waited for."""
-        return replace(self._outcome.report, result=self._written)
+        card = self._card.to_dict()
+        return replace(self._outcome.report, result=self._written, packing=self._packing, card=card)
 
     @property
     def plan(self) -> QuantizationPlan:
         return self._outcome.account.plan
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model, and the report as JSON beside it: model.onnx and model.json."""
+    def save(self, path: str | os.PathLike[str], pack: str | None = None) -> Path:
+        """Write the model, and the report as JSON beside it: model.onnx and model.json. The report has the card by
+        which `quark reproduce` makes the file again.
+
+        `pack` stores weights of block formats in their true width: 'portable', 'custom' or 'native', see
+        docs/packed_files.md. Where nothing can be packed, as integers already are, the log says so.
+        """
         target = check_output(path, self._source)
         content = self._outcome.message if self._model is None else self._model
+        self._packing = None
+        if pack is not None:
+            content = self._packed(content, pack)
         self._written = write_model(content, target, self._save_options)
+        card = replace(self._outcome.card, packing=self._packing.profile if self._packing else "")
+        self._card = placed(card, target, self._source, self._data, self._written)
         write_text(self.report.to_json(), target.with_suffix(".json"))
         return target
+
+    def _packed(self, content: Message | onnx.ModelProto, profile: str) -> Message | onnx.ModelProto:
+        message = content if isinstance(content, Message) else split(ir.serde.deserialize_model(content))
+        packed, facts = pack_message(message, profile)
+        for remark in facts.remarks:
+            logger.warning("%s", remark)
+        if not facts.packed:
+            return content
+        self._packing = PackingFacts(facts.profile, len(facts.packed), facts.bits_per_weight)
+        return packed
 
 
 def quantize(
@@ -86,7 +114,7 @@ def quantize(
     settings = settings_of(config)
     outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings)
     _warn(outcome.account)
-    return QuantizedModel(outcome, settings.save, model)
+    return QuantizedModel(outcome, settings.save, model, data)
 
 
 class ModelQuantizer:
@@ -115,7 +143,7 @@ class ModelQuantizer:
         data = calibration_data_reader if calibration_data_path is None else Path(calibration_data_path)
         target = None if model_output is None else check_output(model_output, model_input)
         outcome = quantize_graph(model_input, Data(data), self.settings)
-        result = QuantizedModel(outcome, self.settings.save, model_input)
+        result = QuantizedModel(outcome, self.settings.save, model_input, data)
         if target is not None:
             result.save(target)
         _warn(outcome.account)

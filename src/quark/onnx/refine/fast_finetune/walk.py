@@ -10,14 +10,14 @@ own that ONNX Runtime computes, with what is remembered as its inputs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.onnx.graph import remove_dead
+from quark.onnx.piece import piece, read_by
 from quark.onnx.session import open_session, release_memory
 
 Array = NDArray[Any]
@@ -103,7 +103,7 @@ class Walk:
         for node in self.model.graph:
             if node not in rest:
                 continue
-            for value in _read_by(node):
+            for value in read_by(node):
                 if id(value) in available or value.name in self._names:
                     found[str(value.name)] = None
         return list(found)
@@ -126,7 +126,7 @@ class Walk:
             if node in found:
                 continue
             found.add(node)
-            for value in _read_by(node):
+            for value in read_by(node):
                 producer = value.producer()
                 if producer is not None and value.name not in self._names:
                     pending.append(producer)
@@ -143,39 +143,3 @@ class Walk:
             threads=self._threads,
             has_integer_kernels=False,
         )
-
-
-def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> ir.Model:
-    """The part of a model that computes `outputs` from `inputs`, any tensors of it. Weights are shared."""
-    part = model.clone()
-    graph = part.graph
-    values = {str(value.name): value for node in graph for value in node.outputs}
-    values |= {str(value.name): value for value in graph.inputs}
-    graph.outputs.clear()
-    graph.outputs.extend(values[name] for name in outputs)
-    own = {str(value.name) for value in graph.inputs}
-    for name in inputs:
-        if name in own:
-            continue
-        old = values[name]
-        given = ir.Value(name=name, type=old.type)
-        old.name = f"{name}/computed"
-        old.replace_all_uses_with(given)
-        graph.inputs.append(given)
-    remove_dead(part)
-    for value in list(graph.inputs):
-        if not value.uses():
-            graph.inputs.remove(value)
-    return part
-
-
-def _read_by(node: ir.Node) -> Iterable[ir.Value]:
-    """The values that a node reads, also those that its branches capture."""
-    yield from (value for value in node.inputs if value is not None)
-    for attr in node.attributes.values():
-        for graph in attr.value if attr.type is ir.AttributeType.GRAPHS else [attr.value]:
-            if isinstance(graph, ir.Graph):
-                inner = list(graph.all_nodes())
-                own = [graph, *(each.graph for each in inner)]
-                read = (value for each in inner for value in each.inputs if value is not None)
-                yield from (value for value in read if not any(value.graph is each for each in own))

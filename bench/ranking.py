@@ -1,0 +1,202 @@
+"""Whether the ranking of layers is right: what leaving the worst in float recovers, beside leaving random ones.
+
+    python -m bench.ranking --models DIR --calib DIR --val DIR [--only NAME ...] [--presets NAME ...] [--limit N]
+
+For every model and preset: quantize, rank the layers with weights by `quark.onnx.diagnose`, and quantize again with the
+worst `--layers` in `nodes_to_exclude`, and with as many drawn at random, `--draws` times. On images of `--val`,
+recovered is what top-1 gains (in points), and what the divergence of predictions from float, sum p log(p / q), loses.
+The ratio is of the worst to the mean of the draws; with a few hundred images top-1 moves by chance, and the divergence
+hardly.
+
+A layer is a node and the Relu or Clip that is computed with it. Quantizers are computed as they stand: with integer
+kernels ONNX Runtime quantizes the float weights of a convolution between quantizers by itself, and nothing would be
+left in float.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.accuracy import open_labelled
+from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
+from bench.results import describe_machine, markdown, number, say, write_json
+from quark.evaluate import Dataset
+from quark.onnx import quantize
+from quark.onnx.diagnose import diagnose
+from quark.onnx.diagnose.sensitivity import log_probabilities
+from quark.onnx.quantization.config.files import load_config
+from quark.onnx.quantization.presets import get_default_config
+from quark.onnx.session import open_session
+
+PRESETS = ["XINT8", "MXFP4E2M1"]
+BATCH_SIZE = 10
+BASE, WORST = "quantized", "worst in float"
+HEADER = ["model", "preset", "images", "float top-1", "quantized", "worst", "random", "top-1 ratio", "KL", "worst KL"]
+HEADER += ["random KL", "KL ratio"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Top-1 in percent, and the mean divergence from float."""
+
+    top1: float
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model and preset. `draws` are the scores with random layers in float."""
+
+    model: str
+    preset: str
+    images: int
+    float_top1: float
+    base: Score
+    worst: Score
+    draws: tuple[Score, ...]
+    layers: tuple[str, ...]
+
+    @property
+    def top1_ratio(self) -> float | None:
+        return ratio(self.worst.top1 - self.base.top1, [each.top1 - self.base.top1 for each in self.draws])
+
+    @property
+    def divergence_ratio(self) -> float | None:
+        gains = [self.base.divergence - each.divergence for each in self.draws]
+        return ratio(self.base.divergence - self.worst.divergence, gains)
+
+    def cells(self) -> list[str]:
+        top1 = float(np.mean([each.top1 for each in self.draws]))
+        divergence = float(np.mean([each.divergence for each in self.draws]))
+        return [
+            self.model,
+            label(self.preset),
+            str(self.images),
+            *(number(each) for each in (self.float_top1, self.base.top1, self.worst.top1, top1)),
+            ratio_text(self.top1_ratio),
+            *(number(each, 4) for each in (self.base.divergence, self.worst.divergence, divergence)),
+            ratio_text(self.divergence_ratio),
+        ]
+
+
+def ratio(gain: float, others: Sequence[float]) -> float | None:
+    """The gain over the mean of the others; None where those gained nothing, and there is nothing to divide by.
+
+    >>> ratio(3.0, [1.0, 0.5]), ratio(3.0, [-1.0, 0.5])
+    (4.0, None)
+    """
+    mean = float(np.mean(others))
+    return gain / mean if mean > 0 else None
+
+
+def ratio_text(value: float | None) -> str:
+    return "random gains nothing" if value is None else f"{value:.1f} x"
+
+
+def draw(candidates: Sequence[str], count: int, draws: int, seed: int) -> list[list[str]]:
+    """`count` different layers, `draws` times."""
+    generator = np.random.default_rng(seed)
+    return [[candidates[i] for i in sorted(generator.permutation(len(candidates))[:count])] for _ in range(draws)]
+
+
+def quantize_all(
+    model: NamedModel, preset: str, arguments: argparse.Namespace, folder: Path
+) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """All files by what was left in float, and the layers that were ranked worst."""
+
+    def file(name: str, excluded: Sequence[str]) -> Path:
+        config = load_config(Path(preset)) if Path(preset).suffix else get_default_config(preset)
+        config.nodes_to_exclude = [*config.nodes_to_exclude, *excluded]
+        result = quantize(
+            model.path, arguments.calib, config, num_samples=arguments.images, preprocessing=model.preprocessing
+        )
+        say(f"{model.name} {label(preset)} {name}: {', '.join(excluded)}")
+        return result.save(folder / f"{name.replace(' ', '_')}.onnx")
+
+    files = {BASE: file(BASE, [])}
+    found = diagnose(
+        model.path,
+        files[BASE],
+        arguments.calib,
+        num_samples=arguments.images,
+        sensitivity_samples=arguments.samples,
+        histograms=0,
+        preprocessing=model.preprocessing,
+    )
+    candidates = {each.name: each.nodes for each in found.ranked if each.weights}
+    worst = list(candidates)[: arguments.layers]
+    files[WORST] = file(WORST, [node for name in worst for node in candidates[name]])
+    for index, names in enumerate(draw(list(candidates), arguments.layers, arguments.draws, arguments.seed)):
+        files[f"draw {index}"] = file(f"draw {index}", [node for name in names for node in candidates[name]])
+    return files, tuple(worst)
+
+
+def score_all(files: dict[str, Path], reference: Path, data: Dataset, threads: int) -> tuple[float, dict[str, Score]]:
+    """Float's top-1, and the scores of all others; they see every batch side by side."""
+    assert data.labels is not None
+    networks = {name: open_session(path, threads=threads, has_integer_kernels=False) for name, path in files.items()}
+    exact = open_session(reference, threads=threads)
+    hits: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in ("float", *networks)}
+    divergences: dict[str, list[NDArray[np.float64]]] = {name: [] for name in networks}
+    start = 0
+    for batch in data.batches(BATCH_SIZE):
+        labels = data.labels[start : start + batch.count]
+        start += batch.count
+        scores = exact.run(None, batch.inputs)[0]
+        hits["float"].append(scores.argmax(1) == labels)
+        p = log_probabilities(scores)
+        for name, network in networks.items():
+            scores = network.run(None, batch.inputs)[0]
+            hits[name].append(scores.argmax(1) == labels)
+            divergences[name].append((np.exp(p) * (p - log_probabilities(scores))).sum(axis=1))
+    top1 = {name: 100 * float(np.concatenate(each).mean()) for name, each in hits.items()}
+    return top1["float"], {
+        name: Score(top1[name], float(np.concatenate(each).mean())) for name, each in divergences.items()
+    }
+
+
+def measure(model: NamedModel, preset: str, arguments: argparse.Namespace, folder: Path) -> Row:
+    data = open_labelled(model, arguments.val, arguments.limit)
+    files, worst = quantize_all(model, preset, arguments, folder)
+    float_top1, scores = score_all(files, model.path, data, arguments.threads)
+    draws = tuple(score for name, score in scores.items() if name not in (BASE, WORST))
+    return Row(model.name, preset, data.count, float_top1, scores[BASE], scores[WORST], draws, worst)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.set_defaults(presets=PRESETS)
+    parser.add_argument("--val", type=Path, required=True, metavar="DIR", help="images in class folders")
+    parser.add_argument("--images", type=positive, default=64, help="to calibrate and rank on (%(default)s)")
+    parser.add_argument("--samples", type=positive, default=8, help="of those for sensitivities (%(default)s)")
+    parser.add_argument("--layers", type=positive, default=3, help="left in float (%(default)s)")
+    parser.add_argument("--draws", type=positive, default=5, help="of random layers (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (%(default)s)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="that many images of --val, evenly spaced (all)")
+    parser.add_argument("--threads", type=positive, default=2, metavar="N", help="of ONNX Runtime (%(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    rows: list[Row] = []
+    setting = f"{describe_machine()}; {arguments.layers} layers in float, {arguments.draws} draws"
+    for model in chosen_models(arguments):
+        for preset in arguments.presets:
+            with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
+                rows.append(measure(model, preset, arguments, Path(folder)))
+            write_json(arguments, setting, [asdict(each) for each in rows])
+    print(f"{setting}; {arguments.images} images to calibrate and rank on\n")
+    print(markdown(HEADER, [each.cells() for each in rows]))
+
+
+if __name__ == "__main__":
+    main()

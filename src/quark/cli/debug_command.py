@@ -1,0 +1,162 @@
+"""`quark debug`: the first layer where a quantized network parts from the float one."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.data_options import preprocess_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quark.diagnosis import Diagnosis, LayerDiagnosis
+    from quark.onnx.diagnose import Divergence
+
+LINES_AROUND = 4
+BELOW_DB = 10.0
+SAMPLES = 16
+
+
+@click.command()
+@click.argument("float_model", metavar="FLOAT", type=click.Path(path_type=Path))
+@click.argument("quantized", metavar="QUANT", type=click.Path(path_type=Path))
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE.npz",
+    help="What the model sees: a folder of images, or arrays named like its inputs. Without it, random numbers.",
+)
+@click.option(
+    "--num", "count", type=click.IntRange(min=1), default=SAMPLES, show_default=True, help="Samples, evenly spaced."
+)
+@click.option(
+    "--below",
+    type=float,
+    default=BELOW_DB,
+    show_default=True,
+    metavar="DB",
+    help="The signal-to-noise ratio below which the networks count as parted.",
+)
+@preprocess_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def debug(
+    float_model: Path, quantized: Path, calib: Path | None, count: int, below: float, preprocess: str, as_json: bool
+) -> None:
+    """Show the first layer where the quantized model QUANT parts from the model FLOAT that it was made from.
+
+    Every layer has two figures: `local` is its own error, given the float network's inputs; `accumulated` has that of
+    all layers before it as well. Both are signal-to-noise ratios in dB, the higher the better. The exit status is 0
+    whatever is found.
+    """
+    from quark.onnx.diagnose import diagnose, first_divergence
+
+    found = diagnose(
+        float_model,
+        quantized,
+        calib,
+        num_samples=count,
+        histograms=0,
+        preprocessing=preprocess,
+        has_sensitivity=False,
+    )
+    divergence = first_divergence(found, below_db=below)
+    if as_json:
+        click.echo(json.dumps(_content(found, divergence, below), indent=2))
+        return
+    _show(found, divergence, below)
+
+
+def _content(found: Diagnosis, divergence: Divergence | None, below: float) -> dict[str, Any]:
+    """The diagnosis, and where they part: its `layer` is the number of a layer there."""
+    parted = None
+    if divergence is not None:
+        parted = {**asdict(divergence), "layer": divergence.layer.name, "worst": divergence.worst.name}
+        parted = {key: _finite(value) for key, value in parted.items()}
+    return {"below_db": below, "divergence": parted, "diagnosis": found.to_dict()}
+
+
+def _finite(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from quark.report.summary import sqnr_text
+
+    console = Console(highlight=False)
+
+    def say(text: str = "", style: str = "") -> None:
+        console.print(Text(text, style))
+
+    outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs)
+    say(f"{found.source.name} and {found.result.name} on {found.basis.data}: {found.verdict.value} ({outputs})")
+    if divergence is None:
+        say("they do not part: every layer computes the same", "bold")
+        return
+    layer = divergence.layer
+    say()
+    say(_headline(divergence, below), "bold")
+    say(_blame(divergence))
+    console.print(_table(found, divergence))
+    for cause in layer.causes:
+        say(f"  - {cause}")
+    if layer.remedies:
+        say("what to try:" if divergence.is_own else "what to try about it; but look at the layers before it first:")
+    for remedy in layer.remedies:
+        say(f"  - {remedy.text}" + (f": --set '{remedy.option}'" if remedy.option else ""))
+    for remark in found.remarks:
+        say(f"note: {remark}", "dim")
+
+
+def _headline(divergence: Divergence, below: float) -> str:
+    layer = divergence.layer
+    if divergence.is_below:
+        return f"they part at {layer.op_type} '{layer.name}': the first layer below {below:g} dB"
+    return (
+        f"no layer is below {below:g} dB; most is lost at {layer.op_type} '{layer.name}': {divergence.loss_db:.1f} dB "
+        "less than before it"
+    )
+
+
+def _blame(divergence: Divergence) -> str:
+    from quark.report.summary import sqnr_text
+
+    own = f"its own rounding makes {100 * divergence.share:.0f} % of its error"
+    if divergence.is_own:
+        return f"{own}: its own doing"
+    worst = divergence.worst
+    local = "" if worst.local is None else f" ({sqnr_text(worst.local.sqnr_db)} dB by itself)"
+    return f"{own}: the rest is inherited; the greatest error of its own so far has '{worst.name}'{local}"
+
+
+def _table(found: Diagnosis, divergence: Divergence) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from quark.report.summary import sqnr_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("", "layer", "operator", "weights, inputs"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("local dB", "accumulated dB"):
+        table.add_column(heading, justify="right")
+    first = max(0, divergence.index - LINES_AROUND)
+    for index, each in enumerate(found.layers[first : divergence.index + LINES_AROUND + 1], first):
+        is_it = index == divergence.index
+        figures = (each.local, each.accumulated)
+        cells = [">" if is_it else "", each.name, each.op_type, _formats(each)]
+        cells += ["-" if figure is None else sqnr_text(figure.sqnr_db) for figure in figures]
+        table.add_row(*(Text(cell, "bold" if is_it else "") for cell in cells))
+    return table
+
+
+def _formats(layer: LayerDiagnosis) -> str:
+    return ", ".join(filter(None, (layer.weights, layer.inputs))) or "float"

@@ -1,0 +1,98 @@
+"""`quark pack`: weights in the bits that their formats say."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quark.onnx.pack import LeftWeight, PackedWeight, PackFacts
+
+MOST_LEFT = 5  # reasons that the table names weights for
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--profile",
+    type=click.Choice(["portable", "custom", "native"]),
+    default="portable",
+    show_default=True,
+    help="portable: standard operators, runs anywhere. custom: the same as calls of a function in the file. native: "
+    "ONNX's own small types, for runtimes that take them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON instead of tables.")
+def pack(model: Path, output: Path, profile: str, as_json: bool) -> None:
+    """Store the weights of the quantized MODEL in their true width, as OUTPUT.
+
+    The outputs of the network stay the same bit for bit, and it runs as fast: ONNX Runtime unpacks the weights while
+    it makes the session. 'quark unpack' gives the model back.
+    """
+    from quark.onnx.pack import pack_model
+
+    facts = pack_model(model, output, profile)
+    if as_json:
+        click.echo(json.dumps(facts.to_json(), indent=2))
+        return
+    from rich.console import Console
+
+    from quark.report.quantities import size_text
+
+    console = Console(highlight=False)
+    sizes = f"{size_text(facts.bytes_before)} -> {size_text(facts.bytes_after)}"
+    console.print(f"{output}  {sizes}, {facts.bits_per_weight:.2f} bits per packed weight", markup=False)
+    console.print(_packed_table(facts))
+    if facts.left:
+        console.print(_left_table(facts))
+    for remark in facts.remarks:
+        console.print(remark, markup=False)
+
+
+def _packed_table(facts: PackFacts) -> Table:
+    from rich.text import Text
+
+    from quark.report.quantities import size_text
+
+    table = _table("packed as", "weights", "bits", "before", "after")
+    groups: dict[tuple[str, str], list[PackedWeight]] = defaultdict(list)
+    for each in facts.packed:
+        groups[each.format, each.note].append(each)
+    for (name, note), weights in groups.items():
+        before, after = sum(each.bytes_before for each in weights), sum(each.bytes_after for each in weights)
+        count = sum(each.bytes_after * 8 / each.bits for each in weights)
+        cells = [str(len(weights)), f"{after * 8 / count:.2f}", size_text(before), size_text(after)]
+        table.add_row(Text(f"{name} ({note})" if note else name), *cells)
+    return table
+
+
+def _left_table(facts: PackFacts) -> Table:
+    from rich.text import Text
+
+    from quark.report.quantities import listed, size_text
+
+    table = _table("left as it was", "weights", "size")
+    groups: dict[str, list[LeftWeight]] = defaultdict(list)
+    for each in facts.left:
+        groups[each.reason].append(each)
+    for reason, weights in groups.items():
+        names = listed((each.name for each in weights), MOST_LEFT)
+        size = size_text(sum(each.bytes for each in weights))
+        table.add_row(Text(f"{reason}: {names}"), str(len(weights)), size)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, overflow="fold")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

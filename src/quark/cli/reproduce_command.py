@@ -1,0 +1,65 @@
+"""`quark reproduce`: make a quantized file again from its card, and compare the bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from quark.onnx.quantization.reproduction import Reproduction
+
+DIFFERENT = 3
+
+
+@click.command()
+@click.argument("card", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="FLOAT",
+    help="The float model; else where the card says, or beside the card.",
+)
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE.npz",
+    help="The calibration data; else where the card says, or beside the card.",
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="OUT", help="Keep the file here; else it is only compared."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path | None, as_json: bool) -> None:
+    """Make the file of CARD again and compare: CARD is MODEL.json, or the quantized MODEL.onnx itself.
+
+    \b
+    Exit status: 0 the same bytes
+                 1 an error: another float model or other data than the card's, or it cannot be made from a card
+                 2 a mistake in the command line
+                 3 other bytes; what differs is listed
+    """
+    from quark.onnx.quantization.reproduction import reproduce as make_again
+
+    result = make_again(card, model, calib, output)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=1))
+    else:
+        _show(result, output)
+    if not result.is_same:
+        raise SystemExit(DIFFERENT)
+
+
+def _show(result: Reproduction, output: Path | None) -> None:
+    for each in result.warnings:
+        click.echo(f"not as it was: {each}")
+    if result.is_same:
+        click.echo(f"same bytes: {result.found.bytes:,} with SHA-256 {result.expected}")
+    else:
+        click.echo(f"different: SHA-256 {result.found.sha256}, expected {result.expected}")
+        for each in result.differences:
+            click.echo(f"  {each}")
+    if output is not None:
+        click.echo(f"written: {output}, {output.with_suffix('.json')}")

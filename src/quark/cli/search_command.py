@@ -1,0 +1,181 @@
+"""`quark search`: which configuration is small, accurate and fast enough."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.data_options import preprocess_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quark.search import SearchResult, Trial
+
+NOTHING_FITS = 3
+
+
+def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--calib",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE.npz",
+    help="What calibration gets: a folder of images, or arrays [n, ...] named like the model's inputs.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE.npz",
+    help="What networks are judged on, best with labels: as 'quark evaluate' has it. Without it, the samples that "
+    "calibration holds out: 16 at most, and coarse.",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="KIND=VALUE",
+    help="size=25% (of the float file) or size=10MB, drop=1.0 (points of accuracy), latency=80% or latency=5ms a "
+    "sample, time=10m for the search. Repeatable.",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="For the results; else MODEL_search.")
+@click.option("--presets", callback=_names, metavar="A,B", help="Only these presets.")
+@click.option("--formats", callback=_names, metavar="A,B", help="Only weights of these formats, such as int8,mxint8.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="N samples of --data, evenly spaced.")
+@click.option(
+    "--labels", type=click.Path(path_type=Path), metavar="FILE", help="Lines NAME NUMBER: the classes of --data."
+)
+@click.option("--num-calib", type=click.IntRange(min=1), metavar="N", help="N samples of --calib; else all.")
+@preprocess_option
+@click.option(
+    "--keep",
+    type=click.Choice(["best", "all", "none"]),
+    default="best",
+    show_default=True,
+    help="Which model files stay; best: those that none beats in size, drop and latency.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+def search(
+    model: Path,
+    calib: Path,
+    data: Path | None,
+    budgets: tuple[str, ...],
+    out: Path | None,
+    presets: tuple[str, ...],
+    formats: tuple[str, ...],
+    limit: int | None,
+    labels: Path | None,
+    num_calib: int | None,
+    preprocess: str,
+    keep: str,
+    as_json: bool,
+) -> None:
+    """Try configurations of MODEL from cheap to dear, and rank them.
+
+    Every result is kept as it comes: the same command goes on where it was interrupted. search.html in the folder of
+    the results has the plot.
+
+    \b
+    Exit status: 0 something is within the budgets
+                 1 an error
+                 2 a mistake in the command line
+                 3 nothing is within the budgets; the nearest is named
+    """
+    from quark.search import Budget, Keep, Wanted
+    from quark.search import search as run_search
+
+    if data is None and (limit is not None or labels is not None):
+        raise click.UsageError("--limit and --labels are about --data: give that, or leave them out")
+    wanted = Wanted(Budget.parse(budgets), presets, formats, limit, labels, Keep(keep))
+    result = run_search(
+        model,
+        calib,
+        wanted,
+        data=data,
+        folder=out,
+        num_samples=num_calib,
+        preprocessing=preprocess,
+        on_trial=_tell,
+    )
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=1))
+    else:
+        _show(result)
+    if result.best is None:
+        raise SystemExit(NOTHING_FITS)
+
+
+def _tell(trial: Trial) -> None:
+    """A line for each trial, where somebody waits for it."""
+    if not sys.stderr.isatty():
+        return
+    figures = trial.measured
+    what = trial.failure if figures is None else f"{figures.size_bytes / 1e6:.2f} MB, drop {figures.drop:.2f}"
+    click.echo(f"{trial.name}: {what} ({trial.seconds:.1f} s)", err=True)
+
+
+def _show(result: SearchResult) -> None:
+    from rich.console import Console
+
+    # wide enough for the table where nobody looks at it: a file has no edge
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    source = result.source
+    for note in result.notes:
+        console.print(f"note: {note}", markup=False)
+    if result.reused:
+        console.print(f"{result.reused} trials of an earlier search are still true", markup=False)
+    top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
+    console.print(
+        f"float {source.name}: {source.size_bytes / 1e6:.2f} MB, {source.latency_ms:.2f} ms/sample{top1}; judged on "
+        f"{source.judged_on}",
+        markup=False,
+    )
+    console.print(_table(result))
+    for trial in result.trials:
+        if trial.failure:
+            console.print(f"failed: {trial.name}: {trial.failure}", markup=False)
+    if result.skipped:
+        console.print(f"{len(result.skipped)} not tried; search.json has the reasons", markup=False)
+    console.print(f"front: {', '.join(each.name for each in result.front) or 'none'}", markup=False)
+    console.print(f"plot:  {result.folder / 'search.html'}", markup=False)
+    console.print(f"best:  {result.recommendation()}", markup=False)
+
+
+def _table(result: SearchResult) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from quark.search.ranking import is_within
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("configuration", no_wrap=True)
+    for heading in ("MB", "of float", "drop", "KL", "ms/sample", "s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    front = {each.name for each in result.front}
+    for trial in result.trials:
+        figures = trial.measured
+        if figures is None:
+            continue
+        error = "" if figures.error is None else f" +- {figures.error:.2f}"
+        marks = [*(["within"] if is_within(trial, result.limits) else []), *(["front"] if trial.name in front else [])]
+        table.add_row(
+            Text(trial.name),
+            f"{figures.size_bytes / 1e6:.2f}",
+            f"{100 * figures.size_bytes / result.source.size_bytes:.1f} %",
+            f"{figures.drop:.2f}{error}",
+            "-" if figures.kl is None else f"{figures.kl:.4f}",
+            f"{figures.latency_ms:.2f}",
+            f"{trial.seconds:.1f}",
+            " ".join(marks),
+        )
+    return table

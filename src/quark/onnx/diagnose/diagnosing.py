@@ -1,0 +1,193 @@
+"""Find where a quantized network differs from the float one, layer by layer, and what to do about it.
+
+read -> match -> find factors -> compare -> outputs -> sensitivities -> facts, causes, remedies -> histograms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from quark.diagnosis import Basis, Diagnosis, LayerDiagnosis
+from quark.errors import InvalidValueError
+from quark.onnx.data import Sample, Samples, input_infos, open_samples
+from quark.onnx.diagnose.causes import find_causes
+from quark.onnx.diagnose.comparison import Compared, compare_networks
+from quark.onnx.diagnose.histograms import input_histograms, weight_histogram
+from quark.onnx.diagnose.layer_facts import LayerFacts, find_facts
+from quark.onnx.diagnose.networks import Networks, differing_shapes
+from quark.onnx.diagnose.outputs import compare_outputs
+from quark.onnx.diagnose.pair import ModelFile, Side, check_pair, read_side
+from quark.onnx.diagnose.remarks import advice_on, remarks_on, remarks_on_form
+from quark.onnx.diagnose.remedies import find_remedies
+from quark.onnx.diagnose.rescaling import Factors
+from quark.onnx.diagnose.restored import restore
+from quark.onnx.diagnose.sensitivity import Sensitivities, find_sensitivities
+from quark.onnx.diagnose.sites import COMPUTING, Site, Sites, find_sites
+from quark.onnx.diagnose.skipped import find_skipped
+from quark.onnx.diagnose.weight_facts import find_weight_facts
+from quark.onnx.session import release_memory
+
+HISTOGRAM_SAMPLES = 8
+MOST_RUNS = 640  # of the rest of the network, for sensitivities: beyond that there are fewer samples
+FEWEST_SAMPLES = 2
+
+
+def diagnose(
+    float_model: ModelFile,
+    quantized: ModelFile,
+    data: Any = None,
+    *,
+    num_samples: int | None = 64,
+    sensitivity_samples: int = 8,
+    histograms: int = 12,
+    batch_size: int = 1,
+    preprocessing: Any = "imagenet",
+    has_sensitivity: bool = True,
+) -> Diagnosis:
+    """Compare two forms of one network on `data`, which can be all that `quark.onnx.quantize` takes; None: random.
+
+    `num_samples` are looked at, and the first `sensitivity_samples` of them for sensitivities, which take most of the
+    time: fewer for a network of very many layers. The `histograms` worst layers have pictures. Accuracy, speed, lint
+    and the making of the file are not looked at here.
+
+    Models with other inputs or outputs than each other, in the wrong order, or without one tensor in common are an
+    InvalidValueError.
+    """
+    exact, other = read_side(float_model), read_side(quantized)
+    check_pair(exact, other)
+    restored = restore(exact.model, other.model)
+    samples = open_samples(
+        data, input_infos(exact.model), count=num_samples, batch_size=batch_size, preprocessing=preprocessing
+    )
+    looked = _look(exact, other, samples, sensitivity_samples if has_sensitivity else 0)
+    layers = _layers(exact, other, looked, _first(samples, HISTOGRAM_SAMPLES), histograms)
+    facts = list(looked.facts)
+    found = looked.sensitivities
+    basis = Basis(
+        samples.source,
+        looked.compared.samples,
+        samples.is_random,
+        0 if found is None else found.samples,
+        "" if found is None else found.measure,
+    )
+    return Diagnosis(
+        exact.facts,
+        other.facts,
+        basis,
+        looked.outputs,
+        layers,
+        find_skipped(other),
+        find_weight_facts(exact.model, other.model, facts),
+        advice=advice_on(layers),
+        remarks=remarks_on(exact, looked.sites, looked.factors, found, sensitivity_samples, looked.unusable)
+        + remarks_on_form(restored),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Looked:
+    sites: Sites
+    unusable: tuple[str, ...]
+    factors: Factors
+    compared: Compared
+    outputs: Any
+    sensitivities: Sensitivities | None
+    facts: tuple[LayerFacts, ...]
+
+
+def _look(exact: Side, other: Side, samples: Samples, sensitivity_samples: int) -> _Looked:
+    sites, unusable = _match(exact, other, samples)
+    networks = Networks(exact.model, other.model, sites)
+    networks.find_factors(_first(samples, sensitivity_samples or HISTOGRAM_SAMPLES))
+    compared = compare_networks(networks, samples.in_order)
+    factors = networks.factors
+    outputs = compare_outputs(other.model, samples.in_order(), compared.outputs)
+    compared.outputs.close()
+    found = None
+    if sensitivity_samples and sites.sites:
+        count = min(sensitivity_samples, max(FEWEST_SAMPLES, MOST_RUNS // len(sites.sites)))
+        found = find_sensitivities(exact.model, other.model, sites, factors, _first(samples, count))
+    release_memory()
+    facts = tuple(find_facts(site, compared, exact.model, other.model, factors) for site in sites.sites)
+    return _Looked(sites, unusable, factors, compared, outputs, found, facts)
+
+
+def _match(exact: Side, other: Side, samples: Samples) -> tuple[Sites, tuple[str, ...]]:
+    """The layers, once the tensors are left out that turn out to be no match."""
+    sites = find_sites(exact.model, other.model)
+    unusable = differing_shapes(exact.model, other.model, sites.shared, next(samples.in_order()))
+    if unusable:
+        sites = find_sites(exact.model, other.model, unusable)
+    outputs = {str(value.name) for value in exact.model.graph.outputs}
+    is_deep = sum(node.op_type in COMPUTING for node in exact.model.graph) > 1
+    if not sites.sites or (is_deep and not set(sites.shared) - outputs):
+        raise InvalidValueError(
+            f"'{exact.facts.name}' and '{other.facts.name}' have no layer in common: no tensor inside them has the "
+            "same name and shape in both. Give the float model that the other was made from, as the quantizer read it"
+        )
+    return sites, tuple(unusable)
+
+
+def _first(samples: Samples, count: int) -> list[Sample]:
+    return list(islice(samples.in_order(), count))
+
+
+def _layers(
+    exact: Side, other: Side, looked: _Looked, samples: Sequence[Sample], histograms: int
+) -> tuple[LayerDiagnosis, ...]:
+    costs = {} if looked.sensitivities is None else looked.sensitivities.values
+    ranked = sorted(costs, key=lambda name: -costs[name])
+    worst = ranked or [f.site.tensor for f in sorted(looked.facts, key=lambda each: each.local.sqnr_db)]
+    chosen: list[Site] = [site for site in looked.sites.sites if site.tensor in worst[:histograms]]
+    pictures = input_histograms(chosen, exact.model, other.model, looked.sites, looked.factors, samples)
+    total = sum(costs.values())
+    layers = []
+    for facts in looked.facts:
+        name = facts.site.tensor
+        share = _share(costs.get(name), total)
+        is_pictured = name in worst[:histograms]
+        layers.append(
+            _layer(
+                facts,
+                other,
+                share,
+                sensitivity=costs.get(name),
+                rank=ranked.index(name) + 1 if name in costs else None,
+                weight_histogram=(
+                    weight_histogram(facts.site, exact.model, other.model, looked.factors) if is_pictured else None
+                ),
+                input_histogram=pictures.get(name),
+            )
+        )
+    return tuple(layers)
+
+
+def _share(cost: float | None, total: float) -> float | None:
+    if cost is None:
+        return None
+    return cost / total if 0 < total < float("inf") else 0.0 if cost < float("inf") else 1.0
+
+
+def _layer(facts: LayerFacts, other: Side, share: float | None, **figures: Any) -> LayerDiagnosis:
+    site, weight = facts.site, facts.site.weight
+    return LayerDiagnosis(
+        site.name,
+        site.node.op_type,
+        site.tensor,
+        site.order,
+        "" if weight is None else weight.format,
+        ", ".join(dict.fromkeys(each.format for each in site.inputs)),
+        facts.parameters,
+        None if weight is None else weight.bits,
+        facts.local,
+        facts.accumulated,
+        share=share,
+        clipped=facts.clipped,
+        causes=find_causes(facts, share),
+        remedies=find_remedies(facts, other.config, share),
+        nodes=site.nodes,
+        **figures,
+    )

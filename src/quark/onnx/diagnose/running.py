@@ -1,0 +1,76 @@
+"""Models that are run for some of their tensors, several samples at a time.
+
+Values stay where the runtime wrote them, and are handed from one network to the other without a copy. Samples are run
+by two workers with half of the processors each; what each sample gave is put together in the order of the samples, so
+that results do not hang on who was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.errors import ModelError
+from quark.onnx.calibrate.runner import Tensor, processor_count
+from quark.onnx.session import open_session
+
+Array = NDArray[Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+WORKERS = 2 if processor_count() > 1 else 1
+THREADS = max(1, processor_count() // WORKERS)
+
+
+class Run:
+    """A session whose outputs are `names`; `what` is what errors call the model."""
+
+    def __init__(
+        self, model: ir.Model, what: str, *, extra: Sequence[str] = (), has_integer_kernels: bool = False
+    ) -> None:
+        self._what = what
+        for value in model.graph.inputs:
+            if value.type is None:  # inference does not find every type
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+        self._session = open_session(
+            model, extra_outputs=extra, threads=THREADS, has_integer_kernels=has_integer_kernels
+        )
+        self.names: list[str] = [each.name for each in self._session.get_outputs()]
+        self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+
+    def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:
+        """The tensors of those names, all where none are given. Feeds that it does not want are left out."""
+        import onnxruntime
+
+        wanted = self.names if names is None else list(names)
+        given = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(feeds[name])) for name in self.inputs
+        }
+        try:
+            values = self._session.run_with_ort_values(wanted, given)
+        except Exception as error:  # the runtime's own classes share no root below this one
+            raise ModelError(f"ONNX Runtime cannot run {self._what}: {error}") from error
+        return {name: Tensor(value).array for name, value in zip(wanted, values, strict=True)}
+
+
+def each_in_order(
+    function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]
+) -> None:
+    """Compute for all items by several workers, and hand on the results in order. No more items are taken from the
+    iterable than are being worked on."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        running: list[Any] = []
+        try:
+            for index, item in enumerate(items):
+                if len(running) >= WORKERS:
+                    see(running.pop(0).result())
+                running.append(pool.submit(function, index, item))
+            while running:
+                see(running.pop(0).result())
+        finally:
+            for each in running:  # who interrupts does not wait for what has not begun
+                each.cancel()

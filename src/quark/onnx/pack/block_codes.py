@@ -1,0 +1,214 @@
+"""The numbers of a weight that a block format has rounded already, as codes, exactly.
+
+The scale that a number was rounded with is not known any more, and need not be: on every grid of ours, halving the
+scale keeps all numbers that stay in range. So each block gets the smallest scale at which its largest number fits,
+and each sub-block the finest unit. What the codes stand for is compared with the weight, byte by byte; whatever the
+rule and the rounding were, a weight that is in the format comes back, and one that is not is refused.
+
+A tensor is seen as [outer, length, inner], the blocks along the middle; a last block may be short.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.formats.element_codes import decode_elements, encode_elements
+from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat, ElementFormat, IntFormat
+from quark.onnx.large_tensors import pieces
+
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+
+MAX_CODE_BITS = 8
+# 2^(byte - 127) for every byte; the last one is 2^128 and never used: the smallest scale of a finite number is lower
+POWERS = np.ldexp(np.float32(1), np.clip(np.arange(256) + SCALE_MIN_EXPONENT, None, 127)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the blocks of a format lie in a tensor."""
+
+    shape: tuple[int, ...]
+    axis: int
+    size: int  # of a block, at most the length of its axis
+    sub_size: int = 0  # of a sub-block; 0 where a block has none, or no more than one
+    shift_bits: int = 0  # of a microexponent as it is stored: a divisor of 8, or 0
+
+    @classmethod
+    def of(cls, fmt: BlockFormat, shape: tuple[int, ...], axis: int) -> Geometry:
+        """As the operators have it: for tensors of rank 1 the axis is ignored."""
+        axis = axis % len(shape) if len(shape) > 1 else 0
+        size = min(fmt.block_size, shape[axis])
+        sub_size = 0 if fmt.sub_blocks is None or fmt.sub_blocks.size >= size else fmt.sub_blocks.size
+        bits = 0 if fmt.sub_blocks is None or not sub_size else fmt.sub_blocks.shift_bits
+        return cls(shape, axis, size, sub_size, 4 if bits == 3 else bits)
+
+    @property
+    def outer(self) -> int:
+        return math.prod(self.shape[: self.axis])
+
+    @property
+    def length(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def inner(self) -> int:
+        return math.prod(self.shape[self.axis + 1 :])
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.length // self.size)
+
+    @property
+    def sub_blocks(self) -> int:
+        return -(-self.length // self.sub_size) if self.sub_size else 0
+
+    @property
+    def shift_bits_of_block(self) -> int:
+        """What the microexponents of a block take."""
+        return -(-self.size // self.sub_size) * self.shift_bits if self.sub_size else 0
+
+    @property
+    def is_even(self) -> bool:
+        """That all blocks, and all sub-blocks, have the same length."""
+        return self.length % self.size == 0 and (not self.sub_size or self.size % self.sub_size == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCodes:
+    """A weight in codes: one byte an element, [outer, length, inner]; one an exponent (+ 127), [outer, blocks, inner];
+    one a microexponent, [outer, sub-blocks, inner], where blocks have several sub-blocks."""
+
+    format: BlockFormat
+    geometry: Geometry
+    elements: Bytes
+    exponents: Bytes
+    shifts: Bytes | None = None
+
+    @property
+    def has_minus_zero(self) -> bool:
+        """That the codes hold -0, which two's complement has none of."""
+        element = self.format.element
+        has_one = isinstance(element, IntFormat) and element.symmetric
+        return has_one and bool((self.elements == 1 << (element.bits - 1)).any())
+
+    def values(self, outer: slice, along: slice) -> NDArray[np.float32]:
+        """What part of the codes stands for; `along` begins at a block."""
+        numbers = _numbers(self.format.element)[self.elements[outer, along]]
+        size, last = self.geometry.size, along.stop
+        exponents = self.exponents[outer, along.start // size : -(-last // size)]
+        scales = _spread(POWERS[exponents], size, last - along.start)
+        if self.shifts is not None:
+            sub = self.geometry.sub_size
+            shifts = self.shifts[outer, along.start // sub : -(-last // sub)]
+            scales = scales * _spread(_fractions()[shifts], sub, last - along.start)
+        return np.asarray(numbers * scales, np.float32)
+
+
+def obstacle(fmt: BlockFormat, shape: tuple[int, ...]) -> str:
+    """Why a weight of that shape cannot be in codes; empty if it can."""
+    if fmt.element.bits > MAX_CODE_BITS:
+        return f"elements of '{fmt}' have {fmt.element.bits} bits, more than the {MAX_CODE_BITS} that are packed"
+    if not shape or not math.prod(shape):
+        return "it has no elements to pack" if shape else "it is a single number"
+    if fmt.sub_blocks is not None and fmt.block_size % fmt.sub_blocks.size:
+        return f"blocks of {fmt.block_size} do not divide into sub-blocks of {fmt.sub_blocks.size}"
+    return ""
+
+
+def encode(tensor: ir.TensorProtocol, fmt: BlockFormat, axis: int) -> BlockCodes | None:
+    """The codes that stand for exactly this weight, of float32, float16 or bfloat16; None where there are none."""
+    geometry = Geometry.of(fmt, tuple(tensor.shape.numpy()), axis)
+    outer, inner = geometry.outer, geometry.inner
+    codes = BlockCodes(
+        fmt,
+        geometry,
+        np.empty((outer, geometry.length, inner), np.uint8),
+        np.empty((outer, geometry.blocks, inner), np.uint8),
+        np.empty((outer, geometry.sub_blocks, inner), np.uint8) if geometry.sub_size else None,
+    )
+    for piece in pieces(tensor, geometry.axis, geometry.size):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            _encode_piece(piece.array.astype(np.float32, copy=False), codes, piece.outer, piece.along)
+            decoded = codes.values(piece.outer, piece.along).astype(piece.array.dtype, copy=False)
+        if decoded.tobytes() != piece.array.tobytes():
+            return None
+    return codes
+
+
+def _encode_piece(x: NDArray[np.float32], codes: BlockCodes, outer: slice, along: slice) -> None:
+    fmt, size = codes.format, codes.geometry.size
+    exponents = _exponents(_padded(x, size), fmt.element)
+    codes.exponents[outer, along.start // size : -(-along.stop // size)] = exponents - SCALE_MIN_EXPONENT
+    each = _spread(exponents, size, x.shape[1])
+    if codes.shifts is not None and fmt.sub_blocks is not None:
+        sub = fmt.sub_blocks.size
+        own = _exponents(_padded(x, sub), fmt.element)
+        shifts = np.clip(each[:, ::sub] - own, 0, fmt.sub_blocks.max_shift)  # below 0 where NaN is
+        codes.shifts[outer, along.start // sub : -(-along.stop // sub)] = shifts
+        each = each - _spread(shifts, sub, x.shape[1])
+    units = x * np.ldexp(np.float32(1), -each)
+    codes.elements[outer, along] = _codes(fmt.element)[units.view(np.uint32) >> 16]
+
+
+def _padded(x: Array, size: int) -> Array:
+    """Whole blocks, zeros at the end: [outer, blocks, size, inner]."""
+    missing = -x.shape[1] % size
+    whole = np.pad(x, ((0, 0), (0, missing), (0, 0))) if missing else x
+    return whole.reshape(x.shape[0], -1, size, x.shape[2])
+
+
+def _spread(values: Array, size: int, length: int) -> Array:
+    """One value for each element along the axis."""
+    return np.repeat(values, size, axis=1)[:, :length]
+
+
+def _exponents(blocks: Array, element: ElementFormat) -> NDArray[np.int32]:
+    """The smallest scale exponent at which each block's numbers are in range; 0 where all of them are zero: products
+    with the smallest scale of all, a subnormal number, take processors a hundred times as long."""
+    grid, highest, lowest = element.grid, blocks.max(axis=2), blocks.min(axis=2)
+    needed = np.maximum(_fitting(highest, grid.highest), _fitting(-lowest, -grid.lowest))
+    return np.where((highest == 0) & (lowest == 0), 0, needed).astype(np.int32)
+
+
+def _fitting(largest: Array, limit: float) -> NDArray[np.int32]:
+    """The smallest e with largest <= limit * 2^e, of those that a scale can have."""
+    fraction, exponent = np.frexp(largest)
+    limit_fraction, limit_exponent = math.frexp(limit)
+    needed = exponent - limit_exponent + (fraction > limit_fraction)
+    return np.where(largest > 0, np.clip(needed, SCALE_MIN_EXPONENT, 127), SCALE_MIN_EXPONENT).astype(np.int32)
+
+
+@lru_cache(maxsize=32)
+def _codes(element: ElementFormat) -> Bytes:
+    """The code for every upper half of a float32: numbers of up to 8 bits have nothing in the lower half. What is no
+    number of the format gets the code of some other one."""
+    with np.errstate(all="ignore"):
+        numbers = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+        inside = np.clip(np.nan_to_num(numbers, nan=0.0), element.grid.lowest, element.grid.highest)
+        codes: Bytes = encode_elements(element, inside).astype(np.uint8)
+    return codes
+
+
+@lru_cache(maxsize=32)
+def _numbers(element: ElementFormat) -> NDArray[np.float32]:
+    """What every code stands for; bits beyond the code are ignored."""
+    codes = np.arange(256, dtype=np.uint8) & np.uint8((1 << element.bits) - 1)
+    return np.asarray(decode_elements(element, codes, np.dtype(np.float32)), np.float32)
+
+
+@lru_cache(maxsize=1)
+def _fractions() -> NDArray[np.float32]:
+    """2^-shift."""
+    return np.asarray(np.ldexp(np.float32(1), -np.arange(16)), np.float32)

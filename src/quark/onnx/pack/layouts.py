@@ -1,0 +1,263 @@
+"""How the codes of a weight lie in tensors of ONNX's types, and how standard operators read them.
+
+The order is always the tensor's own, so that nothing is transposed. Unpacking happens while ONNX Runtime makes a
+session, on one thread, one operator after the other; what counts is how many operators go over the whole weight, and
+how many look-ups there are. So several codes share a word, and one look-up gives all of them:
+
+    cast            8 bits: a tensor of int8, or of a float8 from opset 19 on, that Cast makes numbers of
+    words           8 or 4 bits: 16-bit words of 2 or 4 codes, the first one lowest; a table has the numbers of each
+    signed_words    5 bits: the magnitudes as words of 4, the signs as bytes of 8; a product puts them together
+    split_words     6 or 3 bits: two or four have 12; the lower 8 are a byte, the upper 4 of two words another one
+
+Codes are filled up with zeros to whole words. Tables of 16-bit words are put together from tables of bytes in the
+graph: the file has 2 KB for them instead of 1 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from quark.errors import ModelError
+from quark.formats.element_codes import encode_elements
+from quark.formats.spec import ElementFormat, IntFormat
+from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry
+from quark.onnx.pack.code_words import (
+    filled,
+    integers,
+    joined,
+    magnitudes_of_bytes,
+    numbers_of_bytes,
+    numbers_of_words,
+    parted,
+    signs_of_bytes,
+    words_to_codes,
+)
+from quark.onnx.pack.layout import Layout, Writer, block_dims, is_in_rows
+
+Array = NDArray[Any]
+FLOAT8_OPSET = 19
+FLOAT8_TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
+
+
+def layout_of(codes: BlockCodes, opset: int) -> Layout:
+    """The layout for a weight in a model of that opset. Two's complement of less than 8 bits, which no preset has,
+    takes 8."""
+    element = codes.format.element
+    is_number = isinstance(element, IntFormat) and (element.bits == 8 or not element.symmetric)
+    is_float8 = str(element) in FLOAT8_TYPES and opset >= FLOAT8_OPSET
+    if is_float8 or (is_number and not codes.has_minus_zero):
+        return Cast(element)
+    if element.bits in (4, 8):
+        return Words(element)
+    if element.bits in (3, 6):
+        return SplitWords(element, codes.has_minus_zero)
+    return SignedWords(element)
+
+
+def read_layout(name: str, element: ElementFormat) -> Layout:
+    """The layout that a file speaks of."""
+    kinds: dict[str, type[Cast] | type[Words] | type[SignedWords] | type[SplitWords]] = {
+        kind.name: kind for kind in (Cast, Words, SignedWords, SplitWords)
+    }
+    if name not in kinds:
+        raise ModelError(f"packed weights have a layout '{name}' that this version does not know: {', '.join(kinds)}")
+    return kinds[name](element)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Elements in a type of their own."""
+
+    element: ElementFormat
+    name = "cast"
+    group = 1
+
+    @property
+    def unit(self) -> float:
+        return 2.0**self.element.fraction_bits if isinstance(self.element, IntFormat) else 1.0
+
+    @property
+    def _dtype(self) -> Any:
+        return np.int8 if isinstance(self.element, IntFormat) else FLOAT8_TYPES[str(self.element)]
+
+    def planes(self, codes: Bytes, geometry: Geometry) -> dict[str, Array]:
+        if isinstance(self.element, IntFormat):
+            return {"codes": self._shaped(integers(self.element)[codes], geometry)}
+        return {"codes": self._shaped(codes.view(self._dtype), geometry)}
+
+    def _shaped(self, codes: Array, geometry: Geometry) -> Array:
+        """As the scales are multiplied with it."""
+        return codes.reshape(-1, geometry.size) if is_in_rows(self, geometry) else codes.reshape(block_dims(geometry))
+
+    def row(self, size: int) -> list[int]:
+        return [size]
+
+    def sizes(self, count: int) -> dict[str, tuple[Any, int]]:
+        return {"codes": (self._dtype, count)}
+
+    def codes(self, planes: Mapping[str, Array], count: int) -> Bytes:
+        stored = np.ascontiguousarray(planes["codes"]).reshape(-1)
+        if isinstance(self.element, IntFormat):
+            return encode_elements(self.element, stored * np.float32(1 / self.unit)).astype(np.uint8)
+        return stored.view(np.uint8)
+
+    def write(self, writer: Writer) -> str:
+        return writer.op("Cast", [writer.plane("codes")], to=TensorProto.FLOAT)
+
+
+@dataclass(frozen=True)
+class Words:
+    """16-bit words of as many codes as fit."""
+
+    element: ElementFormat
+    name = "words"
+    unit = 1.0
+
+    @property
+    def group(self) -> int:
+        return 16 // self.element.bits
+
+    def planes(self, codes: Bytes, geometry: Geometry) -> dict[str, Array]:
+        words = joined(codes, self.element.bits).view("<u2")
+        return {"codes": words.reshape(-1, geometry.size // self.group) if is_in_rows(self, geometry) else words}
+
+    def row(self, size: int) -> list[int]:
+        return [size // self.group, self.group]
+
+    def sizes(self, count: int) -> dict[str, tuple[Any, int]]:
+        return {"codes": (np.uint16, -(-count // self.group))}
+
+    def codes(self, planes: Mapping[str, Array], count: int) -> Bytes:
+        stored = np.ascontiguousarray(planes["codes"].astype("<u2", copy=False))
+        return parted(stored.reshape(-1).view(np.uint8), self.element.bits)[:count]
+
+    def write(self, writer: Writer) -> str:
+        bits = self.element.bits
+        table = writer.wide_table(str(self.element), numbers_of_bytes(self.element, bits))
+        return writer.op("Gather", [table, _index(writer, "codes")])
+
+
+@dataclass(frozen=True)
+class SignedWords:
+    """Magnitudes and signs apart."""
+
+    element: ElementFormat
+    name = "signed_words"
+    group = 16
+    unit = 1.0
+
+    @property
+    def _bits(self) -> int:
+        """Of a magnitude, filled up to a divisor of 8."""
+        return next(width for width in (1, 2, 4, 8) if width >= self.element.bits - 1)
+
+    @property
+    def _mask(self) -> int:
+        return (1 << (self.element.bits - 1)) - 1
+
+    def planes(self, codes: Bytes, geometry: Geometry) -> dict[str, Array]:
+        flat = filled(codes, self.group)
+        signs = np.packbits(flat >> (self.element.bits - 1), bitorder="little")
+        magnitudes = joined(flat & np.uint8(self._mask), self._bits)
+        wide = magnitudes.view("<u2") if self._bits == 4 else magnitudes
+        rows = [-1, *self.row(geometry.size)[:-1]] if is_in_rows(self, geometry) else [signs.size, -1]
+        return {"magnitudes": wide.reshape(rows), "signs": signs.reshape(rows[:-1])}
+
+    def row(self, size: int) -> list[int]:
+        return [size // 8, 8 // self._each, self._each]
+
+    @property
+    def _each(self) -> int:
+        """Magnitudes in a word."""
+        return (16 if self._bits == 4 else 8) // self._bits
+
+    def sizes(self, count: int) -> dict[str, tuple[Any, int]]:
+        filled = count + -count % self.group
+        kind, bits = (np.uint16, 16) if self._bits == 4 else (np.uint8, 8)
+        return {"magnitudes": (kind, filled * self._bits // bits), "signs": (np.uint8, filled // 8)}
+
+    def codes(self, planes: Mapping[str, Array], count: int) -> Bytes:
+        stored = np.ascontiguousarray(planes["magnitudes"])
+        flat = stored.astype(stored.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+        magnitudes = parted(flat, self._bits)[:count] & np.uint8(self._mask)
+        signs = np.unpackbits(planes["signs"].reshape(-1), bitorder="little")[:count]
+        return np.asarray(magnitudes | signs << np.uint8(self.element.bits - 1), np.uint8)
+
+    def write(self, writer: Writer) -> str:
+        content = magnitudes_of_bytes(self.element, self._bits)
+        name = f"{self.element}.magnitudes"
+        table = writer.wide_table(name, content) if self._bits == 4 else writer.table(name, content)
+        shape = 256, 8 // self._each, self._each
+        signs = writer.table(f"signs.{shape[1]}x{shape[2]}", signs_of_bytes().reshape(shape))
+        numbers = writer.op("Gather", [table, _index(writer, "magnitudes")])
+        return writer.op("Mul", [numbers, writer.op("Gather", [signs, _index(writer, "signs")])])
+
+
+@dataclass(frozen=True)
+class SplitWords:
+    """12-bit words of two or four codes, in 8 and 4 bits. Integers are looked up as int8, a quarter of the memory."""
+
+    element: ElementFormat
+    has_minus_zero: bool = False  # which int8 has none of
+    name = "split_words"
+
+    @property
+    def _each(self) -> int:
+        """Codes in a word."""
+        return 12 // self.element.bits
+
+    @property
+    def group(self) -> int:
+        return 2 * self._each
+
+    @property
+    def _is_integer(self) -> bool:
+        return isinstance(self.element, IntFormat) and not self.has_minus_zero
+
+    @property
+    def unit(self) -> float:
+        return 2.0**self.element.fraction_bits if isinstance(self.element, IntFormat) and self._is_integer else 1.0
+
+    def planes(self, codes: Bytes, geometry: Geometry) -> dict[str, Array]:
+        parts = filled(codes, self.group).reshape(-1, self._each).astype(np.uint16)
+        words: Array = np.zeros(len(parts), np.uint16)
+        for index in range(self._each):
+            words |= parts[:, index] << np.uint16(self.element.bits * index)
+        high = (words >> 8).astype(np.uint8).reshape(-1, 2)
+        lower: Array = words.astype(np.uint8)
+        upper: Array = high[:, 0] | high[:, 1] << np.uint8(4)
+        rows = [-1, *self.row(geometry.size)[:-1]] if is_in_rows(self, geometry) else [-1, 2]
+        return {"lower": lower.reshape(rows), "upper": upper.reshape(rows[:-1])}
+
+    def row(self, size: int) -> list[int]:
+        return [size // self.group, 2, self._each]
+
+    def sizes(self, count: int) -> dict[str, tuple[Any, int]]:
+        pairs = -(-count // self.group)
+        return {"lower": (np.uint8, 2 * pairs), "upper": (np.uint8, pairs)}
+
+    def codes(self, planes: Mapping[str, Array], count: int) -> Bytes:
+        upper = parted(planes["upper"].reshape(-1), 4).astype(np.uint16)
+        words = planes["lower"].reshape(-1) | upper << 8
+        return words_to_codes(words, self.element.bits).reshape(-1)[:count]
+
+    def write(self, writer: Writer) -> str:
+        both = np.arange(256, dtype=np.int32)
+        upper = writer.table("upper", np.stack([both % 16, both // 16], axis=1).astype(np.int32) * np.int32(256))
+        numbers = numbers_of_words(self.element) * np.float32(self.unit)
+        kind = np.int8 if self._is_integer else np.float32
+        table = writer.table(f"{self.element}.words.{np.dtype(kind).name}", numbers.astype(kind))
+        high = writer.op("Gather", [upper, _index(writer, "upper")])
+        found = writer.op("Gather", [table, writer.op("Add", [_index(writer, "lower"), high])])
+        return writer.op("Cast", [found], to=TensorProto.FLOAT) if self._is_integer else found
+
+
+def _index(writer: Writer, role: str) -> str:
+    return writer.op("Cast", [writer.plane(role)], to=TensorProto.INT32)

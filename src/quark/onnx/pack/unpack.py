@@ -1,0 +1,148 @@
+"""Unpack: a packed file as it was, every weight a float initializer of its own name at its old place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.errors import ModelError
+from quark.onnx.large_tensors import PIECE_BYTES, ComputedTensor
+from quark.onnx.message import Message
+from quark.onnx.pack.block_codes import BlockCodes, Geometry, obstacle
+from quark.onnx.pack.editing import Editing
+from quark.onnx.pack.facts import UnpackFacts
+from quark.onnx.pack.layouts import read_layout
+from quark.onnx.pack.native_types import NATIVE, native_codes, native_obstacle, native_sizes
+from quark.onnx.pack.record import KEY, Record, WeightRecord, read_record
+from quark.onnx.pack.source import read_message
+from quark.onnx.pack.unpacking import Unpacking
+from quark.onnx.pack.writers import FUNCTION_DOMAIN
+from quark.onnx.save import SaveOptions, check_output, write_model
+from quark.ops.onnx_nodes import all_nodes
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def unpack_model(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> UnpackFacts:
+    """Write the model that a file was packed from. A file that is not packed, or that was changed since, is a
+    ModelError; the input is never overwritten."""
+    path = check_output(target, source)
+    message, size = read_message(source)
+    unpacked, facts = unpack_message(message, os.fspath(source))
+    written = write_model(unpacked, path, SaveOptions())
+    return replace(facts, bytes_before=size, bytes_after=written.bytes)
+
+
+def unpack_message(message: Message, name: str = "the model") -> tuple[Message, UnpackFacts]:
+    """The same in memory. Weights are computed when they are read or written, and not kept."""
+    editing = Editing(message)
+    record = read_record(editing.proto, name)
+    before = sum(editing.tensor(each).nbytes for each in editing.order)
+    restored = [_restored(editing, each, name) for each in record.weights]
+    _remove_unpacking(editing, record)
+    for each, (tensor, proto) in sorted(zip(record.weights, restored, strict=True), key=lambda pair: pair[0].position):
+        _insert(editing, each, tensor, proto)
+    _forget(editing, record)
+    after = sum(editing.tensor(each).nbytes for each in editing.order)
+    return editing.message(), UnpackFacts(tuple(each.name for each in record.weights), before, after)
+
+
+def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.TensorProtocol, onnx.TensorProto]:
+    """The weight, computed from its codes when it is wanted, and a tensor of the file that knows what is said of it."""
+    codes = _codes(editing, record, f"'{name}': weight '{record.name}'")
+    dtype = ir.DataType(record.dtype)
+    geometry = codes.geometry
+
+    def compute() -> Iterator[NDArray[Any]]:
+        rows, steps = _cuts(geometry)
+        for outer in range(0, geometry.outer, rows):
+            for along in range(0, geometry.length, steps):
+                part = (
+                    slice(outer, min(geometry.outer, outer + rows)),
+                    slice(along, min(geometry.length, along + steps)),
+                )
+                with np.errstate(over="ignore", invalid="ignore"):
+                    yield codes.values(*part).astype(dtype.numpy(), copy=False)
+
+    like = editing.constants[next(iter(record.planes.values()))]
+    return ComputedTensor(compute, dtype, ir.Shape(record.shape), record.name), like
+
+
+def _cuts(geometry: Geometry) -> tuple[int, int]:
+    """How much to decode at once: rows of the first axis, or blocks of one row."""
+    row = geometry.length * geometry.inner * 4
+    if row <= PIECE_BYTES or geometry.outer > 1:
+        return max(1, PIECE_BYTES // row), geometry.length
+    return 1, max(1, PIECE_BYTES // (geometry.size * geometry.inner * 4)) * geometry.size
+
+
+def _codes(editing: Editing, record: WeightRecord, label: str) -> BlockCodes:
+    """The codes, after everything about them was checked."""
+    fmt = record.format
+    problem = obstacle(fmt, record.shape)
+    if not problem and ir.DataType(record.dtype) not in FLOATS:
+        problem = f"type {record.dtype}"
+    if record.layout == NATIVE:
+        problem = problem or native_obstacle(fmt)
+    missing = [plane for plane in record.planes.values() if plane not in editing.constants]
+    if problem or missing or not record.planes:
+        raise ModelError(f"{label}: {problem or f'its tensors {missing} are not in the file'}. It was changed since")
+    geometry = Geometry.of(fmt, record.shape, record.axis)
+    tensors = {role: editing.tensor(plane) for role, plane in record.planes.items()}
+    if record.layout == NATIVE:
+        _check(tensors, native_sizes(fmt, geometry), label)
+        return native_codes(fmt, geometry, tensors)
+    unpacking = Unpacking(fmt, geometry, read_layout(record.layout, fmt.element), record.dtype)
+    sizes = {role: (ir.DataType.from_numpy(np.dtype(kind)), count) for role, (kind, count) in unpacking.sizes().items()}
+    _check(tensors, sizes, label)
+    return unpacking.codes({role: np.asarray(tensor.numpy()) for role, tensor in tensors.items()})
+
+
+def _check(tensors: dict[str, ir.TensorProtocol], sizes: dict[str, tuple[ir.DataType, int]], label: str) -> None:
+    """That the tensors are as large as the shape of the weight says, before memory is taken for it."""
+    for role, expected in sizes.items():
+        if role not in tensors or (tensors[role].dtype, tensors[role].size) != expected:
+            raise ModelError(
+                f"{label}: its tensor for {role} is not as its format needs it. The file was changed since"
+            )
+
+
+def _remove_unpacking(editing: Editing, record: Record) -> None:
+    """The nodes that made the weights, and all tensors that only they read."""
+    made = {value for each in record.weights for value in each.values} | set(record.values)
+    kept = [node for node in editing.graph.node if not made.intersection(node.output)]
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del editing.graph.node[:]
+    editing.graph.node.extend(nodes)
+    own = {plane for each in record.weights for plane in each.planes.values()} | set(record.values)
+    read = {name for node in all_nodes(editing.graph.node) for name in node.input} | editing.outputs
+    for name in own - read:
+        if name in editing.constants:
+            editing.remove_constant(name)
+
+
+def _insert(editing: Editing, record: WeightRecord, tensor: ir.TensorProtocol, like: onnx.TensorProto) -> None:
+    if record.name in editing.constants:
+        raise ModelError(f"weight '{record.name}' is packed, and the file has a constant of that name: it was changed")
+    editing.add_constant(record.name, tensor, like)
+    editing.order.insert(min(record.position, len(editing.order) - 1), editing.order.pop())
+
+
+def _forget(editing: Editing, record: Record) -> None:
+    """All that speaks of packing."""
+    proto = editing.proto
+    for entry in [each for each in proto.metadata_props if each.key == KEY]:
+        proto.metadata_props.remove(entry)
+    for function in [each for each in proto.functions if each.domain == FUNCTION_DOMAIN]:
+        proto.functions.remove(function)
+    for opset in [each for each in proto.opset_import if each.domain == FUNCTION_DOMAIN]:
+        proto.opset_import.remove(opset)
+    if record.profile != NATIVE and 0 < record.ir_version <= proto.ir_version:
+        proto.ir_version = record.ir_version

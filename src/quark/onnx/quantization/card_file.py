@@ -1,0 +1,81 @@
+"""Where cards are read from: a quantized model, or the JSON beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quark.card import CARD_KEY, Card
+from quark.errors import InvalidValueError
+from quark.onnx.pack.record import KEY as PACKED_KEY
+
+
+@dataclass(frozen=True)
+class FoundCard:
+    """A card, the file that it was read from, and the quantized model that it is about where that is at hand."""
+
+    card: Card
+    file: Path
+    model: Path | None
+
+
+def read_card(path: Path) -> FoundCard:
+    """The card of MODEL.json, or of MODEL.onnx; where both lie side by side and belong together, MODEL.json's, which
+    says more."""
+    if not path.is_file():
+        raise InvalidValueError(f"card '{path}': there is no such file; expected a quantized model or its JSON")
+    if path.suffix.lower() == ".json":
+        card = _card_of_json(path)
+        model = path.with_name(card.result.name) if card.result is not None and card.result.name else None
+        return FoundCard(card, path, model if model is not None and model.is_file() else None)
+    card = _card_of_model(path)
+    beside = path.with_suffix(".json")
+    with contextlib.suppress(InvalidValueError):
+        fuller = _card_of_json(beside) if beside.is_file() else None
+        if fuller is not None and fuller.inside() == card.inside():
+            return FoundCard(replace(fuller, packing=card.packing), path, path)
+    return FoundCard(card, path, path)
+
+
+def _card_of_json(path: Path) -> Card:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"card '{path}' cannot be read: {error}") from error
+    if isinstance(content, dict) and "card" in content:
+        content = content["card"]
+    try:
+        return Card.from_dict(content)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"'{path}': {error}") from error
+
+
+def _card_of_model(path: Path) -> Card:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise InvalidValueError(f"card '{path}' cannot be read as an ONNX model: {error}") from error
+    said = {each.key: each.value for each in proto.metadata_props}
+    if CARD_KEY not in said:
+        raise InvalidValueError(
+            f"model '{path}' has no card: its metadata has no '{CARD_KEY}'; quark writes one since there are cards"
+        )
+    try:
+        return replace(Card.from_json(said[CARD_KEY]), packing=_profile(said.get(PACKED_KEY)))
+    except InvalidValueError as error:
+        raise InvalidValueError(f"model '{path}': {error}") from error
+
+
+def _profile(text: str | None) -> str:
+    """How the file is packed, by what packing says of itself; empty where it is not."""
+    if text is None:
+        return ""
+    try:
+        return str(json.loads(text)["profile"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidValueError(f"its entry '{PACKED_KEY}' is damaged: {error}") from error

@@ -1,0 +1,167 @@
+"""The folder of a search: what was tried, so that a search that was killed goes on.
+
+    DIR/search.json         all trials, the ranking, the front, and what the search was based on
+    DIR/search.html         the plot
+    DIR/trials/NAME.json    one trial, written when it is done
+    DIR/models/NAME.onnx    its file and NAME.json, the report on it; those of the front, by default
+
+A finished trial is not repeated where its basis is the same: the model, the data, the config, the versions. Otherwise
+it is tried again, and the notes say why. Two searches at once need two folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from quark.errors import InvalidValueError
+from quark.onnx.save import write_text
+from quark.search.candidates import Candidate
+from quark.search.ranking import pareto_front
+from quark.search.trial import Trial
+
+OUT_OF_MEMORY = "not enough memory"
+_MOST_BYTES = 1 << 26
+_PREFIX = ".trial-"
+_SPOKEN = {
+    "model": "the model is another one",
+    "calibration": "the calibration data are other ones",
+    "data": "the data that is judged on is other",
+    "versions": "the versions of the packages differ",
+    "packing": "files are packed in another way",
+}
+
+
+class Keep(str, Enum):
+    """Which model files stay."""
+
+    BEST = "best"  # those that none beats
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass
+class Journal:
+    """`basis` says what all trials follow from, by name; `notes` gather what a user should know."""
+
+    folder: Path
+    basis: Mapping[str, str]
+    keep: Keep = Keep.BEST
+    notes: list[str] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Make the folder, and say where what lies in it does not fit."""
+        try:
+            self.trials_folder.mkdir(parents=True, exist_ok=True)
+            self.models_folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise InvalidValueError(f"folder '{self.folder}' cannot be made: {error.strerror}") from error
+        for stale in self.folder.glob(f"{_PREFIX}*"):  # of a search that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+        before = self._earlier_basis()
+        changed = [name for name in self.basis if before is not None and before.get(name) != self.basis[name]]
+        if changed:
+            why = ", ".join(_SPOKEN.get(name, f"{name} differs") for name in changed)
+            self.notes.append(f"starting anew: {why}")
+
+    @property
+    def trials_folder(self) -> Path:
+        return self.folder / "trials"
+
+    @property
+    def models_folder(self) -> Path:
+        return self.folder / "models"
+
+    def basis_of(self, candidate: Candidate) -> str:
+        """The hash of everything that this trial follows from."""
+        content = {**self.basis, "config": candidate.digest(), "name": candidate.name}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def finished(self, candidate: Candidate) -> Trial | None:
+        """The trial of an earlier search, where it is still true."""
+        path = self._trial_file(candidate.name)
+        if not path.is_file():
+            return None
+        try:
+            trial = Trial.from_dict(_read(path))
+        except InvalidValueError as error:
+            self.notes.append(f"{path.name} is damaged and tried again: {error}")
+            return None
+        if trial.basis != self.basis_of(candidate) or trial.failure.startswith(OUT_OF_MEMORY):
+            return None
+        has_model = bool(trial.model) and self._model_file(trial.name).is_file()
+        return replace(trial, model=trial.model if has_model else "")
+
+    @contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A folder for the files of one trial, gone when it is over."""
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self.folder, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+
+    def save(self, trial: Trial, candidate: Candidate, model: Path | None, trials: Sequence[Trial]) -> Trial:
+        """Write a finished trial, and keep its file where it is to stay; the trial as it was written."""
+        is_kept = model is not None and self.keep is not Keep.NONE
+        if is_kept and self.keep is Keep.BEST:
+            is_kept = any(each.name == trial.name for each in pareto_front([*trials, trial]))
+        target = self._model_file(trial.name)
+        _remove_model(target)  # of another basis
+        if is_kept and model is not None:
+            for file in sorted(model.parent.glob(f"{model.stem}*"), key=lambda each: each == model):
+                file.replace(target.parent / file.name)  # the model last: it names its weights
+        saved = replace(trial, basis=self.basis_of(candidate), model=target.name if is_kept else "")
+        write_text(json.dumps(saved.to_dict(), indent=1, allow_nan=False), self._trial_file(trial.name))
+        return saved
+
+    def drop_beaten(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials after the files of those that are beaten by now are gone, where only the best stay."""
+        if self.keep is not Keep.BEST:
+            return list(trials)
+        front = {each.name for each in pareto_front(trials)}
+        for each in trials:
+            if each.model and each.name not in front:
+                _remove_model(self._model_file(each.name))
+        return [each if each.name in front else replace(each, model="") for each in trials]
+
+    def write_result(self, content: Mapping[str, Any], page: str) -> None:
+        text = json.dumps({"basis": dict(self.basis), **content}, indent=1, allow_nan=False)
+        write_text(text, self.folder / "search.json")
+        write_text(page, self.folder / "search.html")
+
+    def _earlier_basis(self) -> Mapping[str, Any] | None:
+        path = self.folder / "search.json"
+        if not path.is_file():
+            return None
+        try:
+            content = _read(path)
+            return dict(content["basis"])
+        except (InvalidValueError, KeyError, TypeError, ValueError):
+            self.notes.append("search.json is damaged; the trials themselves are looked at")
+            return None
+
+    def _trial_file(self, name: str) -> Path:
+        return self.trials_folder / f"{name}.json"
+
+    def _model_file(self, name: str) -> Path:
+        return self.models_folder / f"{name}.onnx"
+
+
+def _read(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InvalidValueError("it is too large")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InvalidValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _remove_model(path: Path) -> None:
+    for each in (path, path.with_suffix(".json"), *path.parent.glob(f"{path.stem}-????????????.data")):
+        each.unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""How much a quantized network lost against the float one, on samples that all trials share.
+
+    labelled samples                 top-1 accuracy of the float network less that of the quantized one, in points
+    an output of shape [n, classes]  100 (1 - agreement)
+    any other output                 100 (1 - cosine)
+
+Without labels the worst output counts. The divergence is the mean over samples of sum p log(p / q), where p and q are
+the float and the quantized network's probabilities, of the first output that has classes: it tells apart what the few
+changed predictions do not.
+
+The float network runs once. What it was given and what it said is kept, beyond a little in a temporary file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.card import samples_digest
+from quark.errors import InvalidValueError
+from quark.evaluate import AccuracyMeter, Network, measure_speed, open_dataset
+from quark.evaluate.accuracy import ranked
+from quark.evaluate.datasets import Batch
+from quark.evaluate.network import as_scores
+from quark.fidelity import FidelityMeter, OutputFidelity
+from quark.onnx.data import Samples
+from quark.onnx.data.store import SampleStore
+
+Array = NDArray[Any]
+BATCH_SIZE = 10
+SPEED_ROUNDS, SPEED_REPEATS, SPEED_SECONDS = 3, 4, 0.5
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Of one network against float; see `quark.search.trial.Measurement` for the units."""
+
+    drop: float
+    measure: str
+    latency_ms: float
+    error: float | None = None
+    top1: float | None = None
+    agreement: float | None = None
+    kl: float | None = None
+    sqnr_db: float | None = None
+
+
+class Judge:
+    """The float network's answers to the samples, which others are held against."""
+
+    def __init__(self, float_model: Path, batches: Iterable[Batch], source: str) -> None:
+        self._float = network = Network(float_model)
+        self.source = source
+        self.count = 0
+        self._inputs, self._outputs = SampleStore(), SampleStore()
+        self._labels: list[Array | None] = []
+        for batch in batches:
+            self._inputs.append(batch.inputs)
+            self._outputs.append({str(i): each for i, each in enumerate(network.run(batch.inputs))})
+            self._labels.append(batch.labels)
+            self.count += batch.count
+        if not self.count:
+            raise InvalidValueError(f"data '{source}': no samples in it")
+        self.output_names = network.outputs
+        self.has_labels = self._labels[0] is not None
+        self.latency_ms = measure_speed(network, self._inputs[0]).ms_per_sample
+        self.top1 = self._float_top1(float_model)
+
+    def digest(self) -> str:
+        """A hash of all samples and their labels."""
+        labels = ({} if each is None else {"labels": each} for each in self._labels)
+        return samples_digest((self._inputs[i] for i in range(len(self._inputs))), labels)
+
+    def judge(self, model: Path) -> Judgement:
+        """Run the model over all samples."""
+        network = Network(model)
+        tally = _Tally([FidelityMeter(name) for name in self.output_names])
+        for i, labels in enumerate(self._labels):
+            expected = list(self._outputs[i].values())
+            tally.add(expected, network.run(self._inputs[i]), labels, model)
+        return tally.result(self._latency(network))
+
+    def _latency(self, network: Network) -> float:
+        """The float network's time of the beginning, times the ratio of both now: a machine that is busy later than
+        earlier would otherwise make the later trials the slower ones."""
+        inputs = self._inputs[0]
+        rounds = [
+            [measure_speed(each, inputs, SPEED_REPEATS, SPEED_SECONDS).ms_per_sample for each in (self._float, network)]
+            for _ in range(SPEED_ROUNDS)
+        ]
+        first, second = min(times[0] for times in rounds), min(times[1] for times in rounds)
+        return self.latency_ms * second / first
+
+    def _float_top1(self, model: Path) -> float | None:
+        if not self.has_labels:
+            return None
+        meter = AccuracyMeter()
+        for i, labels in enumerate(self._labels):
+            assert labels is not None
+            meter.add(as_scores(self._outputs[i]["0"], model), labels)
+        return meter.result().top1
+
+
+def judge_on_folder(
+    model: Path, data: Path, preprocess: str, limit: int | None = None, labels: Path | None = None
+) -> Judge:
+    """By data on a disk, as `quark evaluate` reads it."""
+    dataset = open_dataset(data, Network(model), preprocess, limit, labels)
+    return Judge(model, dataset.batches(BATCH_SIZE), f"{dataset.count} samples of {dataset.source}")
+
+
+def judge_on_held_out(model: Path, samples: Samples) -> Judge:
+    """By the samples that calibration holds out."""
+    batches = [Batch(each, None) for each in samples.held_out]
+    return Judge(model, batches, f"{len(batches)} held-out samples of the calibration data")
+
+
+@dataclass
+class _Tally:
+    """What is counted over the batches."""
+
+    meters: list[FidelityMeter]
+    accuracies: tuple[AccuracyMeter, AccuracyMeter] = field(default_factory=lambda: (AccuracyMeter(), AccuracyMeter()))
+    gained: int = 0
+    lost: int = 0
+    divergence: float = 0.0
+    rows: int = 0
+
+    def add(self, expected: list[Array], actual: list[Array], labels: Array | None, model: Path) -> None:
+        if [each.shape for each in expected] != [each.shape for each in actual]:
+            raise InvalidValueError(f"model '{model}' has outputs of other shapes than the float model")
+        for meter, y, z in zip(self.meters, expected, actual, strict=True):
+            meter.add(y, z)
+        classes = next((i for i, each in enumerate(expected) if each.ndim == 2 and each.shape[1] > 1), None)
+        if classes is not None:
+            self.divergence += divergence(expected[classes], actual[classes])
+            self.rows += len(expected[classes])
+        if labels is not None:
+            scores = as_scores(expected[0], model), as_scores(actual[0], model)
+            for meter_of_one, each in zip(self.accuracies, scores, strict=True):
+                meter_of_one.add(each, labels)
+            was_right, is_right = (ranked(each)[:, 0] == labels for each in scores)
+            self.gained += int(np.sum(is_right & ~was_right))
+            self.lost += int(np.sum(was_right & ~is_right))
+
+    def result(self, latency_ms: float) -> Judgement:
+        outputs = [meter.result() for meter in self.meters]
+        kl = self.divergence / self.rows if self.rows else None
+        agreement = next((each.agreement for each in outputs if each.agreement is not None), None)
+        sqnr_db = min(each.sqnr_db for each in outputs)
+        count = self.accuracies[0].count
+        if count:
+            difference = self.gained - self.lost
+            error = 100 * math.sqrt(max(self.gained + self.lost - difference**2 / count, 0.0)) / count
+            top1 = self.accuracies[1].result().top1
+            drop, measure = -100 * difference / count, "top-1 accuracy"
+            return Judgement(drop, measure, latency_ms, error, top1, agreement, kl, sqnr_db)
+        drop, measure = max(_output_drop(each) for each in outputs)
+        return Judgement(drop, measure, latency_ms, None, None, agreement, kl, sqnr_db)
+
+
+def _output_drop(output: OutputFidelity) -> tuple[float, str]:
+    if output.agreement is not None:
+        return 100 * (1 - output.agreement), f"equal predictions of '{output.name}'"
+    return 100 * (1 - output.cosine), f"the cosine of '{output.name}'"
+
+
+def divergence(expected: Array, actual: Array) -> float:
+    """The sum over rows of the divergence of actual from expected; infinite where actual has NaN or Inf.
+
+    >>> divergence(np.array([[0.0, 0.0]]), np.array([[1.0, 1.0]]))
+    0.0
+    """
+    if not np.isfinite(actual).all():
+        return math.inf
+    p, log_p = _probabilities(expected)
+    _, log_q = _probabilities(actual)
+    return max(0.0, float((p * (log_p - log_q)).sum()))
+
+
+def _probabilities(scores: Array) -> tuple[Array, Array]:
+    """Of rows of scores; rows that are probabilities already stay as they are."""
+    values = scores.astype(np.float64)
+    if (values >= 0).all() and np.allclose(values.sum(1), 1.0, atol=1e-3):
+        return values, np.log(np.maximum(values, _TINY))
+    shifted = values - values.max(1, keepdims=True)
+    log = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return np.exp(log), log

@@ -1,0 +1,262 @@
+"""The search itself: one candidate after the other, each result kept before the next begins."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from quark.card import samples_digest
+from quark.errors import InvalidValueError
+from quark.onnx.data import input_infos, open_samples
+from quark.onnx.load import LoadedModel, load
+from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.making import find_packer, set_arguments
+from quark.onnx.quantization.versions import versions
+from quark.search.attempt import Bench
+from quark.search.budget import Budget, Limits
+from quark.search.candidates import Candidate, Traits, in_order, ladder, named
+from quark.search.journal import Journal, Keep
+from quark.search.judging import Judge, judge_on_folder, judge_on_held_out
+from quark.search.ranking import excess, is_within, pareto_front, ranked
+from quark.search.sizes import PROFILE
+from quark.search.skipping import Situation, reason_to_skip
+from quark.search.trial import Trial
+
+PathLikeOrStr = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is searched for, and among what. `presets`: these and nothing else; `formats`: only weights of these.
+    `limit` and `labels` are of the data that is judged on."""
+
+    budget: Budget = field(default_factory=Budget)
+    presets: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    limit: int | None = None
+    labels: Path | None = None
+    keep: Keep = Keep.BEST
+
+    def __post_init__(self) -> None:
+        if self.presets and self.formats:
+            raise InvalidValueError("presets and formats: give one of them")
+
+
+@dataclass(frozen=True)
+class FloatFacts:
+    """The float network: what is saved and lost against. `top1` is None without labels."""
+
+    name: str
+    size_bytes: int
+    latency_ms: float
+    judged_on: str
+    top1: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """`trials` are ranked, the best first; `front` has those that none beats, the smallest first. `skipped` are pairs
+    of a candidate and the reason. `reused` trials came from an earlier search."""
+
+    folder: Path
+    source: FloatFacts
+    limits: Limits
+    trials: tuple[Trial, ...]
+    skipped: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    reused: int = 0
+    command: str = ""  # that makes the best
+
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        return pareto_front(self.trials)
+
+    @property
+    def best(self) -> Trial | None:
+        """The first within all budgets; None where nothing is."""
+        return self.trials[0] if self.trials and is_within(self.trials[0], self.limits) else None
+
+    @property
+    def nearest(self) -> Trial | None:
+        """The first that works at all, within the budgets or not."""
+        return self.trials[0] if self.trials and self.trials[0].measured is not None else None
+
+    def recommendation(self) -> str:
+        """In one line."""
+        if self.best is not None:
+            return f"{self.best.name}: {self.command}"
+        if self.nearest is None or self.nearest.measured is None:
+            return "nothing works: see the reasons"
+        over = 100 * excess(self.nearest.measured, self.limits)
+        return f"nothing is within the budgets; {self.nearest.name} is nearest, {over:.0f} % beyond: {self.command}"
+
+    def to_dict(self) -> dict[str, Any]:
+        finite = {name: None if each == math.inf else each for name, each in vars(self.limits).items()}
+        return {
+            "float": vars(self.source),
+            "limits": finite,
+            "best": None if self.best is None else self.best.name,
+            "nearest": None if self.nearest is None else self.nearest.name,
+            "recommendation": self.recommendation(),
+            "command": self.command,
+            "front": [each.name for each in self.front],
+            "trials": [{**each.to_dict(), "within": is_within(each, self.limits)} for each in self.trials],
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
+            "notes": list(self.notes),
+        }
+
+
+def search(
+    model: PathLikeOrStr,
+    calib: Any,
+    wanted: Wanted | None = None,
+    *,
+    data: PathLikeOrStr | None = None,
+    folder: PathLikeOrStr | None = None,
+    num_samples: int | None = None,
+    preprocessing: str = "imagenet",
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> SearchResult:
+    """Try configurations of a model from cheap to dear, and rank them: `search("in.onnx", images).best`.
+
+    `calib` is what calibration gets, as `quark.onnx.quantize` takes it. `data` is what networks are judged on, labelled
+    or not; without it, the samples that calibration holds out, which are 16 at most: figures are coarse then. The
+    results are in `folder`, MODEL_search if not given, from which the next call goes on. `on_trial` is called with
+    every trial that was run, after it was written.
+    """
+    wanted = Wanted() if wanted is None else wanted
+    path = Path(model)
+    start = time.monotonic()
+    loaded = load(path)
+    traits = Traits(frozenset(node.op_type for node in loaded.model.graph))
+    candidates = named(wanted.presets) if wanted.presets else ladder(traits, wanted.formats)
+    source = Data(fspath(calib) if isinstance(calib, PathLike) else calib, num_samples, 1, preprocessing)
+    judge, basis = _prepared(path, loaded, source, wanted, None if data is None else Path(data))
+    target = path.with_name(f"{path.stem}_search") if folder is None else Path(folder)
+    journal = Journal(target, basis, wanted.keep)
+    journal.open()
+    if find_packer() is None:
+        journal.notes.append("sizes are by the bits of the formats: this quark does not pack files")
+    facts = FloatFacts(path.name, loaded.bytes, judge.latency_ms, judge.source, judge.top1)
+    budget = wanted.budget
+    has_small_first = budget.size is not None or budget.drop is not None
+    run = _Run(
+        journal=journal,
+        bench=Bench(path, source, judge),
+        facts=facts,
+        limits=budget.resolved(loaded.bytes, judge.latency_ms),
+        weights=_weight_count(loaded),
+        end=math.inf if budget.time is None else start + budget.time,
+        on_trial=on_trial,
+    )
+    del loaded
+    return run.over(in_order(candidates, has_small_first))
+
+
+def _prepared(
+    path: Path, loaded: LoadedModel, source: Data, wanted: Wanted, data: Path | None
+) -> tuple[Judge, dict[str, str]]:
+    """The judge, and what the results follow from."""
+    preprocessing = source.preprocessing
+    inputs = input_infos(loaded.model)
+    samples = open_samples(source.source, inputs, count=source.count, preprocessing=preprocessing)
+    if data is None:
+        judge = judge_on_held_out(path, samples)
+    else:
+        judge = judge_on_folder(path, data, str(preprocessing), wanted.limit, wanted.labels)
+    basis = {
+        "model": loaded.sha256,
+        "calibration": f"{source.count} {preprocessing} {samples_digest(samples, samples.held_out)}",
+        "data": judge.digest(),
+        "versions": json.dumps(_versions(), sort_keys=True),
+        "packing": PROFILE if find_packer() else "none",
+    }
+    return judge, basis
+
+
+def _versions() -> dict[str, str]:
+    """Those that a card has, and torch's, by which finetuning goes, where there is one."""
+    found = versions()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["torch"] = importlib.metadata.version("torch")
+    return found
+
+
+def _weight_count(loaded: LoadedModel) -> int:
+    """Of matrices and more: vectors are biases, which no format makes smaller."""
+    tensors = (value.const_value for value in loaded.model.graph.initializers.values())
+    return sum(int(each.size) for each in tensors if each is not None and len(each.shape) >= 2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    journal: Journal
+    bench: Bench
+    facts: FloatFacts
+    limits: Limits
+    weights: int
+    end: float
+    on_trial: Callable[[Trial], None]
+
+    def over(self, candidates: Sequence[Candidate]) -> SearchResult:
+        trials: list[Trial] = []
+        skipped: list[tuple[str, str]] = []
+        reused = 0
+        try:
+            for candidate in candidates:
+                trial = self.journal.finished(candidate)
+                if trial is not None:
+                    trials.append(trial)
+                    reused += 1
+                    continue
+                now = Situation(trials, self.limits, self.weights, self.end - time.monotonic())
+                reason = reason_to_skip(candidate, now)
+                if reason is not None:
+                    skipped.append((candidate.name, reason))
+                    continue
+                trials[:] = self.journal.drop_beaten([*trials, self._tried(candidate, trials)])
+                self._written(trials, skipped, reused)
+                self.on_trial(trials[-1])
+        except KeyboardInterrupt as error:
+            folder = self.journal.folder
+            text = f"interrupted: {len(trials)} trials are in '{folder}'; the same command goes on from there"
+            raise KeyboardInterrupt(text) from error
+        return self._written(trials, skipped, reused)
+
+    def _tried(self, candidate: Candidate, trials: Sequence[Trial]) -> Trial:
+        with self.journal.workplace() as folder:
+            trial, model = self.bench.attempt(candidate, folder)
+            return self.journal.save(trial, candidate, model, trials)
+
+    def _written(self, trials: Iterable[Trial], skipped: Iterable[tuple[str, str]], reused: int) -> SearchResult:
+        from quark.search.page import page
+
+        result = self._result(trials, skipped, reused)
+        self.journal.write_result(result.to_dict(), page(result))
+        return result
+
+    def _result(self, trials: Iterable[Trial], skipped: Iterable[tuple[str, str]], reused: int) -> SearchResult:
+        order = ranked(tuple(trials), self.limits)
+        notes = tuple(dict.fromkeys(self.journal.notes))
+        result = SearchResult(self.journal.folder, self.facts, self.limits, order, tuple(skipped), notes, reused)
+        return result if result.nearest is None else replace(result, command=self._command(result.nearest))
+
+    def _command(self, trial: Trial) -> str:
+        model, data = self.bench.model, self.bench.data
+        parts = ["quark", "quantize", str(model), f"{model.stem}_{trial.name}.onnx", "--config", trial.preset]
+        parts += set_arguments(trial.changes)
+        if isinstance(data.source, str):
+            parts += ["--calib", data.source]
+        parts += [] if data.count is None else ["--num-calib", str(data.count)]
+        parts += [] if data.preprocessing == "imagenet" else ["--preprocess", str(data.preprocessing)]
+        is_packed = trial.measured is not None and trial.measured.is_packed
+        return shlex.join([*parts, *(["--pack"] if is_packed else [])])

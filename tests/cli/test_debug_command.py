@@ -1,0 +1,78 @@
+"""`quark debug`: the first layer where two networks part."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from diagnosed_networks import images, quantized_model, with_larger_weight
+
+from quark.cli.debug_command import debug
+from quark.cli.errors import ErrorReportingGroup
+from quark.demo import network_path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("debug")
+    np.savez(place / "data.npz", input=images())
+    model = quantized_model("A8W8")
+    onnx.save(model, place / "good.onnx")
+    names = [node.name for node in model.graph.node if node.op_type == "Conv"]
+    onnx.save(with_larger_weight(model, names[3], 5.0), place / "bad.onnx")
+    (place / "name").write_text(names[3])
+    return place
+
+
+def run(*arguments):
+    group = ErrorReportingGroup("quark")
+    group.commands["debug"] = debug
+    return CliRunner().invoke(group, ["debug", *map(str, arguments)])
+
+
+def test_the_damaged_layer_is_named(folder):
+    result = run(network_path(), folder / "bad.onnx", "--calib", folder / "data.npz", "--num", 4)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert f"they part at Conv '{(folder / 'name').read_text()}'" in text
+    assert "its own doing" in text
+    assert "what to try:" in text
+    assert "local dB" in text
+
+
+def test_where_none_is_below_the_greatest_loss_is_told(folder):
+    result = run(network_path(), folder / "good.onnx", "--calib", folder / "data.npz", "--num", 4, "--below", 1)
+    assert result.exit_code == 0
+    assert "no layer is below 1 dB; most is lost at" in " ".join(result.output.split())
+
+
+def test_equal_models_do_not_part(folder):
+    result = run(network_path(), network_path(), "--calib", folder / "data.npz", "--num", 2)
+    assert result.exit_code == 0
+    assert "they do not part" in result.output
+
+
+def test_json(folder):
+    result = run(network_path(), folder / "bad.onnx", "--calib", folder / "data.npz", "--num", 4, "--json")
+    content = json.loads(result.output)
+    assert content["divergence"]["layer"] == (folder / "name").read_text()
+    assert content["diagnosis"]["layers"][content["divergence"]["index"]]["name"] == content["divergence"]["layer"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("good.onnx", None), "give the float model first"),
+        ((None, "missing.onnx"), "no such file"),
+        (("good.onnx", "bad.onnx"), "'good.onnx' is quantized: expected the float model"),
+    ],
+    ids=["swapped", "missing", "both quantized"],
+)
+def test_what_cannot_be_compared(folder, arguments, message):
+    paths = [network_path() if name is None else folder / name for name in arguments]
+    result = run(*paths, "--calib", folder / "data.npz")
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())

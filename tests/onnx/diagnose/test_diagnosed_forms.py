@@ -1,0 +1,71 @@
+"""Files of other tools and other forms, and the arithmetic that figures are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from tiny_models import SIZE, save_brightness_model
+
+from quark.onnx.diagnose import diagnose
+from quark.onnx.diagnose.layer_weights import LayerWeights
+from quark.onnx.diagnose.rescaling import factors_by_weights
+from quark.onnx.diagnose.sums import pair_sums
+
+SAMPLES = np.random.default_rng(0).normal(0.5, 1.0, (6, 3, SIZE, SIZE)).astype(np.float32)
+
+
+class _Reader(CalibrationDataReader):
+    def __init__(self) -> None:
+        self._samples = iter([{"input": each[None]} for each in SAMPLES])
+
+    def get_next(self):
+        return next(self._samples, None)
+
+
+@pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator], ids=["pairs", "codes"])
+def test_files_of_onnx_runtimes_quantizer(tmp_path, form):
+    source = save_brightness_model(tmp_path / "float.onnx")
+    target = tmp_path / "quantized.onnx"
+    kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    quantize_static(source, target, _Reader(), quant_format=form, **kinds)
+    assert "Relu" not in [node.op_type for node in onnx.load(target).graph.node]  # the quantizer does its work
+    found = diagnose(source, target, SAMPLES, num_samples=4)
+    assert {"conv", "gemm"} <= {each.name.removesuffix("_quant") for each in found.layers}
+    assert all(each.local.sqnr_db > 20 for each in found.layers)
+    text = "put back" if form is QuantFormat.QDQ else "on codes"
+    assert any(text in each for each in found.remarks)
+    convolution = next(each for each in found.layers if each.name.startswith("conv"))
+    assert (convolution.weights, convolution.inputs) == ("int8", "uint8")
+
+
+def test_sums_are_those_of_float64():
+    generator = np.random.default_rng(1)
+    y = generator.normal(size=(3, 70_000)).astype(np.float32)
+    z = y + generator.normal(0, 1e-3, y.shape).astype(np.float32)
+    found, wide = pair_sums(y, z), (z.astype(np.float64) - y)
+    assert found.error == pytest.approx(np.square(wide).sum(), rel=1e-4)
+    assert found.max_error == pytest.approx(np.abs(wide).max(), rel=1e-4)
+    assert found.exact == pytest.approx(np.square(y, dtype=np.float64).sum(), rel=1e-5)
+
+
+def test_sums_of_what_is_not_finite_or_large():
+    y, z = np.ones(4, np.float32), np.array([1, np.nan, 1, 1], np.float32)
+    assert pair_sums(y, z).fidelity("x").sqnr_db == -np.inf
+    assert pair_sums(z, y).error == 0  # where the float network has none there is nothing to compare
+    large = np.full(4, 1e30, np.float32)
+    assert pair_sums(large, large * np.float32(1.1)).fidelity("x").sqnr_db == pytest.approx(20, abs=0.1)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_factors_are_found_again(groups):
+    generator = np.random.default_rng(2)
+    inputs, outputs = 2.0 ** generator.uniform(-2, 2, 16), 2.0 ** generator.uniform(-2, 2, 32)
+    exact = generator.normal(size=(32, 16 // groups, 9)).astype(np.float32)
+    plain = LayerWeights(exact, exact, groups)
+    rescaled = exact * outputs[:, None, None] / plain.inputs_of(inputs)[:, :, None]
+    step = np.abs(rescaled).max() / 127
+    weights = LayerWeights((np.rint(rescaled / step) * step).astype(np.float32), exact, groups)
+    assert np.median(np.abs(factors_by_weights(weights, inputs) / outputs - 1)) < 0.02
+    assert (factors_by_weights(plain, None) == 1).all()

@@ -1,0 +1,60 @@
+"""The native profile, by ONNX's own reference evaluator: the numbers of the unpacked file."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import reference
+from packed_models import initializers, marked_model, outputs_of
+
+from quark.errors import ModelError
+from quark.onnx.pack import pack_model, unpack_model
+from quark.ops.constant_marks import CONSTANT_DOMAIN
+
+# (format, the types of its tensors, the first opset that has them)
+NATIVE = (
+    ("mxfp4_e2m1", "FLOAT4E2M1", 24),
+    ("mxfp6_e2m3", "FLOAT6E2M3", 28),
+    ("mxfp6_e3m2", "FLOAT6E3M2", 28),
+    ("mxfp8_e4m3", "FLOAT8E4M3FN", 24),
+    ("mxfp8_e5m2", "FLOAT8E5M2", 24),
+    ("mxint8", "INT8", 24),
+    ("bfp16", "INT8", 24),
+    ("bfp16c", "INT8", 24),
+)
+
+
+def without_marks(model):
+    """The evaluator wants every attribute of a function at its node; marks leave out what they have no use for."""
+    for node in model.graph.node:
+        if node.domain == CONSTANT_DOMAIN:
+            node.op_type, node.domain = "Identity", ""
+            del node.attribute[:]
+    return model
+
+
+@pytest.mark.parametrize(("fmt", "kind", "opset"), NATIVE, ids=[row[0] for row in NATIVE])
+def test_native_is_exact_and_comes_back(tmp_path, fmt, kind, opset):
+    if opset > onnx.defs.onnx_opset_version():
+        pytest.skip("the installed onnx does not have the type")
+    source, packed, back = (tmp_path / name for name in ("m.onnx", "packed.onnx", "back.onnx"))
+    onnx.save(marked_model(fmt), source)
+    facts = pack_model(source, packed, "native")
+    assert facts.packed
+    assert "does not run" in facts.remarks[0]
+    model = onnx.load(packed)
+    onnx.checker.check_model(model, full_check=True)
+    types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
+    assert types == {kind, "FLOAT8E8M0"}
+    assert model.opset_import[0].version == opset
+    names = [info.name for info in model.graph.output]
+    found = reference.ReferenceEvaluator(without_marks(model)).run(names, {"x": np.array(-0.0, np.float32)})
+    for name, value in outputs_of(source).items():
+        assert found[names.index(name)].tobytes() == value.tobytes(), name
+    unpack_model(packed, back)
+    assert initializers(back) == initializers(source)
+
+
+def test_microexponents_have_no_type(tmp_path):
+    onnx.save(marked_model("mx6"), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="no type for the microexponents of 'mx6'"):
+        pack_model(tmp_path / "m.onnx", tmp_path / "packed.onnx", "native")

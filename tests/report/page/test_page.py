@@ -1,0 +1,124 @@
+"""The page as text: whole, the same every time, and nothing in it but what was put there."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from made_diagnosis import ODD_NAMES, bare_diagnosis, made_diagnosis
+
+from quark.diagnosis import Action
+from quark.fidelity import Verdict
+from quark.report.page import page_of
+from quark.report.page.document import ACTIONS, SCRIPTS, STYLES, as_json_block
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Outline(HTMLParser):
+    """Elements by name with their attributes, the text of scripts and styles, and whether each end has its start."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.raw = [], [], {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1][0] in ("script", "style"):
+            tag, attributes = self.open[-1]
+            self.raw.setdefault(attributes.get("id", tag), []).append(data)
+
+    def text_of(self, name):
+        return "".join(self.raw[name])
+
+
+@pytest.fixture(scope="module")
+def page():
+    return page_of(made_diagnosis())
+
+
+@pytest.fixture(scope="module")
+def outline(page):
+    return Outline(page)
+
+
+def test_it_is_well_formed(outline):
+    assert outline.open == []
+    ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    wanted = {value for _, each in outline.elements for key, value in each.items() if key in ("aria-labelledby", "for")}
+    assert wanted <= {*ids, "verdict-word"}  # the script makes the heading of the verdict
+
+
+@pytest.mark.parametrize(
+    "diagnosis", [made_diagnosis(), bare_diagnosis(), made_diagnosis(500)], ids=["made", "bare", "big"]
+)
+def test_it_holds_the_whole_diagnosis(diagnosis):
+    assert json.loads(Outline(page_of(diagnosis)).text_of("diagnosis")) == diagnosis.to_dict()
+
+
+def test_every_layer_is_there(outline):
+    layers = json.loads(outline.text_of("diagnosis"))["layers"]
+    assert [each["name"] for each in layers] == [each.name for each in made_diagnosis().layers]
+    assert set(ODD_NAMES.values()) <= {each["name"] for each in layers}
+
+
+def test_no_name_becomes_markup(page, outline):
+    assert [tag for tag, _ in outline.elements if tag in ("script", "style")] == ["style", "script", "script", "script"]
+    assert not [tag for tag, _ in outline.elements if tag in ("img", "svg", "iframe", "object", "b")]
+    assert not [key for _, attributes in outline.elements for key in attributes if key.startswith("on")]
+    block = page[page.index('id="diagnosis"') :]
+    assert "<" not in block[block.index(">") + 1 : block.index("</script>")]
+
+
+def test_the_policy_allows_its_own_script_and_style_and_no_connection(page, outline):
+    policy = next(
+        each["content"] for tag, each in outline.elements if each.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for kind in ("script", "style"):
+        digest = hashlib.sha256(outline.text_of(kind).encode()).digest()
+        assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+    assert not [each for _, each in outline.elements if "src" in each or "style" in each]
+    assert not re.findall(r"""(?:href|url|import)[=(\s]+['"]?(?:https?:)?//""", page)
+
+
+def test_the_same_diagnosis_gives_the_same_bytes(page):
+    assert page_of(made_diagnosis()) == page
+    page.encode("utf-8")  # names may hold what no encoding has
+
+
+def test_it_is_small(page):
+    assert len(page) < 200_000
+    assert len(page_of(made_diagnosis(500))) < 1_000_000
+
+
+def test_every_part_is_used_and_there():
+    from importlib.resources import files
+
+    parts = {each.name for each in files("quark.report.page").iterdir() if each.name.endswith((".css", ".js", ".html"))}
+    assert parts == {*STYLES, *SCRIPTS, "page.html"}
+
+
+def test_every_action_and_verdict_has_words(outline):
+    facts = json.loads(outline.text_of("facts"))
+    assert set(facts["actions"]) == {each.value for each in Action} == {each.value for each in ACTIONS}
+    assert set(facts["meanings"]) == {each.value for each in Verdict}
+
+
+def test_json_blocks_end_no_element():
+    text = as_json_block({"a": "</script><!--<script>"})
+    assert "<" not in text
+    assert json.loads(text) == {"a": "</script><!--<script>"}

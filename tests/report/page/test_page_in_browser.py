@@ -1,0 +1,158 @@
+"""The page in a browser: what it shows, and what clicks and keys do."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from made_diagnosis import bare_diagnosis, made_diagnosis
+
+from quark.diagnosis import Basis
+from quark.fidelity import OutputFidelity
+
+pytestmark = pytest.mark.browser
+
+MINUS = "\N{MINUS SIGN}"
+ROWS = "tr.layer:not([hidden])"
+ORDER = f"return [...document.querySelectorAll('{ROWS}')].map(row => row.id)"
+
+
+def test_it_opens_quickly_and_says_the_verdict(page):
+    assert page.seconds < 2
+    assert page.texts("#verdict h1")[0].endswith("Degraded")
+    assert "8.5 dB" in page.texts("#verdict .why")[0]
+    assert len(page.texts(".first-steps li")) == 3
+    assert f"{MINUS}4.30 ± 0.81 points" in page.texts(".card .change")
+    assert page.run("return document.title").startswith("resnet50_<xint8>.onnx: degraded")
+
+
+def test_the_chart_leads_to_the_row(page):
+    page.type("#filter", "onerror")
+    page.run("document.querySelector('.chart svg').focus()")
+    page.press(*["Right"] * 6)
+    assert "layer 5" in page.texts(".tip")[0]
+    page.press("Enter")
+    assert page.run("return document.activeElement.closest('tr').id") == "layer-5"
+    assert page.texts("#layer-5 + tr.detail")
+    assert len(page.run(ORDER)) == 54  # it was filtered out
+
+
+def test_the_ranking_leads_to_the_row_and_grows(page):
+    assert len(page.texts("#ranking-list > li")) == 5
+    page.click("#ranking-list a")
+    assert page.run("return document.activeElement.closest('tr').id") in {"layer-4", "layer-16", "layer-30", "layer-41"}
+    page.click("#ranking-more button")
+    assert len(page.texts("#ranking-list > li")) == 15
+
+
+def test_options_are_copied_as_a_shell_takes_them(page):
+    assert "--set per_channel=true" in page.texts("#ranking-list code")
+    assert page.texts("#ranking-list code")[0].startswith("--set 'nodes_to_exclude=[")
+    page.click("#ranking-list .copy button")
+    page.run("return new Promise(done => setTimeout(done, 50))")
+    assert page.texts("#ranking-list .copy button")[0] in ("Copied", "Select it")
+
+
+def test_the_theme_changes_and_is_kept(page):
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    light = page.run(colour)
+    page.click("#theme")
+    dark = page.run(colour)
+    assert dark != light
+    page._send("POST", "/refresh", {})
+    assert page.run(colour) == dark
+    page.click("#theme")
+    assert page.run(colour) == light
+
+
+def test_the_system_decides_where_nobody_chose(page):
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    light = page.run(colour)
+    page.emulate(prefers_color_scheme="dark")
+    assert page.run(colour) != light
+
+
+def test_nothing_is_wider_than_the_window(page):
+    page.run("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    page.run("for (const index of [3, 4, 15, 19]) document.querySelector(`#layer-${index} .opener`).click()")
+    drawn = set()
+    for width in (1280, 1264, 1024, 768, 390, 320):
+        page.resize(width, 900)
+        page.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert page.run("return document.documentElement.scrollWidth") <= width, width
+        drawn.add(page.run("return document.querySelector('.chart svg').getAttribute('viewBox')"))
+    assert len(drawn) >= 5  # the chart is drawn anew, so that its text keeps its size
+
+
+def test_paper_is_white_open_and_without_controls(page):
+    page.emulate("print", prefers_color_scheme="dark")
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for selector in (".toolbar", ".top-tools", ".copy button", "nav"):
+        assert page.texts(selector) == []
+    assert len(page.texts("tr.detail")) == 3
+    assert len(page.texts("#skipped details[open]")) == 3
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.texts("tr.detail") == []
+    assert page.protocol("Page.printToPDF")["data"]
+
+
+def test_everything_in_the_tab_order_shows_its_focus(page):
+    page.run("document.body.focus()")
+    page.press("Tab")
+    assert page.run("return document.activeElement.className") == "skip-link"
+    for _ in range(12):
+        page.press("Tab")
+        style = page.run("const s = getComputedStyle(document.activeElement); return [s.outlineStyle, s.outlineWidth]")
+        assert style == ["solid", "2px"]
+
+
+def test_a_good_network_is_not_scolded(load):
+    page = load(made_diagnosis(outputs=(OutputFidelity("y", 0.9991, 27.4, 0.97, 0.4),), advice=()))
+    assert page.texts("#verdict h1")[0].endswith("OK")
+    assert page.texts(".first-steps") == []
+    assert "would die" in page.texts("#ranking-title")[0]
+    page = load(made_diagnosis(outputs=(OutputFidelity("y", 1.0, 27.4),), basis=Basis("random", 8, is_random=True)))
+    assert page.texts("#verdict h1")[0].endswith("OK, perhaps")
+
+
+def test_first_steps_are_filled_up_with_the_remedies_of_the_worst_layers(load):
+    page = load(made_diagnosis(advice=("leave 3 layers in float: --set 'nodes_to_exclude=[a]'",)))
+    steps = page.texts(".first-steps li")
+    assert len(steps) == 3
+    assert page.texts(".first-steps code") == [
+        "--set 'nodes_to_exclude=[a]'",
+        "--set per_channel=true",
+        "--set include_fast_ft=true",
+    ]
+
+
+def test_empty_states_say_so(load):
+    page = load(bare_diagnosis())
+    assert page.texts("#verdict h1")[0].endswith("Unchecked")
+    said = " ".join(page.texts(".empty"))
+    for part in ("could be compared", "to rank by", "Every node", "Not looked at", "does not say"):
+        assert part in said
+    assert len(page.run(ORDER)) == 1
+
+
+def test_without_labels_and_sensitivities(load):
+    layers = tuple(replace(each, rank=None, share=None, sensitivity=None) for each in made_diagnosis().layers)
+    outputs = (OutputFidelity("y", 1.0, float("inf"), None, 0.0), OutputFidelity("z", 0.1, float("-inf"), 0.01, 9.0))
+    page = load(made_diagnosis(layers=layers, accuracy=None, speed=None, lint=(), outputs=outputs, advice=()))
+    assert page.texts("#verdict h1")[0].endswith("Collapsed")
+    assert "not measured" in page.texts("#ranking-lead")[0]
+    assert "No labels" in " ".join(page.texts(".card"))
+    assert "exact" in page.texts("#outputs table")[0]
+    assert "takes it" in page.texts("#lint .empty")[0]
+    assert page.texts(".chart .bar") == []
+    assert len(page.texts("#ranking-list > li")) == 5
+
+
+def test_the_json_is_saved_as_it_is_in_the_page(page, tmp_path):
+    page.protocol("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.click("#save-json")
+    end = time.monotonic() + 10
+    while not (found := list(tmp_path.glob("*.json"))) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert json.loads(found[0].read_text()) == made_diagnosis().to_dict()
