@@ -8,9 +8,8 @@ recovered is what top-1 gains (in points), and what the divergence of prediction
 The ratio is of the worst to the mean of the draws; with a few hundred images top-1 moves by chance, and the divergence
 hardly.
 
-A layer is a node and the Relu or Clip that is computed with it. Quantizers are computed as they stand: with integer
-kernels ONNX Runtime quantizes the float weights of a convolution between quantizers by itself, and nothing would be
-left in float.
+A layer is a node and the Relu or Clip that is computed with it. Quantizers are computed as they stand, which is what
+integer kernels compute, but for rounding.
 """
 
 from __future__ import annotations

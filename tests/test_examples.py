@@ -19,6 +19,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(quark.__path__, "quar
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_EXAMPLES = {"README.md", "accuracy.md", "quantizing_onnx.md", "calibration.md", "npu.md", "options.md"}
 PAGES_WITH_EXAMPLES |= {"mixed_precision.md", "finetuning.md", "torch.md", "torch_training.md"}
+PAGES_WITH_EXAMPLES |= {"accuracy_report.md", "search.md", "reproducing.md", "packed_files.md"}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -19,6 +19,7 @@ from quark.onnx.graph import fresh_name, is_constant, remove_dead, replace_input
 from quark.onnx.insert.constants import quantized_constant
 from quark.onnx.insert.dynamic import insert_dynamic
 from quark.onnx.insert.fold_relu import fold_activations
+from quark.onnx.insert.keep_float import keep_float
 from quark.onnx.insert.matmul_nbits import insert_matmul_nbits
 from quark.onnx.insert.options import InsertOptions, NodeStyle
 from quark.onnx.insert.pairs import quantizer_behind
@@ -45,6 +46,8 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
     remove_dead(model)
     if options.style is NodeStyle.QOPERATOR:
         to_qoperators(model)
+    keep_float(model)
+    remove_dead(model)
 
 
 def _insert_one(

@@ -66,8 +66,10 @@ def _replace(model: ir.Model, node: ir.Node, choice: AffineChoice, options: NBit
     if bias is not None:
         result = add_node(model, "Add", [result, bias], before=node, name=f"{node.name}_bias").outputs[0]
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
+    tensor = node.outputs[0].name
     replace_value(node.outputs[0], result)
     model.graph.remove(node, safe=True)
+    result.name = tensor  # as every quantized form has it: by it the two networks can be compared
 
 
 def _parameters(source: ir.TensorProtocol, choice: AffineChoice, bits: int) -> tuple[Array, Array]:

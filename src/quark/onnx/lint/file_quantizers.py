@@ -112,7 +112,16 @@ def _quantizer(node: ir.Node) -> Quantizer:
     has_numbers = is_constant(data)
     tensor = "" if data is None else str(data.name)
     key = TensorKey(tensor, str(node.name) if has_numbers else "")
-    return Quantizer(node, key, has_numbers, _numbers(node, 1), _numbers(node, 2), _codes(node))
+    scale, zero_point = _numbers(node, 1), _numbers(node, 2)
+    if not has_numbers:
+        scale, zero_point = _single(scale), _single(zero_point)
+    return Quantizer(node, key, has_numbers, scale, zero_point, _codes(node))
+
+
+def _single(numbers: Array | None) -> Array | None:
+    """One number where all channels have the same, as behind layers in float: see insert/keep_float.py."""
+    is_same = numbers is not None and numbers.size > 1 and bool((numbers == numbers.flat[0]).all())
+    return numbers.flat[0].reshape(()) if is_same and numbers is not None else numbers
 
 
 def _numbers(node: ir.Node, index: int) -> Array | None:
