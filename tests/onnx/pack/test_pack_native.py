@@ -6,9 +6,11 @@ import pytest
 from onnx import reference
 from packed_models import initializers, marked_model, outputs_of
 
+from quark.demo import network_path
 from quark.errors import ModelError
+from quark.onnx import quantize
 from quark.onnx.pack import pack_model, unpack_model
-from quark.ops.constant_marks import CONSTANT_DOMAIN
+from quark.onnx.session import open_session
 
 # (format, the types of its tensors, the first opset that has them)
 NATIVE = (
@@ -21,15 +23,6 @@ NATIVE = (
     ("bfp16", "INT8", 24),
     ("bfp16c", "INT8", 24),
 )
-
-
-def without_marks(model):
-    """The evaluator wants every attribute of a function at its node; marks leave out what they have no use for."""
-    for node in model.graph.node:
-        if node.domain == CONSTANT_DOMAIN:
-            node.op_type, node.domain = "Identity", ""
-            del node.attribute[:]
-    return model
 
 
 @pytest.mark.parametrize(("fmt", "kind", "opset"), NATIVE, ids=[row[0] for row in NATIVE])
@@ -47,7 +40,7 @@ def test_native_is_exact_and_comes_back(tmp_path, fmt, kind, opset):
     assert types == {kind, "FLOAT8E8M0"}
     assert model.opset_import[0].version == opset
     names = [info.name for info in model.graph.output]
-    found = reference.ReferenceEvaluator(without_marks(model)).run(names, {"x": np.array(-0.0, np.float32)})
+    found = reference.ReferenceEvaluator(model).run(names, {"x": np.array(-0.0, np.float32)})
     for name, value in outputs_of(source).items():
         assert found[names.index(name)].tobytes() == value.tobytes(), name
     unpack_model(packed, back)
@@ -58,3 +51,14 @@ def test_microexponents_have_no_type(tmp_path):
     onnx.save(marked_model("mx6"), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="no type for the microexponents of 'mx6'"):
         pack_model(tmp_path / "m.onnx", tmp_path / "packed.onnx", "native")
+
+
+def test_a_whole_network_is_the_same_to_the_reference_evaluator(tmp_path):
+    """With the functions of its activations' quantizers."""
+    images = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
+    source = quantize(network_path(), images, "MXFP4E2M1").save(tmp_path / "m.onnx")
+    pack_model(source, tmp_path / "packed.onnx", "native")
+    model = onnx.load(tmp_path / "packed.onnx")
+    (found,) = reference.ReferenceEvaluator(model).run(None, {model.graph.input[0].name: images[:1]})
+    (expected,) = open_session(source).run(None, {model.graph.input[0].name: images[:1]})
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

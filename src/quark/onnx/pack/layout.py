@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -29,6 +30,10 @@ class Writer(Protocol):
 
     def wide_table(self, name: str, content: Array) -> str:
         """The table for pairs of bytes that belongs to this one for bytes."""
+        ...
+
+    def product_table(self, name: str, upper: Array, lower: Array) -> str:
+        """The products of each of 256 numbers with each of 256 rows, for words of an upper and a lower byte."""
         ...
 
     def dims(self, role: str, values: list[int]) -> str:
@@ -82,6 +87,14 @@ def block_dims(geometry: Geometry) -> list[int]:
 
 def is_in_rows(layout: Layout, geometry: Geometry) -> bool:
     """That every block is a row of whole words, and its microexponents are a byte: what is looked up then goes with
-    the scales as it is."""
+    the scales as it is. Where blocks with microexponents do not lie along the last axis, their rows are stored, and
+    turned when they are numbers."""
     has_one_byte = geometry.shift_bits_of_block in (0, 8)
-    return geometry.is_even and geometry.inner == 1 and geometry.size % layout.group == 0 and has_one_byte
+    is_worth_it = geometry.inner == 1 or geometry.shift_bits > 0
+    return geometry.is_even and is_worth_it and geometry.size % layout.group == 0 and has_one_byte
+
+
+def rows_of(geometry: Geometry) -> Geometry:
+    """The tensor of all blocks, one a row."""
+    rows = geometry.outer * geometry.blocks * geometry.inner
+    return replace(geometry, shape=(rows, geometry.size), axis=1)

@@ -135,4 +135,14 @@ class NativeForm:
         opset = max(native_opset(fmt) for fmt in self._formats.values())
         self.remarks = lift(self._editing, opset, list(self._formats))
         self._editing.put_first(self._nodes)
+        _spell_out(self._editing.proto)
         return ()
+
+
+def _spell_out(proto: onnx.ModelProto) -> None:
+    """Write the defaults of functions' attributes at the nodes that leave them out: ONNX's reference evaluator takes
+    none from the function."""
+    defaults = {(each.domain, each.name): each.attribute_proto for each in proto.functions}
+    for node in proto.graph.node:
+        given = {each.name for each in node.attribute}
+        node.attribute.extend(each for each in defaults.get((node.domain, node.op_type), ()) if each.name not in given)

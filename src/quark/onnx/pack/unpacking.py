@@ -6,11 +6,14 @@
 
 Everything is exact: elements and scales are float32, and so is the weight. Where blocks divide the axis, a scale is
 broadcast over its block; where the last one is short, each element's scale is looked up by the number of its block.
+Microexponents of a block that are a byte are stored in one word with its exponent: one look-up gives the scales of all
+its elements. Such blocks are stored as rows, wherever they lie, and turned at the end. Where blocks without them lie
+across the last axes, scales are repeated until they make a row that is long, and of whole words.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,13 @@ from onnx import TensorProto
 from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat
 from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry
 from quark.onnx.pack.code_words import joined, parted
-from quark.onnx.pack.layout import Layout, Writer, block_dims, is_in_rows
+from quark.onnx.pack.layout import Layout, Writer, block_dims, is_in_rows, rows_of
 
 Array = NDArray[Any]
 
 EXPONENTS, SHIFTS = "exponents", "shifts"
+MIN_ROW = 32  # products of shorter rows take twice as long an element, and longer ones are no faster
+SCALES = "scales"  # both, in words: the exponent is the upper byte
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,12 @@ class Unpacking:
         """The name of what differs between the nodes of weights, but for numbers in them."""
         parts = [str(self.format).replace(".", "_"), self.layout.name]
         parts += ["short_last_block"] * (not self.geometry.is_even)
-        parts += ["rows"] * self._is_in_rows + ["integers"] * (self.layout.unit != 1)
+        parts += (
+            ["rows"] * self._is_in_rows
+            + ["turned"] * self._is_turned
+            + ["across"] * (self._period > 0)
+            + ["integers"] * (self.layout.unit != 1)
+        )
         parts += ["cut"] * self._is_cut + ["sub_blocks_cut"] * self._are_shifts_cut + ["plain"] * self._lacks_shifts
         parts += [TensorProto.DataType.Name(self.dtype).lower()] * (self.dtype != TensorProto.FLOAT)
         return "_".join(parts)
@@ -49,6 +59,10 @@ class Unpacking:
     def planes(self, codes: BlockCodes) -> dict[str, Array]:
         """All tensors of the weight by their role."""
         geometry = self.geometry
+        if self._is_in_rows:
+            return self._row_planes(codes)
+        if self._period:
+            return self._period_planes(codes)
         result = self.layout.planes(codes.elements, geometry)
         result[EXPONENTS] = codes.exponents.reshape(self._scale_dims())
         if codes.shifts is not None and self._shift_bits:  # without bits there is nothing but 0
@@ -56,10 +70,36 @@ class Unpacking:
             result[SHIFTS] = stored[: -(-codes.shifts.size * self._shift_bits // 8)]
         return result
 
+    def _row_planes(self, codes: BlockCodes) -> dict[str, Array]:
+        geometry = self.geometry
+        result = self.layout.planes(_rows(codes.elements, geometry.size), rows_of(geometry))
+        exponents = codes.exponents.reshape(-1)
+        if self._has_words:
+            assert codes.shifts is not None
+            per_block = geometry.size // geometry.sub_size
+            shifts = joined(_rows(codes.shifts, per_block), self._shift_bits)[: exponents.size]
+            result[SCALES] = shifts | exponents.astype(np.uint16) << 8
+        else:
+            result[EXPONENTS] = exponents.reshape(-1, *self._ones)
+        if not self._is_turned:
+            return result
+        return {role: plane.reshape(-1, geometry.inner, *plane.shape[1:]) for role, plane in result.items()}
+
+    def _period_planes(self, codes: BlockCodes) -> dict[str, Array]:
+        geometry = self.geometry
+        length = self._period * geometry.inner
+        rows = replace(geometry, shape=(geometry.count // length, length), axis=1, size=length)
+        parts = self.layout.planes(codes.elements.reshape(rows.shape), rows)
+        dims = -1, geometry.size // self._period
+        result = {role: plane.reshape(*dims, *plane.shape[1:]) for role, plane in parts.items()}
+        return result | {EXPONENTS: codes.exponents.reshape(-1, 1, geometry.inner)}
+
     def sizes(self) -> dict[str, tuple[Any, int]]:
         """The type and the number of elements of each of them."""
         geometry = self.geometry
         result = self.layout.sizes(geometry.count)
+        if self._has_words:
+            return result | {SCALES: (np.uint16, geometry.outer * geometry.blocks * geometry.inner)}
         result[EXPONENTS] = (np.uint8, geometry.outer * geometry.blocks * geometry.inner)
         if self._shift_bits:
             result[SHIFTS] = (np.uint8, -(-self._shift_count * self._shift_bits // 8))
@@ -68,9 +108,19 @@ class Unpacking:
     def codes(self, planes: dict[str, Array]) -> BlockCodes:
         """The codes again; `planes` must have the sizes that they were written with."""
         geometry, fmt = self.geometry, self.format
-        elements = self.layout.codes(planes, geometry.count).reshape(geometry.outer, geometry.length, geometry.inner)
-        exponents = planes[EXPONENTS].reshape(geometry.outer, geometry.blocks, geometry.inner)
+        elements = self.layout.codes(planes, geometry.count)
+        if self._is_in_rows:
+            elements = _turned(elements, geometry, geometry.size)
+        elements = elements.reshape(geometry.outer, geometry.length, geometry.inner)
+        shape = (geometry.outer, geometry.blocks, geometry.inner)
         shifts: Bytes | None = None
+        if self._has_words:
+            words = planes[SCALES].reshape(-1)
+            exponents = (words >> 8).astype(np.uint8).reshape(shape)
+            per_block = geometry.size // geometry.sub_size
+            stored = parted(words.astype(np.uint8), self._shift_bits)
+            return BlockCodes(fmt, geometry, elements, exponents, _turned(stored, geometry, per_block))
+        exponents = planes[EXPONENTS].reshape(shape)
         if geometry.sub_size:
             shape = (geometry.outer, geometry.sub_blocks, geometry.inner)
             shifts = np.zeros(shape, np.uint8)
@@ -82,18 +132,45 @@ class Unpacking:
     def write(self, writer: Writer) -> str:
         """Nodes for all of it; the name of the weight that comes out, in its shape and type."""
         numbers = self._in_shape(writer, self.layout.write(writer))
-        if self._is_in_rows and self._shift_bits:
-            numbers = writer.op("Mul", [numbers, self._fractions_in_rows(writer)])
-            scales = self._scales(writer)
+        if self._is_in_rows:
+            scales = self._scales_of_elements(writer) if self._has_words else self._scales(writer)
+        elif self._period:
+            scales = self._repeated_scales(writer)
         else:
             scales = self._even_scales(writer) if self.geometry.is_even else self._looked_up_scales(writer)
         product = writer.op("Mul", [numbers, scales])
+        if self._is_turned:
+            last = len(self._ones) + 2
+            product = writer.op("Transpose", [product], perm=[0, *range(2, last), 1])
         weight = writer.op("Reshape", [product, writer.dims("shape", list(self.geometry.shape))])
         return weight if self.dtype == TensorProto.FLOAT else writer.op("Cast", [weight], to=self.dtype)
 
     @property
     def _is_in_rows(self) -> bool:
         return is_in_rows(self.layout, self.geometry)
+
+    @property
+    def _is_turned(self) -> bool:
+        return self._is_in_rows and self.geometry.inner > 1
+
+    @property
+    def _period(self) -> int:
+        """How many steps along the axis make a row where blocks lie across the last axes; 0 where they do not, or
+        where no such row is one of whole words."""
+        geometry, group = self.geometry, self.layout.group
+        if geometry.inner == 1 or geometry.sub_size or not geometry.is_even:
+            return 0
+        steps = [each for each in range(1, geometry.size + 1) if geometry.size % each == 0]
+        whole = [each for each in steps if each * geometry.inner % group == 0]
+        return next((each for each in whole if each * geometry.inner >= MIN_ROW), whole[-1] if whole else 0)
+
+    @property
+    def _has_words(self) -> bool:
+        return self._is_in_rows and self._shift_bits > 0
+
+    @property
+    def _ones(self) -> list[int]:
+        return [1] * len(self.layout.row(self.geometry.size))
 
     @property
     def _is_cut(self) -> bool:
@@ -120,24 +197,25 @@ class Unpacking:
         geometry = self.geometry
         if not geometry.is_even:
             return [geometry.outer, geometry.blocks, geometry.inner]
-        if self._is_in_rows:
-            return [geometry.outer * geometry.blocks, *([1] * len(self.layout.row(geometry.size)))]
         ones = [1] * (2 if geometry.sub_size else 1)
         return [geometry.outer * geometry.blocks, *ones, geometry.inner]
 
     def _in_shape(self, writer: Writer, numbers: str) -> str:
         """The numbers as the scales go with them; what filled up the last word is cut off."""
-        if self.layout.name == "cast" or self._is_in_rows:
+        if self.layout.name == "cast" or self._is_in_rows or self._period:
             return numbers
         if self._is_cut:
             numbers = _first(writer, numbers, "count", self.geometry.count)
         return writer.op("Reshape", [numbers, writer.dims("blocks", block_dims(self.geometry))])
 
+    @property
+    def _powers(self) -> Array:
+        exponents = np.arange(256) + SCALE_MIN_EXPONENT - int(np.log2(self.layout.unit))
+        return np.asarray(np.ldexp(np.float32(1), np.minimum(exponents, 127)), np.float32)
+
     def _scales(self, writer: Writer) -> str:
         """2^e for all blocks, in the units of the layout's numbers."""
-        exponents = np.arange(256) + SCALE_MIN_EXPONENT - int(np.log2(self.layout.unit))
-        powers = np.ldexp(np.float32(1), np.minimum(exponents, 127)).astype(np.float32)
-        table = writer.table(f"powers.{int(self.layout.unit)}", powers)
+        table = writer.table(f"powers.{int(self.layout.unit)}", self._powers)
         return writer.op("Gather", [table, writer.op("Cast", [writer.plane(EXPONENTS)], to=TensorProto.INT32)])
 
     def _fractions(self, writer: Writer, dims: list[int]) -> str:
@@ -150,14 +228,20 @@ class Unpacking:
             result = _first(writer, result, "sub_block_count", self._shift_count)
         return writer.op("Reshape", [result, writer.dims("sub_blocks", dims)])
 
-    def _fractions_in_rows(self, writer: Writer) -> str:
-        """2^-shift for all elements: a product of equals is faster than one in which each goes with two."""
+    def _scales_of_elements(self, writer: Writer) -> str:
+        """2^(e - shift) for each element: a product of equals is faster than one in which each goes with two."""
         geometry = self.geometry
         row = self.layout.row(geometry.size)
         shifts = parted(np.arange(256, dtype=np.uint8), self._shift_bits).reshape(256, -1)
-        powers = np.ldexp(np.float32(1), -np.repeat(shifts, geometry.sub_size, axis=1).astype(np.int32))
-        table = writer.table(f"fractions.{'x'.join(map(str, row))}", powers.reshape(256, *row))
-        return writer.op("Gather", [table, writer.op("Cast", [writer.plane(SHIFTS)], to=TensorProto.INT32)])
+        fractions = np.ldexp(np.float32(1), -np.repeat(shifts, geometry.sub_size, axis=1).astype(np.int32))
+        name = f"scales.{int(self.layout.unit)}.{'x'.join(map(str, row))}"
+        table = writer.product_table(name, self._powers, fractions.reshape(256, *row))
+        return writer.op("Gather", [table, writer.op("Cast", [writer.plane(SCALES)], to=TensorProto.INT32)])
+
+    def _repeated_scales(self, writer: Writer) -> str:
+        scales = writer.op("Tile", [self._scales(writer), writer.dims("repeats", [1, 1, self._period])])
+        row = self.layout.row(self._period * self.geometry.inner)
+        return scales if len(row) == 1 else writer.op("Reshape", [scales, writer.dims("row", [-1, 1, *row])])
 
     def _even_scales(self, writer: Writer) -> str:
         scales = self._scales(writer)
@@ -176,6 +260,19 @@ class Unpacking:
         fractions = self._fractions(writer, [geometry.outer, geometry.sub_blocks, geometry.inner])
         number = writer.dims("sub_block_of", [index // geometry.sub_size for index in range(geometry.length)])
         return writer.op("Mul", [scales, writer.op("Gather", [fractions, number], axis=1)])
+
+
+def _rows(values: Bytes, size: int) -> Bytes:
+    """[outer, length, inner] with the rows along the axis, of that size, in one piece each: [rows, size]."""
+    outer, _, inner = values.shape
+    return np.ascontiguousarray(values.reshape(outer, -1, size, inner).transpose(0, 1, 3, 2)).reshape(-1, size)
+
+
+def _turned(rows: Bytes, geometry: Geometry, size: int) -> Bytes:
+    """What `_rows` made rows of, and maybe more at the end."""
+    count = geometry.outer * geometry.blocks * geometry.inner * size
+    parts = rows[:count].reshape(geometry.outer, geometry.blocks, geometry.inner, size)
+    return np.ascontiguousarray(parts.transpose(0, 1, 3, 2)).reshape(geometry.outer, -1, geometry.inner)
 
 
 def _first(writer: Writer, values: str, role: str, count: int) -> str:

@@ -62,6 +62,18 @@ class Shared:
         self._names[wide] = self._op("Reshape", [both, self.integers([1 << 16, 2 * each])], wide)
         return self._names[wide]
 
+    def product_table(self, name: str, upper: Array, lower: Array) -> str:
+        products = f"{name}.products"
+        if products in self._names:
+            return self._names[products]
+        row = lower.shape[1:]
+        ones = [1] * len(row)
+        factors = [self.table(f"{name}.upper", upper.reshape(-1, 1, *ones)), self.table(f"{name}.lower", lower)]
+        square = self._op("Mul", factors, f"{products}.square")
+        dims = self.integers([len(upper) * len(lower), *row])
+        self._names[products] = self._op("Reshape", [square, dims], products)
+        return self._names[products]
+
     def _op(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
         output = self.fresh(f"{PREFIX}.{name}")
         self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
@@ -91,6 +103,9 @@ class GraphWriter:
     def wide_table(self, name: str, content: Array) -> str:
         return self.shared.wide_table(name, content)
 
+    def product_table(self, name: str, upper: Array, lower: Array) -> str:
+        return self.shared.product_table(name, upper, lower)
+
     def dims(self, role: str, values: list[int]) -> str:
         return self.shared.integers(values)
 
@@ -118,6 +133,9 @@ class FunctionWriter:
 
     def wide_table(self, name: str, content: Array) -> str:
         return self._input(f"table_{_identifier(name)}", self.shared.wide_table(name, content))
+
+    def product_table(self, name: str, upper: Array, lower: Array) -> str:
+        return self._input(f"table_{_identifier(name)}", self.shared.product_table(name, upper, lower))
 
     def dims(self, role: str, values: list[int]) -> str:
         if role in self.attributes:
