@@ -15,6 +15,8 @@ from quark.onnx.quantization.making import command_of, preset_and_changes, set_a
 from quark.onnx.quantization.presets import PRESETS
 
 SHA = "0123456789abcdef" * 4
+LONG = "A" * (2 << 20)
+DEEP = json.loads('{"a":' * 900 + "1" + "}" * 900)
 
 
 @pytest.fixture
@@ -82,7 +84,18 @@ def test_what_the_model_holds_does_not_tell_where_it_was_made(card):
         (("paths",), {"elsewhere": "x"}),
         (("result",), {"name": "x"}),
         (("plan_sha256",), ""),
+        (("source", "name"), "a" * 5000),
+        (("result", "name"), "."),
+        (("paths",), {"source": "a" * 5000}),
+        (("config", "extra_options"), DEEP),
+        (("command",), LONG),
+        (("version",), LONG),
+        ((LONG,), 1),
+        (("data", LONG), 1),
+        (("data", "kind"), LONG),
+        (("source", "name"), f"{LONG}/"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_refuses_what_is_no_card(card, where, value):
     content = json.loads(card.to_json())
@@ -90,8 +103,14 @@ def test_refuses_what_is_no_card(card, where, value):
     for part in where[:-1]:
         place = place[part]
     place[where[-1]] = value
-    with pytest.raises(InvalidValueError, match="card"):
+    with pytest.raises(InvalidValueError, match="card") as caught:
         Card.from_dict(content)
+    assert len(str(caught.value)) < 400
+
+
+def test_what_is_no_card_at_all_is_called_that():
+    with pytest.raises(InvalidValueError, match="no card in it"):
+        Card.from_dict({"name": "package"})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '"card"', "[" * 100000])

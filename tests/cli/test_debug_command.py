@@ -76,3 +76,15 @@ def test_what_cannot_be_compared(folder, arguments, message):
     result = run(*paths, "--calib", folder / "data.npz")
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
+
+
+def test_names_do_not_steer_the_terminal(folder, tmp_path):
+    for source, name in ((network_path(), "float.onnx"), (folder / "bad.onnx", "small.onnx")):
+        proto = onnx.load(source)
+        for node in proto.graph.node:
+            node.name = f"\x1b[2J{node.name}"
+        onnx.save(proto, tmp_path / name)
+    result = run(tmp_path / "float.onnx", tmp_path / "small.onnx", "--calib", folder / "data.npz", "--num", 2)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.stdout
+    assert "\\x1b[2J" in result.stdout

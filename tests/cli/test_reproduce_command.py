@@ -179,6 +179,27 @@ def test_packed_files_are_packed_again(tmp_path):
     assert_same(report)
 
 
+@pytest.mark.parametrize("is_packed_afterwards", [False, True])
+def test_packed_weights_in_a_file_of_their_own(tmp_path, is_packed_afterwards):
+    model = shutil.copy(network_path(), tmp_path / "digits.onnx")
+    out, packed = tmp_path / "small.onnx", tmp_path / "packed.onnx"
+    options = ("--config", "MXFP4E2M1", "--set", "use_external_data_format=true")
+    if is_packed_afterwards:
+        assert run("quantize", model, out, *options).exit_code == 0
+        assert run("pack", out, packed).exit_code == 0
+    else:
+        assert run("quantize", model, packed, *options, "--pack").exit_code == 0
+    assert bool(list(tmp_path.glob("packed-*.data"))) != is_packed_afterwards
+    assert_same(packed, "--model", model)
+
+
+def test_a_card_of_packing_where_nothing_can_be_packed(out):
+    content = json.loads(out.with_suffix(".json").read_text())
+    content["card"]["packing"] = "portable"
+    out.with_suffix(".json").write_text(json.dumps(content))
+    assert_one_line_error(run("reproduce", out.with_suffix(".json")), "packing 'portable'", "nothing to pack")
+
+
 def test_a_function_cannot_be_made_again(model, calib, tmp_path):
     config = quark.onnx.get_default_config("S16S16_MIXED_S8S8")
     del config.extra_options["AutoMixprecision"]["SQNRTarget"]
@@ -208,6 +229,7 @@ def test_a_card_does_not_say_where_to_write(model, calib, tmp_path):
 def test_what_has_no_card(model, out, tmp_path):
     assert_one_line_error(run("reproduce", model), "float.onnx", CARD_KEY)
     assert_one_line_error(run("reproduce", tmp_path / "none.onnx"), "none.onnx", "no such file")
+    assert_one_line_error(run("reproduce", tmp_path), tmp_path.name, "is a folder")
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     assert_one_line_error(run("reproduce", broken), "broken.json")

@@ -100,6 +100,8 @@ def test_archives_with_and_without_labels(tmp_path, model):
     with pytest.raises(InvalidValueError, match="no labels"):
         evaluate(network, open_dataset(tmp_path / "plain.npz", network))
     assert open_dataset(tmp_path / "plain.npz", network, limit=2).count == 2
+    with pytest.raises(InvalidValueError, match="about a folder of images"):
+        open_dataset(tmp_path / "plain.npz", network, labels=tmp_path / "labels.txt")
 
 
 def test_a_model_compared_with_itself(model, data):

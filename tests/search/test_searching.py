@@ -11,9 +11,9 @@ import pytest
 from quark.demo import network_path
 from quark.errors import InvalidValueError
 from quark.onnx import quantize
+from quark.onnx.pack import pack_model
 from quark.onnx.pack.record import is_packed
-from quark.onnx.quantization import making
-from quark.search import Budget, Keep, Wanted, attempt, pareto_front, search, searching
+from quark.search import Budget, Keep, Wanted, attempt, pareto_front, search
 from quark.search.attempt import Bench
 from quark.search.judging import divergence
 
@@ -27,8 +27,11 @@ def arrays(count, seed):
 @pytest.fixture(autouse=True)
 def packer(monkeypatch):
     """Files are not packed here but where a test says so: it takes longer than all else with so small a network."""
-    for module in (attempt, searching):
-        monkeypatch.setattr(module, "find_packer", lambda: None)
+
+    def refuse(*_):
+        raise InvalidValueError("not here")
+
+    monkeypatch.setattr(attempt, "pack_model", refuse)
 
 
 @pytest.fixture
@@ -86,7 +89,8 @@ def attempts(monkeypatch):
     return names
 
 
-def test_ranks_what_it_tried_and_keeps_it(model, calib, labelled, tmp_path):
+def test_ranks_what_it_tried_and_keeps_it(model, calib, labelled, tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, "pack_model", pack_model)
     wanted = Wanted(Budget.parse(["drop=50"]), PRESETS)
     result = search(model, calib, wanted, data=labelled)
     assert {each.name for each in result.trials} == set(PRESETS)
@@ -125,8 +129,7 @@ def test_the_recommended_command_makes_the_file_that_was_tried(model, calib):
 
 
 def test_files_are_packed_where_that_makes_them_smaller(model, calib, monkeypatch):
-    for module in (attempt, searching):
-        monkeypatch.setattr(module, "find_packer", making.find_packer)
+    monkeypatch.setattr(attempt, "pack_model", pack_model)
     result = search(model, calib, Wanted(presets=("MXFP4E2M1", "A8W8"), keep=Keep.ALL))
     packed = {each.name: each.measured.is_packed for each in result.trials}
     assert packed == {"MXFP4E2M1": True, "A8W8": False}
@@ -202,18 +205,24 @@ def test_what_fails_is_a_row_with_its_reason(model, calib, monkeypatch):
     def failing(self, candidate, folder):
         if candidate.name == "BF16":
             raise MemoryError("too large")
+        if candidate.name == "A8W8":
+            raise OSError(28, "No space left on device")
         if candidate.name == "MXINT8":
             raise InvalidValueError("node 'x': cannot be done")
         return original(self, candidate, folder)
 
     with monkeypatch.context() as patch:
         patch.setattr(Bench, "_quantized", failing)
-        result = search(model, calib, Wanted(presets=PRESETS))
+        result = search(model, calib, Wanted(presets=(*PRESETS, "A8W8")))
     reasons = {each.name: each.failure for each in result.trials if each.failure}
-    assert reasons == {"BF16": "not enough memory: too large", "MXINT8": "node 'x': cannot be done"}
+    assert reasons == {
+        "BF16": "not enough memory: too large",
+        "A8W8": "trouble with files: [Errno 28] No space left on device",
+        "MXINT8": "node 'x': cannot be done",
+    }
     assert result.best.name == "MXFP4E2M1"
     assert "cannot be done" in (result.folder / "search.html").read_text()
-    again = search(model, calib, Wanted(presets=PRESETS))  # memory may be there now
+    again = search(model, calib, Wanted(presets=(*PRESETS, "A8W8")))  # memory and space may be there now
     assert {each.name for each in again.trials if each.failure} == {"MXINT8"}
 
 
@@ -252,6 +261,46 @@ def test_presets_and_formats_exclude_each_other():
 def test_a_file_in_the_place_of_the_folder_is_an_error(model, calib):
     with pytest.raises(InvalidValueError, match="cannot be made"):
         search(model, calib, Wanted(presets=("MXINT8",)), folder=calib)
+
+
+def test_one_search_at_a_time_in_a_folder(model, calib, tmp_path):
+    def at_once(_):
+        with pytest.raises(InvalidValueError, match="another search is at work"):
+            search(model, calib, Wanted(presets=("BF16",)), folder=tmp_path / "out")
+
+    search(model, calib, Wanted(presets=("MXINT8",)), folder=tmp_path / "out", on_trial=at_once)
+    search(model, calib, Wanted(presets=("BF16",)), folder=tmp_path / "out")
+
+
+def test_a_folder_of_something_else_is_left_alone(model, calib, tmp_path):
+    mine = tmp_path / "work" / "models" / "MXINT8.onnx"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(InvalidValueError, match="holds other things"):
+        search(model, calib, Wanted(presets=("MXINT8",)), folder=tmp_path / "work")
+    assert mine.read_text() == "mine"
+    assert [each.name for each in (tmp_path / "work").iterdir()] == ["models"]
+
+
+def test_a_float_network_without_answers_is_an_error(calib, tmp_path):
+    graph = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 1, 8, 8] input) => (float[n, 1, 8, 8] y) '
+        "{ one = Sub (input, input)  y = Div (one, one) }"
+    )
+    onnx.save(graph, tmp_path / "nan.onnx")
+    with pytest.raises(InvalidValueError, match="output 'y' has NaN"):
+        search(tmp_path / "nan.onnx", calib, Wanted(presets=("MXINT8",)))
+
+
+def test_what_quantizes_nothing_is_no_result(calib, tmp_path):
+    graph = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 1, 8, 8] input) => (float[n, 1, 8, 8] y) '
+        "{ y = Exp (input) }"
+    )
+    onnx.save(graph, tmp_path / "exp.onnx")
+    result = search(tmp_path / "exp.onnx", calib, Wanted(presets=("MXINT8",)))
+    assert result.best is None
+    assert "nothing is quantized" in result.trials[0].failure
 
 
 def test_divergence_is_that_of_probabilities():

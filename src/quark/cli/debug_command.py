@@ -33,7 +33,13 @@ SAMPLES = 16
     help="What the model sees: a folder of images, or arrays named like its inputs. Without it, random numbers.",
 )
 @click.option(
-    "--num", "count", type=click.IntRange(min=1), default=SAMPLES, show_default=True, help="Samples, evenly spaced."
+    "--num",
+    "count",
+    type=click.IntRange(min=1),
+    default=SAMPLES,
+    show_default=True,
+    metavar="N",
+    help="N samples, evenly spaced.",
 )
 @click.option(
     "--below",
@@ -89,12 +95,13 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
     from rich.console import Console
     from rich.text import Text
 
+    from quark.report.quantities import printable
     from quark.report.summary import sqnr_text
 
     console = Console(highlight=False)
 
     def say(text: str = "", style: str = "") -> None:
-        console.print(Text(text, style))
+        console.print(Text(printable(text), style))
 
     outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs)
     say(f"{found.source.name} and {found.result.name} on {found.basis.data}: {found.verdict.value} ({outputs})")
@@ -141,6 +148,7 @@ def _table(found: Diagnosis, divergence: Divergence) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from quark.report.quantities import printable
     from quark.report.summary import sqnr_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -154,7 +162,7 @@ def _table(found: Diagnosis, divergence: Divergence) -> Table:
         figures = (each.local, each.accumulated)
         cells = [">" if is_it else "", each.name, each.op_type, _formats(each)]
         cells += ["-" if figure is None else sqnr_text(figure.sqnr_db) for figure in figures]
-        table.add_row(*(Text(cell, "bold" if is_it else "") for cell in cells))
+        table.add_row(*(Text(printable(cell), "bold" if is_it else "") for cell in cells))
     return table
 
 

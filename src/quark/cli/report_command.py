@@ -163,6 +163,7 @@ def _diagnosed(float_model: Path, model: Path, calibration: Calibration, data: L
 
 def _summary(diagnosis: Diagnosis) -> list[str]:
     """The verdict, the worst output, and the worst layers."""
+    from quark.report.quantities import printable
     from quark.report.summary import sqnr_text
 
     doubt = ", on random numbers, which says little" if diagnosis.basis.is_random else ""
@@ -182,4 +183,4 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
         for each in diagnosis.ranked[:3]
         if each.share
     ]
-    return lines
+    return [printable(line) for line in lines]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.account import FileFacts
+from quark.card import MOST_BYTES, MOST_LEVELS, depth
 from quark.cli.calibration_option import DEFAULT_PREPROCESS, Calibration
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 CARD = "card"
 METADATA = "quark."
-MOST_BYTES = 256 << 20  # of a report beside a model; beyond that it is something else
-MOST_LEVELS = 40  # of nesting; a report has some ten
 MOST_CHANGES = 20  # beyond them no preset is near
 
 
@@ -95,16 +94,7 @@ def _json_of(text: str) -> Any:
         content = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return None
-    return content if _depth(content) <= MOST_LEVELS else None
-
-
-def _depth(content: Any) -> int:
-    depth, level = 0, [content]
-    while level and depth <= MOST_LEVELS:
-        depth += 1
-        inner = [each for each in level if isinstance(each, (dict, list))]
-        level = [value for each in inner for value in (each.values() if isinstance(each, dict) else each)]
-    return depth
+    return content if depth(content) <= MOST_LEVELS else None
 
 
 def _list(value: Any) -> list[Any]:

@@ -37,7 +37,8 @@ def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path |
 
     \b
     Exit status: 0 the same bytes
-                 1 an error: another float model or other data than the card's, or it cannot be made from a card
+                 1 an error: another float model or other data than the
+                   card's, or it cannot be made from a card
                  2 a mistake in the command line
                  3 other bytes; what differs is listed
     """

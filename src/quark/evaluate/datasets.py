@@ -89,6 +89,10 @@ def open_dataset(
     """The data for that network. `preprocess` is a name or a file, as calibration has them; archives hold arrays that
     are prepared already."""
     if path.suffix.lower() == ".npz":
+        if labels is not None:
+            raise InvalidValueError(
+                f"labels file '{labels}' is about a folder of images; data '{path}' has its own: an array '{LABELS}'"
+            )
         return _open_archive(path, network, limit)
     if not path.is_dir():
         what = "it is no .npz archive" if path.exists() else "there is no such folder or file"

@@ -37,7 +37,7 @@ def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> i
         old.replace_all_uses_with(given)
         graph.inputs.append(given)
     graph.outputs.extend(values[name] for name in outputs)
-    remove_dead(part)
+    _remove_dead(part)
     for value in list(graph.inputs):
         if not value.uses():
             graph.inputs.remove(value)
@@ -57,10 +57,27 @@ def frontier(model: ir.Model, last: int) -> list[str]:
 def read_by(node: ir.Node) -> Iterable[ir.Value]:
     """The values that a node reads, also those that its branches capture."""
     yield from (value for value in node.inputs if value is not None)
+    for graph in _branches(node):
+        inner = list(graph.all_nodes())
+        own = [graph, *(each.graph for each in inner)]
+        read = (value for each in inner for value in each.inputs if value is not None)
+        yield from (value for value in read if not any(value.graph is each for each in own))
+
+
+def _branches(node: ir.Node) -> Iterable[ir.Graph]:
     for attr in node.attributes.values():
         for graph in attr.value if attr.type is ir.AttributeType.GRAPHS else [attr.value]:
             if isinstance(graph, ir.Graph):
-                inner = list(graph.all_nodes())
-                own = [graph, *(each.graph for each in inner)]
-                read = (value for each in inner for value in each.inputs if value is not None)
-                yield from (value for value in read if not any(value.graph is each for each in own))
+                yield graph
+
+
+def _remove_dead(part: ir.Model) -> None:
+    """The branches of a node that is gone still count as readers of what they capture: they let go of it, and then that
+    is looked at again."""
+    branching = [node for node in part.graph if any(True for _ in _branches(node))]
+    while remove_dead(part):
+        gone = [node for node in branching if node.graph is None]
+        branching = [node for node in branching if node.graph is not None]
+        for inner in (each for node in gone for graph in _branches(node) for each in graph.all_nodes()):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)

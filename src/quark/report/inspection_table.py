@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quark.report.inspection import Inspection
-from quark.report.quantities import count_of, listed, size_text
+from quark.report.quantities import count_of, listed, printable, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,7 @@ def inspection_table(inspection: Inspection) -> Table:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in _rows(inspection):
-        grid.add_row(name, Text(value))
+        grid.add_row(name, Text(printable(value)))
     return grid
 
 

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from quark.mixed_precision import Figure, LayerPrecision, Metric, MixedPlan, Precision
-from quark.report.quantities import count_of
+from quark.report.quantities import count_of, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +44,7 @@ def mixed_table(plan: MixedPlan) -> RenderableType:
     for each in shown:
         types = plan.high if each.choice is Precision.HIGH else plan.low
         known = "-" if each.sensitivity is None else f"{each.sensitivity:.2e}"
-        table.add_row(Text(each.layer), known, Text(f"{each.choice.value}: {types}"))
+        table.add_row(Text(printable(each.layer)), known, Text(f"{each.choice.value}: {types}"))
     rest = len(plan.layers) - len(shown)
     if rest:
         high = sum(each.choice is Precision.HIGH for each in plan.layers if each not in shown)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, counts, and lists that know when to stop."""
+"""Numbers and names as people read them: sizes, counts, and lists that know when to stop."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def count_of(count: int, noun: str) -> str:
     ('1 sample', '1,200 samples')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Names in a file are whoever's who made it: what would steer a terminal is shown instead.
+
+    >>> printable("conv \\x1b[2J")
+    'conv \\\\x1b[2J'
+    """
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
 
 
 def listed(items: Iterable[str], most: int = MOST_LISTED) -> str:

@@ -21,7 +21,7 @@ from quark.plan import Role
 from quark.report.advice import advice
 from quark.report.algorithms import MIXED_PRECISION, algorithm_line
 from quark.report.mixed_precision import mixed_line, mixed_table
-from quark.report.quantities import count_of, listed, size_text
+from quark.report.quantities import count_of, listed, printable, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -122,7 +122,7 @@ def _facts(report: Report) -> RenderableType:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in _fact_rows(report):
-        grid.add_row(name, Text(value))  # as Text: names may hold brackets, which rich would read as markup
+        grid.add_row(name, Text(printable(value)))  # as Text: names may hold brackets, which rich would read as markup
     return grid
 
 
@@ -195,7 +195,7 @@ def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
     for each in worst_first[:MOST_OUTPUTS]:
         agreement = "-" if each.agreement is None else f"{100 * each.agreement:.1f} %"
         figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement, f"{each.max_error:.3g}")
-        table.add_row(Text(each.name), *figures, Text(each.verdict.value, COLOURS[each.verdict]))
+        table.add_row(Text(printable(each.name)), *figures, Text(each.verdict.value, COLOURS[each.verdict]))
     if len(outputs) > MOST_OUTPUTS:
         table.add_row(f"and {len(outputs) - MOST_OUTPUTS} more, all better")
     return table
@@ -219,4 +219,4 @@ def _remarks(remarks: Iterable[str]) -> RenderableType:
     shown = lines[:MOST_REMARKS]
     if len(lines) > MOST_REMARKS:
         shown.append(f"and {count_of(len(lines) - MOST_REMARKS, 'more remark')} in the JSON beside the model")
-    return Text("\n".join(f"- {line}" for line in shown))
+    return Text("\n".join(f"- {printable(line)}" for line in shown))

@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 
 from quark.account import FileFacts
-from quark.errors import QuarkError
+from quark.errors import InvalidValueError, QuarkError
+from quark.onnx.pack import pack_model
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.file_differences import file_hash
-from quark.onnx.quantization.making import find_packer, packed_report
+from quark.onnx.quantization.making import packed_report
 from quark.onnx.quantization.quantizer import quantize
 from quark.onnx.save import write_text
 from quark.onnx.session import release_memory
-from quark.plan import QuantizationPlan
 from quark.search.candidates import Candidate
-from quark.search.journal import OUT_OF_MEMORY
+from quark.search.journal import FILE_TROUBLE, OUT_OF_MEMORY
 from quark.search.judging import Judge
-from quark.search.sizes import PROFILE, bytes_by_formats, stored_bytes
+from quark.search.sizes import PROFILE, stored_bytes
 from quark.search.trial import Measurement, Trial
 
 
@@ -40,9 +40,9 @@ class Bench:
         trial = partial(Trial, candidate.name, candidate.preset, candidate.stage, candidate.changes)
         try:
             with _quiet():
-                path, plan, remarks = self._quantized(candidate, folder)
+                path, remarks = self._quantized(candidate, folder)
                 quantizing_seconds = time.perf_counter() - start
-                path, size, is_packed = _weighed(path, plan, remarks)
+                path, size, is_packed = _weighed(path, remarks)
                 judgement = self.judge.judge(path)
         except Exception as error:  # an operator, the memory, the runtime: each is a row of the table
             seconds = time.perf_counter() - start
@@ -58,7 +58,7 @@ class Bench:
         )
         return done, path
 
-    def _quantized(self, candidate: Candidate, folder: Path) -> tuple[Path, QuantizationPlan, list[str]]:
+    def _quantized(self, candidate: Candidate, folder: Path) -> tuple[Path, list[str]]:
         data = self.data
         # by its name where nothing is changed, as the command does it
         config = candidate.config() if candidate.changes else candidate.preset
@@ -70,14 +70,13 @@ class Bench:
             batch_size=data.batch_size,
             preprocessing=data.preprocessing,
         )
-        return result.save(folder / f"{candidate.name}.onnx"), result.plan, list(result.report.remarks)
+        if not result.plan.tensors:  # it would lose nothing, and be the best
+            raise InvalidValueError("nothing is quantized by it: no node of the model fits")
+        return result.save(folder / f"{candidate.name}.onnx"), list(result.report.remarks)
 
 
-def _weighed(path: Path, plan: QuantizationPlan, remarks: list[str]) -> tuple[Path, int, bool]:
+def _weighed(path: Path, remarks: list[str]) -> tuple[Path, int, bool]:
     """The file to go on with, its true size, and whether it is packed."""
-    pack_model = find_packer()
-    if pack_model is None:
-        return path, bytes_by_formats(path, plan), False
     target = path.parent / "packed" / path.name
     target.parent.mkdir()
     try:
@@ -102,6 +101,8 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text:
         return f"{OUT_OF_MEMORY}{': ' if text else ''}{text}"
+    if isinstance(error, OSError):
+        return f"{FILE_TROUBLE}: {text}"
     return text if isinstance(error, QuarkError) and text else f"{type(error).__name__}: {text}"
 
 

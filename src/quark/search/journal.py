@@ -6,7 +6,7 @@
     DIR/models/NAME.onnx    its file and NAME.json, the report on it; those of the front, by default
 
 A finished trial is not repeated where its basis is the same: the model, the data, the config, the versions. Otherwise
-it is tried again, and the notes say why. Two searches at once need two folders.
+it is tried again, and the notes say why. A folder is one search's at a time, see `lock`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from quark.errors import InvalidValueError
 from quark.onnx.save import write_text
 from quark.search.candidates import Candidate
+from quark.search.lock import LOCK, take
 from quark.search.ranking import pareto_front
 from quark.search.trial import Trial
 
 OUT_OF_MEMORY = "not enough memory"
+FILE_TROUBLE = "trouble with files"  # a full disk, say
+PASSING = (OUT_OF_MEMORY, FILE_TROUBLE)  # begin failures of the machine: another time it may work
 _MOST_BYTES = 1 << 26
 _PREFIX = ".trial-"
 _SPOKEN = {
@@ -56,12 +59,15 @@ class Journal:
     basis: Mapping[str, str]
     keep: Keep = Keep.BEST
     notes: list[str] = field(default_factory=list)
+    _lock: IO[bytes] | None = field(default=None, repr=False)
 
     def open(self) -> None:
-        """Make the folder, and say where what lies in it does not fit."""
+        """Make the folder, take it, and say where what lies in it does not fit."""
         try:
+            self._refuse_other_things()
             self.trials_folder.mkdir(parents=True, exist_ok=True)
             self.models_folder.mkdir(exist_ok=True)
+            self._lock = take(self.folder / LOCK)
         except OSError as error:
             raise InvalidValueError(f"folder '{self.folder}' cannot be made: {error.strerror}") from error
         for stale in self.folder.glob(f"{_PREFIX}*"):  # of a search that was killed
@@ -71,6 +77,20 @@ class Journal:
         if changed:
             why = ", ".join(_SPOKEN.get(name, f"{name} differs") for name in changed)
             self.notes.append(f"starting anew: {why}")
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _refuse_other_things(self) -> None:
+        """Files are replaced and removed by their names here: not in a folder of somebody's own."""
+        is_ours = (self.folder / LOCK).exists() or (self.folder / "search.json").exists()
+        if self.folder.is_dir() and not is_ours and any(self.folder.iterdir()):
+            raise InvalidValueError(
+                f"folder '{self.folder}' holds other things than a search: give --out a new or an empty folder"
+            )
 
     @property
     def trials_folder(self) -> Path:
@@ -95,7 +115,7 @@ class Journal:
         except InvalidValueError as error:
             self.notes.append(f"{path.name} is damaged and tried again: {error}")
             return None
-        if trial.basis != self.basis_of(candidate) or trial.failure.startswith(OUT_OF_MEMORY):
+        if trial.basis != self.basis_of(candidate) or trial.failure.startswith(PASSING):
             return None
         has_model = bool(trial.model) and self._model_file(trial.name).is_file()
         return replace(trial, model=trial.model if has_model else "")

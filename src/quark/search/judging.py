@@ -62,8 +62,10 @@ class Judge:
         self._inputs, self._outputs = SampleStore(), SampleStore()
         self._labels: list[Array | None] = []
         for batch in batches:
+            outputs = network.run(batch.inputs)
+            _refuse_nan(outputs, network.outputs, float_model)
             self._inputs.append(batch.inputs)
-            self._outputs.append({str(i): each for i, each in enumerate(network.run(batch.inputs))})
+            self._outputs.append({str(i): each for i, each in enumerate(outputs)})
             self._labels.append(batch.labels)
             self.count += batch.count
         if not self.count:
@@ -106,6 +108,15 @@ class Judge:
             assert labels is not None
             meter.add(as_scores(self._outputs[i]["0"], model), labels)
         return meter.result().top1
+
+
+def _refuse_nan(outputs: Iterable[Array], names: Iterable[str], model: Path) -> None:
+    for name, array in zip(names, outputs, strict=True):
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise InvalidValueError(
+                f"model '{model}', which is float: its output '{name}' has NaN, so that there is nothing to compare "
+                f"with. Check the data and how it is prepared (--preprocess)"
+            )
 
 
 def judge_on_folder(

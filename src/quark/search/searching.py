@@ -19,7 +19,7 @@ from quark.errors import InvalidValueError
 from quark.onnx.data import input_infos, open_samples
 from quark.onnx.load import LoadedModel, load
 from quark.onnx.quantization.data import Data
-from quark.onnx.quantization.making import find_packer, set_arguments
+from quark.onnx.quantization.making import set_arguments
 from quark.onnx.quantization.versions import versions
 from quark.search.attempt import Bench
 from quark.search.budget import Budget, Limits
@@ -143,9 +143,6 @@ def search(
     judge, basis = _prepared(path, loaded, source, wanted, None if data is None else Path(data))
     target = path.with_name(f"{path.stem}_search") if folder is None else Path(folder)
     journal = Journal(target, basis, wanted.keep)
-    journal.open()
-    if find_packer() is None:
-        journal.notes.append("sizes are by the bits of the formats: this quark does not pack files")
     facts = FloatFacts(path.name, loaded.bytes, judge.latency_ms, judge.source, judge.top1)
     budget = wanted.budget
     has_small_first = budget.size is not None or budget.drop is not None
@@ -159,7 +156,9 @@ def search(
         on_trial=on_trial,
     )
     del loaded
-    return run.over(in_order(candidates, has_small_first))
+    with contextlib.closing(journal):
+        journal.open()
+        return run.over(in_order(candidates, has_small_first))
 
 
 def _prepared(
@@ -178,7 +177,7 @@ def _prepared(
         "calibration": f"{source.count} {preprocessing} {samples_digest(samples, samples.held_out)}",
         "data": judge.digest(),
         "versions": json.dumps(_versions(), sort_keys=True),
-        "packing": PROFILE if find_packer() else "none",
+        "packing": PROFILE,
     }
     return judge, basis
 

@@ -24,7 +24,7 @@ class Stage(str, Enum):
 class Measurement:
     """What a quantized network costs. `drop` is in percentage points of `measure`, negative where it is better than
     float; `top1` a share; `kl` the mean divergence of its predictions from float's, in nats; both None where unknown.
-    `error` is the standard error of the drop, in points. `is_packed` tells a size on the disk from one by formats."""
+    `error` is the standard error of the drop, in points. `is_packed`: the file is packed."""
 
     size_bytes: int
     drop: float

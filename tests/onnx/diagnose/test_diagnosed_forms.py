@@ -8,10 +8,13 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from tiny_models import SIZE, save_brightness_model
 
+from quark.errors import InvalidValueError
+from quark.onnx import quantize
 from quark.onnx.diagnose import diagnose
 from quark.onnx.diagnose.layer_weights import LayerWeights
 from quark.onnx.diagnose.rescaling import factors_by_weights
 from quark.onnx.diagnose.sums import pair_sums
+from quark.onnx.pack import pack_model
 
 SAMPLES = np.random.default_rng(0).normal(0.5, 1.0, (6, 3, SIZE, SIZE)).astype(np.float32)
 
@@ -69,3 +72,78 @@ def test_factors_are_found_again(groups):
     weights = LayerWeights((np.rint(rescaled / step) * step).astype(np.float32), exact, groups)
     assert np.median(np.abs(factors_by_weights(weights, inputs) / outputs - 1)) < 0.02
     assert (factors_by_weights(plain, None) == 1).all()
+
+
+HEADER = '<ir_version: 8, opset_import: ["": 17]>'
+WIDTH = 32
+
+
+def save_text(path, text, **weights):
+    model = onnx.parser.parse_model(f"{HEADER} {text}")
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{number}"
+    onnx.save(model, path)
+    return path
+
+
+def matrix(seed):
+    return np.random.default_rng(seed).normal(0, 0.2, (WIDTH, WIDTH)).astype(np.float32)
+
+
+def test_layers_behind_the_output_that_is_looked_at_cost_nothing(tmp_path):
+    source = save_text(
+        tmp_path / "float.onnx",
+        f"g (float[n, {WIDTH}] x) => (float[n, {WIDTH}] y, float[n, {WIDTH}] z) "
+        "{ t = MatMul (x, a)  y = Relu (t)  u = MatMul (y, b)  z = Relu (u) }",
+        a=matrix(1),
+        b=matrix(2),
+    )
+    data = np.random.default_rng(0).normal(0, 1, (6, WIDTH)).astype(np.float32)
+    target = quantize(source, data, "A8W8").save(tmp_path / "quantized.onnx")
+    found = {each.tensor: each.sensitivity for each in diagnose(source, target, data).layers}
+    assert found["y"] > 0
+    assert found["z"] == 0
+
+
+def test_packed_weights_are_read_beside_branches(tmp_path):
+    """A branch that captures a tensor does not make it a part of what a weight is computed from."""
+    source = save_text(
+        tmp_path / "float.onnx",
+        f"g (float[n, {WIDTH}] x, bool c) => (float[n, {WIDTH}] y) "
+        "{ t = MatMul (x, a)"
+        f"  y = If (c) <then_branch = g1 () => (float[n, {WIDTH}] p) {{ p = Relu (t) }},"
+        f" else_branch = g2 () => (float[n, {WIDTH}] q) {{ q = Neg (t) }}> }}",
+        a=matrix(1),
+    )
+    rows = np.random.default_rng(0).normal(0, 1, (6, 1, WIDTH)).astype(np.float32)
+    samples = [{"x": row, "c": np.array(True)} for row in rows]
+    target = quantize(source, samples, "MXFP4E2M1").save(tmp_path / "quantized.onnx")
+    pack_model(target, tmp_path / "packed.onnx", "portable")
+    plain, packed = (diagnose(source, each, samples) for each in (target, tmp_path / "packed.onnx"))
+    assert [each.local for each in packed.layers] == [each.local for each in plain.layers]
+
+
+def test_products_of_few_bits_keep_the_names_of_tensors(tmp_path):
+    source = save_text(
+        tmp_path / "float.onnx",
+        f"g (float[n, {WIDTH}] x) => (float[n, {WIDTH}] y) {{ t = MatMul (x, a)  u = MatMul (t, b)  y = Relu (u) }}",
+        a=matrix(1),
+        b=matrix(2),
+    )
+    data = np.random.default_rng(0).normal(0, 1, (6, WIDTH)).astype(np.float32)
+    target = quantize(source, data, "MATMUL_NBITS").save(tmp_path / "quantized.onnx")
+    assert [each.tensor for each in diagnose(source, target, data).layers] == ["t", "y"]
+
+
+def test_a_file_with_nothing_quantized_is_called_that(tmp_path):
+    source = save_text(tmp_path / "float.onnx", "g (float[n, 4] x) => (float[n, 4] y) { y = Exp (x) }")
+    with pytest.raises(InvalidValueError, match="nothing in it is quantized"):
+        diagnose(source, source, np.ones((2, 4), np.float32))
+
+
+def test_files_that_are_quantized_dynamically_are_called_that(tmp_path):
+    source = save_brightness_model(tmp_path / "float.onnx")
+    target = quantize(source, SAMPLES, "UINT8_DYNAMIC_QUANT").save(tmp_path / "quantized.onnx")
+    with pytest.raises(InvalidValueError, match="quantized dynamically"):
+        diagnose(source, target, SAMPLES)

@@ -18,6 +18,7 @@ from quark.onnx.diagnose.comparison import Compared, compare_networks
 from quark.onnx.diagnose.histograms import input_histograms, weight_histogram
 from quark.onnx.diagnose.layer_facts import LayerFacts, find_facts
 from quark.onnx.diagnose.networks import Networks, differing_shapes
+from quark.onnx.diagnose.operands import is_quantizing
 from quark.onnx.diagnose.outputs import compare_outputs
 from quark.onnx.diagnose.pair import ModelFile, Side, check_pair, read_side
 from quark.onnx.diagnose.remarks import advice_on, remarks_on, remarks_on_form
@@ -66,17 +67,10 @@ def diagnose(
     layers = _layers(exact, other, looked, _first(samples, HISTOGRAM_SAMPLES), histograms)
     facts = list(looked.facts)
     found = looked.sensitivities
-    basis = Basis(
-        samples.source,
-        looked.compared.samples,
-        samples.is_random,
-        0 if found is None else found.samples,
-        "" if found is None else found.measure,
-    )
     return Diagnosis(
         exact.facts,
         other.facts,
-        basis,
+        _basis(samples, looked),
         looked.outputs,
         layers,
         find_skipped(other),
@@ -96,6 +90,17 @@ class _Looked:
     outputs: Any
     sensitivities: Sensitivities | None
     facts: tuple[LayerFacts, ...]
+
+
+def _basis(samples: Samples, looked: _Looked) -> Basis:
+    found = looked.sensitivities
+    return Basis(
+        samples.source,
+        looked.compared.samples,
+        samples.is_random,
+        0 if found is None else found.samples,
+        "" if found is None else found.measure,
+    )
 
 
 def _look(exact: Side, other: Side, samples: Samples, sensitivity_samples: int) -> _Looked:
@@ -121,14 +126,31 @@ def _match(exact: Side, other: Side, samples: Samples) -> tuple[Sites, tuple[str
     unusable = differing_shapes(exact.model, other.model, sites.shared, next(samples.in_order()))
     if unusable:
         sites = find_sites(exact.model, other.model, unusable)
+    _refuse_strangers(exact, other, sites)
+    return sites, tuple(unusable)
+
+
+def _refuse_strangers(exact: Side, other: Side, sites: Sites) -> None:
+    """An error where there is no layer to look at, with the likeliest reason."""
     outputs = {str(value.name) for value in exact.model.graph.outputs}
     is_deep = sum(node.op_type in COMPUTING for node in exact.model.graph) > 1
-    if not sites.sites or (is_deep and not set(sites.shared) - outputs):
+    if sites.sites and not (is_deep and not set(sites.shared) - outputs):
+        return
+    operators = {node.op_type for node in other.model.graph}
+    if "DynamicQuantizeLinear" in operators:
         raise InvalidValueError(
-            f"'{exact.facts.name}' and '{other.facts.name}' have no layer in common: no tensor inside them has the "
-            "same name and shape in both. Give the float model that the other was made from, as the quantizer read it"
+            f"'{other.facts.name}' is quantized dynamically: layers whose inputs get their scales while the network "
+            "runs are not looked at one by one. 'quark compare' compares the networks as a whole"
         )
-    return sites, tuple(unusable)
+    if not operators & COMPUTING and not any(is_quantizing(node) for node in other.model.graph):
+        raise InvalidValueError(
+            f"'{other.facts.name}' has no quantized layer: nothing in it is quantized, so there is nothing to compare "
+            "layer by layer. 'quark inspect' shows what the file holds"
+        )
+    raise InvalidValueError(
+        f"'{exact.facts.name}' and '{other.facts.name}' have no layer in common: no tensor inside them has the "
+        "same name and shape in both. Give the float model that the other was made from, as the quantizer read it"
+    )
 
 
 def _first(samples: Samples, count: int) -> list[Sample]:

@@ -51,16 +51,18 @@ class Sensitivities:
 def find_sensitivities(
     exact: ir.Model, quantized: ir.Model, sites: Sites, factors: Factors, samples: Sequence[Sample]
 ) -> Sensitivities:
-    """Of all layers, by the first output of the network that holds floats."""
+    """Of all layers, by the first output of the network that holds floats. Layers behind it, which other outputs come
+    from, do not move it: they cost 0."""
     output = next(
         (str(value.name) for value in exact.graph.outputs if is_float(value)), str(exact.graph.outputs[0].name)
     )
     places = {str(value.name): index for index, node in enumerate(exact.graph) for value in node.outputs}
-    ends = sorted((site.tensor for site in sites.sites), key=places.__getitem__)
+    tensors = [site.tensor for site in sites.sites]
+    ends = sorted((name for name in tensors if places[name] <= places.get(output, -1)), key=places.__getitem__)
     groups = [
         [str(each) for each in group] for group in np.array_split(ends, min(GROUPS, len(ends) or 1)) if len(group)
     ]
-    totals: dict[str, float] = dict.fromkeys(ends, 0.0)
+    totals: dict[str, float] = dict.fromkeys(tensors, 0.0)
     measure = ""
     remembered: Any = samples
     for number, group in enumerate(groups):
@@ -128,7 +130,8 @@ class _Pieces:
         costs: dict[str, float] = {}
         measure = measure_for(reference)
         for name in self._group:
-            error = self._unscaled(name, found[f"{name}{COMPUTED}"]) - values[name]
+            with np.errstate(invalid="ignore"):  # Inf less Inf is no number, and the output then none either
+                error = self._unscaled(name, found[f"{name}{COMPUTED}"]) - values[name]
             moved = self._run_rest(sample, additions | {addition(name): error.astype(values[name].dtype)})
             costs[name] = distance(reference, moved)
         return costs, measure, {name: np.array(values[name]) for name in self._following}

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quark.card import CARD_KEY, Card
+from quark.card import CARD_KEY, MOST_BYTES, Card
 from quark.errors import InvalidValueError
 from quark.onnx.pack.record import KEY as PACKED_KEY
 
@@ -24,6 +24,8 @@ class FoundCard:
 def read_card(path: Path) -> FoundCard:
     """The card of MODEL.json, or of MODEL.onnx; where both lie side by side and belong together, MODEL.json's, which
     says more."""
+    if path.is_dir():
+        raise InvalidValueError(f"card '{path}' is a folder; expected a quantized model or its JSON")
     if not path.is_file():
         raise InvalidValueError(f"card '{path}': there is no such file; expected a quantized model or its JSON")
     if path.suffix.lower() == ".json":
@@ -40,6 +42,8 @@ def read_card(path: Path) -> FoundCard:
 
 
 def _card_of_json(path: Path) -> Card:
+    if path.stat().st_size > MOST_BYTES:
+        raise InvalidValueError(f"card '{path}' is too large for one: expected at most {MOST_BYTES >> 20} MB")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

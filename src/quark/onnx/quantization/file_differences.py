@@ -22,7 +22,7 @@ def file_hash(path: Path) -> str:
     state = hashlib.sha256()
     for piece in _pieces(path):
         state.update(piece)
-    for file in _external_files(path):
+    for file in external_files(path):
         fingerprint = Fingerprint()
         for piece in _pieces(file):
             fingerprint.update(piece)
@@ -36,7 +36,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _external_files(path: Path) -> list[Path]:
+def external_files(path: Path) -> list[Path]:
+    """Those that hold weights of the model, in the order in which it names them first."""
     proto = onnx.load(path, load_external_data=False)
     names = [
         entry.value

@@ -6,9 +6,8 @@ import importlib.metadata
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +116,6 @@ def command_of(card: Card, target: str = "OUT.onnx") -> str:
         parts += ["--config", known[0], *set_arguments(known[1])]
     parts += _data_arguments(card.data)
     return shlex.join([*parts, *(["--pack", card.packing] if card.packing else [])])
-
-
-def find_packer() -> Callable[[Path, Path, str], Any] | None:
-    """`pack_model(source, target, profile)`, where this quark has it."""
-    try:
-        module = import_module("quark.onnx.pack")
-    except ImportError:
-        return None
-    return getattr(module, "pack_model", None)
 
 
 def packed_report(text: str, profile: str, result: FileFacts) -> str:

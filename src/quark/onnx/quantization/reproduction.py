@@ -18,18 +18,19 @@ from typing import Any
 
 from quark.account import FileFacts
 from quark.card import Card, DataKind, differences, platform_facts
-from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError
+from quark.errors import InvalidValueError, UnsupportedOptionError
 from quark.onnx.data import Preprocessing
 from quark.onnx.load import load
+from quark.onnx.pack import pack_message
 from quark.onnx.quantization.card_file import FoundCard, read_card
 from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
-from quark.onnx.quantization.file_differences import file_differences, file_hash
-from quark.onnx.quantization.making import card_of, data_facts, find_packer, placed, put_card
+from quark.onnx.quantization.file_differences import external_files, file_differences, file_hash
+from quark.onnx.quantization.making import card_of, data_facts, placed, put_card
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
 from quark.onnx.quantization.settings import Settings
-from quark.onnx.save import check_output, write_model, write_text
+from quark.onnx.save import SaveOptions, check_output, write_model, write_text
 from quark.onnx.session import release_memory
 
 
@@ -75,11 +76,12 @@ def reproduce(
     warnings += _compare_inputs(found.card, source, samples, settings)
     target = None if output is None else _checked(output, source, found)
     outcome = quantize_graph(source, samples, settings)
-    made, differing = _compared(outcome, found, expected, settings)
+    options = _save_options(found, settings)
+    made, differing = _compared(outcome, found, expected, options)
     if target is not None:
         # another file than the card's says itself how it was made
         own = found.card if made.sha256 == expected else replace(outcome.card, packing=found.card.packing)
-        beside = placed(own, target, source, samples.source, _write(outcome, own, target, settings))
+        beside = placed(own, target, source, samples.source, _write(outcome, own, target, options))
         write_text(json.dumps({"card": beside.to_dict()}, indent=1), target.with_suffix(".json"))
     return Reproduction(expected, made, tuple(warnings), tuple(differing))
 
@@ -190,14 +192,14 @@ def _checked(output: str | os.PathLike[str], source: Path, found: FoundCard) -> 
     return target
 
 
-def _compared(outcome: Outcome, found: FoundCard, expected: str, settings: Settings) -> tuple[FileFacts, list[str]]:
+def _compared(outcome: Outcome, found: FoundCard, expected: str, options: SaveOptions) -> tuple[FileFacts, list[str]]:
     """The file, and what differs in it. It is written under the name that it had: weights in a file of their own are
     called after it, which the model says."""
     known = found.card.result.name if found.card.result is not None else ""
     name = found.model.name if found.model is not None else known or "model.onnx"
     with tempfile.TemporaryDirectory(prefix="quark-reproduce-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / name
-        made = _write(outcome, found.card, path, settings)
+        made = _write(outcome, found.card, path, options)
         if expected in (made.sha256, file_hash(path)):
             return replace(made, sha256=expected), []
         if found.model is None:
@@ -209,15 +211,17 @@ def _compared(outcome: Outcome, found: FoundCard, expected: str, settings: Setti
         return made, differing
 
 
-def _write(outcome: Outcome, card: Card, target: Path, settings: Settings) -> FileFacts:
+def _write(outcome: Outcome, card: Card, target: Path, options: SaveOptions) -> FileFacts:
     put_card(outcome.message.proto, card)
     if not card.packing:
-        return write_model(outcome.message, target, settings.save)
-    pack_model = find_packer()
-    if pack_model is None:
-        raise MissingDependencyError(f"packing '{card.packing}': this quark cannot pack; update it")
-    with tempfile.TemporaryDirectory(prefix=".quark-", dir=target.parent) as folder:
-        unpacked = Path(folder) / target.name
-        write_model(outcome.message, unpacked, settings.save)
-        pack_model(unpacked, target, card.packing)
-    return FileFacts(target.name, target.stat().st_size, file_hash(target))
+        return write_model(outcome.message, target, options)
+    packed, facts = pack_message(outcome.message, card.packing)
+    if not facts.packed:
+        raise InvalidValueError(f"the card says packing '{card.packing}': {facts.remarks[0]}")
+    return write_model(packed, target, options)
+
+
+def _save_options(found: FoundCard, settings: Settings) -> SaveOptions:
+    """As configured; but `quark pack`, afterwards, writes one file where that is possible."""
+    is_one = bool(found.card.packing) and found.model is not None and not external_files(found.model)
+    return SaveOptions() if is_one else settings.save

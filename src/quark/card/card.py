@@ -16,21 +16,20 @@ import hashlib
 import json
 import os
 import platform
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from quark.account import FileFacts
+from quark.card import fields
 from quark.errors import InvalidValueError
 from quark.formats.native import instruction_set
 
 CARD_VERSION = 1
 CARD_KEY = "quark.card"  # of the metadata of the model, and the last part of it in MODEL.json
 MOST_CHARACTERS = 32 << 20
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _OF_ONE_RUN = ("platform", "command", "paths", "result")
 
 
@@ -107,7 +106,7 @@ class Card:
     @staticmethod
     def from_dict(content: Any) -> Card:
         """The card, every field of which is checked."""
-        return _card(_mapping(content, "card"))
+        return _card(fields.mapping(content, "card"))
 
 
 def samples_digest(samples: Iterable[Mapping[str, Any]], held_out: Iterable[Mapping[str, Any]] = ()) -> str:
@@ -165,126 +164,65 @@ def _collect(one: Any, two: Any, where: str, found: list[str]) -> None:
         for key in sorted({*one, *two}, key=str):
             _collect(one.get(key), two.get(key), f"{where}.{key}" if where else str(key), found)
     elif one != two:
-        found.append(f"{where}: {_short(one)}, now {_short(two)}")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        found.append(f"{where}: {fields.short(one)}, now {fields.short(two)}")
 
 
 def _card(content: dict[str, Any]) -> Card:
-    version = content.pop("version", None)
+    if "version" not in content:
+        raise InvalidValueError("there is no card in it: expected MODEL.json as quark writes it beside a model")
+    version = content.pop("version")
     if version != CARD_VERSION:
-        raise InvalidValueError(f"card of version {version!r}: this quark reads version {CARD_VERSION}; update it")
+        raise InvalidValueError(
+            f"card of version {fields.short(version)}: this quark reads version {CARD_VERSION}; update it"
+        )
     known = set(Card.__dataclass_fields__)
     if extra := sorted(set(content) - known):
-        raise InvalidValueError(f"card: unknown fields {', '.join(map(repr, extra[:5]))}")
+        raise InvalidValueError(f"card: unknown fields {', '.join(repr(fields.short(each)) for each in extra[:5])}")
     if missing := sorted(known - set(_OF_ONE_RUN) - set(content)):
         raise InvalidValueError(f"card: fields {', '.join(missing)} are missing")
-    result = content.get("result")
+    result, seeds = content.get("result"), fields.mapping(content["seeds"], "seeds")
     return Card(
         source=_file(content["source"], "source"),
-        config_name=_text(content["config_name"], "config_name"),
-        config=_mapping(content["config"], "config"),
-        data=_data(_mapping(content["data"], "data")),
-        versions=_texts(content["versions"], "versions"),
-        plan_sha256=_hash(content["plan_sha256"], "plan_sha256"),
-        seeds={name: _number(each, f"seeds.{name}") for name, each in _mapping(content["seeds"], "seeds").items()},
-        functions=tuple(_text(each, "functions") for each in _list(content["functions"], "functions")),
-        packing=_text(content["packing"], "packing"),
-        platform=_texts(content.get("platform", {}), "platform"),
-        command=_text(content.get("command", ""), "command"),
-        paths=_paths(content.get("paths", {})),
+        config_name=fields.text(content["config_name"], "config_name"),
+        config=fields.shallow(fields.mapping(content["config"], "config"), "config"),
+        data=_data(fields.mapping(content["data"], "data")),
+        versions=fields.texts(content["versions"], "versions"),
+        plan_sha256=fields.sha256(content["plan_sha256"], "plan_sha256"),
+        seeds={name: fields.number(each, f"seeds.{name}") for name, each in seeds.items()},
+        functions=tuple(fields.text(each, "functions") for each in fields.list_of(content["functions"], "functions")),
+        packing=fields.text(content["packing"], "packing"),
+        platform=fields.texts(content.get("platform", {}), "platform"),
+        command=fields.text(content.get("command", ""), "command"),
+        paths=fields.relative_paths(content.get("paths", {})),
         result=None if result is None else _file(result, "result"),
     )
 
 
 def _data(content: dict[str, Any]) -> DataFacts:
-    _exactly(content, set(DataFacts.__dataclass_fields__), "data")
+    fields.exactly(content, set(DataFacts.__dataclass_fields__), "data")
     kinds = [each.value for each in DataKind]
     if content["kind"] not in kinds:
-        raise InvalidValueError(f"card: data.kind {content['kind']!r}: expected one of {', '.join(kinds)}")
+        raise InvalidValueError(
+            f"card: data.kind {fields.short(content['kind'])!r}: expected one of {', '.join(kinds)}"
+        )
     count = content["count"]
     return DataFacts(
         kind=DataKind(content["kind"]),
-        name=_name(content["name"], "data.name"),
-        count=None if count is None else _number(count, "data.count", least=1),
-        batch_size=_number(content["batch_size"], "data.batch_size", least=1),
-        preprocessing=_numbers(content["preprocessing"], "data.preprocessing"),
-        samples=_number(content["samples"], "data.samples"),
-        held_out=_number(content["held_out"], "data.held_out"),
-        sha256=_hash(content["sha256"], "data.sha256") if content["sha256"] else "",
-        seed=_number(content["seed"], "data.seed"),
+        name=fields.file_name(content["name"], "data.name"),
+        count=None if count is None else fields.number(count, "data.count", least=1),
+        batch_size=fields.number(content["batch_size"], "data.batch_size", least=1),
+        preprocessing=fields.numbers(content["preprocessing"], "data.preprocessing"),
+        samples=fields.number(content["samples"], "data.samples"),
+        held_out=fields.number(content["held_out"], "data.held_out"),
+        sha256=fields.sha256(content["sha256"], "data.sha256") if content["sha256"] else "",
+        seed=fields.number(content["seed"], "data.seed"),
     )
 
 
 def _file(content: Any, what: str) -> FileFacts:
-    fields = _mapping(content, what)
-    _exactly(fields, {"name", "bytes", "sha256"}, what)
-    size = _number(fields["bytes"], f"{what}.bytes")
-    return FileFacts(_name(fields["name"], f"{what}.name"), size, _hash(fields["sha256"], f"{what}.sha256"))
-
-
-def _paths(content: Any) -> dict[str, str]:
-    paths = _texts(content, "paths")
-    for name, path in paths.items():
-        is_plain = not PurePosixPath(path).is_absolute() and not PureWindowsPath(path).anchor and "\0" not in path
-        if name not in ("source", "data") or not is_plain:
-            raise InvalidValueError(f"card: paths.{name} {path!r}: expected a relative path of 'source' or 'data'")
-    return paths
-
-
-def _exactly(content: Mapping[str, Any], known: set[str], what: str) -> None:
-    if set(content) != known:
-        raise InvalidValueError(f"card: {what} has fields {sorted(content)}: expected {sorted(known)}")
-
-
-def _mapping(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidValueError(f"card: {what} is {_short(value)!r}: expected a mapping")
-    return dict(value)
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise InvalidValueError(f"card: {what} is {_short(value)!r}: expected a list")
-    return value
-
-
-def _texts(value: Any, what: str) -> dict[str, str]:
-    return {name: _text(each, f"{what}.{name}") for name, each in _mapping(value, what).items()}
-
-
-def _numbers(value: Any, what: str) -> dict[str, Any]:
-    """A number, some or None under each name."""
-    for name, each in _mapping(value, what).items():
-        for number in each if isinstance(each, list) else [each]:
-            if isinstance(number, bool) or not (number is None or isinstance(number, (int, float))):
-                raise InvalidValueError(f"card: {what}.{name} is {_short(each)!r}: expected numbers")
-    return dict(value)
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidValueError(f"card: {what} is {_short(value)!r}: expected text")
-    return value
-
-
-def _name(value: Any, what: str) -> str:
-    text = _text(value, what)
-    if any(each in text for each in "/\\\0") or text == "..":
-        raise InvalidValueError(f"card: {what} {text!r}: expected a name without folders")
-    return text
-
-
-def _hash(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise InvalidValueError(f"card: {what} is {_short(value)!r}: expected 64 hexadecimal digits")
-    return value
-
-
-def _number(value: Any, what: str, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidValueError(f"card: {what} is {_short(value)!r}: expected a number of at least {least}")
-    return value
+    held = fields.mapping(content, what)
+    fields.exactly(held, {"name", "bytes", "sha256"}, what)
+    size = fields.number(held["bytes"], f"{what}.bytes")
+    return FileFacts(
+        fields.file_name(held["name"], f"{what}.name"), size, fields.sha256(held["sha256"], f"{what}.sha256")
+    )
