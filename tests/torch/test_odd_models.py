@@ -172,7 +172,13 @@ def test_inputs_within_lists_keep_a_free_batch() -> None:
     assert program.module()([torch.randn(5, 6), torch.randn(5, 6)]).shape == (5, 4)
 
 
-@pytest.mark.parametrize("name", ["plan", "config", "quantizers", "dropouts", "algorithms", "operations"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plan", "quantizers", "operations"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("config", "dropouts", "algorithms")),
+    ],
+)
 def test_layers_may_have_the_names_that_networks_use(name: str, tmp_path: Path) -> None:
     model, x = Named(name).eval(), torch.randn(4, 6)
     network = quantize(model, x)

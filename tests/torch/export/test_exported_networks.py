@@ -20,8 +20,13 @@ from quark.torch.quantization.pipeline import quantize_network
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("kind", ["resnet", "mobilenet", "unet"])
-@pytest.mark.parametrize("name", ["non-overflow", "tqt"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("resnet", "non-overflow"), ("mobilenet", "tqt"), ("unet", "non-overflow")),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("resnet", "tqt"), ("unet", "tqt"))),
+    ],
+)
 def test_a_file_for_an_npu_passes_the_linter(kind: str, name: str, tmp_path: Path) -> None:
     network = freeze(quantize_network(trained(kind), [images(4)], settings(name)))
     report = export_onnx(network, images(1), tmp_path / "npu.onnx", dynamic_batch=False)

@@ -72,13 +72,12 @@ def test_the_right_file_diverges_nowhere(exported) -> None:
     assert first_divergence(network, path, (example_of("plain"),), values) is None
 
 
-def test_flips_of_codes_are_no_divergence(tmp_path) -> None:
-    """The runtime quantizes float weights behind quantized activations: outputs differ, and no layer does."""
+def test_float_weights_behind_quantized_activations_stay_float(tmp_path) -> None:
+    """ONNX Runtime would quantize them by itself, and the file would be another network."""
     network = frozen_network("residual", Style("uint8", None))
     parity = export_onnx(network, example_of("residual"), tmp_path / "n.onnx").parity
     assert parity is not None
-    assert 20 < parity.sqnr_db < 60
-    assert parity.agreement == 1.0
+    assert parity.sqnr_db > 60
     assert parity.first_divergence is None
 
 
