@@ -79,18 +79,20 @@ class Networks:
     def find_factors(self, samples: Sequence[Sample]) -> None:
         """Find what equalization did, by a few samples."""
         shared = list(self.sites.shared)
+        waiting = threading.Lock()  # a sample at a time: few are looked at, and all tensors of one take much memory
 
         def turn(factors: Factors) -> dict[str, ChannelSums]:
             total: dict[str, ChannelSums] = {}
 
             def one(_: int, sample: Sample) -> dict[str, ChannelSums]:
-                exact = self.exact(sample, shared)
-                actual = self.by_layers(sample, exact, shared, factors)
-                return {
-                    name: channel_sums(array, actual[name], self.axis(name, array))
-                    for name, array in exact.items()
-                    if array.ndim > 1
-                }
+                with waiting:
+                    exact = self.exact(sample, shared)
+                    actual = self.by_layers(sample, exact, shared, factors)
+                    return {
+                        name: channel_sums(array, actual[name], self.axis(name, array))
+                        for name, array in exact.items()
+                        if array.ndim > 1
+                    }
 
             def see(sums: dict[str, ChannelSums]) -> None:
                 for name, each in sums.items():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quark.errors import ModelError
 from quark.onnx.calibrate.runner import Tensor, processor_count
-from quark.onnx.session import open_session
+from quark.onnx.session import open_session, release_memory
 
 Array = NDArray[Any]
 Item = TypeVar("Item")
@@ -39,6 +39,7 @@ class Run:
         self._session = open_session(
             model, extra_outputs=extra, threads=THREADS, has_integer_kernels=has_integer_kernels
         )
+        release_memory()  # what folding constants took: as much as the weights
         self.names: list[str] = [each.name for each in self._session.get_outputs()]
         self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
 
