@@ -279,3 +279,11 @@ def test_installed_command_in_a_pipe(model, calib, out):
     assert failed.returncode == 1
     assert failed.stderr.startswith(b"Error: no preset 'XINT9'")
     assert b"Traceback" not in failed.stderr
+
+
+def test_a_path_behind_pack_is_no_profile(model, out):
+    result = run("quantize", "--pack", str(model), str(out))
+    assert result.exit_code == 2
+    for word in (model.name, "portable", "behind IN and OUT"):
+        assert word in result.stderr
+    assert not out.exists()

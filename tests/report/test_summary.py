@@ -10,7 +10,9 @@ from rich.console import Console
 
 from quark.account import AlgorithmFacts, CalibrationFacts
 from quark.fidelity import OutputFidelity
-from quark.plan import AffineChoice, QuantizationPlan, Role, SkippedNode
+from quark.formats import get_format
+from quark.formats.block import BlockQuantizer
+from quark.plan import AffineChoice, BlockChoice, QuantizationPlan, Role, SkippedNode
 from quark.report.advice import advice
 from quark.report.summary import print_summary, report_json, summary_text
 
@@ -156,3 +158,12 @@ def test_advice_for_scales_of_channels_leaves_them_be():
     report = make_report("degraded", plan=QuantizationPlan(tensors))
     assert "include_cle" not in advised(report)
     assert "BiasCorrection=true" in advised(report)
+
+
+def test_advice_for_four_bits_in_blocks_corrects_no_biases():
+    mx4, mx6 = (BlockChoice(BlockQuantizer(get_format(name)), 1) for name in ("mx4", "mx6"))
+    for choice, is_advised in ((mx4, False), (mx6, True)):
+        tensors = tuple(
+            replace(each, choice=choice) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
+        )
+        assert ("BiasCorrection" in advised(make_report("degraded", plan=QuantizationPlan(tensors)))) is is_advised

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from quark.onnx.pack import LeftWeight, PackedWeight, PackFacts
 
+PROFILES = ("portable", "custom", "native")
 MOST_LEFT = 5  # reasons that the table names weights for
 
 
@@ -22,7 +23,7 @@ MOST_LEFT = 5  # reasons that the table names weights for
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
     "--profile",
-    type=click.Choice(["portable", "custom", "native"]),
+    type=click.Choice(PROFILES),
     default="portable",
     show_default=True,
     help="portable: standard operators, runs anywhere. custom: the same as calls of a function in the file. native: "

@@ -9,8 +9,18 @@ import click
 from quark.cli.calibration_option import Calibration
 from quark.cli.config_option import DEFAULT_CONFIG, Change, parse_changes
 from quark.cli.data_options import preprocess_option
+from quark.cli.pack_command import PROFILES
 
 DROP_EXCEEDED = 3
+
+
+def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
+    """`--pack IN OUT` takes IN for a profile: a word that is none is found before OUT is missed."""
+    if profile is not None and profile not in PROFILES:
+        raise click.BadParameter(
+            f"'{profile}' is no profile; expected {', '.join(PROFILES)}, or --pack behind IN and OUT", param=option
+        )
+    return profile
 
 
 @click.command()
@@ -70,7 +80,8 @@ DROP_EXCEEDED = 3
 @click.option(
     "--pack",
     is_flag=False,
-    flag_value="portable",
+    flag_value=PROFILES[0],
+    callback=known_profile,
     metavar="[PROFILE]",
     help="Store weights of block formats in their true width: portable (without PROFILE), custom or native.",
 )

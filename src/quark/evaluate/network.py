@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError, ModelError
 from quark.onnx.data import InputInfo
-from quark.onnx.session import open_session
+from quark.onnx.session import open_session, running
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -64,10 +64,8 @@ class Network:
 
     def _run(self, inputs: dict[str, Array]) -> list[Array]:
         feeds = {each.name: inputs[each.name].astype(each.dtype, copy=False) for each in self.inputs}
-        try:
+        with running(f"model '{self.path}'"):
             return [np.asarray(each) for each in self._session.run(None, feeds)]
-        except Exception as error:  # ONNX Runtime has no root of its own for what goes wrong inside
-            raise ModelError(f"model '{self.path}' fails to run: {' '.join(str(error).split())}") from error
 
 
 def as_scores(output: Array, model: Path) -> Array:

@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -68,6 +68,15 @@ def open_session(
         session = _create_in_place(graph_model, make_options(), providers, name)
         return session or _create_from_file(graph_model, options, providers, name)
     return _create(ir.to_proto(graph_model).SerializeToString(), options, providers, name)
+
+
+@contextlib.contextmanager
+def running(what: str) -> Iterator[None]:
+    """What the runtime raises in here, as a ModelError that says what was run: its own classes share no root."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"ONNX Runtime cannot run {what}: {' '.join(str(error).split())}") from error
 
 
 def check_computed(model: ir.Model, tensors: Iterable[str]) -> None:

@@ -49,12 +49,18 @@ def _about_algorithms(report: Report) -> list[str]:
     asked = {each.name for each in report.algorithms}
     op_types = set(report.op_types.values())
     useful = {
-        "BiasCorrection=true": BIAS_CORRECTION not in asked and op_types & PRODUCTS,
+        "BiasCorrection=true": BIAS_CORRECTION not in asked and op_types & PRODUCTS and not _is_coarse(report),
         "include_cle=true": CROSS_LAYER not in asked and op_types & CONVOLUTIONS and _has_scale(report, Role.WEIGHT),
         "include_sq=true": SMOOTH not in asked and op_types & NORMALIZATIONS and _has_scale(report, Role.ACTIVATION),
     }
     wanted = [name for name, is_useful in useful.items() if is_useful]
     return [f"mend it without training: {', '.join(wanted)}"] if wanted else []
+
+
+def _is_coarse(report: Report) -> bool:
+    """Weights in blocks of four bits and less (MX4): there correcting biases made things worse."""
+    choices = (each.choice for each in report.plan if each.role is Role.WEIGHT)
+    return any(isinstance(each, BlockChoice) and FORMATS[each.format].bits_per_element <= 4 for each in choices)
 
 
 def _has_scale(report: Report, role: Role) -> bool:

@@ -71,7 +71,9 @@ def test_channels_below_the_threshold_stay() -> None:
     after, facts = equalized(before, CrossLayerOptions(weight_threshold=1000.0))
     assert facts.changed == ()
     assert "as even as they can be" in facts.left[-1].reason
-    assert after.graph.SerializeToString() == equalized(before, CrossLayerOptions(steps=0))[0].graph.SerializeToString()
+    untouched, no_steps = equalized(before, CrossLayerOptions(steps=0))
+    assert after.graph.SerializeToString() == untouched.graph.SerializeToString()
+    assert "CLESteps is 0" in no_steps.left[-1].reason
 
 
 def test_more_steps_come_to_rest() -> None:

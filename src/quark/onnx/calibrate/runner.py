@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from quark.errors import InvalidValueError, ModelError
+from quark.errors import InvalidValueError
 from quark.onnx.large_tensors import byte_pieces
-from quark.onnx.session import check_computed, open_session, release_memory
+from quark.onnx.session import check_computed, open_session, release_memory, running
 
 _FLOAT = "tensor(float)"
 
@@ -87,10 +87,8 @@ class FloatRunner:
 
         session = self._session
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
-        try:
+        with running("the float model"):
             values: list[Any] = session.run_with_ort_values(list(names), feeds)
-        except Exception as error:  # the runtime's own classes share no root below this one
-            raise ModelError(f"ONNX Runtime cannot run the float model: {error}") from error
         return values
 
     def model_digest(self) -> str:

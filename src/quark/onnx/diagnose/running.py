@@ -15,9 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.errors import ModelError
 from quark.onnx.calibrate.runner import Tensor, processor_count
-from quark.onnx.session import open_session, release_memory
+from quark.onnx.session import open_session, release_memory, running
 
 Array = NDArray[Any]
 Item = TypeVar("Item")
@@ -51,10 +50,8 @@ class Run:
         given = {
             name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(feeds[name])) for name in self.inputs
         }
-        try:
+        with running(self._what):
             values = self._session.run_with_ort_values(wanted, given)
-        except Exception as error:  # the runtime's own classes share no root below this one
-            raise ModelError(f"ONNX Runtime cannot run {self._what}: {error}") from error
         return {name: Tensor(value).array for name, value in zip(wanted, values, strict=True)}
 
 

@@ -62,13 +62,14 @@ def find_sensitivities(
     groups = [
         [str(each) for each in group] for group in np.array_split(ends, min(GROUPS, len(ends) or 1)) if len(group)
     ]
+    networks = _Networks(exact, quantized, sites, factors, places, output)
     totals: dict[str, float] = dict.fromkeys(tensors, 0.0)
     measure = ""
     remembered: Any = samples
     for number, group in enumerate(groups):
         to_come = [name for later in groups[number + 1 :] for name in later]
         read = _read_by_layers(quantized, sites, to_come)
-        pieces = _Pieces(exact, quantized, sites, factors, group, remembered[0], places, output, read)
+        pieces = _Pieces(networks, group, remembered[0], read)
         following = SampleStore()
 
         def see(found: tuple[dict[str, float], str, dict[str, Array]], store: SampleStore = following) -> None:
@@ -87,24 +88,26 @@ def find_sensitivities(
     return Sensitivities(totals, measure, output, len(samples))
 
 
+@dataclass(frozen=True)
+class _Networks:
+    """The two networks, what they have in common, where the nodes of the exact one stand, and the output looked at."""
+
+    exact: ir.Model
+    quantized: ir.Model
+    sites: Sites
+    factors: Factors
+    places: dict[str, int]
+    output: str
+
+
 class _Pieces:
     """The three pieces of a group of layers, which begins with the tensors that `start` is an example of."""
 
-    def __init__(
-        self,
-        exact: ir.Model,
-        quantized: ir.Model,
-        sites: Sites,
-        factors: Factors,
-        group: Sequence[str],
-        start: Sample,
-        places: dict[str, int],
-        output: str,
-        read_later: Collection[str],
-    ) -> None:
-        self._sites, self._factors, self._group = sites, factors, group
+    def __init__(self, networks: _Networks, group: Sequence[str], start: Sample, read_later: Collection[str]) -> None:
+        exact, places, output = networks.exact, networks.places, networks.output
+        self._sites, self._factors, self._group = networks.sites, networks.factors, group
         types = {name: array.dtype for name, array in start.items()}
-        cut = piece(quantized, sites.shared, group)
+        cut = piece(networks.quantized, self._sites.shared, group)
         give_types(cut, exact)
         self._layers = Run(cut, "the layers of the quantized model")
         last = max(places[name] for name in group)
@@ -115,7 +118,6 @@ class _Pieces:
         self._wanted = [name for name in dict.fromkeys(wanted) if name in places and name not in start]
         before = piece(exact, list(start), self._wanted)
         self._before = Run(_typed(before, types), "the float model") if self._wanted else None
-        self._output = output
         self._rest = Run(_typed(_with_additions(piece(exact, list(start), [output]), group), types), "the float model")
 
     def measure(self, _: int, sample: Sample) -> tuple[dict[str, float], str, dict[str, Array]]:

@@ -54,9 +54,8 @@ def equalize_cross_layer(model: ir.Model, options: CrossLayerOptions, extremes: 
             break
     apply_scales(model, rescalings, weights)
     changed = [_phrase(each) for each in rescalings if each.is_changed]
-    left += [
-        _left(each.region, "its channels are as even as they can be") for each in rescalings if not each.is_changed
-    ]
+    why = "its channels are as even as they can be" if options.steps else "CLESteps is 0: nothing may be rescaled"
+    left += [_left(each.region, why) for each in rescalings if not each.is_changed]
     if options.has_bias_absorption:
         absorbed, not_absorbed = _absorb(model, rescalings, extremes)
         changed, left = changed + absorbed, left + not_absorbed

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from quark.account import AlgorithmFacts
 from quark.equalization.smooth import ChannelStatistics, Smoothing, Steps, find_smoothing
 from quark.onnx.equalize.options import SmoothOptions
-from quark.onnx.equalize.smooth_quant_fold import Fold, find_fold, in_dtype
+from quark.onnx.equalize.smooth_quant_fold import Fold, find_fold
 from quark.onnx.equalize.smooth_quant_groups import Group, Layer, find_groups
 from quark.onnx.graph import READS_FLOAT, add_initializer, add_node, constant, nodes, readers, replace_input
+from quark.onnx.narrowing import in_dtype
 from quark.plan import SkippedNode
 
 Array = NDArray[Any]

@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.onnx.graph import attribute, constant, dimensions, input_value, is_read_once, rank, set_constant
+from quark.onnx.narrowing import in_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -61,13 +62,6 @@ class _Step:
     edits: tuple[Edit, ...] = ()
     source: ir.Value | None = None
     factor: Array | None = None
-
-
-def in_dtype(array: Array, like: Array) -> Array | None:
-    """Numbers in float64, rounded once to the type of `like`; None where they leave its range."""
-    with np.errstate(all="ignore"):
-        rounded = array.astype(like.dtype)
-    return rounded if bool(np.isfinite(rounded.astype(np.float64)).all()) else None
 
 
 def find_fold(value: ir.Value, factor: Array) -> Fold | None:

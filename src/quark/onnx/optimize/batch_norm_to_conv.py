@@ -13,8 +13,8 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from quark.onnx.graph import add_initializer, become, constant, input_value, nodes, rank
+from quark.onnx.narrowing import in_dtype
 from quark.onnx.optimize.fold_batch_norm import affine_of, is_inference_batch_norm
-from quark.onnx.optimize.rewrite import in_dtype
 
 
 class BatchNormToConv:

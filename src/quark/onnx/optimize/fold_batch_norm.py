@@ -30,7 +30,7 @@ from quark.onnx.graph import (
     rank,
     set_constant,
 )
-from quark.onnx.optimize.rewrite import in_dtype
+from quark.onnx.narrowing import in_dtype
 
 Array = np.ndarray[Any, Any]
 

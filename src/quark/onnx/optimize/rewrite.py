@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -51,10 +51,3 @@ def reduction_axes(model: ir.Model, node: ir.Node) -> list[int] | None:
     if value.shape is not None:
         axes = sorted(axis % len(value.shape) for axis in axes if -len(value.shape) <= axis < len(value.shape))
     return axes
-
-
-def in_dtype(array: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Numbers that were computed in float64, rounded once to the type of `like`; None where they leave its range."""
-    with np.errstate(all="ignore"):
-        rounded = array.astype(like.dtype)
-    return rounded if bool(np.isfinite(rounded.astype(np.float64)).all()) else None

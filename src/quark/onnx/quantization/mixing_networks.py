@@ -17,7 +17,6 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.errors import ModelError
 from quark.mixed_precision import LayerPrecision
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.calibrate.runner import processor_count
@@ -31,7 +30,7 @@ from quark.onnx.quantization.measuring import measure
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.refine import CorrectionInputs, RefineOptions, layer_inputs
 from quark.onnx.save import SaveOptions, finish
-from quark.onnx.session import open_session, release_memory
+from quark.onnx.session import open_session, release_memory, running
 from quark.plan import QuantizationPlan
 from quark.ranges import TensorRange
 
@@ -54,10 +53,8 @@ class Network:
                 yield from pool.map(lambda sample: self._run(sample, name), together)
 
     def _run(self, sample: Sample, name: str) -> Array:
-        try:
+        with running("a network of mixed precision"):
             result: Array = self._session.run([name], dict(sample))[0]
-        except Exception as error:  # the runtime's own classes share no root below this one
-            raise ModelError(f"ONNX Runtime cannot run a network of mixed precision: {error}") from error
         return result
 
     def __enter__(self) -> Network:

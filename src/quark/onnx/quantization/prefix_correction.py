@@ -21,7 +21,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
-from quark.errors import ModelError
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.data import Samples
 from quark.onnx.graph import constant, set_constant
@@ -29,7 +28,7 @@ from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.progress import track
 from quark.onnx.refine import Layer, layers
 from quark.onnx.save import SaveOptions, finish
-from quark.onnx.session import open_session, release_memory
+from quark.onnx.session import open_session, release_memory, running
 from quark.plan import QuantizationPlan, Role, SkippedNode
 
 Array = NDArray[Any]
@@ -125,10 +124,8 @@ class _OpenBiases:
 
     def _run(self, sample: Mapping[str, Array], names: list[str]) -> list[Array]:
         biases = {name: self.biases[layer].astype(dtype) for layer, (name, dtype) in self._inputs.items()}
-        try:
+        with running("the quantized model"):
             results: list[Array] = self._session.run(names, {**sample, **biases}, self._options)
-        except Exception as error:  # the runtime's own classes share no root below this one
-            raise ModelError(f"ONNX Runtime cannot run the quantized model: {error}") from error
         return results
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.errors import ModelError
 from quark.fidelity import FidelityMeter, OutputFidelity
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.data import Samples
 from quark.onnx.message import Message
 from quark.onnx.quantization.settings import Settings
-from quark.onnx.session import open_session, release_memory
+from quark.onnx.session import open_session, release_memory, running
 
 Sample = Mapping[str, Any]
 
@@ -33,10 +32,8 @@ def compare_outputs(
     session = open_session(message.to_graph(), providers=tuple(providers))
     meters: dict[str, FidelityMeter] = {}
     for sample, reference in zip(samples, expected, strict=True):
-        try:
+        with running("the quantized model"):
             results = session.run(list(reference), dict(sample))
-        except Exception as error:  # the runtime's own classes share no root below this one
-            raise ModelError(f"ONNX Runtime cannot run the quantized model: {error}") from error
         actual = dict(zip(reference, results, strict=True))
         for name, value in reference.items():
             if value.dtype.kind == "f":
