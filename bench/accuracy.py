@@ -1,60 +1,63 @@
-"""Top-1 and top-5 of quantized networks, ours and the peer's, beside the float network on the same images.
+"""Top-1 and top-5 of quantized networks, ours and the peers', beside the float network on the same images.
 
-    python -m bench.accuracy --models DIR --calib DIR --val DIR [--peer PYTHON] [--presets NAME ...] [--limit N]
+    python -m bench.accuracy --models DIR --calib DIR --val DIR [--only NAME ...] [--presets all] [--peers NAME ...]
+                             [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--resume]
 
-`--val` is a folder with a folder for each class. The difference to float is paired, with its standard error: of images
-that one of the two alone gets right. Agreement is the share of images with the same first class as float. All files run
-here, the peer's too: our library has the operators that it uses. The networks see every batch side by side, `--group`
-of them at a time, and only the five best classes of each image are kept.
+`--val` is a folder with a folder for each class. `--presets all` are those without finetuning, `finetuned` those with.
+A cell is top-1 and, in points, the difference to float: paired, with its standard error, of images that one of the two
+alone gets right. Top-5, the share of images with the same first class as float, sizes and seconds are in the JSON. All
+files run here, with our library of operators. `--resume` goes on with the record of today: rows that it has are not
+measured again, which a run of an hour is glad of.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bench.child import OURS, PEER, ChildError, Interpreters
+from bench.cells import number
+from bench.child import OURS, ChildError, Interpreters, Outcome, blank
+from bench.cifar import NAME as CIFAR
+from bench.cifar import CifarSource
 from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
-from bench.results import describe_machine, markdown, number, say, write_json
+from bench.peers import add_peer_arguments, open_peers
+from bench.record import Blank, Record, say
 from bench.samples import SampleFile, write_samples
-from quark.errors import QuarkError
-from quark.evaluate import Accuracy, Dataset, Network, open_dataset
-from quark.evaluate.accuracy import ranked
-from quark.evaluate.comparison import Pair
-from quark.evaluate.evaluation import remarks_on
+from bench.side_by_side import FLOAT, Key, Ranks, Score, accuracy_of, open_labelled, rank_all, score
+from quark.evaluate import Dataset
 
-FLOAT = "float"
-BATCH_SIZE = 10
-JUDGED = ("top-1", "difference", "top-5", "agreement")
-HEADER = ["model", "preset", "images", "float top-1", *(f"{who} {each}" for who in (OURS, PEER) for each in JUDGED)]
+# arguments that choose rows, or say how to go about it; rows of other choices stand beside each other in one record
+CHOOSING = ("presets", "only", "model", "models", "threads", "group", "timeout")
 
-Ranks = NDArray[np.int64]  # the best classes of each image, best first
-Key = tuple[str, str]  # preset and who quantized; (FLOAT, "") for the float network
+
+class Source(Protocol):
+    """A model with its images."""
+
+    @property
+    def model(self) -> NamedModel: ...
+
+    def data(self, limit: int | None) -> Dataset: ...
+
+    def samples(self, count: int, folder: Path) -> SampleFile: ...
 
 
 @dataclass(frozen=True)
-class Score:
-    """One quantized network beside the float network, in percent and in points."""
+class FolderSource:
+    """Images in folders."""
 
-    top1: float
-    top5: float
-    difference: float
-    standard_error: float
-    agreement: float
-    gained: int
-    lost: int
+    model: NamedModel
+    calib: Path
+    val: Path
 
-    def cells(self) -> list[str]:
-        difference = f"{self.difference:+.2f} ± {self.standard_error:.2f}"
-        return [f"{self.top1:.2f}", difference, f"{self.top5:.2f}", f"{self.agreement:.1f} %"]
+    def data(self, limit: int | None) -> Dataset:
+        return open_labelled(self.model, self.val, limit)
+
+    def samples(self, count: int, folder: Path) -> SampleFile:
+        return write_samples(self.model, self.calib, count, folder)
 
 
 @dataclass(frozen=True)
@@ -66,178 +69,168 @@ class Figure:
     images: int
     float_top1: float
     float_top5: float
-    scores: dict[str, Score]
-    errors: dict[str, str]
+    scores: dict[str, Score] = field(default_factory=dict)
+    made: dict[str, Outcome] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
 
-    def cells(self) -> list[str]:
-        blank = [""] * len(JUDGED)
-        found = [self.scores[who].cells() if who in self.scores else blank for who in (OURS, PEER)]
-        return [self.model, label(self.preset), str(self.images), number(self.float_top1), *found[0], *found[1]]
+    def cells(self, quantizers: Sequence[str]) -> list[str]:
+        found = [str(self.scores[who]) if who in self.scores else "" for who in quantizers]
+        return [self.model, self.preset, str(self.images), number(self.float_top1), *found]
 
-
-def accuracy_of(ranks: Ranks, labels: NDArray[np.int64]) -> Accuracy:
-    hits = ranks == labels[:, None]
-    return Accuracy(len(labels), float(hits[:, 0].mean()), float(hits.any(axis=1).mean()))
-
-
-def score(reference: Ranks, ranks: Ranks, labels: NDArray[np.int64]) -> Score:
-    """Both networks have seen the same images, in the same order."""
-    was_right, is_right = reference[:, 0] == labels, ranks[:, 0] == labels
-    gained, lost = int((is_right & ~was_right).sum()), int((was_right & ~is_right).sum())
-    pair = Pair(accuracy_of(reference, labels), accuracy_of(ranks, labels), gained, lost)
-    agreement = float((reference[:, 0] == ranks[:, 0]).mean())
-    return Score(
-        top1=100 * pair.second.top1,
-        top5=100 * pair.second.top5,
-        difference=100 * pair.top1_difference,
-        standard_error=100 * pair.standard_error,
-        agreement=100 * agreement,
-        gained=gained,
-        lost=lost,
-    )
-
-
-def groups_of(files: dict[Key, Path], size: int) -> Iterator[dict[Key, Path]]:
-    """`size` files at a time, in order."""
-    items = list(files.items())
-    return (dict(items[start : start + size]) for start in range(0, len(items), size))
+    def blanks(self) -> list[Blank]:
+        return [blank(who, self.model, self.preset, reason) for who, reason in self.errors.items()]
 
 
 @dataclass
-class Round:
-    """The networks of one group, open at the same time; one that fails leaves, with the reason in `errors`."""
+class Bench:
+    """One model with its images; `folder` takes the quantized files, a few presets at a time."""
 
-    networks: dict[Key, Network]
-    ranks: dict[Key, list[Ranks]]
-    errors: dict[Key, str]
+    source: Source
+    interpreters: Interpreters
+    arguments: argparse.Namespace
+    folder: Path
 
-    @classmethod
-    def open(cls, files: dict[Key, Path], threads: int, errors: dict[Key, str]) -> Round:
-        opened = cls({}, {key: [] for key in files}, errors)
-        for key, path in files.items():
-            with opened.failing(key):
-                opened.networks[key] = Network(path, threads=threads)
-        return opened
+    def figures(self, presets: Sequence[str]) -> Iterator[Figure]:
+        """A row for each preset, as it is measured."""
+        data = self.source.data(self.arguments.limit)
+        samples = self.source.samples(self.arguments.images, self.folder)
+        reference = self._float(data)
+        per_round = max(1, self.arguments.group // len(self.interpreters.quantizers))
+        for start in range(0, len(presets), per_round):
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                yield from self._round(presets[start : start + per_round], data, samples, reference, Path(folder))
 
-    @contextmanager
-    def failing(self, key: Key) -> Iterator[None]:
-        """What fails in here is that network's failure alone."""
+    def _float(self, data: Dataset) -> Ranks:
+        errors: dict[Key, str] = {}
+        found = rank_all({(FLOAT, ""): self.source.model.path}, data, self.arguments.threads, errors)
+        if errors:
+            raise SystemExit(f"model {self.source.model.name}: {errors[FLOAT, '']}")
+        return found[FLOAT, ""]
+
+    def _round(
+        self, presets: Sequence[str], data: Dataset, samples: SampleFile, reference: Ranks, folder: Path
+    ) -> Iterator[Figure]:
+        assert data.labels is not None
+        made: dict[Key, Outcome] = {}
+        errors: dict[Key, str] = {}
+        files = {}
+        for key in [(preset, who) for preset in presets for who in self.interpreters.quantizers]:
+            path = folder / key[1] / label(key[0]) / "quantized.onnx"
+            outcome = self._quantize(key, samples, path)
+            if isinstance(outcome, Outcome):
+                files[key], made[key] = path, outcome
+            else:
+                errors[key] = outcome
+        ranks = rank_all(files, data, self.arguments.threads, errors)
+        plain = accuracy_of(reference, data.labels)
+        for preset in presets:
+            figure = Figure(self.source.model.name, label(preset), data.count, 100 * plain.top1, 100 * plain.top5)
+            for who in self.interpreters.quantizers:
+                key = preset, who
+                if key in ranks:
+                    figure.scores[who] = score(reference, ranks[key], data.labels)
+                    figure.made[who] = made[key]
+                else:
+                    figure.errors[who] = errors[key]
+            yield figure
+
+    def _quantize(self, key: Key, samples: SampleFile, path: Path) -> Outcome | str:
+        """What it took, or why there is no file."""
+        path.parent.mkdir(parents=True)
+        name = f"{self.source.model.name} {label(key[0])} {key[1]}"
         try:
-            yield
-        except QuarkError as error:
-            self.errors[key] = str(error)
-            self.networks.pop(key, None)
-            del self.ranks[key]
-
-    def add(self, inputs: dict[str, Any]) -> None:
-        for key, network in list(self.networks.items()):
-            # the peer may have renamed the input
-            feeds = dict(zip((each.name for each in network.inputs), inputs.values(), strict=True))
-            with self.failing(key):
-                self.ranks[key].append(ranked(network.scores(feeds)))
+            outcome = self.interpreters.quantize(key[1], self.source.model, samples, key[0], path)
+        except ChildError as error:
+            say(f"{name}: {error}")
+            return str(error)
+        say(f"{name}: quantized in {outcome.seconds:.1f} s")
+        return outcome
 
 
-def rank_group(group: Round, data: Dataset, name: str) -> dict[Key, Ranks]:
-    """The best classes of every image by every network of the group."""
-    done = 0
-    for batch in data.batches(BATCH_SIZE):
-        group.add(batch.inputs)
-        before, done = done, done + batch.count
-        if before * 10 // data.count != done * 10 // data.count:
-            say(f"  {name}: {done} of {data.count} images")
-    return {key: np.concatenate(parts) for key, parts in group.ranks.items()}
-
-
-def rank_all(
-    files: dict[Key, Path], data: Dataset, arguments: argparse.Namespace, errors: dict[Key, str]
-) -> dict[Key, Ranks]:
-    """Group after group; `errors` takes the reasons of those that fail."""
-    ranks: dict[Key, Ranks] = {}
-    groups = list(groups_of(files, arguments.group))
-    for index, files_of_group in enumerate(groups, 1):
-        # no name for the open group: its sessions end before those of the next begin
-        name = f"group {index} of {len(groups)}"
-        ranks |= rank_group(Round.open(files_of_group, arguments.threads, errors), data, name)
-    return ranks
-
-
-def quantize_all(
-    model: NamedModel, samples: SampleFile, interpreters: Interpreters, presets: list[str], errors: dict[Key, str]
-) -> dict[Key, Path]:
-    """A file for every preset by everyone, beside the images; `errors` takes the reasons of those that failed."""
-    files = {}
-    for preset in presets:
-        for who in interpreters.quantizers:
-            folder = samples.path.parent / who / label(preset)
-            folder.mkdir(parents=True)
-            try:
-                outcome = interpreters.quantize(who, model, samples, preset, folder / "quantized.onnx")
-                files[preset, who] = folder / "quantized.onnx"
-                say(f"{model.name} {preset} {who}: quantized in {outcome.seconds:.1f} s")
-            except ChildError as error:
-                errors[preset, who] = str(error)
-                say(f"{model.name} {preset} {who}: {error}")
-    return files
-
-
-def open_labelled(model: NamedModel, val: Path, limit: int | None) -> Dataset:
-    """The images for that model, after a first one has gone through."""
+def resume(record: Record) -> set[tuple[str, str]]:
+    """Put what today's record of the same name has into this one; its models and presets."""
+    if not record.path.is_file():
+        return set()
     try:
-        network = Network(model.path)
-        data = open_dataset(val, network, model.preprocessing, limit)
-        classes = network.scores(next(data.batches(1)).inputs).shape[1]
-    except QuarkError as error:
-        raise SystemExit(f"--val {val}: {error}") from error
-    if data.labels is None:
-        raise SystemExit(f"--val {val}: expected a folder for each class, with images in it")
-    for remark in remarks_on(data, classes):
-        say(f"{model.name}: {remark}")
-    return data
+        before = Record.read(record.path)
+    except ValueError as error:
+        raise SystemExit(f"--resume: {error}") from error
+    for what, old, new in (
+        ("arguments", _measuring(before.arguments), _measuring(record.arguments)),
+        ("columns", before.header, record.header),
+    ):
+        if old != new:
+            raise SystemExit(
+                f"--resume: '{record.path.name}' was measured with other {what} ({old}; now {new}): "
+                f"give this run a name of its own with --label TEXT"
+            )
+    record.rows, record.figures = before.rows, before.figures
+    record.blanks = [
+        blank(who, each["model"], each["preset"], reason)
+        for each in before.figures
+        for who, reason in each["errors"].items()
+    ]
+    # one line for each command that the rows came from
+    record.command = "\n".join(dict.fromkeys([*before.command.splitlines(), record.command]))
+    return {(each["model"], each["preset"]) for each in before.figures}
 
 
-def measure(model: NamedModel, arguments: argparse.Namespace, interpreters: Interpreters, folder: Path) -> list[Figure]:
-    """All rows of one model."""
-    data = open_labelled(model, arguments.val, arguments.limit)
-    samples = write_samples(model, arguments.calib, arguments.images, folder)
-    errors: dict[Key, str] = {}
-    files = quantize_all(model, samples, interpreters, arguments.presets, errors)
-    ranks = rank_all({(FLOAT, ""): model.path} | files, data, arguments, errors)
-    if (FLOAT, "") not in ranks:
-        raise SystemExit(f"model {model.name}: {errors[FLOAT, '']}")
-    reference = ranks[FLOAT, ""]
-    plain = accuracy_of(reference, data.labels)
-    figures = []
-    for preset in arguments.presets:
-        keys = {who: (preset, who) for who in interpreters.quantizers}
-        scores = {who: score(reference, ranks[key], data.labels) for who, key in keys.items() if key in ranks}
-        reasons = {who: errors[key] for who, key in keys.items() if key in errors}
-        figures.append(Figure(model.name, preset, data.count, 100 * plain.top1, 100 * plain.top5, scores, reasons))
-    return figures
+def _measuring(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in CHOOSING and value is not None}
+
+
+def sources(arguments: argparse.Namespace) -> list[Source]:
+    """All models that the arguments name, each with its images."""
+    if (arguments.cifar is None) != (arguments.cifar_model is None):
+        raise SystemExit("--cifar FILE.npz and --cifar-model FILE.onnx belong together: give both")
+    found: list[Source] = []
+    is_cifar_alone = arguments.cifar is not None and arguments.models is None and not arguments.model
+    for model in chosen_models(arguments, may_be_none=is_cifar_alone):
+        if arguments.calib is None or arguments.val is None:
+            raise SystemExit(f"model {model.name}: give its images with --calib DIR and --val DIR")
+        found.append(FolderSource(model, arguments.calib, arguments.val))
+    if arguments.cifar is not None:
+        if not arguments.cifar_model.is_file():
+            raise SystemExit(f"--cifar-model {arguments.cifar_model}: there is no such file")
+        found.append(CifarSource(arguments.cifar, NamedModel(CIFAR, arguments.cifar_model)))
+    return found
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    parser.add_argument("--val", type=Path, required=True, metavar="DIR", help="images in class folders")
+    add_arguments(parser, needs_calib=False)
+    add_peer_arguments(parser)
+    parser.add_argument("--val", type=Path, metavar="DIR", help="images in class folders")
+    parser.add_argument("--cifar", type=Path, metavar="FILE.npz", help="CIFAR-10, for --cifar-model")
+    parser.add_argument("--cifar-model", type=Path, metavar="FILE.onnx", help=f"called {CIFAR} in the table")
     parser.add_argument("--images", type=positive, default=128, help="to calibrate on (%(default)s)")
     parser.add_argument("--limit", type=positive, metavar="N", help="that many images of --val, evenly spaced (all)")
-    parser.add_argument("--group", type=positive, default=6, metavar="N", help="networks in memory (%(default)s)")
+    parser.add_argument("--group", type=positive, default=8, metavar="N", help="networks in memory (%(default)s)")
     parser.add_argument("--threads", type=positive, default=2, metavar="N", help="of ONNX Runtime (%(default)s)")
+    parser.add_argument("--timeout", type=positive, default=1800, metavar="S", help="of a quantization (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with today's record")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    models = chosen_models(arguments)
-    interpreters = Interpreters(arguments.peer)
-    setting = f"{describe_machine()}; {interpreters.describe_peer()}"
-    figures: list[Figure] = []
-    for model in models:
+    chosen = sources(arguments)
+    interpreters = open_peers(arguments).with_timeout(arguments.timeout)
+    header = ["model", "preset", "images", "float", OURS, *interpreters.titles.values()]
+    notes = [
+        f"Top-1 in percent and the paired difference to float in points; {arguments.images} images to calibrate on."
+    ]
+    record = Record.begin("accuracy", arguments, header, notes, interpreters.facts)
+    done = resume(record) if arguments.resume else set()
+    for source in chosen:
+        presets = [each for each in arguments.presets if (source.model.name, label(each)) not in done]
+        if not presets:
+            say(f"{source.model.name}: everything is in the record")
+            continue
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
-            figures += measure(model, arguments, interpreters, Path(folder))
-        write_json(arguments, setting, [asdict(each) for each in figures])
-    print(f"{setting}; {arguments.images} images to calibrate on\n")
-    print(markdown(HEADER, [each.cells() for each in figures]))
+            for figure in Bench(source, interpreters, arguments, Path(folder)).figures(presets):
+                record.add([figure.cells(interpreters.quantizers)], asdict(figure), figure.blanks())
+    record.finish()
 
 
 if __name__ == "__main__":

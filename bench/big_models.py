@@ -1,6 +1,6 @@
 """How much memory and time a model takes that is too large to be held, against a copy of its files.
 
-    python -m bench.big_models [--gigabytes 3] [--presets NAME ...] [--repeat 3] [--folder DIR] [--json FILE]
+    python -m bench.big_models [--gigabytes 3] [--presets NAME ...] [--repeat 3] [--folder DIR]
 
 A network of that size is written with its weights in a file beside it. Each run is a fresh process; the clock runs from
 a model file to a quantized file, imports excluded, and peak memory is the most that the process had, mapped pages
@@ -18,15 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from bench.cells import number, times
 from bench.child import last_words
-from bench.networks import positive
-from bench.results import describe_machine, markdown, number, say, times, write_json
-from quark.errors import QuarkError
-from quark.onnx import get_default_config
+from bench.networks import checked_presets, positive
+from bench.record import Blank, Record, add_record_arguments, say
 
 PRESETS = ["MXINT8", "MXFP4E2M1", "BF16", "MATMUL_NBITS", "A8W8"]
 HEADER = ["preset", "peak MB", "of the model", "s", "of a copy", "s on disk", "of a copy on disk", "file MB"]
@@ -66,15 +64,15 @@ class Figure:
 
     def cells(self) -> list[str]:
         if self.error is not None:
-            return [self.preset, self.error, *[""] * (len(HEADER) - 2)]
+            return [self.preset, *[""] * (len(HEADER) - 1)]
         peak, cells = self.best("peak_mb"), [self.preset]
         cells += [number(peak, 0), times(peak, self.model_mb)]
         for what in ("seconds", "seconds_on_disk"):
             cells += [number(self.best(what), 1), times(self.best(what), self.best(what, of_copy=True), 1)]
         return [*cells, number(self.best("file_mb"), 0)]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def blanks(self) -> list[Blank]:
+        return [] if self.error is None else [Blank("ours", self.preset, self.error)]
 
 
 def measure(command: list[str], folder: Path) -> Run:
@@ -135,13 +133,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", default=PRESETS, metavar="NAME")
     parser.add_argument("--repeat", type=positive, default=3, help="runs of each; the best counts (%(default)s)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write; else that of temporary files")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_record_arguments(parser)
     arguments = parser.parse_args()
-    try:
-        for preset in arguments.presets:
-            get_default_config(preset)
-    except QuarkError as error:
-        raise SystemExit(f"--presets: {error}") from error
+    arguments.presets = checked_presets(arguments.presets)
     place = arguments.folder or Path(tempfile.gettempdir())
     needed, free = 2.1 * arguments.gigabytes, shutil.disk_usage(place).free / 1e9
     if free < needed:
@@ -151,14 +145,14 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    setting, figures = describe_machine(), []
+    notes = [f"A network of {arguments.gigabytes:g} GB; best of {arguments.repeat}."]
+    record = Record.begin("big_models", arguments, HEADER, notes)
     with tempfile.TemporaryDirectory(prefix="quark-bench-", dir=arguments.folder) as name:
         files = build(Path(name), arguments.gigabytes)
         for preset in arguments.presets:
-            figures.append(take_turns(files, preset, arguments.repeat, Path(name)))
-            write_json(arguments, setting, [each.to_json() for each in figures])
-    print(f"{setting}; a network of {figures[0].model_mb:.0f} MB, best of {arguments.repeat}\n")
-    print(markdown(HEADER, [each.cells() for each in figures]))
+            figure = take_turns(files, preset, arguments.repeat, Path(name))
+            record.add([figure.cells()], figure, figure.blanks())
+    record.finish()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run one of the scripts beside this one in a process of its own, by our interpreter or the peer's.
+"""Run one of the scripts beside this one in a process of its own, by our interpreter or a peer's.
 
-The peer is imported as `quark`, as we are. Python's isolated mode keeps either from finding the other: it looks neither
-into PYTHONPATH nor into the working folder, which is an empty one besides, since the peer leaves files there.
+AMD Quark is imported as `quark`, as we are. Python's isolated mode keeps either from finding the other: it looks
+neither into PYTHONPATH nor into the working folder, which is an empty one besides, since peers leave files there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.networks import NamedModel
+from bench.record import Blank
 from bench.samples import SampleFile
 
-OURS, PEER, PASS = "ours", "peer", "pass"
+if TYPE_CHECKING:
+    from bench.peers import Peer
+
+OURS, PASS = "ours", "pass"
+NO_EQUIVALENT = "no equivalent of the preset"
 
 
 class ChildError(Exception):
@@ -36,46 +42,64 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Interpreters:
-    """Who runs what. Without a peer, its runs fail with that as the reason."""
+    """Who runs what: peers that are there with their interpreters, and the others with the reason.
 
-    peer: str | None = None
+    `titles` are what tables call all that were asked for, in order; `described` the versions of those that are there.
+    A run that takes longer than `timeout_seconds` fails.
+    """
 
-    def __post_init__(self) -> None:
-        if self.peer is not None and shutil.which(self.peer) is None:
-            raise SystemExit(f"--peer {self.peer}: no such program; give the python of the peer's environment")
+    titles: Mapping[str, str] = field(default_factory=dict)
 
-    def describe_peer(self) -> str:
-        """Its versions, as its environment has them."""
-        if self.peer is None:
-            return "no peer"
-        names = {"amd-quark": "AMD Quark", "onnxruntime": "ONNX Runtime"}
-        code = f"from importlib.metadata import version as v; print(*map(v, {list(names)}), sep='|')"
-        done = subprocess.run([self.peer, "-I", "-c", code], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"--peer {self.peer}: {last_words(done.stderr, done.returncode)}; is AMD Quark in it?")
-        found = zip(names.values(), done.stdout.strip().split("|"), strict=True)
-        return "peer " + " with ".join(f"{name} {version}" for name, version in found)
+    present: Mapping[str, tuple[Peer, str]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float | None = None
 
     @property
     def quantizers(self) -> tuple[str, ...]:
-        return (OURS,) if self.peer is None else (OURS, PEER)
+        """Ours, and all peers that were asked for, in the order of the tables."""
+        return (OURS, *self.titles)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """A line on each peer, for the record."""
+        return {**self.described, **{name: f"not measured: {reason}" for name, reason in self.missing.items()}}
+
+    def with_timeout(self, seconds: float | None) -> Interpreters:
+        return replace(self, timeout_seconds=seconds)
 
     def run(self, who: str, script: str, job: dict[str, Any]) -> dict[str, Any]:
         """What the script wrote as its result."""
-        python = sys.executable if who != PEER else shutil.which(self.peer or "")
-        if python is None:
-            raise ChildError("no --peer")
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
             result, log = Path(folder, "result.json"), Path(folder, "log")
             # not resolved: the interpreter of a virtual environment is a link, and knows its environment by that
-            command = [str(Path(python).absolute()), "-I", str(Path(__file__).resolve().with_name(script))]
+            command = [str(Path(self._python(who)).absolute()), "-I", str(Path(__file__).resolve().with_name(script))]
             command.append(json.dumps({**job, "result": str(result)}))
             with log.open("wb") as stream:
-                status = subprocess.run(command, cwd=folder, stdout=stream, stderr=stream, check=False).returncode
+                status = self._wait(command, folder, stream)
             if status or not result.is_file():
                 raise ChildError(last_words(log.read_text(encoding="utf-8", errors="replace"), status))
             content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return content
+
+    def _wait(self, command: list[str], folder: str, stream: Any) -> int:
+        try:
+            done = subprocess.run(
+                command, cwd=folder, stdout=stream, stderr=stream, check=False, timeout=self.timeout_seconds
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ChildError(f"took longer than {self.timeout_seconds:.0f} s") from error
+        return done.returncode
+
+    def _python(self, who: str) -> str:
+        if who in self.missing:
+            raise ChildError(self.missing[who])
+        if who in (OURS, PASS):
+            return sys.executable
+        found = shutil.which(self.present[who][1])
+        if found is None:
+            raise ChildError(f"the interpreter of {self.titles[who]} is gone")
+        return found
 
     def quantize(
         self,
@@ -87,9 +111,10 @@ class Interpreters:
         finetune: dict[str, Any] | None = None,
     ) -> Outcome:
         """Write the quantized model to `output`, alone in its folder but for what belongs to it. `finetune` are
-        settings that go before the preset's own."""
-        job = _job(who, model, samples) | {"preset": preset, "output": str(output.absolute()), "finetune": finetune}
-        found = self.run(who, "one_quantization.py", job)
+        settings that go before the preset's own. ChildError, too, where a peer has no equivalent of the preset."""
+        settings = self.present[who][0].settings(preset) if who in self.present else {}
+        job = _job(who, model, samples) | {"preset": preset, "settings": settings}
+        found = self.run(who, "one_quantization.py", job | {"output": str(output.absolute()), "finetune": finetune})
         written = [each.stat().st_size for each in output.parent.glob(f"{output.stem}*") if each.suffix != ".json"]
         if not output.is_file():
             raise ChildError("no file was written, and no error raised")
@@ -98,6 +123,11 @@ class Interpreters:
     def run_float(self, model: NamedModel, samples: SampleFile) -> Outcome:
         """The float model once over the images to calibrate on: the least that calibration can take."""
         return Outcome(**self.run(PASS, "one_quantization.py", _job(PASS, model, samples)))
+
+
+def blank(who: str, model: str, preset: str, reason: str) -> Blank:
+    """The cell of a quantizer that came to no result; what it has no equivalent of has nothing to do with the model."""
+    return Blank(who, preset if reason == NO_EQUIVALENT else f"{model} {preset}", reason)
 
 
 def last_words(log: str, status: int) -> str:

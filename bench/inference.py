@@ -1,11 +1,11 @@
 """How fast quantized models run in ONNX Runtime, as a multiple of the float model.
 
-    python -m bench.inference --models DIR --calib DIR [--peer PYTHON] [--presets NAME ...] [--threads 1 2] [--turns 7]
+    python -m bench.inference --models DIR --calib DIR [--peers NAME ...] [--presets NAME ...] [--threads 1 2]
 
 Batch 1, with our library of operators; the float and the quantized model take turns in one process, and the best turn
 of each counts. Behind it stands how much longer the median turn took. Integer kernels are counted in the graph as ONNX
-Runtime has optimized it. `portable s` is what a session takes that has the functions in the file and no library. The
-peer's files run in its environment, with its own library, against the float model there.
+Runtime has optimized it. `portable s` is what a session takes that has the functions in the file and no library. A
+peer's files run in its environment, with its own library where it has one, against the float model there.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import argparse
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import onnx
 import onnxruntime
 
-from bench.child import OURS, PEER, Interpreters
-from bench.networks import NamedModel, add_arguments, chosen_models, positive
-from bench.results import describe_machine, markdown, number, say, times, with_spread, write_json
+from bench.cells import number, times, with_spread
+from bench.child import OURS, ChildError, Interpreters, blank
+from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
+from bench.peers import add_peer_arguments, open_peers
+from bench.record import Blank, Record, say
 from bench.samples import SampleFile, write_samples
 from bench.timing import Timing, take_turns
 from quark.onnx import get_library_path
@@ -33,9 +35,13 @@ from quark.ops.schema import DOMAIN
 
 INTEGER_KERNELS = ("QLinearConv", "ConvInteger")
 CREATIONS = 3
-LATENCY = ["float ms", "ours ms", "ours / float", "peer / its float", "peer / ours"]
+LATENCY = ["float ms", "ours ms", "ours / float"]
 SESSIONS = ["session s, float", "session s, ours", "portable s"]
-HEADER = ["model", "preset", "threads", *LATENCY, "integer kernels", *SESSIONS]
+
+
+def header(titles: Iterable[str]) -> list[str]:
+    peers = [cell for title in titles for cell in (f"{title} / its float", "of ours")]
+    return ["model", "preset", "threads", *LATENCY, *peers, "integer kernels", *SESSIONS]
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,7 @@ class Figure:
 
     model: str
     preset: str
-    ours: dict[int, Latency] = field(default_factory=dict)  # by the number of threads
-    peer: dict[int, Latency] = field(default_factory=dict)
+    latencies: dict[str, dict[int, Latency]] = field(default_factory=dict)  # by who, and the number of threads
     integer_kernels: int | None = None
     convolutions: int | None = None
     session_seconds: dict[str, Timing] = field(default_factory=dict)
@@ -67,24 +72,31 @@ class Figure:
         """One for each number of threads; what has nothing to do with threads stands in the first."""
         rest = self._rest()
         for each in threads:
-            ours, peer = self.ours.get(each), self.peer.get(each)
-            multiples = [number(found and found.multiple, unit=" x") for found in (ours, peer)]
+            found = {who: by_threads.get(each) for who, by_threads in self.latencies.items()}
+            ours = found.pop(OURS)
             yield [
                 self.model,
-                self.preset,
+                label(self.preset),
                 str(each),
                 with_spread(ours and ours.float, 1e3),
                 with_spread(ours and ours.quantized, 1e3),
-                *multiples,
-                times(peer and peer.multiple, ours and ours.multiple, 1),
+                number(ours and ours.multiple, unit=" x"),
+                *(cell for peer in found.values() for cell in _beside(peer, ours)),
                 *rest,
             ]
             rest = [""] * len(rest)
+
+    def blanks(self) -> list[Blank]:
+        return [blank(who, self.model, label(self.preset), reason) for who, reason in self.errors.items()]
 
     def _rest(self) -> list[str]:
         kernels = "" if self.integer_kernels is None else f"{self.integer_kernels} of {self.convolutions}"
         created = [self.session_seconds.get(name) for name in ("float", "library", "portable")]
         return [kernels, *(number(each and each.best) for each in created)]
+
+
+def _beside(peer: Latency | None, ours: Latency | None) -> tuple[str, str]:
+    return number(peer and peer.multiple, unit=" x"), times(peer and peer.multiple, ours and ours.multiple, 1)
 
 
 def optimized_operators(path: Path) -> Counter[str]:
@@ -126,22 +138,6 @@ def time_ours(model: Path, quantized: Path, samples: SampleFile, threads: int, t
     return Latency(**take_turns(runs, turns))
 
 
-def time_peer(
-    interpreters: Interpreters, model: Path, quantized: Path, samples: SampleFile, threads: int, turns: int
-) -> Latency:
-    job = {
-        "float": str(model.absolute()),
-        "quantized": str(quantized),
-        "samples": str(samples.path),
-        "input_name": samples.input_name,
-        "threads": threads,
-        "turns": turns,
-        "seconds": 1.0,
-    }
-    found = interpreters.run(PEER, "peer_latency.py", job)
-    return Latency(**{name: Timing.of(seconds) for name, seconds in found.items()})
-
-
 @dataclass(frozen=True)
 class Bench:
     """One network with its images; `folder` takes the quantized files."""
@@ -154,39 +150,51 @@ class Bench:
 
     def measure(self, preset: str) -> Figure:
         figure = Figure(self.model.name, preset)
-        for who, measure in ((OURS, self._measure_ours), (PEER, self._measure_peer)):
-            if who not in self.interpreters.quantizers:
-                continue
-            say(f"{self.model.name} {preset} {who}")
+        for who in self.interpreters.quantizers:
+            figure.latencies[who] = {}
+            say(f"{self.model.name} {label(preset)} {who}")
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 quantized = Path(folder, "quantized.onnx")
                 try:
                     self.interpreters.quantize(who, self.model, self.samples, preset, quantized)
-                    measure(figure, quantized)
+                    for threads in self.arguments.threads:
+                        figure.latencies[who][threads] = self._latency(who, quantized, threads)
+                    if who == OURS:
+                        self._measure_ours(figure, quantized)
                 except Exception as error:  # the other rows are worth having
-                    figure.errors[who] = f"{type(error).__name__}: {error}"
+                    figure.errors[who] = (
+                        str(error) if isinstance(error, ChildError) else f"{type(error).__name__}: {error}"
+                    )
                     say(f"  {figure.errors[who]}")
         return figure
 
+    def _latency(self, who: str, quantized: Path, threads: int) -> Latency:
+        if who == OURS:
+            return time_ours(self.model.path, quantized, self.samples, threads, self.arguments.turns)
+        job = {
+            "float": str(self.model.path.absolute()),
+            "quantized": str(quantized),
+            "samples": str(self.samples.path),
+            "threads": threads,
+            "turns": self.arguments.turns,
+            "seconds": 1.0,
+            "has_operators": self.interpreters.present[who][0].has_operators,
+        }
+        found = self.interpreters.run(who, "peer_latency.py", job)
+        return Latency(**{name: Timing.of(seconds) for name, seconds in found.items()})
+
     def _measure_ours(self, figure: Figure, quantized: Path) -> None:
-        for threads in self.arguments.threads:
-            figure.ours[threads] = time_ours(self.model.path, quantized, self.samples, threads, self.arguments.turns)
         operators = optimized_operators(quantized)
         figure.integer_kernels = sum(operators[name] for name in INTEGER_KERNELS)
         nodes = onnx.load(self.model.path, load_external_data=False).graph.node
         figure.convolutions = sum(node.op_type == "Conv" for node in nodes)
         figure.session_seconds = time_sessions(self.model.path, quantized, not self.arguments.no_portable)
 
-    def _measure_peer(self, figure: Figure, quantized: Path) -> None:
-        for threads in self.arguments.threads:
-            figure.peer[threads] = time_peer(
-                self.interpreters, self.model.path, quantized, self.samples, threads, self.arguments.turns
-            )
-
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
+    add_peer_arguments(parser)
     parser.add_argument("--images", type=positive, default=32, help="to calibrate on (%(default)s)")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1], metavar="N")
     parser.add_argument("--turns", type=positive, default=7, help="at least; for a second anyway (%(default)s)")
@@ -197,18 +205,18 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     models = chosen_models(arguments)
-    interpreters = Interpreters(arguments.peer)
-    setting = f"{describe_machine()}; {interpreters.describe_peer()}"
-    figures: list[Figure] = []
+    interpreters = open_peers(arguments)
+    notes = [f"Batch 1, best of {arguments.turns} turns or more."]
+    titles = interpreters.titles.values()
+    record = Record.begin("inference", arguments, header(titles), notes, interpreters.facts)
     for model in models:
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
             samples = write_samples(model, arguments.calib, arguments.images, Path(folder))
             bench = Bench(model, samples, interpreters, Path(folder), arguments)
             for preset in arguments.presets:
-                figures.append(bench.measure(preset))
-                write_json(arguments, setting, [asdict(each) for each in figures])
-    print(f"{setting}; batch 1, best of {arguments.turns} turns or more\n")
-    print(markdown(HEADER, [row for each in figures for row in each.rows(arguments.threads)]))
+                figure = bench.measure(preset)
+                record.add(figure.rows(arguments.threads), figure, figure.blanks())
+    record.finish()
 
 
 if __name__ == "__main__":

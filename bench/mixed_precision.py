@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.accuracy import FLOAT, accuracy_of, open_labelled, rank_all, score
 from bench.networks import NamedModel, parse_model, positive
-from bench.results import describe_machine, markdown, say, write_json
+from bench.record import Record, add_record_arguments, say
+from bench.side_by_side import FLOAT, accuracy_of, open_labelled, rank_all, score
 from quark.evaluate import Dataset
 from quark.mixed_precision import MixedPlan
 from quark.onnx import QuantizationConfig, QuantType, get_default_config, quantize
@@ -110,7 +110,7 @@ def measure(model: NamedModel, arguments: argparse.Namespace, folder: Path) -> t
     val = open_labelled(model, arguments.val, arguments.limit)
     files, seconds, plan = quantize_all(model, calib, arguments, folder)
     errors: dict[tuple[str, str], str] = {}
-    ranks = rank_all({(FLOAT, ""): model.path} | files, val, arguments, errors)
+    ranks = rank_all({(FLOAT, ""): model.path} | files, val, arguments.threads, errors)
     if errors:
         raise SystemExit("; ".join(errors.values()))
     reference = ranks[FLOAT, ""]
@@ -132,9 +132,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=positive, metavar="N", help="that many images of --val, evenly spaced (all)")
     parser.add_argument("--drop", type=float, default=0.01, help="of top-1 that is accepted (%(default)s)")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="the plan of mixed precision")
-    parser.add_argument("--group", type=positive, default=4, metavar="N", help="networks in memory (%(default)s)")
     parser.add_argument("--threads", type=positive, default=2, metavar="N", help="of ONNX Runtime (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_record_arguments(parser)
     return parser.parse_args()
 
 
@@ -143,13 +142,14 @@ def main() -> None:
     model = parse_model(arguments.model)
     if not model.path.is_file():
         raise SystemExit(f"--model {arguments.model}: there is no file '{model.path}'")
+    notes = [f"{arguments.images} images to calibrate on, {arguments.drop:g} of top-1 accepted."]
+    record = Record.begin("mixed_precision", arguments, HEADER, notes)
     with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
         rows, plan = measure(model, arguments, Path(folder))
-    setting = f"{describe_machine()}; {arguments.images} images to calibrate on, {arguments.drop:g} of top-1 accepted"
-    arguments.plan = None
-    write_json(arguments, setting, [*(asdict(each) for each in rows), plan.to_dict()])
-    print(f"{setting}; on those images {', '.join(map(str, plan.figures))}\n")
-    print(markdown(HEADER, [each.cells() for each in rows]))
+    record.notes.append(f"On those images: {', '.join(map(str, plan.figures))}.")
+    figure = {"model": model.name, "networks": [asdict(each) for each in rows], "plan": plan.to_dict()}
+    record.add([each.cells() for each in rows], figure)
+    record.finish()
 
 
 if __name__ == "__main__":

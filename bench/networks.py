@@ -11,13 +11,17 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.record import add_record_arguments
 from quark.errors import QuarkError
 from quark.onnx.data.images import PRESETS
 from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.presets import PRESETS as ROWS
 
 DEFAULT_PREPROCESSING = "imagenet"
 KNOWN = {"mobilenet_v2": "imagenet", "resnet50_v1": "imagenet", "efficientnet_lite0": "lite"}
 DEFAULT_PRESETS = ["XINT8", "A8W8", "INT8_CNN_DEFAULT", "U8S8_AAWS", "MXINT8", "MXFP8E4M3", "MXFP4E2M1", "MX6"]
+GROUPS = {"all": False, "finetuned": True}  # whether they finetune
+PRESETS_HELP = "or a YAML config; all: every preset that does not finetune; finetuned: those that do"
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, needs_calib: bool = True) -> None:
     """What every benchmark of whole networks takes."""
     parser.add_argument("--models", type=Path, metavar="DIR", help=f"folder with {', '.join(KNOWN)} as .onnx files")
     parser.add_argument("--only", nargs="+", choices=list(KNOWN), metavar="NAME", help="of --models, these alone")
     parser.add_argument("--model", action="append", default=[], metavar="NAME=PATH[:PREP]", help="another model")
-    parser.add_argument("--calib", type=Path, required=True, metavar="DIR", help="images to calibrate on")
-    parser.add_argument("--presets", nargs="+", default=DEFAULT_PRESETS, metavar="NAME", help="or a YAML config")
-    parser.add_argument("--peer", metavar="PYTHON", help="interpreter of the environment that AMD Quark is in")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, with their spread, to this file")
+    parser.add_argument("--calib", type=Path, required=needs_calib, metavar="DIR", help="images to calibrate on")
+    parser.add_argument("--presets", nargs="+", default=DEFAULT_PRESETS, metavar="NAME", help=PRESETS_HELP)
+    add_record_arguments(parser)
 
 
 def parse_model(text: str) -> NamedModel:
@@ -68,22 +71,43 @@ def parse_model(text: str) -> NamedModel:
     return NamedModel(name, Path(path), preprocessing) if colon and is_preprocessing else NamedModel(name, Path(rest))
 
 
-def chosen_models(arguments: argparse.Namespace) -> list[NamedModel]:
-    """All that the arguments name, each of them a file that is there; presets are looked up now, not hours later."""
+def named_presets(names: list[str]) -> list[str]:
+    """With what `all` and `finetuned` stand for.
+
+    >>> "A8W8" in named_presets(["all"]), "A8W8_ADAROUND" in named_presets(["all"])
+    (True, False)
+    """
+    found: list[str] = []
+    for name in names:
+        if name in GROUPS:
+            found += [each for each, row in ROWS.items() if bool(row.fields.get("include_fast_ft")) == GROUPS[name]]
+        else:
+            found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def checked_presets(names: list[str]) -> list[str]:
+    """All presets that the names stand for; one that does not exist ends the program now, not hours later."""
+    presets = named_presets(names)
     try:
-        for preset in arguments.presets:
+        for preset in presets:
             settings_of(preset)
     except QuarkError as error:
         raise SystemExit(f"--presets: {error}") from error
     # benchmarks run in folders of their own
-    arguments.presets = [str(Path(each).resolve()) if Path(each).suffix else each for each in arguments.presets]
+    return [str(Path(each).resolve()) if Path(each).suffix else each for each in presets]
+
+
+def chosen_models(arguments: argparse.Namespace, *, may_be_none: bool = False) -> list[NamedModel]:
+    """All that the arguments name, each of them a file that is there; `presets` becomes what its names stand for."""
+    arguments.presets = checked_presets(arguments.presets)
     names = arguments.only or list(KNOWN)
     folder: Path | None = arguments.models
     if folder is None and arguments.only:
         raise SystemExit("--only names files in a folder: give that with --models DIR")
     models = [] if folder is None else [NamedModel(name, folder / f"{name}.onnx", KNOWN[name]) for name in names]
     models += [parse_model(text) for text in arguments.model]
-    if not models:
+    if not models and not may_be_none:
         raise SystemExit(
             f"no model: give a folder that holds {', '.join(f'{name}.onnx' for name in KNOWN)} with --models DIR, or "
             f"any model with --model NAME=PATH"

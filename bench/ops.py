@@ -1,6 +1,6 @@
 """Operators against memcpy: GB/s (bytes read and written) and the share of a copy of the same tensor, in one run.
 
-    python -m bench.ops [--formats NAME ...] [--quick] [--json FILE]
+    python -m bench.ops [--formats NAME ...] [--quick]
 
 Columns: the native operator inside ONNX Runtime with one and two threads, the array implementations without native
 code, and the portable function on stock ONNX Runtime. A share is of a copy by as many threads. Each figure is the best
@@ -10,11 +10,9 @@ of several turns taken side by side; the spread is in the JSON.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from bench.results import describe_machine
+from bench.record import Record, add_record_arguments, say
 from bench.timing import Timing, take_turns
 from quark.formats.arrays import array_kind
 from quark.formats.block import BlockQuantizer, quantize_dequantize_blocks
@@ -47,6 +45,7 @@ class Case:
 MATRIX = 4096
 IMAGE = Case((1, 256, 56, 56), 1)
 CASES = (Case((MATRIX, MATRIX), 1), Case((MATRIX, MATRIX), 0), IMAGE)
+HEADER = ["format", "tensor", "copy GB/s", "native, 1 thread", "native, 2 threads", "numpy", "torch", "portable"]
 
 
 @dataclass(frozen=True)
@@ -146,45 +145,40 @@ def measure(fmt: BlockFormat, case: Case, turns: int) -> Iterator[Figure]:
             yield Figure(str(fmt), str(case), name, threads, rate, copy.best / timing.best, timing, copy)
 
 
-def table(figures: list[Figure]) -> str:
-    """The figures as Markdown: a row for each format and tensor."""
-    cells = {(f.format, f.case, f.what, f.threads): f for f in figures}
-    rows = dict.fromkeys((f.format, f.case) for f in figures)
-    lines = ["| format | tensor | copy GB/s | native, 1 thread | native, 2 threads | numpy | torch | portable |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for fmt, case in rows:
-        one, two = (cells.get((fmt, case, "native", threads)) for threads in (1, 2))
-        copy = f"{one.gigabytes_per_second / one.share_of_copy:.1f}" if one else ""
-        native = [f"{f.gigabytes_per_second:.1f} ({f.share_of_copy:.0%})" if f else "" for f in (one, two)]
-        slow = [cells.get((fmt, case, name, 1)) for name in ("numpy", "torch", "portable")]
-        plain = [f"{f.gigabytes_per_second:.2f}" if f else "" for f in slow[:2]]
-        portable = slow[2]
-        times = f"{portable.seconds.best / one.seconds.best:.0f} x native time" if portable and one else ""
-        lines.append(f"| {' | '.join([fmt, case, copy, *native, *plain, times])} |")
-    return "\n".join(lines)
+def row(figures: list[Figure]) -> list[str]:
+    """The cells of one format and tensor."""
+    found = {(each.what, each.threads): each for each in figures}
+    one, two = (found.get(("native", threads)) for threads in (1, 2))
+    copy = f"{one.gigabytes_per_second / one.share_of_copy:.1f}" if one else ""
+    native = [f"{each.gigabytes_per_second:.1f} ({each.share_of_copy:.0%})" if each else "" for each in (one, two)]
+    numpy, torch, portable = (found.get((name, 1)) for name in ("numpy", "torch", "portable"))
+    plain = [f"{each.gigabytes_per_second:.2f}" if each else "" for each in (numpy, torch)]
+    times = f"{portable.seconds.best / one.seconds.best:.0f} x native time" if portable and one else ""
+    return [figures[0].format, figures[0].case, copy, *native, *plain, times]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", default=[str(fmt) for fmt in BLOCK_FORMATS])
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    parser.add_argument("--json", type=Path, help="write all figures, with their spread, to this file")
+    add_record_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    figures: list[Figure] = []
-    for name in arguments.formats:
-        fmt = get_format(name)
+    formats = [get_format(name) for name in arguments.formats]
+    for fmt in formats:
         if not isinstance(fmt, BlockFormat):
-            raise SystemExit(f"{name}: expected a block format")
+            raise SystemExit(f"--formats {fmt}: expected a block format")
+    turns = 3 if arguments.quick else 9
+    record = Record.begin("ops", arguments, HEADER, [f"GB/s, and the share of a copy; best of {turns} turns or more."])
+    for fmt in formats:
         for case in CASES:
-            figures.extend(measure(fmt, case, 3 if arguments.quick else 9))
-    print(describe_machine())
-    print(table(figures))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1), encoding="utf-8")
+            say(f"{fmt} {case}")
+            figures = list(measure(fmt, case, turns))
+            record.add([row(figures)], [asdict(each) for each in figures])
+    record.finish()
 
 
 if __name__ == "__main__":

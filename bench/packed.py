@@ -1,6 +1,6 @@
 """How small packed files are, and what they cost: sizes, the time to a session, latency, and whether logits are equal.
 
-    python -m bench.packed --models DIR --only resnet50_v1 --calib DIR [--presets NAME ...] [--threads 2] [--json FILE]
+    python -m bench.packed --models DIR --only resnet50_v1 --calib DIR [--presets NAME ...] [--threads 2]
 
 The model is quantized once for each preset and packed by each profile that ONNX Runtime runs. Sessions are made in
 turns in one process, with our library of operators and no other option, and the best counts. `nothing registered` is
@@ -14,15 +14,16 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from bench.cells import number, times, with_spread
 from bench.child import OURS, Interpreters
 from bench.networks import NamedModel, add_arguments, chosen_models, positive
-from bench.results import describe_machine, markdown, number, say, times, with_spread, write_json
+from bench.record import Record, say
 from bench.samples import SampleFile, write_samples
 from bench.timing import Timing, take_turns
 from quark.onnx.pack import pack_model, unpack_model
@@ -136,8 +137,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     models = chosen_models(arguments)
-    setting = describe_machine()
-    figures: list[Figure] = []
+    notes = [f"Sessions best of {arguments.creations}, latency with {arguments.threads} threads."]
+    record = Record.begin("packed", arguments, HEADER, notes)
     for model in models:
         for preset in arguments.presets:
             with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
@@ -147,10 +148,9 @@ def main() -> None:
                 say(f"{model.name} {preset}")
                 Interpreters().quantize(OURS, model, samples, preset, unpacked)
                 for profile in arguments.profiles:
-                    figures.append(measure(model, preset, profile, unpacked, samples, arguments))
-                    write_json(arguments, setting, [asdict(each) for each in figures])
-    print(f"{setting}; sessions best of {arguments.creations}, latency with {arguments.threads} threads\n")
-    print(markdown(HEADER, [each.row() for each in figures]))
+                    figure = measure(model, preset, profile, unpacked, samples, arguments)
+                    record.add([figure.row()], figure)
+    record.finish()
 
 
 if __name__ == "__main__":

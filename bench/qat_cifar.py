@@ -17,13 +17,14 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from bench.results import describe_machine, markdown, say, write_json
+from bench.devices import describe_device
+from bench.record import Record, add_record_arguments, say
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
@@ -171,21 +172,19 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--average_decay", type=float)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--autocast", action="store_true", help="train in bfloat16 where torch can")
-    parser.add_argument("--json", type=Path)
+    add_record_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parsed()
     device = choose_device(arguments.device)
-    setting = f"{describe_machine()}, torch {torch.__version__} on {device.type}"
+    record = Record.begin("qat_cifar", arguments, HEADER, [f"Trained on {describe_device(device)}."])
     cifar = Cifar.open(arguments.data, arguments.weights, device, arguments.images)
-    del arguments.data, arguments.weights  # places are nobody's business
-    figures = []
     for method in arguments.method or RECIPES:
-        figures.append(cifar.measure(method, chosen_options(arguments, method), arguments.batch_size))
-        write_json(arguments, setting, [asdict(each) for each in figures])
-    print(f"{setting}\n\n{markdown(HEADER, [each.cells() for each in figures])}")
+        figure = cifar.measure(method, chosen_options(arguments, method), arguments.batch_size)
+        record.add([figure.cells()], figure)
+    record.finish()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A step of training of whole quantized networks against the same networks in float: the ratio, in one run.
 
     python -m bench.qat_flow [--device cpu|cuda] [--networks cifar_resnet20 mobilenetv2] [--methods tqt lsq4 ...]
-                             [--batch 128] [--image 96] [--steps 5] [--repeat 5] [--modes eager graph] [--json FILE]
+                             [--batch 128] [--image 96] [--steps 5] [--repeat 5] [--modes eager graph]
 
 What `ModelQuantizer.quantize_model` gives is trained, with all that belongs to it: folded batch norms, scales that
 follow weights, quantizers on every tensor. `bench.qat_step` has the quantizers alone. Weights are random. Modes: eager,
@@ -11,16 +11,17 @@ or the step captured as a CUDA graph, which takes the launches of small networks
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict
 
 import torch
 from torch import nn
 
+from bench.devices import describe_device
 from bench.qat_cifar import RECIPES
-from bench.qat_step import captured
-from bench.results import describe_machine, markdown, write_json
+from bench.qat_step import HEADER, captured, rows_of, turns_of
+from bench.record import Record, add_record_arguments
+from bench.timing import Timing
 from quark.torch import ModelQuantizer
 from quark.vision.networks import build_network
 
@@ -41,8 +42,8 @@ def make_step(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], None
     return captured(step) if mode == "graph" else step
 
 
-def measure(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds of a step by method: the best of turns taken side by side."""
+def measure(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Timing]:
+    """Seconds of a step by method, in turns taken side by side."""
     torch.manual_seed(0)
     size = 32 if name.startswith("cifar") else arguments.image
     x = torch.randn(arguments.batch, 3, size, size, device=arguments.device)
@@ -54,20 +55,7 @@ def measure(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, fl
     steps = {method: make_step(each, x, mode) for method, each in networks.items()}
     for step in steps.values():
         step()
-    best = dict.fromkeys(steps, float("inf"))
-    for _ in range(arguments.repeat):
-        for method, step in steps.items():
-            best[method] = min(best[method], _seconds(step, arguments))
-    return best
-
-
-def _seconds(step: Callable[[], None], arguments: argparse.Namespace) -> float:
-    start = time.perf_counter()
-    for _ in range(arguments.steps):
-        step()
-    if arguments.device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / arguments.steps
+    return turns_of(steps, arguments)
 
 
 def main() -> None:
@@ -80,19 +68,16 @@ def main() -> None:
     parser.add_argument("--image", type=int, default=96, help="pixels, for networks that are not CIFAR's")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    add_record_arguments(parser)
     arguments = parser.parse_args()
-    rows = []
+    notes = [f"On {describe_device(arguments.device)}, batch {arguments.batch}; best of {arguments.repeat} turns."]
+    record = Record.begin("qat_flow", arguments, HEADER, notes)
     for name in arguments.networks:
         for mode in arguments.modes:
-            best = measure(name, mode, arguments)
-            rows += [
-                [name, mode, method, f"{1e3 * seconds:.2f}", f"{seconds / best['float']:.2f}"]
-                for method, seconds in best.items()
-            ]
-    setting = f"{describe_machine()}, torch {torch.__version__} on {arguments.device}, batch {arguments.batch}"
-    write_json(arguments, setting, rows)
-    print(f"{setting}\n\n{markdown(('network', 'mode', 'method', 'ms', '/ float'), rows)}")
+            timings = measure(name, mode, arguments)
+            figure = {"network": name, "mode": mode, "seconds": {key: asdict(each) for key, each in timings.items()}}
+            record.add(rows_of(name, mode, timings), figure)
+    record.finish()
 
 
 if __name__ == "__main__":

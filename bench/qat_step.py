@@ -2,7 +2,7 @@
 
     python -m bench.qat_step [--device cpu|cuda] [--networks resnet20 mobilenet] [--methods float affine lsq ...]
                              [--batch 128] [--image 96] [--steps 5] [--repeat 5] [--modes eager compiled graph]
-                             [--per-channel] [--channels-last] [--autocast] [--json FILE]
+                             [--per-channel] [--channels-last] [--autocast]
 
 Every convolution and linear layer has a quantizer on its weight, and every activation has one: the networks are plain,
 so that the figures are those of the quantizers in quark.ops.fake_quantize. A step is forward, loss, backward and SGD on
@@ -13,22 +13,23 @@ It needs torch and quark alone: PYTHONPATH=src will do.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 
 import torch
 from torch import nn
 
+from bench.cells import times, with_spread
+from bench.devices import describe_device
+from bench.record import Record, add_record_arguments
+from bench.timing import Timing
 from quark.formats.affine import AffineParameters, integer_format
-from quark.formats.native import instruction_set
 from quark.ops.fake_quantize import affine_fake_quantize, block_fake_quantize, lsq, tqt
 
 METHODS = ("float", "affine", "lsq", "tqt", "mxfp4", "mx6")
 BLOCKS = {"mxfp4": "mxfp4_e2m1", "mx6": "mx6"}
+HEADER = ["network", "mode", "method", "ms", "of float"]
 STEP, LOG2_THRESHOLD = 0.05, 2.0
 CLASSES = 10
 
@@ -207,25 +208,28 @@ def seconds_of(step: Callable[[], None], arguments: argparse.Namespace) -> float
     return (time.perf_counter() - start) / arguments.steps
 
 
-def measure(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds of a step by method: the best of turns taken side by side."""
+def turns_of(steps: Mapping[str, Callable[[], None]], arguments: argparse.Namespace) -> dict[str, Timing]:
+    """Seconds of a step by method, in turns taken side by side."""
+    seconds: dict[str, list[float]] = {method: [] for method in steps}
+    for _ in range(arguments.repeat):
+        for method, step in steps.items():
+            seconds[method].append(seconds_of(step, arguments))
+    return {method: Timing.of(each) for method, each in seconds.items()}
+
+
+def rows_of(name: str, mode: str, timings: Mapping[str, Timing]) -> list[list[str]]:
+    """A row for each method; without float among them there is nothing to compare with."""
+    whole = timings["float"].best if "float" in timings else None
+    return [[name, mode, method, with_spread(each, 1e3), times(each.best, whole)] for method, each in timings.items()]
+
+
+def measure(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Timing]:
+    """Seconds of a step by method."""
     steps = {method: make_step(name, method, mode, arguments) for method in arguments.methods}
     for step in steps.values():
         for _ in range(2):
             step()
-    best: dict[str, float] = {}
-    for _ in range(arguments.repeat):
-        for method, step in steps.items():
-            best[method] = min(best.get(method, float("inf")), seconds_of(step, arguments))
-    return best
-
-
-def describe(arguments: argparse.Namespace) -> str:
-    if arguments.device == "cuda":
-        where = torch.cuda.get_device_name()
-    else:
-        where = f"{platform.machine()}, {torch.get_num_threads()} threads, native code {instruction_set()}"
-    return f"{where}, torch {torch.__version__}, batch {arguments.batch}, image {arguments.image}"
+    return turns_of(steps, arguments)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -241,27 +245,22 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--per-channel", action="store_true", help="a parameter for each channel of a weight")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--autocast", action="store_true", help="bfloat16")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    add_record_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     torch.backends.cudnn.benchmark = True
-    figures: list[dict[str, Any]] = []
-    print(f"{describe(arguments)}\n\n| network | mode | method | ms | / float |\n|---|---|---|---|---|")
+    where = f"On {describe_device(arguments.device)}, batch {arguments.batch}, MobileNet's images of {arguments.image}."
+    record = Record.begin("qat_step", arguments, HEADER, [where, f"Best of {arguments.repeat} turns."])
     for name in arguments.networks:
         for mode in arguments.modes:
             torch._dynamo.reset()
-            best = measure(name, mode, arguments)
-            for method, seconds in best.items():
-                ratio = seconds / best["float"] if "float" in best else float("nan")
-                print(f"| {name} | {mode} | {method} | {1000 * seconds:.2f} | {ratio:.2f} |", flush=True)
-                figures.append({"network": name, "mode": mode, "method": method, "seconds": seconds, "ratio": ratio})
-    if arguments.json:
-        settings = {key: value for key, value in vars(arguments).items() if key != "json"}
-        content = {"setting": describe(arguments), "arguments": settings, "figures": figures}
-        arguments.json.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            timings = measure(name, mode, arguments)
+            figure = {"network": name, "mode": mode, "seconds": {key: asdict(each) for key, each in timings.items()}}
+            record.add(rows_of(name, mode, timings), figure)
+    record.finish()
 
 
 if __name__ == "__main__":

@@ -17,15 +17,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import open_labelled
+from bench.cells import number
 from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
-from bench.results import describe_machine, markdown, number, say, write_json
+from bench.record import Record, say
+from bench.side_by_side import open_labelled
 from quark.evaluate import Dataset
 from quark.onnx import quantize
 from quark.onnx.diagnose import diagnose
@@ -186,15 +187,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    rows: list[Row] = []
-    setting = f"{describe_machine()}; {arguments.layers} layers in float, {arguments.draws} draws"
-    for model in chosen_models(arguments):
+    models = chosen_models(arguments)
+    notes = [f"{arguments.layers} layers in float, {arguments.draws} draws; {arguments.images} images to rank on."]
+    record = Record.begin("ranking", arguments, HEADER, notes)
+    for model in models:
         for preset in arguments.presets:
             with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
-                rows.append(measure(model, preset, arguments, Path(folder)))
-            write_json(arguments, setting, [asdict(each) for each in rows])
-    print(f"{setting}; {arguments.images} images to calibrate and rank on\n")
-    print(markdown(HEADER, [each.cells() for each in rows]))
+                row = measure(model, preset, arguments, Path(folder))
+            record.add([row.cells()], row)
+    record.finish()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.cells import times, with_spread
 from bench.networks import NamedModel, add_arguments, chosen_models, positive
-from bench.results import describe_machine, markdown, say, times, with_spread, write_json
+from bench.record import Record, say
 from bench.samples import write_samples
 from bench.timing import Timing, take_turns
 from quark.onnx import QuantizationConfig, get_default_config, quantize
@@ -79,15 +80,17 @@ def main() -> None:
     parser.add_argument("--images", type=positive, default=128, help="to calibrate on (%(default)s)")
     parser.add_argument("--repeat", type=positive, default=5, help="runs of each; the best counts (%(default)s)")
     arguments = parser.parse_args()
-    figures: list[Figure] = []
-    for model in chosen_models(arguments):
+    models = chosen_models(arguments)
+    notes = [f"{arguments.images} images, best of {arguments.repeat}."]
+    record = Record.begin("recipe_cost", arguments, HEADER, notes)
+    for model in models:
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
             images = np.load(write_samples(model, arguments.calib, arguments.images, Path(folder)).path, mmap_mode="r")
-            found = [measure(model, preset, images, arguments) for preset in arguments.presets]
-        figures += [each for each in found if each is not None]
-        write_json(arguments, describe_machine(), [each.to_json() for each in figures])
-    print(f"{describe_machine()}; {arguments.images} images, best of {arguments.repeat}\n")
-    print(markdown(HEADER, [each.cells() for each in figures]))
+            for preset in arguments.presets:
+                figure = measure(model, preset, images, arguments)
+                if figure is not None:
+                    record.add([figure.cells()], figure.to_json())
+    record.finish()
 
 
 if __name__ == "__main__":

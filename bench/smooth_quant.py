@@ -1,7 +1,7 @@
 """What SmoothQuant gains: signal to noise of 8-bit transformers with it and without.
 
     python -m bench.smooth_quant [--presets NAME ...] [--alphas 0.5 auto] [--op-types MatMul Gemm ... | all]
-                                 [--model NAME=PATH] [--data FILE.npz] [--samples 64] [--length 32] [--json FILE]
+                                 [--model NAME=PATH] [--data FILE.npz] [--samples 64] [--length 32]
 
 Without `--model`, two encoders are built whose norms make a few channels far louder than the others, as in trained
 ones, which answer that by small weights: `pre-norm`, where the norms are read by layers alone and take the division in,
@@ -19,8 +19,8 @@ drown everything else.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from bench.cells import number
 from bench.networks import positive
-from bench.results import describe_machine, markdown, number, say, write_json
+from bench.record import Record, add_record_arguments, say
 from quark.errors import QuarkError
 from quark.fidelity import FidelityMeter
 from quark.onnx import get_default_config, quantize
@@ -226,16 +227,15 @@ def networks(arguments: argparse.Namespace) -> list[Network]:
     return [Network.of(name, Path(path), feeds)]
 
 
-def measure(network: Network, arguments: argparse.Namespace) -> list[Figure]:
-    figures = []
+def measure(network: Network, arguments: argparse.Namespace) -> Iterator[Figure]:
     op_types = [] if arguments.op_types == ["all"] else arguments.op_types
     for preset in arguments.presets:
         before: float | None = None
         for alpha in ("", *arguments.alphas):
             say(f"{network.name}, {preset}, alpha {alpha or 'none'}")
-            figures.append(network.figure(preset, alpha, op_types, before))
-            before = figures[-1].sqnr_db if before is None else before
-    return figures
+            figure = network.figure(preset, alpha, op_types, before)
+            before = figure.sqnr_db if before is None else before
+            yield figure
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -251,21 +251,20 @@ def parse_arguments() -> argparse.Namespace:
         "--samples", type=positive, default=64, help="to calibrate on, and as many to test (%(default)s)"
     )
     parser.add_argument("--length", type=positive, default=32, help="of a sequence (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    add_record_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
-    figures: list[Figure] = []
+    record = Record.begin("smooth_quant", arguments, HEADER, [f"{arguments.samples} samples to calibrate on."])
     try:
         for network in networks(arguments):
-            figures += measure(network, arguments)
-            write_json(arguments, describe_machine(), [asdict(each) for each in figures])
+            for figure in measure(network, arguments):
+                record.add([figure.cells()], figure)
     except QuarkError as error:
         raise SystemExit(str(error)) from error
-    print(f"{describe_machine()}; {arguments.samples} samples to calibrate on\n")
-    print(markdown(HEADER, [each.cells() for each in figures]))
+    record.finish()
 
 
 if __name__ == "__main__":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.accuracy import groups_of, score
-from bench.child import OURS, ChildError, Interpreters, Outcome
-from bench.quantize import HEADER, Figure, Runs
-from bench.results import markdown, times, with_spread, write_json
+from bench.cells import markdown, times, with_spread
+from bench.child import NO_EQUIVALENT, OURS, ChildError, Interpreters, Outcome, blank
+from bench.quantize import Figure, header
+from bench.runs import Runs, blanks
+from bench.side_by_side import score
 from bench.timing import Timing
 
 
@@ -22,14 +21,37 @@ def test_the_best_turn_counts_and_the_median_is_the_spread() -> None:
     assert with_spread(timing, 1000, 0) == "2000 +25 %"
 
 
-def test_what_was_not_measured_is_a_blank_cell() -> None:
+def test_what_was_not_measured_is_a_blank_cell_with_its_reason() -> None:
     floor = Runs([Outcome(0.5, 90.0)])
     ours = Runs([Outcome(2.0, 200.0, 3.0), Outcome(1.0, 210.0, 3.0)])
-    cells = dict(zip(enumerate(HEADER), Figure("net", "XINT8", floor, ours, Runs(error="no")).cells(), strict=True))
-    assert [text for (_, name), text in cells.items() if name.startswith("peer")] == [""] * 5
-    assert cells[4, "ours / floor"] == "2.0 x"
-    assert cells[7, "ours peak MB"] == "200"
+    runs = {OURS: ours, "amd-quark": Runs([Outcome(4.0, 400.0, 3.5)]), "nncf": Runs(error="it broke")}
+    cells = Figure("net", "XINT8", floor, runs).cells()
+    found = list(zip(header(["AMD Quark", "NNCF"]), cells, strict=True))
+    assert [text for name, text in found if name.startswith("NNCF")] == [""] * 3
+    assert dict(found)["ours / floor"] == "2.0 x"
+    assert dict(found)["ours peak MB"] == "200"
+    assert [text for name, text in found if name == "of ours"] == ["4.0 x", "", "2.00 x", ""]
+    assert [(each.who, each.what, each.reason) for each in blanks(runs, "net", "XINT8")] == [
+        ("nncf", "net XINT8", "it broke")
+    ]
     assert times(1.0, None) == ""
+
+
+def test_what_a_peer_cannot_do_at_all_has_nothing_to_do_with_the_model() -> None:
+    assert blank("nncf", "net", "MX6", NO_EQUIVALENT).what == "MX6"
+    assert blank("nncf", "net", "MX6", "it broke").what == "net MX6"
+
+
+def test_a_candidate_that_failed_is_not_run_again() -> None:
+    calls = []
+
+    def fail() -> Outcome:
+        calls.append(1)
+        raise ChildError("no")
+
+    runs = Runs()
+    assert [runs.run(fail), runs.run(fail)] == ["no", "no"]
+    assert len(calls) == 1
 
 
 def test_a_row_of_another_length_is_no_table() -> None:
@@ -46,20 +68,6 @@ def test_a_score_is_paired() -> None:
     assert found.agreement == 25.0
     assert found.difference == 0.0
     assert found.standard_error == pytest.approx(100 * np.std([0, -1, 1, 0]) / 2)
-
-
-def test_groups_hold_every_file_once_and_in_order() -> None:
-    files = {(str(i), OURS): Path(str(i)) for i in range(7)}
-    groups = list(groups_of(files, 3))
-    assert [len(group) for group in groups] == [3, 3, 1]
-    assert [key for group in groups for key in group] == list(files)
-
-
-def test_json_has_the_settings_and_no_places(tmp_path: Path) -> None:
-    target = tmp_path / "figures.json"
-    write_json(Namespace(json=target, calib=Path("elsewhere/images"), images=4), "a machine", [{"x": 1}])
-    written = target.read_text()
-    assert json.loads(written) == {"setting": "a machine", "arguments": {"images": 4}, "figures": [{"x": 1}]}
 
 
 def test_a_failing_script_leaves_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +91,8 @@ def test_a_script_sees_nothing_of_the_folder_that_the_benchmark_runs_in(
     assert Interpreters().run(OURS, "imports.py", {}) == {"python": sys.prefix}
 
 
-def test_a_peer_that_is_not_there_is_found_at_once() -> None:
-    with pytest.raises(SystemExit, match="--peer.*environment"):
-        Interpreters("no/such/python")
+def test_a_script_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr("bench.child.__file__", str(tmp_path / "child.py"))
+    with pytest.raises(ChildError, match="longer than 0 s"):
+        Interpreters().with_timeout(0.3).run(OURS, "sleeps.py", {})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+
 from click.testing import CliRunner
 
 from quark.cli.main import main
 
+# click before 8.2 mixes what is written to the two unless told not to; later it has no such option
+APART = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+
 
 def run(*arguments):
-    return CliRunner().invoke(main, [str(each) for each in arguments])
+    return CliRunner(**APART).invoke(main, [str(each) for each in arguments])
 
 
 def assert_one_line_error(result, *fragments, code=1):

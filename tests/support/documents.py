@@ -1,6 +1,6 @@
 """The examples of a page in Markdown, run from top to bottom in one folder and one namespace.
 
-    ```python     a session (>>>), whose output is compared; or a program, which only has to run
+    ```python     a session (>>>), whose output is compared ("..." is anything); or a program, which only has to run
     ```console    lines "$ quark ..." with what they print; "; echo $?" at the end shows the exit status, else it is 0
     ```yaml       a file, where the first line is a comment with its name: # my.yaml
 
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from commands import run as run_command
 
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(python|console|yaml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 STATUS = "; echo $?"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -38,9 +40,37 @@ def run_page(page: Path, folder: Path) -> int:
     return len(blocks)
 
 
+def examples_of(text: str) -> tuple[str, ...]:
+    """The blocks of a page, or of a part of it, that `run_page` runs."""
+    return tuple(block for _, block in BLOCK.findall(text))
+
+
+def links_of(page: Path) -> list[str]:
+    """The relative links of a page, as they are written; not those inside of code."""
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them: repeated ones are numbered."""
+    if page.suffix != ".md":
+        return set()
+    headings = re.findall(r"^#{1,6} (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    found: dict[str, int] = {}
+    anchors = set()
+    for heading in headings:
+        anchor = (
+            re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).strip().replace(" ", "-")
+        )
+        count = found.get(anchor, 0)
+        found[anchor] = count + 1
+        anchors.add(f"{anchor}-{count}" if count else anchor)
+    return anchors
+
+
 def _run_session(text, namespace, name):
     session = doctest.DocTestParser().get_doctest(text, namespace, name, name, 0)
-    result = doctest.DocTestRunner().run(session, clear_globs=False)
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(session, clear_globs=False)
     assert result.failed == 0, f"{name}: {result.failed} examples of a session failed; the output above says which"
     return session.globs
 

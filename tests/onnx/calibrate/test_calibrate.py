@@ -233,6 +233,7 @@ def test_pieces_follow_the_memory_once_it_is_known() -> None:
     sizes += [len(each["x"]) for each in pieces]
     assert sizes == [1, 4, 4, 1]
     assert len(list(Cutter({"x": ("N", 2), "s": ()}, 1).cut({"x": x, "s": np.array(1)}))) == 1
+    assert [len(each["x"]) for each in Cutter({"x": ("T", 2)}, 1, has_batch_first=False).cut({"x": x})] == [10]
     with pytest.raises(InvalidValueError, match="different numbers"):
         list(Cutter({"x": (2, 2), "z": (5, 2)}, 1).cut({"x": x, "z": x}))
 

@@ -282,6 +282,30 @@ def test_weights_with_nan_are_refused_by_name():
         plan_of(model, ChoiceOptions(UNSIGNED))
 
 
+@pytest.mark.parametrize("bound", [-np.inf, np.nan])
+def test_an_operand_without_bounds_leaves_its_node_in_float(bound):
+    net = Net()
+    y = net.node("MatMul", net.input("x", (2, 4)), net.weight(4, 4))
+    model = net.model(net.node("Max", net.constant(bound), y, name="start_of_a_maximum"))
+    plan = plan_of(model, with_selection(has_all_op_types=True))
+    reasons = {each.node: each.reason for each in plan.skipped}
+    assert reasons == {"start_of_a_maximum": "one of its constants holds NaN or Inf, which has no scale"}
+
+
+def test_a_weight_that_is_computed_leaves_the_bias_in_float():
+    net = Net()
+    x, kernel = net.input("x", (1, 3, 6, 6)), net.input("kernel", (4, 3, 3, 3))
+    model = net.model(net.node("Conv", x, kernel, net.weight(4, name="b"), name="conv"))
+    assert {each.tensor for each in plan_of(model, ChoiceOptions(UNSIGNED))} == {"x", "kernel", "conv_out"}
+
+
+def test_a_weight_without_elements_stays_as_it_is():
+    net = Net()
+    model = net.model(net.node("MatMul", net.input("x", (2, 0)), net.constant(np.zeros((0, 4), np.float32)), name="p"))
+    plan = plan_of(model, with_selection())
+    assert {each.node: each.reason for each in plan.skipped} == {"p": "its weight has no element"}
+
+
 def test_overrides_replace_range_scale_and_type():
     overrides = (
         TensorOverride("x", range=(-2.0, 2.0)),

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from quark.errors import InvalidValueError, UnsupportedTypeError
+from quark.errors import InvalidValueError, OutputError, UnsupportedTypeError
 from quark.onnx.data import (
     CachedDataReader,
     InputInfo,
@@ -240,7 +240,7 @@ def test_free_dimensions_get_a_size(shape: Any, expected: tuple[int, ...]) -> No
         ([np.ones((1, 3, 4, 5), np.float32)], InvalidValueError, ["(1, 3, 4, 5)", "3x4x4"]),
         ([images(1), images(1) * np.float32(np.nan)], InvalidValueError, ["sample 1", "'x'", "48 of 48", "NaN"]),
         ([np.full((1, 3, 4, 4), np.inf, np.float32)], InvalidValueError, ["Inf"]),
-        ([np.ones((0, 3, 4, 4), np.float32)], InvalidValueError, ["(0, 3, 4, 4)"]),
+        ([np.ones((0, 3, 4, 4), np.float32)], InvalidValueError, ["(0, 3, 4, 4) holds no value", "leave the sample out"]),
         ([["a", "b"]], UnsupportedTypeError, ["sample 0", "str"]),
         (["picture.jpg"], UnsupportedTypeError, ["str"]),
         (3, UnsupportedTypeError, ["int", "get_next"]),
@@ -352,3 +352,15 @@ def test_in_order_are_all_that_were_asked_for_held_out_or_not(count, expected):
     samples = open_samples(Reader([{"x": each[None]} for each in images(10)]), IMAGE, count=count)
     samples.hold_none_out()
     assert [float(each["x"].flat[0]) for each in samples.in_order()] == expected
+
+
+def test_no_room_for_samples_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full takes nothing, as a full disk."""
+
+    def full(**_: object) -> object:
+        return open("/dev/full", "r+b")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    store = SampleStore(memory_bytes=10)
+    with pytest.raises(OutputError, match=r"0 samples are read.*No space left on device; set TMPDIR"):
+        store.append({"x": np.zeros(100, np.float32)})

@@ -228,3 +228,10 @@ def test_float16_is_kept_or_converted(is_converted: bool) -> None:
     got = run_model(_proto(loaded), {"x": feed["x"].astype(np.float32)})["y"]
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, run_model(model, feed)["y"], rtol=2e-2, atol=2e-2)
+
+
+def test_inputs_left_out_at_the_end_of_a_node_are_gone() -> None:
+    net = Net()
+    y = net.node("LayerNormalization", net.input("x", (2, 8)), net.weight(8), "", axis=-1)
+    loaded = load(net.model(net.node("Clip", y, "", "")))
+    assert [len(node.inputs) for node in loaded.model.graph] == [2, 1]

@@ -40,6 +40,17 @@ def test_an_old_model_is_lifted_and_gives_the_same(version: int) -> None:
     np.testing.assert_allclose(got["y"], run_model(model, feed)["y"], rtol=1e-6, atol=1e-7)
 
 
+def test_a_softmax_takes_its_rank_from_what_it_makes() -> None:
+    net = Net(12)
+    shape = net.input("shape", ("rank",), np.int64)
+    y = net.node("Reshape", net.input("x", (2, 12)), shape)
+    model = net.model(net.node("Softmax", y, axis=2, output="y"), output_shape=("a", "b", "c"))
+    lifted = load(model).model
+    assert [node.op_type for node in lifted.graph] == ["Reshape", "Softmax"]
+    feed = random_feed(model) | {"shape": np.array([2, 3, 4])}
+    np.testing.assert_array_equal(run_model(ir.to_proto(lifted), feed)["y"], run_model(model, feed)["y"])
+
+
 def test_a_subgraph_is_lifted_too() -> None:
     model = with_if(11)
     feed = {"x": np.ones((1, 2, 4, 4), np.float32), "flag": np.array(False)}

@@ -208,6 +208,13 @@ def test_fields_that_cannot_matter_are_remarked_on():
     assert [remark.split(":")[0] for remark in settings_of(config).remarks] == ["debug_mode", "per_channel"]
 
 
+def test_pairs_on_weights_without_integer_weights_are_remarked_on():
+    config = get_default_config("MXINT8")
+    config.extra_options["AddQDQPairToWeight"] = True
+    assert [remark.split(":")[0] for remark in settings_of(config).remarks] == ["AddQDQPairToWeight"]
+    assert settings_of(get_default_config("A8W8")).remarks == ()
+
+
 def test_the_config_is_not_changed():
     config = get_default_config("A16W8")
     settings_of(config)

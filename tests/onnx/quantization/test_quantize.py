@@ -74,6 +74,7 @@ def test_every_preset_that_trains_nothing_quantizes_the_demo_network(name, tmp_p
 
 @pytest.mark.parametrize("name", FINETUNED)
 def test_every_preset_that_finetunes_quantizes_a_network(name, tmp_path):
+    pytest.importorskip("torch")
     config = get_default_config(name)
     config.extra_options["FastFinetune"] |= {"NumIterations": 5, "DataSize": 8, "CacheDir": tmp_path / "layers"}
     result = quantize(mixed_network(), mixed_images(10), config)

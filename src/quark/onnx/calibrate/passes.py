@@ -54,7 +54,7 @@ class Pass:
         return {**_merge(parts), **shared}
 
     def _work(self, number: int, own: Observers, shared: Observers) -> None:
-        cutter = Cutter(self._runner.input_shapes, self._limit)
+        cutter = Cutter(self._runner.input_shapes, self._limit, has_batch_first=not self._runner.may_have_time_first)
         try:
             while True:
                 with self._reading.take(number):
@@ -98,6 +98,9 @@ class Pass:
         except QuarkError as error:
             what = f"tensor '{name}' of the float model, calibration sample {number}"
             hint = "where the model means that, as in a mask, leave the nodes around it in float (nodes_to_exclude)"
+            weight = self._runner.nonfinite_weight()
+            if weight is not None:
+                hint = f"weight '{weight}' holds NaN or Inf: look at how it was trained, or {hint}"
             raise InvalidValueError(f"{what}: {error}; {hint}") from error
 
     def _give_up(self) -> None:

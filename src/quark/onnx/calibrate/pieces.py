@@ -1,7 +1,8 @@
 """Large batches in pieces, so that their activations fit the memory that may be used.
 
 Where the batch axis of every input is free, a batch is cut into as many rows as fit, found by running the first row
-alone. A model of a fixed batch size gets several batches one after the other. Anything else runs as it is.
+alone. A model of a fixed batch size gets several batches one after the other. Anything else runs as it is; so do
+networks with a recurrence whose first axis may be time: a piece of that would be another input.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ Shapes = Mapping[str, tuple[int | str | None, ...]]
 
 class Cutter:
     """Cuts samples for inputs of these shapes. `row_bytes` is what a row of the batch leaves in activations; it can be
-    told after the first piece, and until then pieces of a free batch are single rows."""
+    told after the first piece, and until then pieces of a free batch are single rows. `has_batch_first` is False where
+    the first axis may be something else."""
 
-    def __init__(self, shapes: Shapes, limit_bytes: int) -> None:
+    def __init__(self, shapes: Shapes, limit_bytes: int, *, has_batch_first: bool = True) -> None:
         self._shapes = shapes
         self._limit = limit_bytes
+        self._has_batch_first = has_batch_first
         self.row_bytes: int | None = None
 
     def cut(self, sample: Feeds) -> Iterator[Feeds]:
         fixed = {name: shape[0] for name, shape in self._shapes.items() if shape and isinstance(shape[0], int)}
         if not fixed:
-            yield from self._cut_free(sample)
+            yield from self._cut_free(sample) if self._has_batch_first else (sample,)
             return
         counts = {name: len(sample[name]) // size for name, size in fixed.items() if size}
         if set(counts.values()) <= {1}:

@@ -23,10 +23,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from quark.errors import InvalidValueError
+from quark.onnx.graph import attribute
 from quark.onnx.large_tensors import byte_pieces
 from quark.onnx.session import check_computed, open_session, release_memory, running
 
 _FLOAT = "tensor(float)"
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "Scan"})  # Scan: which axes it walks along is a matter of its inputs
 
 
 class FloatRunner:
@@ -69,6 +71,12 @@ class FloatRunner:
     def input_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
         return {each.name: tuple(each.shape) for each in self._session.get_inputs()}
 
+    @property
+    def may_have_time_first(self) -> bool:
+        """Whether a node reads the first axis of a tensor as time."""
+        nodes = (node for node in self._model.graph.all_nodes() if node.op_type in _RECURRENT)
+        return any(not attribute(node, "layout") for node in nodes)
+
     def outputs(self, sample: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The model's own outputs."""
         values = self._run(sample, self._own)
@@ -90,6 +98,14 @@ class FloatRunner:
         with running("the float model"):
             values: list[Any] = session.run_with_ort_values(list(names), feeds)
         return values
+
+    def nonfinite_weight(self) -> str | None:
+        """A weight with NaN or Inf, where there is one: the likely cause of such values behind it."""
+        for name, value in self._model.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype.is_floating_point() and not np.isfinite(tensor.numpy()).all():
+                return name
+        return None
 
     def model_digest(self) -> str:
         """A hash of the model with its weights."""

@@ -244,9 +244,9 @@ class _Chooser:
             override = self._overrides.get(request.tensor)
             return own_bias(spec, values, override), _reason(f"{spec.method} of the bias itself", override)
         activation = self._activation_of(request.reader.node)
-        weight_reader = Reader(request.reader.node, 1)
-        has_weight = (weight_reader.node, 1) in self._by_reader
-        weight = self._weight(weight_reader) if activation is not None and has_weight else None
+        operand = self._by_reader.get((request.reader.node, 1))
+        has_weight = operand is not None and operand.role is Role.WEIGHT  # one that is computed may be of any size
+        weight = self._weight(Reader(request.reader.node, 1)) if activation is not None and has_weight else None
         if activation is None or weight is None or weight.group_size is not None or values.ndim != 1:
             return None  # nothing integer that it could be added to
         choice = derived_bias(spec, activation, weight)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.errors import unknown_name
 from quark.onnx.choose.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
 from quark.onnx.choose.options import ChoiceOptions, Selection, Target
 from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
-from quark.onnx.graph import READS_FLOAT, is_constant, rank
+from quark.onnx.graph import READS_FLOAT, constant, is_constant, rank
 from quark.plan import SkippedNode
 
 QUANTIZABLE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
@@ -94,6 +95,8 @@ class _Selector:
             return "the type of its input is not known"
         if data[0].dtype not in QUANTIZABLE_TYPES:
             return f"computes on {data[0].dtype.name.lower()}"
+        if known.kind is not Kind.COMPUTE and any(_is_unbounded(value) for value in data):
+            return "one of its constants holds NaN or Inf, which has no scale"
         return self._operand_obstacle(node, known.kind)
 
     def _why_not_type(self, op_type: str) -> str:
@@ -110,9 +113,11 @@ class _Selector:
         if not is_compute and self._options.has_products_only and isinstance(spec.activation, (BlockSpec, FloatSpec)):
             return "blocks and floats go on the operands of products; BlockPlacement 'all' puts them here too"
         has_weight = is_compute and is_constant(node.inputs[1])
+        if has_weight and _is_empty(node.inputs[1]):
+            return "its weight has no element"
         if is_compute and not has_weight and self._options.selection.needs_constant_matmul_operand:
             return "both operands are activations (MatMulConstBOnly)"
-        if self._options.selection.needs_weight_matrix and rank(node.inputs[1]) != 2:
+        if self._options.selection.needs_weight_matrix and not (is_compute and rank(node.inputs[1]) == 2):
             return "MatMulNBits takes a weight of two dimensions only"
         if isinstance(spec.activation, DynamicSpec) and not (has_weight and node.op_type != "ConvTranspose"):
             return "dynamic quantization needs Conv, Gemm or MatMul with a constant weight"
@@ -230,6 +235,16 @@ def _predecessors(node: ir.Node) -> Iterable[ir.Node]:
 
 def _data_inputs(node: ir.Node, data: tuple[int, ...] | None) -> list[ir.Value | None]:
     return [value for i, value in enumerate(node.inputs) if data is None or i in data]
+
+
+def _is_unbounded(value: ir.Value) -> bool:
+    """Whether it is a constant with a NaN or Inf, as the start of a maximum is."""
+    values = constant(value)
+    return values is not None and not bool(np.isfinite(values.astype(np.float32, copy=False)).all())
+
+
+def _is_empty(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None and value.const_value.size == 0
 
 
 def _name(node: ir.Node) -> str:

@@ -93,11 +93,16 @@ def _check_shape(array: npt.NDArray[Any], info: InputInfo, what: str) -> npt.NDA
     if array.ndim == len(info.shape) - 1 and info.batch in (None, 1):
         array = array[None]
     expected = info.shape
+    if not array.size:
+        raise InvalidValueError(
+            f"{what}: shape {array.shape} holds no value, and calibration learns nothing from it; leave the sample "
+            f"out, or give it a size. The model takes {info}"
+        )
     fits = array.ndim == len(expected) and all(
         not isinstance(dim, int) or size == dim for size, dim in zip(array.shape[1:], expected[1:], strict=False)
     )
     if fits and array.ndim and info.batch is not None:
-        fits = array.shape[0] > 0 and array.shape[0] % info.batch == 0  # several batches are fed one after the other
-    if not fits or not array.size:
+        fits = info.batch > 0 and array.shape[0] % info.batch == 0  # several batches are fed one after the other
+    if not fits:
         raise InvalidValueError(f"{what}: shape {array.shape}, the model takes {info}")
     return array

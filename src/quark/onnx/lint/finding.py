@@ -7,6 +7,8 @@ from enum import Enum
 
 
 class Level(str, Enum):
+    """How bad a finding is."""
+
     ERROR = "error"  # the NPU's compiler refuses it, or gives the work to the CPU
     WARNING = "warning"  # it can be compiled, and something may be other than expected
 

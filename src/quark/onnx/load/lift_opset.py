@@ -21,6 +21,7 @@ MIN_OPSET = 13
 MIN_IR_VERSION = 8  # functions, and initializers that are no inputs
 UNQUESTIONED_OPSET = 21  # the oldest supported ONNX Runtime takes it
 UNQUESTIONED_IR_VERSION = 10
+_OF_ONE_SHAPE = ("Softmax", "LogSoftmax", "Hardmax")  # of those that the converter writes by their rank
 
 
 def lift_opset(carved: Carved, wanted: int | None, name: str) -> tuple[Carved, list[str]]:
@@ -77,6 +78,7 @@ def _convert(carved: Carved, target: int, name: str) -> onnx.ModelProto:
             f"{MIN_OPSET} or newer"
         )
     aside = _without_large(carved)
+    _tell_ranks(aside)
     try:
         converted = version_converter.convert_version(aside, target)
     except Exception as error:  # the converter throws what its C++ side threw
@@ -88,6 +90,20 @@ def _convert(carved: Carved, target: int, name: str) -> onnx.ModelProto:
     _with_large(converted, carved)
     converted.ir_version = max(carved.proto.ir_version, MIN_IR_VERSION)
     return converted
+
+
+def _tell_ranks(proto: onnx.ModelProto) -> None:
+    """Say of what goes into a Softmax what the file says of what comes out of it: both are of one shape.
+
+    The converter takes an unknown rank for 0 and writes the operator with a Reshape, which ONNX Runtime refuses in a
+    model that has functions as well.
+    """
+    infos = [*proto.graph.input, *proto.graph.output, *proto.graph.value_info]
+    known = {info.name: info.type for info in infos if info.type.tensor_type.HasField("shape")}
+    named = {info.name for info in infos}
+    for node in proto.graph.node:
+        if node.op_type in _OF_ONE_SHAPE and node.output[0] in known and node.input[0] not in named:
+            proto.graph.value_info.append(onnx.ValueInfoProto(name=node.input[0], type=known[node.output[0]]))
 
 
 def _reason(error: Exception, proto: onnx.ModelProto) -> str:

@@ -30,6 +30,7 @@ def normalize(model: ir.Model, name: str, *, keeps_inputs: bool) -> list[str]:
         remarks.append(
             f"{len(doubles)} initializers were also inputs of the graph, such as '{doubles[0]}'; now constants"
         )
+    _drop_empty_inputs(model)
     _name_nodes(model)
     model.graph.sort()
     remove_dead(model)
@@ -78,6 +79,17 @@ def _inline(model: ir.Model, name: str) -> None:
         raise ModelError(
             f"'{name}': the model's functions cannot be inlined: {reason}. Export it without functions"
         ) from error
+
+
+def _drop_empty_inputs(model: ir.Model) -> None:
+    """Inputs that are left out at the end of a node: the standard lets them be named "", ONNX Runtime has crashed on it
+    (LayerNormalization without a bias)."""
+    for node in model.graph.all_nodes():
+        count = len(node.inputs)
+        while count and node.inputs[count - 1] is None:
+            count -= 1
+        if count != len(node.inputs):
+            node.resize_inputs(count)
 
 
 def _name_nodes(model: ir.Model) -> None:

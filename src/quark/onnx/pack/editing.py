@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from quark.onnx.load.operators import opset_versions
 from quark.onnx.message import Message, is_sizable
 from quark.onnx.pack.source import empty
 from quark.onnx.pack.writers import fresh_names
 from quark.ops.onnx_nodes import all_nodes, subgraphs
-
-Array = NDArray[Any]
 
 
 class Editing:
@@ -61,9 +56,6 @@ class Editing:
             proto.raw_data = tensor.tobytes()
         self.constants[name] = proto
         self.order.append(name)
-
-    def add_array(self, name: str, array: Array, dtype: ir.DataType | None = None) -> None:
-        self.add_constant(name, ir.Tensor(np.ascontiguousarray(array), dtype, name=name))
 
     def remove_constant(self, name: str) -> None:
         self.order.remove(name)

@@ -21,7 +21,7 @@ from quark.torch.train.conv_batch_norm import ConvBatchNorm
 aten = torch.ops.aten
 
 # In the order of ONNX's inputs, weight and bias behind the data.
-_SAME: dict[str, str] = {
+ATEN_NAMES: dict[str, str] = {
     "Conv": "conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv3d.padding",
     "ConvTranspose": "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
     "Gemm": "linear.default",
@@ -81,7 +81,7 @@ def _overload(name: str) -> Any:
 
 _OP_TYPES: dict[Any, str] = {
     found: op_type
-    for op_type, names in _SAME.items()
+    for op_type, names in ATEN_NAMES.items()
     for name in names.split()
     if (found := _overload(name)) is not None
 }

@@ -9,11 +9,15 @@ from quark.errors import InvalidValueError
 
 
 class OptimizerName(str, Enum):
+    """The optimizers that the training loop has."""
+
     SGD = "sgd"
     ADAM = "adam"
 
 
 class Autocast(str, Enum):
+    """The type that products are computed in while training."""
+
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 

@@ -263,6 +263,7 @@ def _field_remarks(config: QuantizationConfig, default: LayerSpec) -> list[str]:
     remarks = [f"{each}: {_LOGGING}" for each in names if getattr(config, each) not in (getattr(usual, each), None)]
     if not isinstance(default.weight, AffineSpec):
         given = [each for each in ("per_channel", "reduce_range") if getattr(config, each)]
+        given += [each for each in ("AddQDQPairToWeight",) if config.extra_options.get(each)]
         remarks += [f"{each}: weights are not of integers with a scale" for each in given]
     if config.extra_options.get("SimplifyModel") and not config.optimize_model:
         remarks.append("SimplifyModel: optimize_model is False, so that only the rewrites that are asked for run")

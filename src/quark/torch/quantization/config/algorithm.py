@@ -93,38 +93,56 @@ class _Refused(AlgoConfig):
 
 
 class SmoothQuantConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "smooth"
 
 
 class AutoSmoothQuantConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "autosmoothquant"
 
 
 class AWQConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "awq"
 
 
 class GPTQConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "gptq"
 
 
 class GPTAQConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "gptaq"
 
 
 class AutoRoundConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "autoround"
 
 
 class QronosConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "qronos"
 
 
 class RotationConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "rotation"
 
 
 class SVDQuantConfig(_Refused):
+    """Known by name and refused when it is built; the error says what there is instead."""
+
     name = "svdquant"
 
 

@@ -19,6 +19,8 @@ from quark.torch.quantization.observer import PerBlockMXObserver
 
 
 class CastSpec(DataTypeSpec):
+    """A small float by itself, without scale."""
+
     def to_quantization_spec(self) -> QuantizationSpec:
         return QuantizationSpec(self.dtype)
 
@@ -62,50 +64,74 @@ class BlocksSpec(DataTypeSpec):
 
 
 class Float16Spec(CastSpec):
+    """Rounded to float16."""
+
     dtype = Dtype.float16
 
 
 class Bfloat16Spec(CastSpec):
+    """Rounded to bfloat16."""
+
     dtype = Dtype.bfloat16
 
 
 class OCP_MXFP8E4M3Spec(OCP_MXSpec):  # noqa: N801
+    """OCP microscaling: 8-bit floats with 4 exponent bits, a power of two for every 32."""
+
     dtype = Dtype.fp8_e4m3
 
 
 class OCP_MXFP8E5M2Spec(OCP_MXSpec):  # noqa: N801
+    """OCP microscaling: 8-bit floats with 5 exponent bits, a power of two for every 32."""
+
     dtype = Dtype.fp8_e5m2
 
 
 class OCP_MXFP6E3M2Spec(OCP_MXSpec):  # noqa: N801
+    """OCP microscaling: 6-bit floats with 3 exponent bits, a power of two for every 32."""
+
     dtype = Dtype.fp6_e3m2
 
 
 class OCP_MXFP6E2M3Spec(OCP_MXSpec):  # noqa: N801
+    """OCP microscaling: 6-bit floats with 2 exponent bits, a power of two for every 32."""
+
     dtype = Dtype.fp6_e2m3
 
 
 class OCP_MXFP4Spec(OCP_MXSpec):  # noqa: N801
+    """OCP microscaling: 4-bit floats, a power of two for every 32."""
+
     dtype = Dtype.fp4
 
 
 class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
+    """OCP microscaling: 8-bit integers, a power of two for every 32."""
+
     dtype = Dtype.int8
 
 
 class MX4Spec(BlocksSpec):
+    """Shared microexponents: 4 bits an element, 16 share an exponent and 2 a finer one."""
+
     dtype = Dtype.mx4
 
 
 class MX6Spec(BlocksSpec):
+    """Shared microexponents: 6 bits an element, 16 share an exponent and 2 a finer one."""
+
     dtype = Dtype.mx6
 
 
 class MX9Spec(BlocksSpec):
+    """Shared microexponents: 9 bits an element, 16 share an exponent and 2 a finer one."""
+
     dtype = Dtype.mx9
 
 
 class BFP16Spec(BlocksSpec):
+    """Block float: 8-bit integers, 8 share an exponent."""
+
     dtype = Dtype.bfp16
 
 

@@ -42,6 +42,8 @@ class DataTypeSpec(ABC):
 
 @dataclass(frozen=True)
 class PerTensorSpec(DataTypeSpec):
+    """Integers with one scale for a tensor."""
+
     observer_method: str = "min_max"
     symmetric: bool | None = None
     scale_type: str | None = "float"
@@ -57,6 +59,8 @@ class PerTensorSpec(DataTypeSpec):
 
 @dataclass(frozen=True)
 class PerChannelSpec(DataTypeSpec):
+    """Integers with a scale for each channel of `ch_axis`."""
+
     ch_axis: int
     symmetric: bool | None = None
     scale_type: str | None = "float"
@@ -70,6 +74,8 @@ class PerChannelSpec(DataTypeSpec):
 
 @dataclass(frozen=True)
 class PerGroupSpec(DataTypeSpec):
+    """Integers with a scale for each `group_size` neighbours along `ch_axis`."""
+
     ch_axis: int
     group_size: int
     symmetric: bool | None = None
@@ -95,98 +101,146 @@ def _integers(spec: PerTensorSpec | PerChannelSpec | PerGroupSpec, **choices: An
 
 
 class Int2PerTensorSpec(PerTensorSpec):
+    """Signed 2-bit integers, one scale for a tensor."""
+
     dtype = Dtype.int2
 
 
 class Int2PerChannelSpec(PerChannelSpec):
+    """Signed 2-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.int2
 
 
 class Int2PerGroupSpec(PerGroupSpec):
+    """Signed 2-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.int2
 
 
 class Int3PerTensorSpec(PerTensorSpec):
+    """Signed 3-bit integers, one scale for a tensor."""
+
     dtype = Dtype.int3
 
 
 class Int3PerChannelSpec(PerChannelSpec):
+    """Signed 3-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.int3
 
 
 class Int3PerGroupSpec(PerGroupSpec):
+    """Signed 3-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.int3
 
 
 class Int4PerTensorSpec(PerTensorSpec):
+    """Signed 4-bit integers, one scale for a tensor."""
+
     dtype = Dtype.int4
 
 
 class Int4PerChannelSpec(PerChannelSpec):
+    """Signed 4-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.int4
 
 
 class Int4PerGroupSpec(PerGroupSpec):
+    """Signed 4-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.int4
 
 
 class Int8PerTensorSpec(PerTensorSpec):
+    """Signed 8-bit integers, one scale for a tensor."""
+
     dtype = Dtype.int8
 
 
 class Int8PerChannelSpec(PerChannelSpec):
+    """Signed 8-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.int8
 
 
 class Int8PerGroupSpec(PerGroupSpec):
+    """Signed 8-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.int8
 
 
 class Int16PerTensorSpec(PerTensorSpec):
+    """Signed 16-bit integers, one scale for a tensor."""
+
     dtype = Dtype.int16
 
 
 class Int16PerChannelSpec(PerChannelSpec):
+    """Signed 16-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.int16
 
 
 class Int16PerGroupSpec(PerGroupSpec):
+    """Signed 16-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.int16
 
 
 class Uint4PerTensorSpec(PerTensorSpec):
+    """Unsigned 4-bit integers, one scale for a tensor."""
+
     dtype = Dtype.uint4
 
 
 class Uint4PerChannelSpec(PerChannelSpec):
+    """Unsigned 4-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.uint4
 
 
 class Uint4PerGroupSpec(PerGroupSpec):
+    """Unsigned 4-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.uint4
 
 
 class Uint8PerTensorSpec(PerTensorSpec):
+    """Unsigned 8-bit integers, one scale for a tensor."""
+
     dtype = Dtype.uint8
 
 
 class Uint8PerChannelSpec(PerChannelSpec):
+    """Unsigned 8-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.uint8
 
 
 class Uint8PerGroupSpec(PerGroupSpec):
+    """Unsigned 8-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.uint8
 
 
 class Uint16PerTensorSpec(PerTensorSpec):
+    """Unsigned 16-bit integers, one scale for a tensor."""
+
     dtype = Dtype.uint16
 
 
 class Uint16PerChannelSpec(PerChannelSpec):
+    """Unsigned 16-bit integers, a scale for each channel of `ch_axis`."""
+
     dtype = Dtype.uint16
 
 
 class Uint16PerGroupSpec(PerGroupSpec):
+    """Unsigned 16-bit integers, a scale for each `group_size` neighbours along `ch_axis`."""
+
     dtype = Dtype.uint16
 
 

@@ -1,0 +1,93 @@
+"""docs/support_matrix.md: operators by presets, formats by runtimes, and what each road knows of an operator.
+
+Every cell is what the code decides: see `operator_support` and `format_support` for how it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from quark.cli.reference.format_support import OPSETS, FormatRow, format_rows
+from quark.cli.reference.markdown import code, generated, table
+from quark.cli.reference.operator_support import Column, columns
+from quark.npu.rules import RULES
+from quark.onnx.choose.operators import OPERATORS
+from quark.onnx.insert.integer_forms import FORMS
+from quark.onnx.simulate import SUBSTITUTION_OF_OPTION, SUBSTITUTIONS
+from quark.torch.choose.operators import ATEN_NAMES
+
+INTRODUCTION = """
+What is quantized, how it is written, and where it runs: as the code decides it. What an operator of your model became,
+and why, is in the report of each run.
+
+1. [Operators](#operators): which presets quantize them
+2. [Runtimes](#runtimes): operators on codes, the NPU's rules, PyTorch
+3. [Formats](#formats): how they are written, and what runs them
+"""
+OPERATORS_TEXT = """
+`yes`: quantized. `moves`: takes the scale of what it moves, where a neighbour is quantized. `asked`: in float unless
+`extra_op_types_to_quantize` names it. Empty: in float. An operator that is not listed stays in float. Conv,
+ConvTranspose, Gemm and MatMul are asked about with a constant weight.
+
+`op_types_to_quantize`, `nodes_to_exclude` and the like change all of it:
+[what is quantized](quantizing_onnx.md#what-is-quantized).
+"""
+RUNTIMES_TEXT = """
+- **On codes**: there is an operator on 8-bit codes, which `QuantFormat.QOperator` writes into the file where operands
+  and results are quantized. In QDQ files ONNX Runtime decides what it fuses into such kernels.
+- **NPU**: the [rules on positions](npu.md#the-rules-on-positions) that the operator has, and what is put in its place.
+  `quark lint` takes every operator of this table, but for Min and Max with a bound for each channel.
+- **PyTorch**: the aten operators that `quark.torch` treats as this one.
+"""
+FORMATS_TEXT = """
+How an activation of the format is quantized in the file. Standard operators and those of `com.microsoft` are ONNX
+Runtime's own. Those of `com.amd.quark` run compiled where [our library](operators.md#with-the-library) is registered;
+without it the functions in the file do the same, slower ([operators](operators.md#without-the-library)). Presets that
+finetune or mix have the formats of the others.
+"""
+
+
+def support_matrix(command: str) -> str:
+    """The text of docs/support_matrix.md."""
+    parts = [
+        generated(command, "Support matrix") + INTRODUCTION,
+        "## Operators\n" + OPERATORS_TEXT,
+        *_operators(columns()),
+        "## Runtimes\n" + RUNTIMES_TEXT,
+        table(("operator", "on codes", "NPU", "PyTorch"), map(_runtime_row, OPERATORS)),
+        "## Formats\n" + FORMATS_TEXT,
+        _formats(list(format_rows())),
+    ]
+    return "\n".join(parts)
+
+
+def _operators(found: tuple[Column, ...]) -> Iterable[str]:
+    letters = [chr(ord("A") + index) for index in range(len(found))]
+    presets = [" ".join(code(name) for name in each.presets) for each in found]
+    yield table(("column", "presets"), zip(letters, presets, strict=True))
+    yield table(("operator", *letters), [(op_type, *(each.cells[op_type] for each in found)) for op_type in OPERATORS])
+
+
+def _runtime_row(op_type: str) -> tuple[str, ...]:
+    rules = [code(rule.name) for rule in RULES if op_type in rule.op_types]
+    rules += [code(option) for option, types in _substituted().items() if op_type in types]
+    aten = [code(name.removesuffix(".default")) for name in ATEN_NAMES.get(op_type, "").split()]
+    return op_type, "yes" if op_type in FORMS else "", " ".join(rules), " ".join(aten)
+
+
+def _substituted() -> Mapping[str, tuple[str, ...]]:
+    """Option of a substitution to the operators that it changes."""
+    by_name = {each.name: each.op_types for each in SUBSTITUTIONS}
+    return {option: by_name[name] for option, name in SUBSTITUTION_OF_OPTION.items()}
+
+
+def _formats(rows: list[FormatRow]) -> str:
+    headings = ("format", "bits", *(f"nodes, opset {each}" for each in OPSETS), "without our library", "presets")
+    return table((*headings, "`quark.torch`"), map(_format_row, rows))
+
+
+def _format_row(row: FormatRow) -> tuple[str, ...]:
+    without = "functions in the file" if row.is_ours else "the same"
+    nodes = tuple(" ".join(code(each) for each in nodes.split(", ")) for nodes in row.nodes)
+    presets = " ".join(code(name) for name in row.presets)
+    return (code(row.name), f"{row.bits_per_element:g}", *nodes, without, presets, row.torch_name)
