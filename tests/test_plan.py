@@ -81,6 +81,7 @@ def test_of_finds_all_choices_for_a_tensor():
     [
         ("", "not a quantization plan"),
         ("[1]", "not a quantization plan"),
+        ("[" * 3000, "not a quantization plan"),
         ('{"version": 99}', "version 99"),
         ('{"version": 1, "tensors": [{}], "skipped": []}', "readers"),
         ('{"version": 1, "tensors": [], "skipped": [{"bad": 1}]}', "bad"),

@@ -6,8 +6,11 @@
 Importing `quark` alone loads neither.
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("quark-quantizer")
+try:
+    __version__ = version("quark-quantizer")
+except PackageNotFoundError:  # sources on PYTHONPATH that were never installed: pyproject.toml has the version
+    __version__ = "0+unbuilt"
 
 __all__ = ["__version__"]

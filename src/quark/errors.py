@@ -30,6 +30,10 @@ class UnsupportedOptionError(QuarkError, NotImplementedError):
     """An option that is known and that this version does not carry out; the message says why and what to do."""
 
 
+class OutputError(QuarkError, OSError):
+    """A file or folder that cannot be written: a full disk, a limit, a right that is missing. The message names it."""
+
+
 class MissingDependencyError(QuarkError, ImportError):
     """An optional package is needed and not installed; the message names the choices."""
 

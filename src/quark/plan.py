@@ -182,7 +182,7 @@ class QuantizationPlan:
             return QuantizationPlan(tensors, tuple(SkippedNode(**each) for each in content["skipped"]))
         except InvalidValueError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidValueError(f"not a quantization plan: {type(error).__name__}: {error}") from error
 
     @property

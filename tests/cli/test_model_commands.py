@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 from commands import assert_one_line_error, run
 from tiny_models import image, save_brightness_model, save_images
 
+import quark
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.presets import PRESETS, get_default_config
 
@@ -121,11 +123,25 @@ def test_doctor():
 
 
 def test_doctor_of_a_broken_installation(monkeypatch):
-    monkeypatch.setattr("quark.formats.native.library_file", lambda: None)
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
     result = run("doctor")
     assert result.exit_code == 1
-    assert "BROKEN" in result.stdout
+    assert "BROKEN   onnx-ir" in result.stdout
+    assert "leads to: nothing can be quantized" in result.stdout
     assert "force-reinstall" in result.stdout
+
+
+def test_doctor_of_an_installation_without_the_library(monkeypatch):
+    monkeypatch.setattr("quark.formats.native.library_file", lambda: None)
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert "WARNING" in result.stdout
+    assert "portable operators, slower" in result.stdout
+
+
+def test_doctors_json_names_no_place_on_this_machine_unless_asked_to():
+    assert str(Path(quark.__file__).parent) not in json.dumps(content_of("doctor"))
+    assert str(Path(quark.__file__).parent) in run("doctor", "--json", "--paths").stdout
 
 
 def test_prepare_data(tmp_path):

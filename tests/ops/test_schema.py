@@ -95,6 +95,11 @@ def test_our_attributes_are_written_only_where_absence_would_mean_something_else
         assert block_attributes(BlockQuantizer(fmt, rule), 1)[1]["scale_rule"] == rule.value
 
 
+def test_an_attribute_without_a_value_is_no_default() -> None:
+    with pytest.raises(UnsupportedTypeError, match="'axis' of MXQuantizeDequantize: None"):
+        quantizer_of("MXQuantizeDequantize", {"axis": None})
+
+
 def test_rounding_to_bfloat16_first_is_an_attribute_of_bfp_alone() -> None:
     node = make_block_node(BlockQuantizer(FORMATS["mx9"]), 1, "x", "y", convert_to_bfloat=True)
     assert quantizer_of(node.op_type, node_attributes(node))[2]

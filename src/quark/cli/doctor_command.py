@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-MARKS = {"ok": ("ok", "green"), "info": ("--", "cyan"), "broken": ("BROKEN", "bold red")}
+if TYPE_CHECKING:
+    from quark.report.checks.finding import Finding
+
+MARKS = {"ok": ("ok", "green"), "info": ("--", "cyan"), "warning": ("WARNING", "yellow"), "broken": ("BROKEN", "red")}
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def doctor(as_json: bool) -> None:
-    """Check this installation: packages, the compiled library, an operator, conflicts with amd-quark.
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, for a bug report: paths are cut down to their last name."
+)
+@click.option("--paths", "has_paths", is_flag=True, help="With --json: whole paths.")
+def doctor(as_json: bool, has_paths: bool) -> None:
+    """Check this installation, and say what mends it.
 
-    Exit status 1 when something is broken.
+    Packages and their versions, ONNX Runtime and torch, the compiled library, an operator, conflicts with amd-quark,
+    and what this machine or container leaves to a process. Exit status 1 when something needed is broken; a WARNING
+    works with limits.
     """
     from quark.report.environment import examine, is_healthy
 
     findings = examine()
     if as_json:
-        content = {"healthy": is_healthy(findings), "findings": [each.to_json() for each in findings]}
+        shown = findings if has_paths else [each.without_paths() for each in findings]
+        content = {"healthy": is_healthy(findings), "findings": [each.to_json() for each in shown]}
         click.echo(json.dumps(content, indent=2))
     else:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 2))
         for each in findings:
-            detail = f"{each.detail}\n{each.remedy}" if each.remedy else each.detail
-            table.add_row(Text(*MARKS[each.health.value]), Text(each.check, "bold"), Text(detail, overflow="fold"))
-        Console(highlight=False).print(table)
+            _print(each, width=max(len(finding.check) for finding in findings))
     if not is_healthy(findings):
         raise SystemExit(1)
+
+
+def _print(finding: Finding, width: int) -> None:
+    """Plain lines: the package that makes tables may be what is broken."""
+    mark, color = MARKS[finding.health.value]
+    click.echo(f"{click.style(f'{mark:<7}', fg=color)}  {finding.check:<{width}}  {finding.detail}")
+    for words, text in (("leads to", finding.consequence), ("mend", finding.remedy)):
+        if text:
+            click.echo(f"{'':<7}  {'':<{width}}  {words}: {text}")

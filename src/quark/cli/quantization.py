@@ -43,11 +43,10 @@ class Quantization:
         return result
 
     def _check_files(self) -> None:
+        from quark.evaluate.network import checked_file
         from quark.onnx.save import check_output
 
-        if not self.source.is_file():
-            what = "it is a folder" if self.source.is_dir() else "there is no such file"
-            raise InvalidValueError(f"model '{self.source}': {what}")
+        checked_file(self.source)
         check_output(self.target, self.source)
         report = self.target.with_suffix(".json")
         if report in (self.target, Path(self.config)):

@@ -112,6 +112,7 @@ def quantize(
     from quark.cli.drop import measured_drop
     from quark.cli.quantization import Quantization
     from quark.cli.report_command import check_page
+    from quark.evaluate.datasets import check_data
 
     if data is not None and max_drop is None and page is None:
         raise click.UsageError(
@@ -121,6 +122,8 @@ def quantize(
     quantization = Quantization(model_in, model_out, config, changes, calibration, pack)
     if page is not None:
         check_page(page, model_in, model_out)
+    if data is not None:
+        check_data(data)
     result = quantization.run()
     quantization.show(result, as_json)
     if page is not None:

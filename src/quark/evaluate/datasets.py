@@ -11,7 +11,6 @@ ahead of the one in use.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ from quark.onnx.data.images import find_preprocessing, image_loader
 Array = NDArray[Any]
 READERS = 2
 LABELS = "labels"
-# numpy has no error of its own for a file that is no archive; AttributeError and TypeError: a lone array
-NPZ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,15 @@ def open_dataset(
                 f"labels file '{labels}' is about a folder of images; data '{path}' has its own: an array '{LABELS}'"
             )
         return _open_archive(path, network, limit)
-    if not path.is_dir():
+    check_data(path)
+    return _open_folder(path, network, preprocess, limit, labels)
+
+
+def check_data(path: Path) -> None:
+    """That there is something that may be data: what can be known before a long run whose result it is for."""
+    if not path.is_dir() and not (path.suffix.lower() == ".npz" and path.is_file()):
         what = "it is no .npz archive" if path.exists() else "there is no such folder or file"
         raise InvalidValueError(f"data '{path}': {what}; expected a folder of images, or an .npz archive")
-    return _open_folder(path, network, preprocess, limit, labels)
 
 
 def evenly_spaced(count: int, limit: int | None) -> list[int]:
@@ -138,12 +140,19 @@ def _open_folder(path: Path, network: Network, preprocess: str, limit: int | Non
 def _read_numbers(labels: Path) -> dict[str, int]:
     """File name to class number, from lines "NAME NUMBER"."""
     try:
-        rows = [line.replace(",", " ").split() for line in labels.read_text().splitlines() if line.strip()]
-        return {row[0]: int(row[1]) for row in rows}
-    except (OSError, UnicodeDecodeError, IndexError, ValueError) as error:
-        raise InvalidValueError(
-            f"labels file '{labels}': expected lines of a file name and a number: {error}"
-        ) from error
+        lines = [line for line in labels.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValueError(f"labels file '{labels}' cannot be read as text: {error}") from error
+    numbers = {}
+    for line in lines:
+        name, *rest = line.replace(",", " ").split()
+        if not rest or not rest[0].isdecimal():
+            raise InvalidValueError(
+                f"labels file '{labels}': expected lines of a file name and a number, such as 'one.png 3', got "
+                f"{line[:60]!r}"
+            )
+        numbers[name] = int(rest[0])
+    return numbers
 
 
 def _number_of(image: Path, numbers: dict[str, int], labels: Path | None) -> int:
@@ -183,5 +192,5 @@ def _read_archive(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except NPZ_ERRORS as error:
+    except Exception as error:  # numpy raises what its zip, its parser or the system does
         raise InvalidValueError(f"data '{path}' cannot be read as an .npz archive of arrays: {error}") from error

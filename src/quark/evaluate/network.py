@@ -78,9 +78,13 @@ def as_scores(output: Array, model: Path) -> Array:
 
 def checked_file(model: Path) -> Path:
     """The path, if a file is there."""
-    if not model.is_file():
-        raise InvalidValueError(f"model '{model}': {'it is a folder' if model.is_dir() else 'there is no such file'}")
-    return model
+    if model.is_file():
+        return model
+    if model.is_dir():
+        raise InvalidValueError(f"model '{model}': it is a folder; expected the ONNX file inside it")
+    if model.exists():
+        raise InvalidValueError(f"model '{model}': it is a device or pipe; expected an ONNX file")
+    raise InvalidValueError(f"model '{model}': there is no such file; expected an ONNX model")
 
 
 def _count(inputs: dict[str, Array]) -> int:

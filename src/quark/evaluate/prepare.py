@@ -14,7 +14,6 @@ Everything is decided before the first file moves, and a second run finds nothin
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from quark.errors import InvalidValueError
 from quark.onnx.data.images import SUFFIXES
+from quark.onnx.save import complete, writing
 
 LABEL_SUFFIXES = {".txt", ".csv"}
 NAME_WITH_CLASS = re.compile(r"(?P<stem>.+)_(?P<label>n\d{8})$")
@@ -43,8 +43,9 @@ def prepare_data(val_data: Path, calib_data: Path, labels: Path | None = None) -
     _check_folders(val_data, calib_data)
     moves = _moves(val_data, labels)
     for source, target in moves:
-        target.parent.mkdir(exist_ok=True)
-        source.rename(target)
+        with writing(target):
+            target.parent.mkdir(exist_ok=True)
+            source.rename(target)
     folders = class_folders(val_data)
     if not folders:
         raise InvalidValueError(f"folder '{val_data}' holds no images: extract val_images.tar.gz there first")
@@ -151,10 +152,10 @@ def _folder_name(path: Path, label: str) -> str:
 
 def _copy(image: Path, folder: Path) -> int:
     """Copy unless the folder has an image already; whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if images_in(folder):
         return 0
-    partial = folder / f".{image.name}.partial"
-    shutil.copyfile(image, partial)
-    os.replace(partial, folder / image.name)
+    with complete(folder / image.name) as unfinished:
+        shutil.copyfile(image, unfinished)
     return 1

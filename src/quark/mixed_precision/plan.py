@@ -102,7 +102,7 @@ class MixedPlan:
         """What `to_json` wrote, or a person. An error names the layer and the field that is wrong."""
         try:
             content = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidValueError(f"not a plan of mixed precision: {error}") from error
         if not isinstance(content, Mapping) or not isinstance(content.get("layers"), list):
             raise InvalidValueError("not a plan of mixed precision: expected an object with a list of 'layers'")
@@ -114,7 +114,7 @@ class MixedPlan:
             layers,
             _text(content.get("high", ""), "high"),
             _text(content.get("low", ""), "low"),
-            tuple(map(_figure, content.get("figures", ()))),
+            _figures(content.get("figures", [])),
             **_measured(content.get("measured", {})),
         )
 
@@ -142,10 +142,16 @@ def _layer(content: Any, number: int) -> LayerPrecision:
         name,
         _text(content.get("op_type", ""), f"op_type of layer '{name}'"),
         _number(content.get("sensitivity"), f"sensitivity of layer '{name}'"),
-        int(_number(content.get("weights", 0), f"weights of layer '{name}'") or 0),
+        _count(content.get("weights", 0), f"weights of layer '{name}'") or 0,
         _count(content.get("macs"), f"macs of layer '{name}'"),
         Precision(content["choice"]),
     )
+
+
+def _figures(content: Any) -> tuple[Figure, ...]:
+    if not isinstance(content, list):
+        raise InvalidValueError(f"figures of the plan: {content!r}, expected a list, which may be left out")
+    return tuple(map(_figure, content))
 
 
 def _figure(content: Any) -> Figure:
@@ -175,6 +181,8 @@ def _text(value: Any, what: str) -> str:
 
 def _count(value: Any, what: str) -> int | None:
     number = _number(value, what)
+    if number is not None and not math.isfinite(number):
+        raise InvalidValueError(f"{what} of the plan: {value!r}, expected a count")
     return None if number is None else int(number)
 
 
@@ -185,7 +193,10 @@ def _number(value: Any, what: str) -> float | None:
     text = value if value in ("inf", "-inf", "nan") else None
     if isinstance(value, bool) or not (text or isinstance(value, (int, float))):
         raise InvalidValueError(f"{what} of the plan: {value!r}, expected a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise InvalidValueError(f"{what} of the plan is too large: a number of {value.bit_length()} bits") from error
     if what != "figure" and not number >= 0:
         raise InvalidValueError(f"{what} of the plan: {value!r}, expected at least 0")
     return number

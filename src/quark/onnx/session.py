@@ -17,7 +17,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -26,14 +26,13 @@ from quark.errors import ModelError
 from quark.formats.native import library_file
 from quark.onnx.large_tensors import MappedTensor, weight_bytes
 from quark.onnx.message import refer, split
+from quark.onnx.without_library import ModelSource, with_functions
 
 _LOG = logging.getLogger(__name__)
 _FILE_FROM_BYTES = 8 << 20  # weights beyond this take the way through a file
 _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
-_QUIET = 3  # errors only
+_QUIET = 4  # nothing: an error is an exception as well, whose message says the same
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
-
-ModelSource: TypeAlias = ir.Model | onnx.ModelProto | bytes | str | os.PathLike[str]
 
 
 def open_session(
@@ -58,6 +57,8 @@ def open_session(
         _session_options, threads, has_optimizations, has_library, bool(extra), has_integer_kernels
     )
     options = make_options()
+    if has_library and library_file() is None:
+        model = with_functions(model)
     if isinstance(model, (str, os.PathLike)) and not extra:
         return _create(os.fspath(model), options, providers, os.fspath(model))
     if isinstance(model, bytes) and not extra:

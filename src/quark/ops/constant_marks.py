@@ -21,8 +21,8 @@ MIN_IR_VERSION = 9  # functions came with 8, defaults for their attributes with 
 
 
 def is_constant_mark(node: NodeProto) -> bool:
-    """That the node only tells the format of a constant."""
-    return bool(node.domain == CONSTANT_DOMAIN)
+    """That the node only tells the format of a constant. One without an input or an output tells nothing."""
+    return bool(node.domain == CONSTANT_DOMAIN and node.input and node.output)
 
 
 def define_constant_marks(model: ModelProto) -> None:

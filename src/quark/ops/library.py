@@ -22,7 +22,8 @@ def get_library_path(device: str = "CPU") -> str:
     path = library_file()
     if path is None:
         raise MissingDependencyError(
-            f"the compiled operator library {FILE_NAME} is not in the installed package; "
-            "install it again where a C++17 compiler is found: pip install --force-reinstall quark-quantizer"
+            f"the compiled operator library {FILE_NAME} is not in the installed package. Models that quark writes run "
+            "without it: do not register it; quark.onnx.add_portable_functions does the same for other models. For the "
+            "library, install a C++17 compiler and then: pip install --force-reinstall --no-cache-dir quark-quantizer"
         )
     return str(path)

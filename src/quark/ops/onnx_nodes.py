@@ -136,7 +136,8 @@ def _bfp_obstacle(fmt: BlockFormat) -> str:
 def node_attributes(node: onnx.NodeProto) -> dict[str, object]:
     """The attributes of a node as Python values, strings decoded."""
     values: Mapping[str, object] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+    # text that is none becomes one that no attribute allows
+    return {name: each.decode(errors="replace") if isinstance(each, bytes) else each for name, each in values.items()}
 
 
 def is_ours(node: onnx.NodeProto) -> bool:

@@ -111,7 +111,7 @@ class Operator:
         values: dict[str, AttributeValue] = {}
         for name, attribute in known.items():
             value = attributes.get(name, attribute.default)
-            if value is not None:
+            if value is not None or (name in attributes and attribute.default is not None):
                 values[name] = attribute.checked(self.name, value)
         return values
 

@@ -83,8 +83,15 @@ class Inspection:
 
 
 def inspect_model(path: Path) -> Inspection:
-    """Read the file and look; the model need not run."""
+    """Read the file and look; the model need not run. One whose parts contradict each other is a ModelError."""
     model = _read(path)
+    try:
+        return _inspected(path, model)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ModelError(f"model '{path}' is damaged: {error}. Fetch or export it again") from error
+
+
+def _inspected(path: Path, model: ir.Model) -> Inspection:
     graph = model.graph
     return Inspection(
         name=path.name,
@@ -98,7 +105,7 @@ def inspect_model(path: Path) -> Inspection:
         parameters=_parameters(model),
         quantized=_quantized(model),
         functions=tuple(f"{function.domain}.{function.name}" for function in model.functions.values()),
-        metadata=dict(model.metadata_props),
+        metadata={str(key): str(text) for key, text in model.metadata_props.items()},  # what is no text is bytes
     )
 
 
@@ -109,13 +116,13 @@ def model_bytes(path: Path) -> int:
 
 def _read(path: Path) -> ir.Model:
     import onnx_ir
-    from google.protobuf.message import DecodeError
 
     if not path.is_file():
-        raise ModelError(f"model '{path}': {'it is a folder' if path.is_dir() else 'there is no such file'}")
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise ModelError(f"model '{path}': {what}; expected an ONNX model")
     try:
         model = onnx_ir.load(path)
-    except (DecodeError, onnx_ir.serde.SerdeError, OSError, ValueError) as error:
+    except Exception as error:  # on what is no model, protobuf and onnx_ir fail in ways of their own
         raise ModelError(f"model '{path}' cannot be read as ONNX: {error}") from error
     if not model.graph.opset_imports:
         raise ModelError(f"model '{path}' is not an ONNX model: it names no operator set")
@@ -184,6 +191,8 @@ def _quantized_by(node: ir.Node) -> tuple[str, str] | None:
     A pair of QuantizeLinear and DequantizeLinear counts once: at the first of them, or at the second where the codes
     are constant.
     """
+    if not node.outputs:
+        return None
     if node.op_type in QUANTIZE:
         return _constant_role(node) if _is_constant(node, 0) else "activations", _codes_format(node)
     if node.op_type in DEQUANTIZE and _is_constant(node, 0) and not _is_unpacking(node):

@@ -9,9 +9,6 @@ so that blocks along a row share a scale the way a dot product would like them t
 
 from __future__ import annotations
 
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +23,6 @@ if TYPE_CHECKING:
 
 Matrix = NDArray[np.float32]
 
-# numpy has no error of its own for a file that is no archive. RuntimeError: encrypted, or an unknown compression;
-# TypeError or AttributeError: a lone array, which is no context manager.
-NPZ_ERRORS = (
-    *(OSError, EOFError, ValueError, RuntimeError, TypeError, AttributeError, MemoryError, SyntaxError),
-    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError),
-)
 # What an attribute of the wrong type, or a shape that the operator could not have, leads to.
 SHAPE_ERRORS = (ValueError, TypeError, IndexError, ZeroDivisionError)
 
@@ -62,7 +53,7 @@ def _from_npz(path: Path) -> Iterator[tuple[str, Matrix]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = [(name, archive[name]) for name in archive.files]
-    except NPZ_ERRORS as error:
+    except Exception as error:  # numpy raises what its zip, its parser or the system does
         raise ModelError(f"weights file '{path}' cannot be read as an .npz archive of arrays: {error}") from error
     for name, array in arrays:
         if isinstance(array, np.ndarray) and array.ndim >= 2 and _is_float(array):
@@ -71,11 +62,10 @@ def _from_npz(path: Path) -> Iterator[tuple[str, Matrix]]:
 
 def _from_onnx(path: Path) -> Iterator[tuple[str, Matrix]]:
     import onnx_ir
-    from google.protobuf.message import DecodeError
 
     try:
         graph = onnx_ir.load(path).graph
-    except (DecodeError, onnx_ir.serde.SerdeError, OSError, ValueError) as error:
+    except Exception as error:  # on what is no model, protobuf and onnx_ir fail in ways of their own
         raise ModelError(f"weights file '{path}' cannot be read as an ONNX model: {error}") from error
     for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
         for position, value in enumerate(node.inputs[:2]):
@@ -84,7 +74,7 @@ def _from_onnx(path: Path) -> Iterator[tuple[str, Matrix]]:
                 continue
             try:
                 array = tensor.numpy()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
                 raise ModelError(f"weights file '{path}': tensor '{value.name}' cannot be read: {error}") from error
             if not _is_float(array):
                 continue

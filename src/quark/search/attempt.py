@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from quark.account import FileFacts
-from quark.errors import InvalidValueError, QuarkError
+from quark.errors import InvalidValueError, OutputError, QuarkError
 from quark.onnx.pack import pack_model
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.file_differences import file_hash
@@ -81,6 +81,8 @@ def _weighed(path: Path, remarks: list[str]) -> tuple[Path, int, bool]:
     target.parent.mkdir()
     try:
         pack_model(path, target, PROFILE)
+    except OutputError:
+        raise
     except QuarkError as error:  # nothing in it to pack, or something that cannot be
         remarks.append(f"not packed: {' '.join(str(error).split())}")
         return path, stored_bytes(path), False

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from quark.errors import InvalidValueError
-from quark.onnx.save import write_text
+from quark.onnx.save import write_text, writing
 from quark.search.candidates import Candidate
 from quark.search.lock import LOCK, take
 from quark.search.ranking import pareto_front
@@ -69,7 +69,9 @@ class Journal:
             self.models_folder.mkdir(exist_ok=True)
             self._lock = take(self.folder / LOCK)
         except OSError as error:
-            raise InvalidValueError(f"folder '{self.folder}' cannot be made: {error.strerror}") from error
+            raise InvalidValueError(
+                f"folder '{self.folder}' cannot be made or written to: {error.strerror}; give --out another"
+            ) from error
         for stale in self.folder.glob(f"{_PREFIX}*"):  # of a search that was killed
             shutil.rmtree(stale, ignore_errors=True)
         before = self._earlier_basis()
@@ -123,7 +125,9 @@ class Journal:
     @contextmanager
     def workplace(self) -> Iterator[Path]:
         """A folder for the files of one trial, gone when it is over."""
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self.folder, ignore_cleanup_errors=True) as folder:
+        with writing(self.folder):
+            place = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self.folder, ignore_cleanup_errors=True)
+        with place as folder:
             yield Path(folder)
 
     def save(self, trial: Trial, candidate: Candidate, model: Path | None, trials: Sequence[Trial]) -> Trial:

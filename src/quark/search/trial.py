@@ -92,7 +92,7 @@ class Trial:
             )
         except InvalidValueError:
             raise
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidValueError(f"not a trial: {type(error).__name__}: {error}") from error
 
 

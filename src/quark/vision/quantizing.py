@@ -20,6 +20,7 @@ from quark.evaluate import Dataset, Network
 from quark.evaluate.accuracy import ranked
 from quark.evaluate.network import as_scores
 from quark.onnx.data.images import find_preprocessing, image_loader
+from quark.onnx.save import writing
 from quark.torch import ModelQuantizer, export_onnx
 from quark.vision.data import FolderBatches, FolderHeldOut, LabelledImages, open_folders
 from quark.vision.data.augmentation import TrainingTransform
@@ -177,7 +178,8 @@ class _Run:
         path = None
         if self.processes.is_first:
             folder = self.request.export_dir
-            folder.mkdir(parents=True, exist_ok=True)
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             images = self.folders.calibration.some(EXAMPLES)
             example, _ = next(iter(FolderHeldOut(images, EXAMPLES, self.request.images.size)))
             parts = (self.request.model_name, self.request.method.value, self.request.precision.value)

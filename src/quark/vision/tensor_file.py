@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quark.errors import InvalidValueError
+from quark.errors import InvalidValueError, OutputError
+from quark.onnx.save import complete, writing
 
 
 def read_tensor_file(path: Path, what: str) -> Any:
@@ -30,14 +30,12 @@ def read_tensor_file(path: Path, what: str) -> Any:
 
 def write_tensor_file(content: dict[str, Any], path: Path) -> None:
     """Written under another name, and renamed when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with complete(path) as unfinished, unfinished.open("r+b") as file:
+        try:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+        except RuntimeError as error:  # torch's name for an OSError while it writes
+            raise OutputError(f"'{path}' cannot be written: {str(error).partition(chr(10))[0]}") from error
+        file.flush()
+        os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import Net, conv_bn_relu, residual
@@ -189,7 +190,22 @@ def _huge_input(net: Net) -> None:
     net.input("z", (2**40, 2**40))
 
 
+def _branch_without_a_graph(net: Net) -> None:
+    net.constant(np.array(True), "flag")
+    node = helper.make_node("If", ["flag"], ["z"], name="hollow")
+    node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
+    net.nodes.append(node)
+
+
+def _attribute_of_no_function(net: Net) -> None:
+    node = helper.make_node("Softmax", ["x"], ["z"], name="stray")
+    node.attribute.add(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="axis")
+    net.nodes.append(node)
+
+
 BAD = {
+    _branch_without_a_graph: ("'hollow'", "'then_branch'", "no graph"),
+    _attribute_of_no_function: ("'stray'", "'axis'", "function"),
     _no_nodes: ("no nodes",),
     _output_twice: ("'again'", "'y'"),
     _output_is_an_input: ("'again'", "'x'"),

@@ -224,3 +224,10 @@ def test_the_config_is_not_changed():
 def test_what_is_no_config_is_refused():
     with pytest.raises(UnsupportedTypeError, match="expected a Config"):
         settings_of(5)  # type: ignore[arg-type]
+
+
+def test_where_things_are_kept_meanwhile_is_not_in_the_file():
+    here, there = (get_default_config("XINT8_ADAROUND") for _ in range(2))
+    there.extra_options |= {"CalibCacheDir": "ranges", "TmpDir": "scratch"}
+    there.extra_options["FastFinetune"] = {**there.extra_options["FastFinetune"], "CacheDir": "layers"}
+    assert settings_of(there).config == settings_of(here).config

@@ -36,7 +36,7 @@ def read_ranges(folder: Path, key: str, names: Iterable[str]) -> dict[str, Tenso
         if content["key"] != key:
             raise ValueError("its key is another's")
         return {name: _parse(*content["ranges"][name]) for name in names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         _LOG.warning("calibration cache %s is ignored: %s: %s", path, type(error).__name__, error)
         return None
 

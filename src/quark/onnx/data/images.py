@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from quark.errors import InvalidValueError, unknown_name
 from quark.onnx.data.input_info import InputInfo
+from quark.onnx.data.yaml_text import parse_yaml
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 _DEFAULT_SIZE = 224
@@ -84,9 +85,9 @@ def _read_yaml(path: Path) -> Preprocessing:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidValueError(f"preprocessing file {path}: {error}") from error
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidValueError(f"preprocessing file {path} cannot be read: {error}") from error
     known = [each.name for each in fields(Preprocessing)]
     if not isinstance(content, dict):
         raise InvalidValueError(f"preprocessing file {path}: expected a mapping with {', '.join(known)}")
@@ -95,7 +96,7 @@ def _read_yaml(path: Path) -> Preprocessing:
             raise unknown_name(f"key of preprocessing file {path}", key, known)
     try:
         return Preprocessing(**content)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValueError(f"preprocessing file {path}: {error}") from error
 
 

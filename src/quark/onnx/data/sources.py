@@ -59,7 +59,7 @@ def from_path(
     if not path.exists():
         raise InvalidValueError(f"calibration data {path}: no such file or folder")
     if path.is_file():
-        return Source(split_arrays(read_arrays(path), inputs, batch_size), str(path))
+        return Source(_named(path, split_arrays(read_arrays(path), inputs, batch_size)), str(path))
     images = find_images(path)
     if images:
         return _from_images(path, images, inputs, count, batch_size, preprocessing)
@@ -120,7 +120,19 @@ def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except Exception as error:  # numpy raises what its zip, its parser or the system does
-        raise InvalidValueError(f"calibration data {path}: not a readable numpy file: {error}") from error
+        # numpy takes whatever it does not know for a pickle, and says how to load it unsafely
+        reason = "it is none, or holds Python objects, which are not loaded" if "pickle" in str(error) else error
+        raise InvalidValueError(
+            f"calibration data {path}: not a readable numpy file: {reason}; np.savez writes one"
+        ) from error
+
+
+def _named(path: Path, items: Iterator[Any]) -> Iterator[Any]:
+    """The same; an error about the arrays names their file."""
+    try:
+        yield from items
+    except InvalidValueError as error:
+        raise InvalidValueError(f"calibration data {path}: {error}") from error
 
 
 def _single_file(path: Path) -> Any:

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from quark.errors import OutputError
 from quark.onnx.data.check_sample import Sample
 
 MEMORY_BYTES = 2 << 20
@@ -34,6 +35,15 @@ class SampleStore:
             self._entries.append({name: array.copy() for name, array in sample.items()})  # a reader may reuse its own
             return
         self._left = 0
+        try:
+            self._entries.append(self._written(sample))
+        except OSError as error:
+            raise OutputError(
+                f"{len(self)} samples are read, and there is no room for more in the folder for temporary files: "
+                f"{error.strerror or error}; set TMPDIR to another disk, or give fewer samples"
+            ) from error
+
+    def _written(self, sample: Sample) -> list[tuple[str, np.dtype[Any], tuple[int, ...], int]]:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="quark-samples-")  # noqa: SIM115 - lives as long as the store
         entry = []
@@ -41,7 +51,8 @@ class SampleStore:
             entry.append((name, array.dtype, array.shape, self._end))
             self._file.seek(self._end)
             self._end += self._file.write(np.ascontiguousarray(array).tobytes())
-        self._entries.append(entry)
+        self._file.flush()  # a full disk is noticed here, not when they are read
+        return entry
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -268,7 +268,9 @@ def _bits_of(stored: list[ir.Value]) -> float:
 
 
 def _cast_type(node: ir.Node) -> ir.DataType:
-    return ir.DataType(node.attributes.get_int("to", 0))
+    """What it casts to; a number that is no type is none."""
+    number = node.attributes.get_int("to", 0)
+    return ir.DataType(number) if number in {each.value for each in ir.DataType} else ir.DataType.UNDEFINED
 
 
 def _type_of(value: ir.Value | None) -> ir.DataType | None:

@@ -11,7 +11,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitial
 from quark.errors import ModelError
 from quark.onnx.graph import infer_shapes
 from quark.onnx.load.external_data import ExternalData
-from quark.onnx.load.operators import shorten_domains
+from quark.onnx.load.operators import check_forms, shorten_domains
 from quark.onnx.load.source import read_source
 from quark.onnx.load.structure import check_structure
 from quark.onnx.load.tensors import attach, check_tensors
@@ -27,6 +27,7 @@ def read_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> ir.M
     carved = carve(read)
     shorten_domains(carved.proto)
     check_structure(carved.proto, read.name)
+    check_forms(carved.proto, read.name)
     views = check_tensors(read, carved, ExternalData(read))
     if not any(not each.domain for each in carved.proto.opset_import):
         raise ModelError(f"'{read.name}' does not say which opset it is of (opset_import). Export it again")

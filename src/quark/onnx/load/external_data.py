@@ -61,7 +61,11 @@ class ExternalData:
         parts = PureWindowsPath(location)  # knows both kinds of separators, and drives
         if not location or location.startswith(("/", "\\")) or parts.drive or ".." in parts.parts or "\0" in location:
             raise self._error(tensor, location, "must be a path inside the model's folder, without '..'")
-        path = (self.source.folder / location).resolve()
+        try:
+            path = (self.source.folder / location).resolve()
+            path.is_file()
+        except (OSError, RuntimeError) as error:  # a name that is too long; links in a circle
+            raise self._error(tensor, location, f"is no path: {error}") from error
         # a store of files that hands out links to them has the model's and its data's side by side
         allowed = (self.source.folder, self.source.real_folder or self.source.folder)
         if not any(path.is_relative_to(folder) for folder in allowed):

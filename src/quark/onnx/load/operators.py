@@ -38,6 +38,8 @@ _QUANTIZED = frozenset(
     }
 )
 
+MAX_OPSET = 2**31 - 1  # what onnx can be asked for
+
 
 def check_operators(proto: onnx.ModelProto, name: str) -> None:
     """A ModelError that names the node, where an operator or domain is not known or belongs to a quantized model.
@@ -54,6 +56,38 @@ def check_operators(proto: onnx.ModelProto, name: str) -> None:
         for node in all_nodes(function.node):
             _check_not_quantized(node, name)
         _check_nodes(function.node, {**opsets, **opset_versions(function.opset_import)}, functions, name)
+
+
+def check_forms(proto: onnx.ModelProto, name: str) -> None:
+    """A ModelError where an operator has fewer inputs or outputs than it must have, or an attribute of another type.
+    For files that are only looked at: whether the operators are known does not matter there."""
+    version = opset_versions(proto.opset_import).get("", 0)
+    for node in all_nodes(proto.graph.node):
+        if node.domain in QUARK_DOMAINS:
+            _check_counts(node, 1, 1, name)
+        elif not node.domain and 0 < version <= MAX_OPSET and onnx.defs.has(node.op_type, version, ""):
+            schema = onnx.defs.get_schema(node.op_type, version, "")
+            _check_counts(node, schema.min_input, schema.min_output, name)
+            for each in node.attribute:
+                if each.name in schema.attributes and not each.ref_attr_name:
+                    _check_type(node, each, str(schema.attributes[each.name].type).rpartition(".")[2], name)
+
+
+def _check_counts(node: onnx.NodeProto, inputs: int, outputs: int, name: str) -> None:
+    if len(node.input) < inputs or len(node.output) < outputs:
+        raise ModelError(
+            f"'{name}': {describe(node)} has {len(node.input)} inputs and {len(node.output)} outputs, expected at "
+            f"least {inputs} and {outputs}. Export the model again"
+        )
+
+
+def _check_type(node: onnx.NodeProto, attribute: onnx.AttributeProto, expected: str, name: str) -> None:
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+    if kind != expected:
+        raise ModelError(
+            f"'{name}': attribute '{attribute.name}' of {describe(node)} is of type {kind}, expected {expected}. "
+            "Export the model again"
+        )
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -96,6 +130,8 @@ def _check_not_quantized(node: onnx.NodeProto, name: str) -> None:
 def _check_nodes(
     nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], functions: set[tuple[str, str]], name: str
 ) -> None:
+    if not 0 < opsets.get("", 1) <= MAX_OPSET:
+        raise ModelError(f"'{name}' says that it is of opset {opsets['']}, which is none. Export it again")
     for node in all_nodes(nodes):
         domain = node.domain
         if (domain, node.op_type) in functions:
@@ -109,7 +145,7 @@ def _check_nodes(
         if domain not in opsets and domain != "com.microsoft":
             raise ModelError(
                 f"'{name}': {describe(node)} is of domain '{domain or 'ai.onnx'}', and the model does not say which "
-                "version of it (opset_import)"
+                "version of it (opset_import). Export it again"
             )
         if not domain:
             _check_standard(node, opsets[""], name)

@@ -19,6 +19,7 @@ def check_structure(proto: onnx.ModelProto, name: str) -> None:
             f"'{name}': initializer '{sparse}' is sparse, which cannot be quantized. Store it as a dense tensor"
         )
     _check_graph(proto.graph, frozenset(), name)
+    _check_attributes(proto.graph, name)
     for function in proto.functions:
         _check_nodes(function.node, set(function.input), frozenset(), f"'{name}', function '{function.name}'")
 
@@ -48,6 +49,20 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> N
     for info in graph.output:
         if info.name not in made and (info.name not in outer):
             raise ModelError(f"{_quoted(where)}: output '{info.name}' of the graph is made by no node")
+
+
+def _check_attributes(graph: onnx.GraphProto, name: str) -> None:
+    """Outside of functions, an attribute has a content of its own, and one that should hold a graph does."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            is_empty = attribute.type == onnx.AttributeProto.GRAPH and not attribute.HasField("g")
+            if is_empty or attribute.ref_attr_name:
+                what = "holds no graph" if is_empty else "refers to a function's attribute, and is in none"
+                raise ModelError(
+                    f"'{name}': attribute '{attribute.name}' of {describe(node)} {what}. Export the model again"
+                )
+        for inner in subgraphs(node):
+            _check_attributes(inner, name)
 
 
 def _check_nodes(nodes: Iterable[onnx.NodeProto], given: set[str], outer: frozenset[str], where: str) -> set[str]:

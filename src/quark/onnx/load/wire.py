@@ -63,6 +63,16 @@ def _by_name(proto: onnx.ModelProto, raw: dict[int, memoryview], source: Source)
     return {names[index]: view for index, view in raw.items()}
 
 
+# how files begin that are taken for models, and what to do about them
+_MISTAKEN = {
+    b"version https://git-lfs": "It is a pointer of Git LFS, not the file: fetch it with 'git lfs pull'",
+    b"<": "It is a web page or XML: look at where it was downloaded from",
+    b"PK": "It is an archive, as torch.save writes them: export the network with torch.onnx.export",
+    b"\x80": "It is a pickle, as torch.save writes them: export the network with torch.onnx.export",
+    b"\x89HDF": "It is HDF5, as Keras writes it: convert it with tf2onnx",
+}
+
+
 def _not_a_model(source: Source) -> ModelError:
     # every ONNX file that we know of starts with the field ir_version
     if source.data[:1] == b"\x08" and len(source.data) > 1 and 0 < source.data[1] < 0x80:
@@ -70,7 +80,9 @@ def _not_a_model(source: Source) -> ModelError:
             f"'{source.name}' is damaged: it starts as an ONNX model and breaks off or goes wrong within its "
             f"{len(source.data)} bytes. Fetch or export it again"
         )
-    return ModelError(f"'{source.name}' is not an ONNX model ({len(source.data)} bytes that do not parse as one)")
+    start = bytes(source.data[:32]).lstrip()
+    hint = next((f". {text}" for prefix, text in _MISTAKEN.items() if start.startswith(prefix)), "")
+    return ModelError(f"'{source.name}' is not an ONNX model ({len(source.data)} bytes that do not parse as one){hint}")
 
 
 def _without_large_tensors(view: memoryview) -> tuple[list[bytes | memoryview], dict[int, memoryview]]:

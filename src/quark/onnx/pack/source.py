@@ -11,7 +11,7 @@ import onnx_ir as ir
 from quark.errors import ModelError
 from quark.onnx.large_tensors import MappedFile, MappedTensor
 from quark.onnx.load.external_data import ExternalData
-from quark.onnx.load.operators import opset_versions, shorten_domains
+from quark.onnx.load.operators import check_forms, opset_versions, shorten_domains
 from quark.onnx.load.source import read_source
 from quark.onnx.load.structure import check_structure
 from quark.onnx.load.tensors import check_tensors
@@ -25,6 +25,7 @@ def read_message(path: str | os.PathLike[str]) -> tuple[Message, int]:
     carved = carve(read)
     shorten_domains(carved.proto)
     check_structure(carved.proto, read.name)
+    check_forms(carved.proto, read.name)
     external = ExternalData(read)
     views = check_tensors(read, carved, external)
     if "" not in opset_versions(carved.proto.opset_import):

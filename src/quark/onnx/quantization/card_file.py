@@ -62,9 +62,9 @@ def _card_of_model(path: Path) -> Card:
 
     try:
         proto = onnx.load(path, load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
+        said = {str(each.key): str(each.value) for each in proto.metadata_props}
+    except (DecodeError, OSError, ValueError) as error:  # ValueError: text that is none
         raise InvalidValueError(f"card '{path}' cannot be read as an ONNX model: {error}") from error
-    said = {each.key: each.value for each in proto.metadata_props}
     if CARD_KEY not in said:
         raise InvalidValueError(
             f"model '{path}' has no card: its metadata has no '{CARD_KEY}'; quark writes one since there are cards"

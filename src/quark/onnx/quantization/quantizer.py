@@ -21,7 +21,7 @@ from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import placed
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
 from quark.onnx.quantization.settings import Settings
-from quark.onnx.save import SaveOptions, check_output, write_model, write_text
+from quark.onnx.save import SaveOptions, check_output, together, write_model, write_text
 from quark.plan import QuantizationPlan
 from quark.report.summary import print_summary
 
@@ -76,10 +76,11 @@ class QuantizedModel:
         self._packing = None
         if pack is not None:
             content = self._packed(content, pack)
-        self._written = write_model(content, target, self._save_options)
-        card = replace(self._outcome.card, packing=self._packing.profile if self._packing else "")
-        self._card = placed(card, target, self._source, self._data, self._written)
-        write_text(self.report.to_json(), target.with_suffix(".json"))
+        with together():
+            self._written = write_model(content, target, self._save_options)
+            card = replace(self._outcome.card, packing=self._packing.profile if self._packing else "")
+            self._card = placed(card, target, self._source, self._data, self._written)
+            write_text(self.report.to_json(), target.with_suffix(".json"))
         return target
 
     def _packed(self, content: Message | onnx.ModelProto, profile: str) -> Message | onnx.ModelProto:

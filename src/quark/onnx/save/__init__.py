@@ -3,5 +3,16 @@
 from quark.onnx.save.finish import finish, to_proto
 from quark.onnx.save.model_file import check_output, write_model, write_text
 from quark.onnx.save.options import SaveOptions
+from quark.onnx.save.whole_files import complete, together, writing
 
-__all__ = ["SaveOptions", "check_output", "finish", "to_proto", "write_model", "write_text"]
+__all__ = [
+    "SaveOptions",
+    "check_output",
+    "complete",
+    "finish",
+    "to_proto",
+    "together",
+    "write_model",
+    "write_text",
+    "writing",
+]

@@ -1,20 +1,17 @@
 """The quantized model as a file.
 
-Everything is written under a temporary name in the folder of the result and renamed when it is complete, so that a
-crash leaves the old file, the new file or none. Weights beside the model lie in a file whose name holds a hash of them:
-a model and the weights of another run never meet.
+It is written whole or not at all, see `whole_files`. Weights beside the model lie in a file whose name holds a hash of
+them: a model and the weights of another run never meet.
 
 Weights are written as they are produced, and none is kept: a model may be larger than the memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +25,7 @@ from quark.onnx.message import MIN_APART_BYTES, Message, refer
 from quark.onnx.save.hashed_file import HashedFile
 from quark.onnx.save.options import SaveOptions
 from quark.onnx.save.single_file import parts
+from quark.onnx.save.whole_files import PREFIX, complete, put, temporary
 
 PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # of weights: protobuf refuses 2 GB, and the graph needs some of it
 ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mapped
@@ -46,7 +44,7 @@ def check_output(path: str | os.PathLike[str], source: object = None) -> Path:
     if is_path and target.exists() and target.samefile(str(source)):
         raise InvalidValueError(f"output '{target}' is the input model: choose another name, it is not overwritten")
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".quark-"):
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=PREFIX):
             pass
     except OSError as error:
         raise InvalidValueError(f"output '{target}': its folder cannot be written to ({error.strerror})") from error
@@ -58,7 +56,7 @@ def write_model(model: Message | onnx.ModelProto, path: Path, options: SaveOptio
     message = model if isinstance(model, Message) else _apart(model)
     if options.has_external_data or message.weight_bytes >= PROTOBUF_LIMIT_BYTES:
         return _write_two_files(message, path)
-    with _complete(path) as temporary, temporary.open("r+b") as stream, HashedFile(stream, hashlib.sha256()) as file:
+    with complete(path) as unfinished, unfinished.open("r+b") as stream, HashedFile(stream, hashlib.sha256()) as file:
         for part in parts(message):
             if isinstance(part, (bytes, memoryview)):
                 file.write(part)
@@ -69,8 +67,8 @@ def write_model(model: Message | onnx.ModelProto, path: Path, options: SaveOptio
 
 def write_text(text: str, path: Path) -> None:
     """A text file, whole or not at all."""
-    with _complete(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with complete(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def _write_two_files(message: Message, path: Path) -> FileFacts:
@@ -78,7 +76,7 @@ def _write_two_files(message: Message, path: Path) -> FileFacts:
     takes its name last: whoever finds it finds its weights."""
     slim = onnx.ModelProto()
     slim.CopyFrom(message.proto)
-    with _temporary(path.parent, ".data") as weights, _temporary(path.parent, path.suffix) as model:
+    with temporary(path.with_suffix(".data")) as weights, temporary(path) as model:
         places = []
         with weights.open("r+b") as stream, HashedFile(stream, Fingerprint()) as file:
             for tensor, weight in Message(slim, message.weights).apart():
@@ -91,9 +89,8 @@ def _write_two_files(message: Message, path: Path) -> FileFacts:
             refer(tensor, data_path.name, offset, length)
         content = slim.SerializeToString(deterministic=True)
         model.write_bytes(content)
-        _put(weights, data_path)
-        _put(model, path)
-    _remove_stale(path, data_path)
+        put(weights, data_path)
+        put(model, path, then=lambda: _remove_stale(path, data_path))
     return FileFacts(path.name, len(content) + data_bytes, hashlib.sha256(content + digest).hexdigest())
 
 
@@ -119,31 +116,3 @@ def _remove_stale(path: Path, data_path: Path) -> None:
     for other in path.parent.iterdir():
         if other != data_path and pattern.fullmatch(other.name):
             other.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path, suffix: str) -> Iterator[Path]:
-    """An empty file that is gone when the block ends, unless it was given its place. To be opened for `r+b`: what is
-    truncated and written anew, ext4 writes to the disk before it closes the file."""
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".quark-", suffix=suffix)
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _complete(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and is gone when it does not."""
-    with _temporary(path.parent, path.suffix) as temporary:
-        yield temporary
-        _put(temporary, path)
-
-
-def _put(temporary: Path, path: Path) -> None:
-    """mkstemp makes files that only their owner reads; a result is an ordinary file."""
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary.chmod(0o666 & ~umask)
-    temporary.replace(path)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import InvalidValueError, UnsupportedTypeError
-from quark.onnx.save import write_text
+from quark.onnx.save import write_text, writing
 from quark.torch.export.config.config import ExporterConfig
 from quark.torch.export.deployable import deployable
 from quark.torch.export.onnx_file import ExportReport, export_onnx
@@ -65,7 +65,8 @@ class ModelExporter:
         return export_safetensors(model, self._folder(), has_codes=options is None or options.weight_format == _REAL)
 
     def _folder(self) -> Path:
-        self.export_dir.mkdir(parents=True, exist_ok=True)
+        with writing(self.export_dir):
+            self.export_dir.mkdir(parents=True, exist_ok=True)
         return self.export_dir
 
 

@@ -22,11 +22,10 @@ from torch import fx, nn
 
 import quark
 from quark.errors import MissingDependencyError, ModelError, UnsupportedTypeError
-from quark.onnx.save import write_text
+from quark.onnx.save import complete, write_text, writing
 from quark.plan import AffineChoice, Choice, QuantizationPlan
 from quark.torch.export.deployable import frozen
 from quark.torch.export.stored_tensors import Stored, Tensors, restore, store
-from quark.torch.export.whole_file import complete
 from quark.torch.graph import attribute_of, module_of
 from quark.torch.train.networks import FrozenNetwork, with_state
 from quark.torch.train.quantizers import Quantizer
@@ -49,7 +48,8 @@ def export_safetensors(
     if not isinstance(network, FrozenNetwork):
         raise UnsupportedTypeError("model: expected a quantized network, got a float one; torch.save writes its state")
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
     choices = parameter_choices(network)
     described: dict[str, Any] = {}
     tensors: Tensors = {}

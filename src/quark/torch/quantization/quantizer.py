@@ -62,10 +62,11 @@ def read_plan(path: str | os.PathLike[str]) -> QuantizationPlan | MixedPlan:
     quantized file, which holds the second."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidValueError(f"{os.fspath(path)}: no plan can be read: {error}") from error
     content = content if isinstance(content, dict) else {}
-    inner = content.get("plan") or content
+    plan = content.get("plan")
+    inner = plan if isinstance(plan, dict) else content
     if "layers" in inner:
         return MixedPlan.from_json(json.dumps(inner))
     if "tensors" in inner:

@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.onnx.data.yaml_text import parse_yaml
 from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES
@@ -34,6 +35,9 @@ _ENUMS = {cls.__name__: cls for cls in (*CALIBRATION_METHODS, *QUANT_TYPES, *QUA
 # Options whose values are pairs: files know lists only, so that these become tuples again.
 _OPTIONS_OF_PAIRS = ("RemoveQDQBetweenOps",)
 _SETTINGS_OF_PAIRS = ("LRAdjust",)
+
+# Folders that the result does not depend on; the last name is that of an entry of `algo_config`.
+_PLACES = frozenset({"CacheDir", "CalibCacheDir", "TmpDir", "cache_dir"})
 
 
 def refuse_function(name: str) -> Any:
@@ -61,6 +65,14 @@ def plain(value: Any, name: str = "", on_function: Callable[[str], Any] = refuse
     if callable(value):
         return on_function(name)
     raise UnsupportedTypeError(f"'{name}' has type {type(value).__name__}, which a file cannot hold")
+
+
+def without_places(content: Any) -> Any:
+    """Settings without the folders that something is kept in meanwhile: the bytes of a file follow from what was made,
+    not from where."""
+    if isinstance(content, Mapping):
+        return {name: without_places(each) for name, each in content.items() if name not in _PLACES}
+    return [without_places(each) for each in content] if isinstance(content, (list, tuple)) else content
 
 
 def restored(value: Any) -> Any:
@@ -200,7 +212,9 @@ def write(content: Mapping[str, Any], path: str | PathLike[str]) -> Path:
         text = yaml.safe_dump(dict(content), sort_keys=False)
     else:
         raise InvalidValueError(f"{str(target)!r}: expected a name that ends in .yaml, .yml or .json")
-    target.write_text(text, encoding="utf-8")
+    from quark.onnx.save import write_text  # here: it brings onnx, which configs do without
+
+    write_text(text, target)
     return target
 
 
@@ -213,10 +227,10 @@ def read(path: str | PathLike[str]) -> Any:
     source = Path(path)
     try:
         text = source.read_text(encoding="utf-8")
-        return json.loads(text) if source.suffix.lower() == ".json" else yaml.safe_load(text)
+        return json.loads(text) if source.suffix.lower() == ".json" else parse_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"config file {str(source)!r} cannot be read: {error}") from error
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: no JSON, or a number of 5000 digits
         raise InvalidValueError(f"config file {str(source)!r} is not valid: {' '.join(str(error).split())}") from error
 
 

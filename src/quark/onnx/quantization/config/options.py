@@ -27,7 +27,7 @@ from quark.onnx.quantization.config.algorithm_options import (
 )
 from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
 from quark.onnx.quantization.config.field_checks import check_fields, preset_of, refuse_fields
-from quark.onnx.quantization.config.files import layer_entries, load_config, plain, qconfig_to_dict
+from quark.onnx.quantization.config.files import layer_entries, load_config, plain, qconfig_to_dict, without_places
 from quark.onnx.quantization.config.layers import fields_of, layer_of
 from quark.onnx.quantization.config.mixed_precision_options import draft_low_spec, mix_options
 from quark.onnx.quantization.config.nbits_spec import nbits_spec
@@ -201,7 +201,7 @@ def _assembled(
         insert=InsertOptions(style=style, **draft.of("insert")),
         save=SaveOptions(has_external_data=config.use_external_data_format, **draft.of("save")),
         has_summary=config.print_summary,
-        config=record,
+        config=without_places(record),
         remarks=tuple(dict.fromkeys(remarks)),
     )
 

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,7 +42,7 @@ class Checkpoint:
                 weight, bias = (content.get(name) for name in ("weight", "bias"))
                 before, after, iterations, rate = (float(each) for each in content["numbers"])
                 return Fitted(weight, bias, before, after, int(iterations), rate, str(content["remark"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # numpy raises what its zip, its parser or the system does
             _LOG.warning("checkpoint %s is ignored: %s: %s", path, type(error).__name__, error)
             return None
 
