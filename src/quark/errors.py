@@ -42,13 +42,19 @@ class ModelError(QuarkError, ValueError):
     """An ONNX model that cannot be processed; the message names the node or tensor."""
 
 
+_MOST_LISTED, _FEW_LISTED = 40, 8
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not in its table: nearest names first, then all of them when they are few.
+    """The error for a name that is not in its table: nearest names first, then all of them when they are few. Of many
+    among which none is near, the first few.
 
     >>> str(unknown_name("scale rule", "flor", ["floor", "ceil"]))
     "no scale rule 'flor'. Did you mean floor? Known: floor, ceil."
     >>> str(unknown_name("format", "mxfp4", ["mx4", "mxfp4_e2m1"]))
     "no format 'mxfp4'. Did you mean mxfp4_e2m1? Known: mx4, mxfp4_e2m1."
+    >>> str(unknown_name("number", "none", map(str, range(99))))
+    "no number 'none'. Known are 99, such as 0, 1, 2, 3, 4, 5, 6, 7."
     """
     names = list(known)
     wanted = str(name).lower()
@@ -56,5 +62,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     by_lower = {each.lower(): each for each in names}
     nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.6)]
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
-    listing = f" Known: {', '.join(names)}." if len(names) <= 40 or not nearest else ""
+    listing = f" Known: {', '.join(names)}." if len(names) <= _MOST_LISTED else ""
+    if len(names) > _MOST_LISTED and not nearest:
+        listing = f" Known are {len(names)}, such as {', '.join(names[:_FEW_LISTED])}."
     return UnknownNameError(f"no {kind} {name!r}.{hint}{listing}")

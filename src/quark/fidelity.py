@@ -10,7 +10,7 @@ Outputs that hold NaN or Inf where the float network has none have cosine 0 and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -111,6 +111,29 @@ class FidelityMeter:
             return
         self._agreeing += int((y.argmax(1) == z.argmax(1)).sum())
         self._rows += len(y)
+
+
+def outputs_without_numbers(samples: Iterable[Mapping[str, Array]]) -> list[str]:
+    """The outputs of a float network that were NaN or Inf throughout, by name: whatever a quantized network says there,
+    it would count as exact.
+
+    >>> outputs_without_numbers([{"y": np.array([np.nan, 1.0]), "z": np.array([np.inf])}])
+    ['z']
+    """
+    has_numbers: dict[str, bool] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            if value.dtype.kind == "f" and value.size:
+                has_numbers[name] = has_numbers.get(name, False) or bool(np.isfinite(value).any())
+    return [name for name, is_usable in has_numbers.items() if not is_usable]
+
+
+def numberless_remark(output: str) -> str:
+    """What is said of such an output, which is not compared."""
+    return (
+        f"output '{output}' of the float model is NaN or Inf for every sample that was looked at, so that there is "
+        "nothing to compare with: run the float model on your data first"
+    )
 
 
 def overall_verdict(outputs: Iterable[OutputFidelity]) -> Verdict:

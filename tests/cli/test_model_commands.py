@@ -155,7 +155,7 @@ def test_prepare_data(tmp_path):
 
 
 def test_an_unexpected_error_is_one_line_too(monkeypatch, model):
-    def explode(path):
+    def explode(path, read):
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr("quark.report.inspection.inspect_model", explode)

@@ -10,6 +10,8 @@ from tiny_models import save_brightness_model
 
 from quark.onnx import add_portable_functions
 
+needs_block_types = pytest.mark.skipif(onnx.defs.onnx_opset_version() < 24, reason="onnx has opset 24 from 1.19 on")
+
 
 @pytest.fixture
 def model(tmp_path):
@@ -37,6 +39,7 @@ def test_json_has_everything(model, tmp_path):
     assert content["weights"] == [f"w{index}" for index in range(6)]
 
 
+@needs_block_types
 def test_native_says_who_does_not_run_it(model, tmp_path):
     assert "ONNX Runtime" in run("pack", model, tmp_path / "packed.onnx", "--profile", "native").stdout
 
@@ -49,7 +52,7 @@ def test_errors_are_one_line(model, tmp_path):
     assert_one_line_error(run("pack", float_model, tmp_path / "o.onnx"), "no weight is in a block format")
 
 
-@pytest.mark.parametrize("profile", ["portable", "custom", "native"])
+@pytest.mark.parametrize("profile", ["portable", "custom", pytest.param("native", marks=needs_block_types)])
 def test_inspect_names_packed_weights_by_their_format(model, tmp_path, profile):
     packed = tmp_path / "packed.onnx"
     assert run("pack", model, packed, "--profile", profile).exit_code == 0

@@ -32,7 +32,7 @@ from quark.demo import network_path
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.pack import pack_model
-from quark.onnx.save.whole_files import PREFIX
+from quark.onnx.whole_files import PREFIX
 
 OLD = b"what was here before"
 SAMPLES = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)

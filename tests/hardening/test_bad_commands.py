@@ -95,7 +95,7 @@ MISTAKES = (
     Mistake("pack mx.onnx no/p.onnx", ("there is no folder 'no'",)),
     Mistake("pack mx.onnx p.onnx --profile tiny", ("'tiny'", "portable"), 2),
     Mistake("unpack mx.onnx u.onnx", ("'mx.onnx' is not packed", "nothing to unpack")),
-    Mistake("inspect empty", ("'empty' is not an ONNX model",)),
+    Mistake("inspect empty", ("'empty' is empty", "Expected an ONNX model")),
     Mistake("inspect img", ("'img'", "it is a folder")),
     Mistake("lint none.onnx", ("'none.onnx'", "Expected an ONNX model")),
     Mistake("presets XINT9", ("no preset 'XINT9'", "XINT8")),

@@ -1,10 +1,12 @@
 """Odd models through the presets: a file that loads, with the outputs of the float model and near them, or a reason.
 
-The quick tests give every model one preset and every preset a model; the slow ones try all pairs.
+The quick tests give every model one preset and every preset a model; the slow ones try all pairs. Where there is no
+torch, presets that finetune are left out.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import random
 import re
@@ -12,9 +14,9 @@ import re
 import numpy as np
 import onnx
 import pytest
-from odd_collection import EVERY_ODD_MODEL, made
+from odd_collection import EVERY_ODD_MODEL, RUNTIME, made
 from odd_operators import OPSETS, REMOVED, SINCE, WITHOUT_KERNEL, operators_at
-from odd_runs import Outputs, is_valid, run, sqnr_db
+from odd_runs import Outputs, config_of, is_valid, run, sqnr_db
 from onnx_models import Net, random_feed
 
 from quark.errors import InvalidValueError, QuarkError
@@ -49,6 +51,13 @@ REFUSALS = {
     # three rewrites of ONNX Runtime contradict each other behind a lone int8 layer from opset 21 on
     "transformer 21": ("S16S16_MIXED_S8S8", "output_dtype INT8 does not match y_zero_point"),
 }
+if RUNTIME < (1, 27):
+    # Between 8-bit layers ONNX Runtime computes a cubic Resize on integers, for which it has no kernel (to 1.26), or
+    # moves the channels to the end, where it does not take them (to 1.21); it does so with one left in float, too.
+    REFUSALS["resize cubic"] = (".*", "'Cubic' mode only support|Tensor type mismatch")
+USED_PRESETS = [
+    name for name in PRESETS if importlib.util.find_spec("torch") or "FastFinetune" not in config_of(name).extra_options
+]
 
 
 def may_refuse(name: str, preset: str) -> str | None:
@@ -64,7 +73,7 @@ def floor_of(name: str, preset: str) -> float | None:
 
 def covering_pairs():
     """Every model once and every preset at least once, in an order that `SEED` says."""
-    presets = random.Random(SEED).sample(sorted(PRESETS), len(PRESETS))
+    presets = random.Random(SEED).sample(sorted(USED_PRESETS), len(USED_PRESETS))
     turns = zip(EVERY_ODD_MODEL, itertools.cycle(presets), strict=False)
     return [(name, TOO_LARGE_FOR_MOST.get(name, preset)) for name, preset in turns]
 
@@ -108,7 +117,7 @@ def test_every_model_and_every_preset(name, preset, tmp_path):
 @pytest.mark.parametrize("name", EVERY_ODD_MODEL)
 def test_every_model_with_every_preset(name, tmp_path):
     failures = {}
-    for preset in PRESETS:
+    for preset in USED_PRESETS:
         (tmp_path / preset).mkdir()
         try:
             judge(name, preset, tmp_path / preset)
@@ -119,7 +128,7 @@ def test_every_model_with_every_preset(name, tmp_path):
 
 def test_there_are_odd_models_enough_and_each_table_names_one():
     assert len(EVERY_ODD_MODEL) >= 50
-    assert {preset for _, preset in covering_pairs()} == set(PRESETS)
+    assert {preset for _, preset in covering_pairs()} == set(USED_PRESETS)
     assert {*REFUSALS, *FALLS_SHORT} <= set(EVERY_ODD_MODEL)
 
 

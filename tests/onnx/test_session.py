@@ -13,7 +13,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from quark.demo import network_path
 from quark.errors import ModelError
+from quark.onnx import quantize
 from quark.onnx import session as module
 from quark.onnx.progress import track
 from quark.onnx.session import open_session
@@ -78,6 +80,13 @@ def test_what_the_runtime_refuses_is_a_model_error(
     with pytest.raises(ModelError, match="NoSuchOperator"):
         open_session(network("NoSuchOperator"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 24, reason="onnx has opset 24 from 1.19 on")
+def test_weights_of_small_types_are_to_be_unpacked(tmp_path: Path) -> None:
+    packed = quantize(network_path(), None, "MXFP4E2M1").save(tmp_path / "native.onnx", pack="native")
+    with pytest.raises(ModelError, match="profile native: give the model that 'quark unpack' makes.* portable"):
+        open_session(packed)
     with pytest.raises(ModelError, match="refuses"):
         open_session(b"not a model")
     with pytest.raises(ModelError, match="nowhere"):

@@ -2,13 +2,16 @@
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tiny_models import brightness_model, save_brightness_model
 
+from quark.demo import network_path
 from quark.errors import ModelError
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import BLOCK_FORMATS
+from quark.onnx.load.outline import read_outline
 from quark.ops.constant_marks import CONSTANT_DOMAIN
 from quark.ops.onnx_nodes import make_block_node, make_extended_quantize_node
 from quark.report.inspection import inspect_model, model_bytes
@@ -131,10 +134,19 @@ def test_attributes_that_no_format_has_are_told_not_raised(tmp_path):
     )
 
 
-def test_external_data_counts(tmp_path):
+@pytest.mark.parametrize("read", [onnx_ir.load, read_outline])
+def test_external_data_counts(tmp_path, read):
     path = tmp_path / "m.onnx"
     onnx.save(brightness_model(), path, save_as_external_data=True, location="m.data", size_threshold=0)
-    assert model_bytes(path) == path.stat().st_size + (tmp_path / "m.data").stat().st_size
+    assert model_bytes(path, read) == path.stat().st_size + (tmp_path / "m.data").stat().st_size
+
+
+def test_values_of_weights_need_not_be_read():
+    path = network_path()
+    assert inspect_model(path, read_outline) == inspect_model(path)
+    held = [each.const_value.raw.raw_data for each in read_outline(path).graph.initializers.values()]
+    whole = [each.const_value.nbytes for each in onnx_ir.load(path).graph.initializers.values()]
+    assert max(map(len, held)) < 1024 < max(whole)
 
 
 @pytest.mark.parametrize("content", [b"not a model at all", b"", b"\xff" * 100])

@@ -176,6 +176,10 @@ def _marked(folder: Path) -> Path:
     return folder / FILE
 
 
+def _untyped(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
+
+
 def _strings(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
 
@@ -229,6 +233,7 @@ BROKEN_MODELS = (
     BrokenModel("unknown type", _net(_tensor(data_type=77)), ("lies", "77")),
     BrokenModel("NaN in a weight", _net(_weights(np.nan)), ("c0", "NaN")),
     BrokenModel("Inf in a weight", _net(_weights(np.inf)), ("c0", "Inf")),
+    BrokenModel("input of no type", _net(_untyped), ("'x'", "no type of tensor")),
     BrokenModel("input of text", _net(_strings), ("'x'",)),
     BrokenModel("shapes that do not fit", _net(_channels), ("the float model", "C: 7 kernel channels: 3")),
     BrokenModel("quantized already", _quantized, ("already quantized", "the_node", "float model")),

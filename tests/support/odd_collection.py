@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import onnx
+import onnxruntime
 from odd_convolutions import CONVOLUTIONS
 from odd_graphs import GRAPHS, extra_feed
 from odd_models import ODD_MODELS, odd_feed
@@ -17,9 +18,15 @@ from onnx_models import Array
 
 _FAMILIES = (ODD_MODELS, CONVOLUTIONS, SEQUENCES, GRAPHS, NUMBERS, OPERATOR_NETWORKS)
 _NEEDS_OPSET = {"attention_operator": 23, "rms_norm_operator": 23, "opset 23": 23}
+RUNTIME = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+# To ONNX Runtime 1.22, a product times a constant of one element and one axis loses that axis.
+_NEEDS_RUNTIME = {"one_number": (1, 23)}
 # Those that the installed onnx and ONNX Runtime know.
 EVERY_ODD_MODEL: Mapping[str, Callable[[], onnx.ModelProto]] = {
-    name: make for family in _FAMILIES for name, make in family.items() if _NEEDS_OPSET.get(name, 0) <= newest()
+    name: make
+    for family in _FAMILIES
+    for name, make in family.items()
+    if _NEEDS_OPSET.get(name, 0) <= newest() and _NEEDS_RUNTIME.get(name, RUNTIME) <= RUNTIME
 }
 
 

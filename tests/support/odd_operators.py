@@ -15,6 +15,10 @@ from onnx_models import Net
 SINCE = {"HardSwish": 14, "LayerNormalization": 17, "Mish": 18, "Gelu": 20, "GroupNormalization": 21}
 REMOVED = {"Upsample": 10}
 WITHOUT_KERNEL = {"Swish"}  # ONNX Runtime 1.31 knows the operator of opset 24 and cannot run it
+_REFUSED = (
+    onnxruntime.capi.onnxruntime_pybind11_state.Fail,
+    onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument,
+)
 
 
 @cache
@@ -27,7 +31,7 @@ def newest() -> int:
         options.log_severity_level = 4
         try:
             onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        except (onnxruntime.capi.onnxruntime_pybind11_state.Fail, ValueError):
+        except _REFUSED:
             continue
         return opset
     raise AssertionError("ONNX Runtime loads no opset from 13 on")

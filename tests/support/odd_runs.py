@@ -13,6 +13,7 @@ import onnxruntime
 from odd_collection import calibration_of, feeds_of, made
 from onnx_models import Array
 
+from quark.formats.native import library_file
 from quark.onnx import get_default_config, get_library_path, quantize
 from quark.onnx.quantization.config import QuantizationConfig
 
@@ -21,7 +22,10 @@ Outputs = list[list[Array]]  # by sample, by output
 
 @dataclass(frozen=True)
 class Run:
-    """What came out: the files' outputs with the native operators and with portable ones, and those of float."""
+    """What came out: the files' outputs with the native operators and with portable ones, and those of float.
+
+    Without the library, `native` is `portable`.
+    """
 
     float_model: onnx.ModelProto
     model: onnx.ModelProto
@@ -47,8 +51,9 @@ def session_of(model: onnx.ModelProto, *, has_library: bool) -> onnxruntime.Infe
 
 
 def outputs_of(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Array]], *, has_library: bool = False) -> Outputs:
+    """Copies: to ONNX Runtime 1.22 at least, an output that is an input is the memory of what was fed."""
     session = session_of(model, has_library=has_library)
-    return [session.run(None, dict(feed)) for feed in feeds]
+    return [[np.array(each) for each in session.run(None, dict(feed))] for feed in feeds]
 
 
 @cache
@@ -61,7 +66,8 @@ def run(name: str, preset: str, folder: Path) -> Run:
     feeds = feeds_of(name)
     path = quantize(made(name), calibration_of(name), config_of(preset)).save(folder / "quantized.onnx")
     model = onnx.load(path)
-    native, portable = outputs_of(model, feeds, has_library=True), outputs_of(model, feeds)
+    portable = outputs_of(model, feeds)
+    native = outputs_of(model, feeds, has_library=True) if library_file() else portable
     return Run(made(name), model, float_outputs(name), native, portable)
 
 

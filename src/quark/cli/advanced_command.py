@@ -100,6 +100,7 @@ def _show(rows: list[tuple[Path, Evaluation]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from quark.onnx.load.outline import read_outline
     from quark.report.inspection import model_bytes
 
     first = rows[0][1]
@@ -109,5 +110,6 @@ def _show(rows: list[tuple[Path, Evaluation]]) -> None:
         table.add_column(heading, justify="right")
     for path, row in rows:
         shares = (f"{100 * row.accuracy.top1:.2f} %", f"{100 * row.accuracy.top5:.2f} %")
-        table.add_row(Text(row.model), f"{model_bytes(path) / 1e6:.2f} MB", *shares, f"{row.speed.ms_per_sample:.2f}")
+        size = f"{model_bytes(path, read_outline) / 1e6:.2f} MB"
+        table.add_row(Text(row.model), size, *shares, f"{row.speed.ms_per_sample:.2f}")
     Console(highlight=False).print(table)

@@ -103,7 +103,7 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
     def say(text: str = "", style: str = "") -> None:
         console.print(Text(printable(text), style))
 
-    outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs)
+    outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs) or "nothing to compare"
     say(f"{found.source.name} and {found.result.name} on {found.basis.data}: {found.verdict.value} ({outputs})")
     if divergence is None:
         say("they do not part: every layer computes the same", "bold")

@@ -13,9 +13,10 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def inspect(model: Path, as_json: bool) -> None:
     """Show what MODEL holds: operators, parameters, and which tensors are quantized to what."""
+    from quark.onnx.load.outline import read_outline
     from quark.report.inspection import inspect_model
 
-    inspection = inspect_model(model)
+    inspection = inspect_model(model, read_outline)
     if as_json:
         click.echo(json.dumps(inspection.to_json(), indent=2))
         return

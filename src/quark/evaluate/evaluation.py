@@ -42,8 +42,8 @@ def evaluate(network: Network, data: Dataset, batch_size: int = DEFAULT_BATCH_SI
     """Run the network over all of the data, batch by batch."""
     if not data.has_labels:
         raise InvalidValueError(
-            f"data '{data.source}' has no labels: expected a folder for each class with images in it, or a labels "
-            f"file; 'quark compare' needs none"
+            f"data '{data.source}' has no labels: expected a folder for each class with images in it, a labels "
+            f"file, or in an .npz an array 'labels'; 'quark compare' needs none"
         )
     meter, speed, classes = AccuracyMeter(), None, 0
     with track(data.count, f"evaluating {network.name}") as advance:

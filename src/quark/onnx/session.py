@@ -132,7 +132,17 @@ def _create(source: str | bytes, options: Any, providers: Sequence[str], name: s
     try:
         return onnxruntime.InferenceSession(source, options, providers=usable)
     except Exception as error:  # the runtime's own classes share no root below this one
-        raise ModelError(f"{name}: ONNX Runtime refuses it. {error}") from error
+        raise ModelError(f"{name}: ONNX Runtime refuses it. {error}{_remedy(error)}") from error
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a file of ONNX's own small types, which the CPU has no kernels for."""
+    if "Could not find an implementation for DequantizeLinear" not in str(error):
+        return ""
+    return (
+        ". Its weights are of a type that this ONNX Runtime does not compute with, as those of files that were packed "
+        "with the profile native: give the model that 'quark unpack' makes of it, or pack with the profile portable"
+    )
 
 
 def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quark.errors import ModelError, QuarkError
 from quark.ops.constant_marks import CONSTANT_DOMAIN
@@ -32,7 +32,14 @@ QUANTIZE = {"QuantizeLinear", "ExtendedQuantizeLinear"}
 DEQUANTIZE = {"DequantizeLinear", "ExtendedDequantizeLinear"}
 WITH_BIAS = {"Conv", "ConvTranspose", "Gemm"}
 BIAS_INPUT = 2
+Reader: TypeAlias = "Callable[[Path], ir.Model]"
 BLOCK = {"MXQuantizeDequantize", "BFPQuantizeDequantize"}
+
+
+def _read_whole(path: Path) -> ir.Model:
+    import onnx_ir
+
+    return onnx_ir.load(path)
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,12 @@ class Inspection:
         return {**asdict(self), "is_quantized": self.is_quantized}
 
 
-def inspect_model(path: Path) -> Inspection:
-    """Read the file and look; the model need not run. One whose parts contradict each other is a ModelError."""
-    model = _read(path)
+def inspect_model(path: Path, read: Reader = _read_whole) -> Inspection:
+    """Read the file and look; the model need not run. One whose parts contradict each other is a ModelError.
+
+    Of weights only types and shapes are looked at: `read` may leave their values out.
+    """
+    model = _read(path, read)
     try:
         return _inspected(path, model)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -109,19 +119,19 @@ def _inspected(path: Path, model: ir.Model) -> Inspection:
     )
 
 
-def model_bytes(path: Path) -> int:
+def model_bytes(path: Path, read: Reader = _read_whole) -> int:
     """The size of the file and of the external files that its weights are in."""
-    return _size(path, _read(path))
+    return _size(path, _read(path, read))
 
 
-def _read(path: Path) -> ir.Model:
-    import onnx_ir
-
+def _read(path: Path, read: Reader) -> ir.Model:
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise ModelError(f"model '{path}': {what}; expected an ONNX model")
     try:
-        model = onnx_ir.load(path)
+        model = read(path)
+    except QuarkError:
+        raise
     except Exception as error:  # on what is no model, protobuf and onnx_ir fail in ways of their own
         raise ModelError(f"model '{path}' cannot be read as ONNX: {error}") from error
     if not model.graph.opset_imports:

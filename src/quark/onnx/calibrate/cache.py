@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from quark.errors import InvalidValueError
+from quark.onnx.whole_files import complete
 from quark.ranges import TensorRange
 
 _LOG = logging.getLogger(__name__)
@@ -46,14 +45,8 @@ def write_ranges(folder: Path, key: str, ranges: Mapping[str, TensorRange]) -> N
     content = {"key": key, "ranges": {name: [r.lowest, r.highest, r.position] for name, r in ranges.items()}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".ranges-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            os.replace(temporary, _path(folder, key))
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with complete(_path(folder, key)) as unfinished:
+            unfinished.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
         _LOG.warning("calibration cache %s is not written: %s", folder, error)
 

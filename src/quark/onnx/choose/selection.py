@@ -87,7 +87,7 @@ class _Selector:
     def _impossible(self, node: ir.Node) -> str:
         known = facts(node)
         if known is None:
-            return f"no quantized form of {node.op_type} is known"
+            return "no quantized form is known"
         if node.op_type not in self._op_types:
             return self._why_not_type(node.op_type)
         data = [value for value in _data_inputs(node, known.data) if value is not None]

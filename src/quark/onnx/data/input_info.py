@@ -39,8 +39,8 @@ def list_inputs(inputs: Sequence[InputInfo]) -> str:
 
 
 def _info(value: ir.Value) -> InputInfo:
-    if value.dtype is None:
-        raise ModelError(f"input '{value.name}' has no type of tensor; only tensors can be fed")
+    if value.dtype in (None, ir.DataType.UNDEFINED):
+        raise ModelError(f"input '{value.name}' has no type of tensor; only tensors can be fed. Export the model again")
     shape = None
     if value.shape is not None:
         shape = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)

@@ -12,6 +12,7 @@ from typing import Any
 
 from quark.diagnosis import Basis, Diagnosis, LayerDiagnosis
 from quark.errors import InvalidValueError
+from quark.fidelity import numberless_remark, outputs_without_numbers
 from quark.onnx.data import Sample, Samples, input_infos, open_samples
 from quark.onnx.diagnose.causes import find_causes
 from quark.onnx.diagnose.comparison import Compared, compare_networks
@@ -77,7 +78,8 @@ def diagnose(
         find_weight_facts(exact.model, other.model, facts),
         advice=advice_on(layers),
         remarks=remarks_on(exact, looked.sites, looked.factors, found, sensitivity_samples, looked.unusable)
-        + remarks_on_form(restored),
+        + remarks_on_form(restored)
+        + tuple(map(numberless_remark, looked.numberless)),
     )
 
 
@@ -88,6 +90,7 @@ class _Looked:
     factors: Factors
     compared: Compared
     outputs: Any
+    numberless: Sequence[str]
     sensitivities: Sensitivities | None
     facts: tuple[LayerFacts, ...]
 
@@ -109,7 +112,8 @@ def _look(exact: Side, other: Side, samples: Samples, sensitivity_samples: int) 
     networks.find_factors(_first(samples, sensitivity_samples or HISTOGRAM_SAMPLES))
     compared = compare_networks(networks, samples.in_order)
     factors = networks.factors
-    outputs = compare_outputs(other.model, samples.in_order(), compared.outputs)
+    numberless = outputs_without_numbers(compared.outputs[index] for index in range(len(compared.outputs)))
+    outputs = compare_outputs(other.model, samples.in_order(), compared.outputs, numberless)
     compared.outputs.close()
     found = None
     if sensitivity_samples and sites.sites:
@@ -117,7 +121,7 @@ def _look(exact: Side, other: Side, samples: Samples, sensitivity_samples: int) 
         found = find_sensitivities(exact.model, other.model, sites, factors, _first(samples, count))
     release_memory()
     facts = tuple(find_facts(site, compared, exact.model, other.model, factors) for site in sites.sites)
-    return _Looked(sites, unusable, factors, compared, outputs, found, facts)
+    return _Looked(sites, unusable, factors, compared, outputs, numberless, found, facts)
 
 
 def _match(exact: Side, other: Side, samples: Samples) -> tuple[Sites, tuple[str, ...]]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, Report, Rewrite
 from quark.card import CARD_KEY, Card
-from quark.fidelity import OutputFidelity
+from quark.fidelity import OutputFidelity, numberless_remark, outputs_without_numbers
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
@@ -98,6 +98,7 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
         mixed=mixed,
         plan=plan,
         outputs=outputs,
+        numberless=outputs_without_numbers(expected),
     )
     return Outcome(message, _account(course, settings), loaded.digest, card)
 
@@ -116,6 +117,7 @@ class _Course:
     mixed: Mixed | None
     plan: QuantizationPlan
     outputs: tuple[OutputFidelity, ...]
+    numberless: Sequence[str]
 
 
 def _account(course: _Course, settings: Settings) -> Report:
@@ -135,6 +137,7 @@ def _account(course: _Course, settings: Settings) -> Report:
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
             *(*_remarks(course.plan, course.samples, settings, course.obstacle), *idle),
+            *(numberless_remark(name) for name in course.numberless),
         ),
         op_types=course.op_types,
         mixed=mixed.plan if mixed else None,

@@ -92,7 +92,10 @@ def inputs_of_batch(item: Any, names: Sequence[str], what: str = "the batch") ->
     else:
         values = [item]
     if len(values) < len(names):
-        raise InvalidValueError(f"{what} holds {len(values)} tensors, and the model has the inputs {', '.join(names)}")
+        raise InvalidValueError(
+            f"{what} holds {len(values)} tensors, and the model has the inputs {', '.join(names)}: hand over tuples in "
+            "this order, or dictionaries by these names"
+        )
     return tuple(_tensor(value, name, what) for value, name in zip(values, names, strict=False))
 
 
@@ -112,7 +115,12 @@ def _tensor(value: Any, name: str, what: str) -> torch.Tensor:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, torch.Tensor):
-        raise InvalidValueError(f"{what}: expected a tensor for input '{name}', got {type(value).__name__}")
+        raise InvalidValueError(
+            f"{what}: expected a tensor for input '{name}', got {type(value).__name__}; what is no tensor belongs into "
+            "the model: wrap it in a module whose forward takes the tensors and sets the rest"
+        )
+    if value.is_meta:
+        raise InvalidValueError(f"{what}: input '{name}' is on the meta device and has no values; hand over real data")
     if value.layout is not torch.strided:
         kind = str(value.layout).removeprefix("torch.")
         raise InvalidValueError(f"{what}: input '{name}' is {kind}: expected a dense tensor; hand over x.to_dense()")

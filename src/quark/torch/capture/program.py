@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from quark.errors import ModelError
 
 _TORCH = Path(torch.__file__).parent
+_OURS = Path(__file__).parents[1]  # what led to the error is the model's code, not the steps of this road
 
 
 def export_for_training(
@@ -67,7 +68,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sha
         try:
             return torch.export.export(model, args, kwargs, dynamic_shapes=free, strict=False)
         except Exception as error:
-            raise ModelError(_why_not_run(model, args, kwargs) or _why(model, error)) from error
+            raise ModelError(why_not_run(model, args, kwargs) or _why(model, error)) from error
 
 
 def _shapes_by_name(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _why_not_run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def why_not_run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What stops the model itself, where the tracer is not to blame; else nothing."""
     try:
         with torch.no_grad():
@@ -170,7 +171,7 @@ def _place(error: BaseException | None) -> str:
     while error is not None:
         for frame in traceback.extract_tb(error.__traceback__):
             path = Path(frame.filename)
-            if _TORCH in path.parents or Path(__file__).parent in path.parents or not path.is_file():
+            if _TORCH in path.parents or _OURS in path.parents or not path.is_file():
                 continue
             if "contextlib" in path.name or frame.lineno is None:
                 continue

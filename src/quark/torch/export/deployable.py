@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from quark.plan import DynamicChoice
 from quark.torch.capture import capture, input_names, inputs_of_batch
@@ -36,6 +37,7 @@ def deployable(model: nn.Module | ExportedProgram, example_input: Any = None) ->
         network = network.float()
         _LOG.info("%s weights are exported as float32, which ONNX Runtime computes in", " and ".join(others))
     _refuse_symmetric_dynamic(network)
+    _refuse_plain_outputs(network)
     return network
 
 
@@ -73,3 +75,20 @@ def _refuse_symmetric_dynamic(network: fx.GraphModule) -> None:
                 f"{choice.format}: ONNX's DynamicQuantizeLinear has uint8 with a zero point only. Use Dtype.uint8 with "
                 "symmetric=False for dynamic activations"
             )
+
+
+def _refuse_plain_outputs(network: fx.GraphModule) -> None:
+    """A file's outputs are tensors. Beside them the network may return None, which is left out."""
+    outputs = pytree.tree_leaves(network.graph.output_node().args)
+    if all(each is None for each in outputs):
+        raise ExportError("the network returns nothing, and an ONNX file has outputs: let its forward return tensors")
+    for number, output in enumerate(outputs):
+        value = output.meta.get("val") if isinstance(output, fx.Node) else output
+        is_tensor = isinstance(value, torch.Tensor) or (isinstance(output, fx.Node) and value is None)
+        if output is None or is_tensor:
+            continue
+        what = "a size, which follows from the inputs" if isinstance(value, torch.SymInt) else f"{value!r:.40}"
+        raise ExportError(
+            f"output {number} of the network, counted from 0, is {what}: the outputs of an ONNX file are tensors. Let "
+            "the forward return tensors only, or wrap the network in a module that leaves the others out"
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from quark.errors import MissingDependencyError
+from quark.torch.capture import why_not_run
 from quark.torch.export.errors import ExportError
 from quark.torch.export.quiet import quiet
 from quark.torch.export.taps import tap_operator
@@ -67,6 +68,8 @@ def _program(
         with quiet(), torch.no_grad():
             return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
+        if reason := why_not_run(network, inputs, {}):
+            raise ExportError(f"example input: {reason}") from error
         remedy = "; it may have been captured with a fixed batch: export with dynamic_batch=False" if shapes else ""
         raise ExportError(f"torch.export does not take the network: {_first_line(error)}{remedy}") from error
 
@@ -104,6 +107,10 @@ def _untranslated(error: Exception, program: torch.export.ExportedProgram) -> Ex
     node = _culprit(messages, program.graph) or _culprit(messages, _taken_apart(program))
     reason = _first_line(chain[-1])
     advice = "Replace the operator by others in the model's code, or leave that part out of the network"
+    if node is None and any("SplitToSequence" in text for text in messages):
+        node = next((each for each in program.graph.nodes if _cuts_free_axis(each)), None)
+        reason = "it cuts an axis whose size is free into parts, which torch's exporter does not write"
+        advice = "Take the parts by slices (x[:n], x[n:], n being a size), or export with dynamic_batch=False"
     if node is None:
         return ExportError(f"torch's exporter cannot write the network as ONNX: {reason}. {advice}")
     line = source_line(node)
@@ -118,6 +125,20 @@ def _culprit(messages: Sequence[str], graph: fx.Graph) -> fx.Node | None:
     operators = [match[1] for text in messages for match in re.finditer(r"op='\w+\.(\w+)'", text)]
     alike = [node for node in graph.nodes if _operator(node) in operators]
     return next(iter([*named, *alike]), None)
+
+
+def _cuts_free_axis(node: fx.Node) -> bool:
+    """That the node is a chunk or split along an axis whose size is a symbol: so are the sizes of its parts."""
+    parts = node.meta.get("val")
+    if not isinstance(parts, (list, tuple)) or not _operator(node).startswith(("chunk", "split", "tensor_split")):
+        return False
+    axis = _argument(node, 2, "dim", 0)
+    return any(isinstance(part.shape[axis], torch.SymInt) for part in parts)
+
+
+def _argument(node: fx.Node, place: int, name: str, default: int) -> int:
+    value = node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+    return value if isinstance(value, int) else default
 
 
 def _taken_apart(program: torch.export.ExportedProgram) -> fx.Graph:

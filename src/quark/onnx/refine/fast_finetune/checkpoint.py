@@ -10,12 +10,12 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from quark.onnx.whole_files import complete
 from quark.reconstruction.problem import Fitted
 
 _LOG = logging.getLogger(__name__)
@@ -54,14 +54,8 @@ class Checkpoint:
         arrays = {"numbers": np.array(numbers, np.float64), "remark": np.array(fitted.remark)}
         arrays |= {name: each for name, each in (("weight", fitted.weight), ("bias", fitted.bias)) if each is not None}
         try:
-            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".layer-")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    np.savez(file, **arrays)  # type: ignore[arg-type]
-                os.replace(temporary, self._path(place))
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            with complete(self._path(place)) as unfinished, unfinished.open("r+b") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
         except OSError as error:
             self._give_up(error)
 

@@ -12,7 +12,7 @@ from onnx_models import conv_bn_relu
 
 from quark.errors import OutputError, QuarkError
 from quark.onnx.save import SaveOptions, complete, together, write_model, write_text, writing
-from quark.onnx.save.whole_files import PREFIX, temporary
+from quark.onnx.whole_files import PREFIX, temporary
 
 
 def names(folder: Path) -> list[str]:

@@ -1,0 +1,38 @@
+"""The verdict where the float network has nothing to compare with."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import Net
+
+from quark.fidelity import Verdict
+from quark.onnx import quantize
+from quark.onnx.diagnose import diagnose
+
+X = np.random.default_rng(0).standard_normal((6, 1, 4)).astype(np.float32)
+
+
+def overflowing(has_second_output: bool) -> onnx.ModelProto:
+    """A product of more than float32 holds; beside it, where wanted, what was multiplied."""
+    net = Net()
+    product = net.node("MatMul", net.input("x", (1, 4)), net.weight(4, 4))
+    large = net.node("Add", net.node("Abs", product), net.constant(np.array(1e3, np.float32)))
+    y = net.node("Mul", large, net.constant(np.array(1e38, np.float32)))
+    return net.model(y, *[product] * has_second_output)
+
+
+@pytest.mark.parametrize("has_second_output", [False, True])
+def test_an_output_without_numbers_is_not_called_exact(has_second_output: bool) -> None:
+    report = quantize(overflowing(has_second_output), X, "MXINT8").report
+    assert report.verdict is (Verdict.OK if has_second_output else Verdict.UNCHECKED)
+    assert len(report.outputs) == has_second_output
+    assert sum("NaN or Inf for every sample" in each for each in report.remarks) == 1
+
+
+def test_a_report_on_the_file_says_so_too() -> None:
+    model = overflowing(has_second_output=False)
+    found = diagnose(model, quantize(model, X, "MXINT8").model, X)
+    assert found.verdict is Verdict.UNCHECKED
+    assert any("NaN or Inf for every sample" in each for each in found.remarks)
