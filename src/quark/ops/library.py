@@ -24,6 +24,6 @@ def get_library_path(device: str = "CPU") -> str:
         raise MissingDependencyError(
             f"the compiled operator library {FILE_NAME} is not in the installed package. Models that quark writes run "
             "without it: do not register it; quark.onnx.add_portable_functions does the same for other models. For the "
-            "library, install a C++17 compiler and then: pip install --force-reinstall --no-cache-dir quark-quantizer"
+            "library, install a C++17 compiler, then quark again: pip install --force-reinstall --no-cache-dir PATH"
         )
     return str(path)

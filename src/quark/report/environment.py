@@ -15,7 +15,7 @@ import quark
 from quark.report.checks import conflicts, machine, operators, packages, runtimes
 from quark.report.checks.finding import Finding, Health
 from quark.report.checks.loading import explain
-from quark.report.checks.requirements import OURS
+from quark.report.checks.requirements import OURS_AGAIN
 
 
 def examine() -> list[Finding]:
@@ -27,7 +27,7 @@ def _outcome(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
     try:
         return list(check())
     except Exception as error:  # whatever a broken package raises is what the user came to hear
-        cause, remedy = explain(error, OURS)
+        cause, remedy = explain(error, OURS_AGAIN)
         return [Finding(name, Health.BROKEN, cause, "see the lines above that are broken too", remedy)]
 
 

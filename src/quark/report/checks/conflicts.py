@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quark.report.checks.finding import Finding, Health
-from quark.report.checks.requirements import OURS
+from quark.report.checks.requirements import OURS, OURS_AGAIN
 from quark.report.checks.runtimes import canonical_name
 
 THEIRS = "amd-quark"
@@ -25,7 +25,7 @@ def amd_quark() -> Iterator[Finding]:
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         detail = f"files that are not ours lie in {_package_folder()}: {shown}"
-        remedy = f"delete that folder, then pip install --force-reinstall {OURS}"
+        remedy = f"delete that folder, then pip install --force-reinstall {OURS_AGAIN}"
         yield Finding(THEIRS, Health.BROKEN, detail, _MIXED, remedy)
         return
     yield Finding(THEIRS, Health.OK, "not installed here")

@@ -8,14 +8,14 @@ from typing import Any
 
 from quark.report.checks.finding import Finding, Health
 from quark.report.checks.loading import explain
-from quark.report.checks.requirements import OURS
+from quark.report.checks.requirements import OURS_AGAIN
 
 _SLOWER = "everything works, by portable operators: quantizing is slower, and so are models with block formats"
 _COMPILE = (
     "install a C++17 compiler, or take the wheel for this system, then: "
-    f"pip install --force-reinstall --no-deps --no-cache-dir {OURS}"
+    f"pip install --force-reinstall --no-deps --no-cache-dir {OURS_AGAIN}"
 )
-_WITHOUT = f"QUARK_PURE_PYTHON=1 pip install --force-reinstall --no-deps --no-binary {OURS} {OURS}"
+_WITHOUT = "QUARK_PURE_PYTHON=1 pip install --force-reinstall --no-deps PATH, with the checkout of quark as PATH"
 
 
 def native_library() -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def native_library() -> Iterator[Finding]:
     try:
         instructions = instruction_set()
     except (OSError, AttributeError) as error:  # does not load; or loads, and is not what this version calls
-        cause, remedy = explain(error, OURS)
+        cause, remedy = explain(error, OURS_AGAIN)
         detail = f"{path} does not load: {cause}"
         consequence = "models with operators of ours cannot be run"
         remedy = f"{remedy}; or do without the library: {_WITHOUT}"
@@ -71,7 +71,7 @@ def custom_operator() -> Iterator[Finding]:
         yield Finding("custom operator", Health.OK, f"MXQuantizeDequantize runs in ONNX Runtime {way} and is exact")
     else:
         detail = f"MXQuantizeDequantize, {way}, gave {y.tolist()} for {x.tolist()}"
-        remedy = f"pip install --force-reinstall --no-cache-dir {OURS}; if that changes nothing, report it"
+        remedy = f"pip install --force-reinstall --no-cache-dir {OURS_AGAIN}; if that changes nothing, report it"
         yield Finding("custom operator", Health.BROKEN, detail, "results of block formats are wrong", remedy)
 
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 OURS = "quark-quantizer"
+OURS_AGAIN = "PATH, with the wheel or checkout of quark as PATH"  # for pip: it is on no package index
 
 
 @dataclass(frozen=True)
