@@ -15,6 +15,13 @@ def _load_anew():
     native.load_library.cache_clear()
 
 
+@pytest.fixture
+def some_library(monkeypatch, tmp_path):
+    """A file in the library's place, also where the package of Python alone is installed."""
+    (tmp_path / native.FILE_NAME).write_bytes(b"never loaded")
+    monkeypatch.setattr(native, "library_file", lambda: tmp_path / native.FILE_NAME)
+
+
 def test_missing_is_a_warning_and_the_operator_runs_as_portable_functions(monkeypatch):
     monkeypatch.setattr(native, "library_file", lambda: None)
     (finding,) = native_library()
@@ -49,6 +56,7 @@ def test_a_library_for_another_machine(monkeypatch, tmp_path, content, cause):
         ("failed to map segment from shared object", "noexec"),
     ],
 )
+@pytest.mark.usefixtures("some_library")
 def test_a_library_that_does_not_load(monkeypatch, message, cause):
     def refuse(path):
         raise OSError(message)
@@ -59,6 +67,7 @@ def test_a_library_that_does_not_load(monkeypatch, message, cause):
     assert cause in finding.detail
 
 
+@pytest.mark.usefixtures("some_library")
 def test_switched_off(monkeypatch):
     monkeypatch.setenv("QUARK_NO_NATIVE", "1")
     (finding,) = native_library()
