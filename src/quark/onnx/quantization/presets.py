@@ -184,7 +184,7 @@ BLOCK_PRESETS = (
     blocks("MX4", "shared microexponents, 4 bits an element", MX4),
     _corrected(blocks("MX6", "shared microexponents, 6 bits an element", MX6)),
     blocks("MX9", "shared microexponents, 9 bits an element", MX9),
-    _equalized(_corrected(blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2))),
+    _corrected(blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2)),
     _equalized(_corrected(blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3))),
     _corrected(blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2)),
     _corrected(blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3)),
