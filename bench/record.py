@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 from bench.cells import markdown
 from bench.machine import describe_machine, versions
+from quark.onnx.save import write_text
 
 FOLDER = Path(__file__).resolve().with_name("results")
 # options that say where something goes or how a run proceeds, not what is measured; with a value, and without
@@ -180,8 +180,8 @@ class Record:
     def write(self) -> None:
         places = {each.name for each in fields(self) if each.metadata.get("is_place")}
         content = without_places({name: value for name, value in asdict(self).items() if name not in places})
-        write_whole(self.path, json.dumps(content, indent=1, ensure_ascii=False, default=float) + "\n")
-        write_whole(self.path.with_suffix(".md"), f"# bench.{self.bench}\n\n{self.markdown()}\n")
+        write_text(json.dumps(content, indent=1, ensure_ascii=False, default=float) + "\n", self.path)
+        write_text(f"# bench.{self.bench}\n\n{self.markdown()}\n", self.path.with_suffix(".md"))
 
     def finish(self) -> None:
         self.write()
@@ -207,16 +207,6 @@ def blank_lines(blanks: Iterable[Blank]) -> list[str]:
     for each in blanks:
         rows.setdefault((each.who, each.reason), []).append(each.what)
     return [f"- {who}: {reason} ({', '.join(dict.fromkeys(what))})" for (who, reason), what in rows.items()]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The new file or the old one, never a part of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _listed(facts: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bench.record import Blank, Record, blank_lines, command_line, without_places, write_whole
+from bench.record import Blank, Record, blank_lines, command_line, without_places
 
 
 def begin(output: Path, **given: object) -> Record:
@@ -97,17 +97,3 @@ def test_what_is_no_record_is_named(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=f"{name}.*no record"):
             Record.read(path)
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.json"
-    write_whole(path, "old")
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
