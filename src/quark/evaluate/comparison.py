@@ -7,7 +7,7 @@ g samples won and l lost among n, the difference is (g - l)/n with the standard 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from quark.evaluate.datasets import Batch, Dataset
 from quark.evaluate.evaluation import DEFAULT_BATCH_SIZE
 from quark.evaluate.network import Network, as_scores
 from quark.evaluate.speed import Speed, measure_speed
-from quark.fidelity import FidelityMeter, OutputFidelity
+from quark.fidelity import OutputFidelity, OutputsMeter, have_same_form
+from quark.measures import FunctionMeasure, Measure, MeasureResult, OutputMeasure, samples_of_batch
 from quark.onnx.progress import track
 
 
@@ -44,7 +45,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`outputs` tell how close the second model's outputs are to the first's; `accuracies` is None without labels."""
+    """`outputs` tell how close the second model's outputs are to the first's; `accuracies` is None without labels,
+    `measure` without a measure to take."""
 
     first: str
     second: str
@@ -53,6 +55,7 @@ class Comparison:
     outputs: tuple[OutputFidelity, ...]
     accuracies: Pair | None
     speeds: tuple[Speed, Speed]
+    measure: MeasureResult | None = None
 
     @property
     def agreement(self) -> float | None:
@@ -66,20 +69,29 @@ class Comparison:
             "data": self.data,
             "samples": self.count,
             "agreement_percent": None if self.agreement is None else 100 * self.agreement,
+            "measure": None if self.measure is None else self.measure.to_dict(),
             "accuracy": None if self.accuracies is None else _accuracy_json(self.accuracies),
-            "outputs": [_finite(asdict(each)) for each in self.outputs],
+            "outputs": [output.to_dict() for output in self.outputs],
             "ms_per_sample": [each.ms_per_sample for each in self.speeds],
         }
 
 
-def compare(first: Network, second: Network, data: Dataset, batch_size: int = DEFAULT_BATCH_SIZE) -> Comparison:
-    """Run both networks over all of the data. Their outputs must have the same names or at least the same number."""
+def compare(
+    first: Network,
+    second: Network,
+    data: Dataset,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    measure: Measure | None = None,
+) -> Comparison:
+    """Run both networks over all of the data. Their outputs must have the same names or at least the same number.
+    `measure` is taken of both, with the first as the reference."""
     if len(first.outputs) != len(second.outputs):
         raise ModelError(
             f"models '{first.path}' and '{second.path}' have {len(first.outputs)} and {len(second.outputs)} outputs: "
             f"expected as many in both"
         )
-    gatherer = _Gatherer([FidelityMeter(name) for name in first.outputs], first, second)
+    meter = MeasureMeter(measure, first) if isinstance(measure, OutputMeasure) else None
+    gatherer = _Gatherer(OutputsMeter(), first, second, meter)
     speeds: tuple[Speed, Speed] | None = None
     with track(data.count, f"comparing {first.name} with {second.name}") as advance:
         for batch in data.batches(batch_size):
@@ -89,31 +101,56 @@ def compare(first: Network, second: Network, data: Dataset, batch_size: int = DE
             for _ in range(batch.count):
                 advance()
     assert speeds is not None
-    outputs = tuple(meter.result() for meter in gatherer.meters)
+    outputs = gatherer.outputs.result()
     pair = gatherer.pair() if data.has_labels else None
-    return Comparison(first.name, second.name, data.source, data.count, outputs, pair, speeds)
+    measured = None if meter is None else meter.result()
+    if isinstance(measure, FunctionMeasure):
+        measured = measure.judge(first.session, second.session)
+    return Comparison(first.name, second.name, data.source, data.count, outputs, pair, speeds, measured)
+
+
+class MeasureMeter:
+    """Takes a built-in measure of two networks, batch by batch, and of the first against itself for its own value."""
+
+    def __init__(self, measure: OutputMeasure, network: Network) -> None:
+        self._measure, self._names = measure, network.outputs
+        self._float, self._other = measure.meter(), measure.meter()
+
+    def add(self, expected: list[Array], actual: list[Array], count: int) -> None:
+        first = samples_of_batch(dict(zip(self._names, expected, strict=True)), count)
+        second = samples_of_batch(dict(zip(self._names, actual, strict=True)), count)
+        for one, other in zip(first, second, strict=True):
+            self._float.add(one, one)
+            self._other.add(one, other)
+
+    def result(self) -> MeasureResult:
+        return self._measure.result(self._float.value(), self._other.value())
 
 
 @dataclass
 class _Gatherer:
     """What is counted over the batches."""
 
-    meters: list[FidelityMeter]
+    outputs: OutputsMeter
     first: Network
     second: Network
+    measure: MeasureMeter | None = None
     accuracies: tuple[AccuracyMeter, AccuracyMeter] = field(default_factory=lambda: (AccuracyMeter(), AccuracyMeter()))
     gained: int = 0
     lost: int = 0
 
     def add(self, batch: Batch) -> None:
         pairs = list(zip(self.first.run(batch.inputs), self.second.run(batch.inputs), strict=True))
-        for meter, (expected, actual) in zip(self.meters, pairs, strict=True):
-            if expected.shape != actual.shape:
+        for name, (expected, actual) in zip(self.first.outputs, pairs, strict=True):
+            if not have_same_form(expected, actual):
                 raise ModelError(
-                    f"output '{meter.name}' has shape {list(expected.shape)} in '{self.first.path}' and "
+                    f"output '{name}' has shape {list(expected.shape)} in '{self.first.path}' and "
                     f"{list(actual.shape)} in '{self.second.path}': expected the same"
                 )
-            meter.add(expected, actual)
+        first, second = (dict(zip(self.first.outputs, values, strict=True)) for values in zip(*pairs, strict=True))
+        self.outputs.add(first, second, batch.count)
+        if self.measure is not None:
+            self.measure.add([each for each, _ in pairs], [each for _, each in pairs], batch.count)
         if batch.labels is not None:
             expected, actual = pairs[0]
             self._add_labelled(as_scores(expected, self.first.path), as_scores(actual, self.second.path), batch.labels)
@@ -138,12 +175,4 @@ def _accuracy_json(pair: Pair) -> dict[str, Any]:
         "standard_error": 100 * pair.standard_error,
         "gained": pair.gained,
         "lost": pair.lost,
-    }
-
-
-def _finite(content: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinities: as text there."""
-    return {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in content.items()
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -29,6 +31,18 @@ def test_an_output_without_numbers_is_not_called_exact(has_second_output: bool) 
     assert report.verdict is (Verdict.OK if has_second_output else Verdict.UNCHECKED)
     assert len(report.outputs) == has_second_output
     assert sum("NaN or Inf for every sample" in each for each in report.remarks) == 1
+
+
+def test_outputs_have_parts_and_integers_are_compared_too() -> None:
+    net = Net()
+    logits = net.node("MatMul", net.input("x", (1, 4)), net.weight(4, 10))
+    model = net.model(logits, net.node("ArgMax", logits, axis=1, keepdims=0))
+    model.graph.output[1].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    report = quantize(model, X, "MXINT8").report
+    assert [output.kind for output in report.outputs] == ["classes", "ids"]
+    assert all(output.distance >= 0 for output in report.outputs)
+    kinds = [part["kind"] for output in json.loads(report.to_json())["outputs"] for part in output["parts"]]
+    assert kinds == ["classes", "ids"]
 
 
 def test_a_report_on_the_file_says_so_too() -> None:

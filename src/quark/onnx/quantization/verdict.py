@@ -1,4 +1,4 @@
-"""How the quantized model does on samples that it was not calibrated on, against the float model."""
+"""Compare the quantized model with the float model on samples that it was not calibrated on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.fidelity import FidelityMeter, OutputFidelity, outputs_without_numbers
+from quark.fidelity import OutputFidelity, OutputsMeter, batch_size_of, outputs_without_numbers
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.data import Samples
 from quark.onnx.message import Message
@@ -18,7 +18,7 @@ Sample = Mapping[str, Any]
 
 
 def float_outputs(model: ir.Model, samples: Samples, settings: Settings) -> list[dict[str, Any]]:
-    """The outputs of the model as it is now, for the held-out samples."""
+    """Run the model as it is now on the held-out samples."""
     with FloatRunner(model, providers=settings.calibrate.providers) as runner:
         return [runner.outputs(sample) for sample in samples.held_out]
 
@@ -26,19 +26,17 @@ def float_outputs(model: ir.Model, samples: Samples, settings: Settings) -> list
 def compare_outputs(
     message: Message, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
 ) -> tuple[OutputFidelity, ...]:
-    """Every float output, over all samples; integer outputs are left out, and those without numbers to compare with."""
+    """Judge every output over all samples; outputs without numbers to compare with are left out."""
     if not samples:
         return ()
     left_out = outputs_without_numbers(expected)
     session = open_session(message.to_graph(), providers=tuple(providers))
-    meters: dict[str, FidelityMeter] = {}
+    meter = OutputsMeter()
     for sample, reference in zip(samples, expected, strict=True):
         with running("the quantized model"):
             results = session.run(list(reference), dict(sample))
-        actual = dict(zip(reference, results, strict=True))
-        for name, value in reference.items():
-            if value.dtype.kind == "f" and name not in left_out:
-                meters.setdefault(name, FidelityMeter(name)).add(value, actual[name])
+        wanted = {name: value for name, value in reference.items() if name not in left_out}
+        meter.add(wanted, dict(zip(reference, results, strict=True)), batch_size_of(sample))
     del session
     release_memory()
-    return tuple(meter.result() for meter in meters.values())
+    return meter.result()

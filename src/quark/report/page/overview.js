@@ -4,7 +4,21 @@ const MOST_BLAMED = 10;
 const SIGNS = { ok: "✓", degraded: "!", collapsed: "✕", unchecked: "?" };
 
 function worstOutput() {
-  return [...report.outputs].sort((a, b) => numberOf(a.sqnr_db) - numberOf(b.sqnr_db))[0];
+  return [...report.outputs].sort((a, b) => b.severity - a.severity || numberOf(a.sqnr_db) - numberOf(b.sqnr_db))[0];
+}
+
+function worstPart(output) {
+  return [...output.parts].sort((a, b) => b.severity - a.severity)[0];
+}
+
+function partFigure(part, value) {
+  return part.measure.startsWith("SQNR") ? withUnit(value) : Number(value).toFixed(2);
+}
+
+function partText(part) {
+  const where = [part.name, part.kind ? `(${part.kind})` : ""].filter(Boolean).join(" ");
+  const worst = part.is_sample_worse ? `, and ${partFigure(part, part.worst_figure)} on sample ${part.worst_sample}` : "";
+  return `${where}: ${part.measure} ${partFigure(part, part.figure)}${worst}`;
 }
 
 function basisText() {
@@ -16,28 +30,42 @@ function reasonText() {
   const worst = worstOutput();
   if (!worst) return "";
   const agreement = worst.agreement === null ? "" : `, the same class for ${percent(worst.agreement)}`;
-  const sentence = `Output '${worst.name}' has an SQNR of ${withUnit(worst.sqnr_db)} and a cosine of ${cosine(worst.cosine)}${agreement}, on ${basisText()}.`;
+  const part = worstPart(worst);
+  const whole = `Output '${worst.name}' has an SQNR of ${withUnit(worst.sqnr_db)} and a cosine of ${cosine(worst.cosine)}${agreement}, on ${basisText()}.`;
+  const sentence = part ? `${report.verdict === "ok" ? "Worst part" : "What fails"}: output '${worst.name}' ${partText(part)}. ${whole}` : whole;
   const first = ranked[0];
   const isBlamed = report.verdict !== "ok" && first && first.share > 0;
   return isBlamed ? `${sentence} The most sensitive layer, '${first.name}', has ${percent(first.share, 0)} of all sensitivity.` : sentence;
 }
 
-// What is said of the network as a whole; then, up to three, the first remedies of the worst layers, each kind once. The
-// option at the end of an advice can be copied.
+// What was tried and helped, or that nothing did. Without trials: what is said of the network as a whole, then, up to
+// three, the first remedies of the worst layers, each kind once. The option at the end of an advice can be copied.
 function firstSteps() {
   const steps = report.advice.slice(0, MOST_STEPS).map((text) => {
     const [, words, option] = /^(.*?)[:,]?\s+(--[a-z].*)$/s.exec(text) ?? [null, text, ""];
     return { action: option.includes("nodes_to_exclude") ? "exclude" : "", words: capitalized(words), option };
   });
-  if (report.verdict === "ok") return steps;
+  if (report.verdict === "ok" || triedSuggestions().length) return steps;
   const named = report.advice.join("\n");
   for (const layer of worstLayers().slice(0, MOST_BLAMED)) {
     for (const { action, text, option } of layer.remedies) {
       const isKnown = steps.some((each) => each.action === action) || (option && named.includes(option));
-      if (steps.length < MOST_STEPS && option && !isKnown) steps.push({ action, words: capitalized(text), option: asArgument(option), layer: isOfOneLayer(option) ? layer.name : "" });
+      if (steps.length < MOST_STEPS && option && !isKnown) steps.push({ action, words: `${capitalized(text)}; not tried`, option: asArgument(option), layer: isOfOneLayer(option) ? layer.name : "" });
     }
   }
   return steps;
+}
+
+function triedSuggestions() {
+  return (report.suggestions ?? []).filter((each) => each.outcome !== "not tried");
+}
+
+// All that was considered, with what was measured.
+function suggestionDetails() {
+  if (!triedSuggestions().length) return null;
+  return element("details", { class: "tried" },
+    element("summary", {}, `${countOf(triedSuggestions().length, "change")} tried`),
+    element("ul", {}, report.suggestions.map((each) => element("li", {}, `${capitalized(each.text)}: `, element("span", { class: "muted" }, each.result)))));
 }
 
 function isOfOneLayer(option) {
@@ -52,7 +80,7 @@ function showVerdict() {
   const verdict = report.verdict;
   const isDoubtful = verdict === "ok" && report.basis.is_random;
   const tone = isDoubtful ? "unchecked" : verdict;
-  const meaning = isDoubtful ? "On random numbers it does what the float network does, which says little." : capitalized(facts.meanings[verdict]);
+  const meaning = isDoubtful ? "Outputs agree with the float network on random numbers, which says little." : capitalized(facts.meanings[verdict]);
   const steps = firstSteps();
   const place = byId("verdict");
   place.classList.add(`is-${tone}`);
@@ -66,7 +94,8 @@ function showVerdict() {
       steps.length
         ? element("div", { class: "first-steps" },
           element("h2", {}, verdict === "ok" ? "Could be better still" : "Do first"),
-          element("ol", {}, steps.map(stepItem)))
+          element("ol", {}, steps.map(stepItem)),
+          suggestionDetails())
         : null),
   );
 }
@@ -100,6 +129,15 @@ function accuracyCard() {
   return card("Same class as float", percent(worst.agreement), "", [`${closeness}, ${basisText()}`, unknown]);
 }
 
+function measureCard() {
+  const found = report.measure;
+  if (!found) return null;
+  const drop = 100 * numberOf(found.drop);
+  const word = found.is_higher_better ? (drop < 0 ? "% gained" : "% lost") : (drop < 0 ? "points less" : "points more");
+  const figure = fromTo(significant(found.float_value, 4), significant(found.value, 4));
+  return card("Measure", figure, `${significant(Math.abs(drop))} ${word}`, [found.name]);
+}
+
 function sizeCard() {
   const [before, after] = [report.source.bytes, report.result.bytes];
   const ratio = before / Math.max(after, 1);
@@ -128,18 +166,23 @@ function speedCard() {
 }
 
 function showCards() {
-  byId("cards").append(...[accuracyCard(), sizeCard(), bitsCard(), speedCard()].filter(Boolean));
+  byId("cards").append(...[accuracyCard(), measureCard(), sizeCard(), bitsCard(), speedCard()].filter(Boolean));
 }
 
-// With one output the verdict has said it all.
+// With one output of one part the verdict has said it all.
 function showOutputs() {
   const place = byId("outputs");
   if (report.outputs.length > 1) {
-    const headings = ["Output", "SQNR", "Cosine", "Same class", "Largest error"];
-    const rows = report.outputs.map((each) => [withUnit(each.sqnr_db), cosine(each.cosine), percent(each.agreement), significant(each.max_error)]);
+    const headings = ["Output", "SQNR", "Cosine", "Same class", "Largest error", "Verdict"];
+    const rows = report.outputs.map((each) => [withUnit(each.sqnr_db), cosine(each.cosine), percent(each.agreement), significant(each.max_error), each.verdict]);
     place.append(element("table", { class: "plain" },
       element("thead", {}, element("tr", {}, headings.map((text, index) => element("th", { scope: "col", class: index ? "number" : null }, text)))),
       element("tbody", {}, report.outputs.map((each, index) => element("tr", {}, element("td", {}, each.name), rows[index].map((text) => element("td", { class: "number" }, text)))))));
+  }
+  const parts = report.outputs.flatMap((output) => output.parts.map((part) => ({ output, part }))).sort((a, b) => b.part.severity - a.part.severity);
+  if (parts.length > 1) {
+    const item = ({ output, part }) => element("li", {}, element("strong", {}, part.verdict), ` output '${output.name}' ${partText(part)}`);
+    place.append(element("details", { class: "opens-on-paper", open: report.verdict === "ok" ? null : "" }, element("summary", {}, `${countOf(parts.length, "part")} of the outputs, worst first`), element("ul", { class: "causes" }, parts.map(item))));
   }
   if (report.remarks.length) {
     place.append(element("details", {}, element("summary", {}, countOf(report.remarks.length, "remark")), element("ul", { class: "causes" }, report.remarks.map((text) => element("li", {}, text)))));

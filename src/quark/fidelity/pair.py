@@ -1,4 +1,4 @@
-"""How close a quantized network's outputs are to the float network's, and the verdict on it.
+"""Cosine, SQNR, agreement and largest error of two tensors as a whole.
 
     cosine     of the angle between the two outputs, over all samples; 1 is the same direction
     sqnr       signal to noise: 10 log10(sum y^2 / sum (y - y_hat)^2), in decibels; 6 dB are one bit
@@ -12,44 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.fidelity.verdict import OutputFidelity
+
 Array = NDArray[Any]
-
-OK_SQNR_DB, OK_COSINE = 10.0, 0.95
-COLLAPSED_SQNR_DB, COLLAPSED_COSINE = 3.0, 0.75
-
-
-class Verdict(str, Enum):
-    """In one word."""
-
-    OK = "ok"
-    DEGRADED = "degraded"
-    COLLAPSED = "collapsed"
-    UNCHECKED = "unchecked"
-
-
-@dataclass(frozen=True)
-class OutputFidelity:
-    """One output of the network, over all samples that were looked at."""
-
-    name: str
-    cosine: float
-    sqnr_db: float
-    agreement: float | None = None
-    max_error: float = 0.0
-
-    @property
-    def verdict(self) -> Verdict:
-        if self.sqnr_db < COLLAPSED_SQNR_DB or self.cosine < COLLAPSED_COSINE:
-            return Verdict.COLLAPSED
-        if self.sqnr_db < OK_SQNR_DB or self.cosine < OK_COSINE:
-            return Verdict.DEGRADED
-        return Verdict.OK
 
 
 @dataclass
@@ -74,14 +44,16 @@ class FidelityMeter:
     _has_classes: bool = field(default=True)
 
     def add(self, expected: Array, actual: Array) -> None:
-        """One sample or batch: what the float network said, and what the quantized one says."""
+        """Add one sample or batch: the outputs of the float network and of the quantized one."""
         y, z = expected.astype(np.float64), actual.astype(np.float64)
-        usable = np.isfinite(y)
-        if not np.isfinite(z[usable]).all():
-            self._is_broken = True
-            return
         self._count_classes(y, z)
-        y, z = np.where(usable, y, 0.0).ravel(), np.where(usable, z, 0.0).ravel()
+        if not (np.isfinite(y).all() and np.isfinite(z).all()):
+            usable = np.isfinite(y)
+            y, z = np.where(usable, y, 0.0), np.where(usable, z, 0.0)
+            if not np.isfinite(z).all():
+                self._is_broken = True
+                return
+        y, z = y.reshape(-1), z.reshape(-1)
         self._dot += float(y @ z)
         self._float_square += float(y @ y)
         self._quantized_square += float(z @ z)
@@ -114,8 +86,7 @@ class FidelityMeter:
 
 
 def outputs_without_numbers(samples: Iterable[Mapping[str, Array]]) -> list[str]:
-    """The outputs of a float network that were NaN or Inf throughout, by name: whatever a quantized network says there,
-    it would count as exact.
+    """The outputs of a float network that are NaN or Inf throughout, by name: there is nothing to compare them with.
 
     >>> outputs_without_numbers([{"y": np.array([np.nan, 1.0]), "z": np.array([np.inf])}])
     ['z']
@@ -129,14 +100,8 @@ def outputs_without_numbers(samples: Iterable[Mapping[str, Array]]) -> list[str]
 
 
 def numberless_remark(output: str) -> str:
-    """What is said of such an output, which is not compared."""
+    """The remark about an output that is not compared because the float network gives no numbers there."""
     return (
         f"output '{output}' of the float model is NaN or Inf for every sample that was looked at, so that there is "
         "nothing to compare with: run the float model on your data first"
     )
-
-
-def overall_verdict(outputs: Iterable[OutputFidelity]) -> Verdict:
-    """The worst of them; unchecked where there are none."""
-    order = (Verdict.OK, Verdict.DEGRADED, Verdict.COLLAPSED)
-    return max((output.verdict for output in outputs), key=order.index, default=Verdict.UNCHECKED)
