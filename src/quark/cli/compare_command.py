@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.data_options import data_options
+from quark.cli.data_options import data_options, metric_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @data_options
+@metric_option("Built-in measures compare the outputs for --data; functions use data of their own.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def compare(
     first: Path,
@@ -30,6 +31,7 @@ def compare(
     batch_size: int,
     threads: int | None,
     preprocess: str,
+    metric: str | None,
     as_json: bool,
 ) -> None:
     """Compare the models FIRST and SECOND (float and quantized, say) on the same samples.
@@ -39,18 +41,26 @@ def compare(
     """
     from quark.evaluate import Network, open_dataset
     from quark.evaluate import compare as compare_networks
+    from quark.measures import Measure
 
+    measure = None if metric is None else Measure.of(metric)
     networks = Network(first, threads), Network(second, threads)
-    result = compare_networks(*networks, open_dataset(data, networks[0], preprocess, limit, labels), batch_size)
+    dataset = open_dataset(data, networks[0], preprocess, limit, labels)
+    result = compare_networks(*networks, dataset, batch_size, measure)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=2))
         return
     from rich.console import Console
 
+    from quark.fidelity import overall_verdict, worst_text
+
     console = Console(highlight=False)
     console.print(f"{result.count} samples of {result.data}", markup=False)
     console.print(_models_table(result))
     console.print(_outputs_table(result))
+    console.print(f"{overall_verdict(result.outputs).value}: {worst_text(result.outputs)}", markup=False)
+    if result.measure is not None:
+        console.print(f"measure: {result.measure}", markup=False)
 
 
 def _models_table(result: Comparison) -> Table:

@@ -22,6 +22,18 @@ def preprocess_option(command: Command) -> Command:
     )(command)
 
 
+METRIC_HELP = (
+    "A measure of the task: FILE.py:FUNCTION, a function that takes an ONNX Runtime session and returns a number (with "
+    "a - in front: lower is better), or a built-in one such as cosine, rank, top1, argmax, box_f1, mask_iou, psnr, "
+    "ssim, cer or wer, with parameters as in 'box_f1?threshold=0.3' (docs/measures.md)."
+)
+
+
+def metric_option(use: str) -> Callable[[Command], Command]:
+    """--metric; `use` is a sentence about what the command does with it."""
+    return click.option("--metric", metavar="SPEC", help=f"{METRIC_HELP} {use}")
+
+
 def data_options(command: Command) -> Command:
     """--data, --limit, --labels, --batch-size, --threads and --preprocess."""
     options = (

@@ -36,6 +36,11 @@ class Network:
         self.outputs = tuple(each.name for each in self._session.get_outputs())
 
     @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """The session itself, for functions that measure a network."""
+        return self._session
+
+    @property
     def image_input(self) -> InputInfo:
         """The one input; a model with several takes no images."""
         if len(self.inputs) != 1:

@@ -13,6 +13,7 @@ class Metric(str, Enum):
     """What is measured. Accuracy and signal to noise are better where they are higher, the others where lower."""
 
     ACCURACY = "accuracy"  # whatever the user's function says
+    MEASURE_DROP = "drop of the measure"  # what is lost of a measure, as a share of the float network's value
     L2 = "L2 distance"  # of the output, from the float network's; the mean over samples
     SQNR = "SQNR"  # signal to noise of the output, in decibels
     BITS = "bits per weight"  # the mean over the weights of all layers that could be lowered
@@ -62,4 +63,6 @@ class Figure:
 def _text(metric: Metric, value: float) -> str:
     if metric is Metric.SQNR:
         return f"{value:.1f} dB"
+    if metric is Metric.MEASURE_DROP:
+        return f"{value:.2%}"
     return f"{value:.1%}" if metric is Metric.BIT_OPERATIONS else f"{value:.4g}"

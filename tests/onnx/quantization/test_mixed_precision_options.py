@@ -10,6 +10,7 @@ import pytest
 from mixed_networks import BF16, MX, S8, S16, images, mixed_config, mixed_network
 
 from quark.errors import InvalidValueError, QuarkError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
+from quark.measures import Measure
 from quark.mixed_precision import DEFAULT_SQNR_DB
 from quark.onnx import ExtendedQuantType, QuantFormat, QuantizationConfig, get_default_config, quantize
 from quark.onnx.choose.specs import AffineSpec, bits_of, words_of
@@ -53,6 +54,9 @@ CARRIED_OUT = [
     ({"SampleLimit": 5}, "sample_limit", 5),
     ({"Top1AccTarget": 0.1, "EvaluateFunction": max}, "accuracy_drop", 0.1),
     ({"Top1AccTarget": 0.1, "EvaluateFunction": max}, "evaluate", max),
+    ({"Metric": "cosine", "MetricTarget": 0.1}, "measure", Measure.of("cosine")),
+    ({"Metric": "cosine", "MetricTarget": 0.1}, "measure_drop", 0.1),
+    ({"Metric": "cosine"}, "measure_drop", 0.01),
 ]
 TYPES = {"ActTargetQuantType", "WeightTargetQuantType", "BiasTargetQuantType", "TargetQuantType"}
 TYPES |= {"TargetMXAttributes", "TargetBFPAttributes", "TargetLayerConfig"}

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from quark.measures import Measure
 from quark.onnx.choose.specs import LayerSpec
 
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -27,9 +28,10 @@ class MixOptions:
     """Layers of `op_types` get the types of `low` instead of the default ones, as many as the targets allow.
 
     Quality, all of which has to hold: `accuracy_drop` is what `evaluate` may fall by against the float network,
-    `l2` the mean L2 distance of output `output_index` from float, `sqnr_db` its signal to noise. Budgets, one of which
-    is kept to with the least harm: `weight_bits` is the mean number of bits of a weight, `bit_operations` the share of
-    those at the higher types. `layer_limit`: at most so many layers are lowered.
+    `measure_drop` what may be lost of `measure`, as a share of the float network's value, `l2` the mean L2 distance of
+    output `output_index` from float, `sqnr_db` its signal to noise. Budgets, one of which is kept to with the least
+    harm: `weight_bits` is the mean number of bits of a weight, `bit_operations` the share of those at the higher types.
+    `layer_limit`: at most so many layers are lowered.
 
     `included` and `excluded` are names or patterns of layers; nothing included means all. With `is_plan_given` the
     choices of `plan_file` are taken as they are. `sample_limit` None: the usual numbers of samples."""
@@ -41,6 +43,8 @@ class MixOptions:
     output_index: int = 0
     accuracy_drop: float | None = None
     evaluate: Callable[[Any], Any] | None = None
+    measure: Measure | None = None
+    measure_drop: float | None = None
     l2: float | None = None
     sqnr_db: float | None = None
     layer_limit: int | None = None
@@ -57,7 +61,8 @@ class MixOptions:
 
     @property
     def has_quality(self) -> bool:
-        return self.accuracy_drop is not None or self.l2 is not None or self.sqnr_db is not None
+        targets = (self.accuracy_drop, self.measure_drop, self.l2, self.sqnr_db)
+        return any(each is not None for each in targets)
 
     @property
     def sensitivity_samples(self) -> int:

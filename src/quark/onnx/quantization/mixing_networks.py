@@ -45,6 +45,11 @@ class Network:
         self._workers = 2 if processors > 1 else 1
         self._session: Any = open_session(model, providers=providers, threads=max(1, processors // self._workers))
 
+    @property
+    def session(self) -> Any:
+        """The session itself, for functions that measure a network."""
+        return self._session
+
     def outputs(self, samples: Iterable[Sample], name: str) -> Iterator[Array]:
         """The output of that name for each sample, in their order."""
         rest = iter(samples)

@@ -1,10 +1,12 @@
-"""How good a network of mixed precision is: by the user's function, and by its distance from the float network."""
+"""How good a network of mixed precision is: by the user's function or measure, and by its distance from the float
+network."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -12,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.errors import InvalidValueError, MissingDependencyError, ModelError, UnsupportedTypeError
+from quark.measures import FunctionMeasure, Judge, Measure, OutputMeasure
+from quark.measures.measure import check_count, output_of
 from quark.mixed_precision import Figure, Metric
 from quark.onnx.data import Sample, Samples
 from quark.onnx.data.store import SampleStore
@@ -35,6 +39,9 @@ class Quality:
             self._distant = Expected(network, samples, count, self.output)
             if options.evaluate is not None:
                 self._accuracy = self._evaluated(network)
+            self._judge = None
+            if options.measure is not None:
+                self._judge = _MeasureJudge(options.measure, network, reference, samples, options)
 
     def error(self, network: Network) -> float:
         """The squared error of the output relative to its power, over the samples for sensitivities."""
@@ -47,6 +54,8 @@ class Quality:
         if options.accuracy_drop is not None and self._accuracy is not None:
             limit = self._accuracy - options.accuracy_drop
             figures.append(Figure(Metric.ACCURACY, self._evaluated(network), limit, self._accuracy))
+        if self._judge is not None and options.measure_drop is not None:
+            figures.append(Figure(Metric.MEASURE_DROP, self._judge.drop(network), options.measure_drop))
         if self._has_distances:
             found = _Distances(self._distant, network)
             if options.l2 is not None:
@@ -67,6 +76,43 @@ class Quality:
         return _called(self._options.evaluate, self._torch.from_numpy(joined))  # type: ignore[union-attr]
 
 
+class _MeasureJudge:
+    """Takes a measure of networks against the float one. Built-in measures compare the output they name, or the one of
+    `OutputIndex`, on some of the samples to calibrate on."""
+
+    def __init__(
+        self, measure: Measure, network: Network, reference: ir.Model, samples: Samples, options: MixOptions
+    ) -> None:
+        self._expected: Expected | None = None
+        if isinstance(measure, OutputMeasure):
+            names = [str(value.name) for value in reference.graph.outputs]
+            wanted = replace(measure, output=measure.output or output_name(reference, options.output_index))
+            output = output_of(wanted, dict.fromkeys(names))
+            check_count(measure, min(options.distance_samples, samples.count))
+            self._expected = expected = Expected(network, samples, options.distance_samples, output)
+            self._judge = Judge(wanted, None, _Again(expected.samples), _Again(expected.outputs))
+        else:
+            assert isinstance(measure, FunctionMeasure)
+            self._judge = Judge(measure, network.session)
+
+    def drop(self, network: Network) -> float:
+        if self._expected is None:
+            return self._judge.judge(network.session).drop
+        output = self._expected.output
+        outputs = network.outputs(self._expected.samples(), output)
+        return self._judge.judge_outputs({output: each} for each in outputs).drop
+
+
+class _Again:
+    """Iterates over samples that are read again each time, so that they need not be held in memory."""
+
+    def __init__(self, read: Callable[[], Iterator[Sample]]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._read()
+
+
 class Expected:
     """Some of the samples to calibrate on, evenly spaced, and what the float network makes of them."""
 
@@ -78,6 +124,9 @@ class Expected:
         self._kept = SampleStore()
         for each in network.outputs(self.samples(), output):
             self._kept.append({output: np.asarray(each)})
+
+    def outputs(self) -> Iterator[Sample]:
+        return ({self.output: each} for each in self)
 
     def samples(self) -> Iterator[Sample]:
         return (sample for i, sample in enumerate(self._samples) if i in self._chosen)

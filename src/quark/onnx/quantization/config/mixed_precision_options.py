@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, unknown_name
+from quark.measures import Measure
 from quark.mixed_precision import DEFAULT_SQNR_DB
 from quark.onnx.choose.operators import OPERATORS
 from quark.onnx.choose.options import ChoiceOptions, Target
@@ -28,7 +29,8 @@ from quark.onnx.simulate.options import SimulateOptions
 
 OPTION = "AutoMixprecision"
 _TYPES = ("ActTargetQuantType", "WeightTargetQuantType", "TargetQuantType", "TargetLayerConfig")
-_TARGETS = ("Top1AccTarget", "L2Target", "SQNRTarget", "BitsTarget", "BitOperationsTarget")
+DEFAULT_MEASURE_DROP = 0.01
+_TARGETS = ("Top1AccTarget", "Metric", "MetricTarget", "L2Target", "SQNRTarget", "BitsTarget", "BitOperationsTarget")
 
 
 def draft_low_spec(draft: Draft, base: QLayerConfig, options: SpecOptions, high: LayerSpec) -> None:
@@ -147,6 +149,8 @@ def _check_targets(settings: Mapping[str, Any]) -> None:
         raise InvalidValueError(f"{OPTION}.Top1AccTarget without EvaluateFunction: give the function that it is about")
     if "EvaluateFunction" in settings and "Top1AccTarget" not in settings and not settings.get("UsePlan"):
         raise InvalidValueError(f"{OPTION}.EvaluateFunction without Top1AccTarget: say what it may lose, such as 0.01")
+    if "MetricTarget" in settings and "Metric" not in settings:
+        raise InvalidValueError(f"{OPTION}.MetricTarget without Metric: say which measure, such as 'cosine'")
     if "BitsTarget" in settings and "BitOperationsTarget" in settings:
         raise InvalidValueError(f"{OPTION}: BitsTarget and BitOperationsTarget are two budgets: give one")
     if settings.get("NumTarget") and ("BitsTarget" in settings or "BitOperationsTarget" in settings):
@@ -167,7 +171,15 @@ def _targets(settings: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
     if not given and not settings.get("NumTarget"):
         draft.remarks.append(f"{OPTION} names no target: SQNRTarget {DEFAULT_SQNR_DB:g} (dB) was taken")
         return {"sqnr_db": DEFAULT_SQNR_DB}
+    if "Metric" in settings and "MetricTarget" not in settings:
+        draft.remarks.append(
+            f"{OPTION}.Metric without MetricTarget: {DEFAULT_MEASURE_DROP:g} was taken, {DEFAULT_MEASURE_DROP:.0%} of "
+            "the float network's value"
+        )
+    measure = Measure.of(settings["Metric"]) if "Metric" in settings else None
     return {
+        "measure": measure,
+        "measure_drop": None if measure is None else settings.get("MetricTarget", DEFAULT_MEASURE_DROP),
         "accuracy_drop": settings.get("Top1AccTarget"),
         "evaluate": settings.get("EvaluateFunction"),
         "l2": settings.get("L2Target"),

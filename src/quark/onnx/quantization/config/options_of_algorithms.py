@@ -59,6 +59,11 @@ _BETAS = Kind(
     lambda value: all(each >= 1 and isfinite(each) for each in value),
 )
 
+_METRIC = Kind(
+    "a measure: a name such as 'cosine', 'FILE.py:FUNCTION', or a function",
+    lambda value: isinstance(value, str) or callable(value),
+)
+
 FINETUNE_KEYS = {
     "DataSize": integer(1),
     "FixedSeed": integer(0),
@@ -96,6 +101,8 @@ MIXED_PRECISION_KEYS = {
     "OutputIndex": integer(0),
     "Top1AccTarget": optional(number_from(0)),
     "EvaluateFunction": optional(FUNCTION),
+    "Metric": optional(_METRIC),
+    "MetricTarget": optional(number_from(0)),
     "L2Target": optional(number_from(0)),
     "SQNRTarget": optional(Kind("a number", is_number, lambda value: not isnan(value))),
     "BitsTarget": optional(number(0)),
