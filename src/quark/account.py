@@ -6,13 +6,13 @@ The value that tables, JSON and pages are made of. It holds nothing that differs
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark.fidelity import OutputFidelity, Verdict, overall_verdict
+from quark.measures import MeasureResult
 from quark.mixed_precision import MixedPlan
 from quark.plan import QuantizationPlan, Role, SkippedNode
 
@@ -59,6 +59,40 @@ class AlgorithmFacts:
 
 
 @dataclass(frozen=True)
+class ProtectedLayer:
+    """A layer that protection gave a wider type, why, and its share of the network's multiply-accumulates."""
+
+    node: str
+    op_type: str
+    type: str
+    reason: str
+    mac_share: float
+
+
+@dataclass(frozen=True)
+class ProtectionFacts:
+    """What was done to keep a network usable in 8 bits.
+
+    `structures` are nodes in float because of their form, `layers` those that measuring found. `methods` count the
+    tensors by the calibration method that was chosen for them, if the configured one was not kept for all.
+    `float_mac_share` is the share of multiply-accumulates that are not in 8 bits, and `extra_weight_bytes` what their
+    weights add to the file. `before` and `after` are verdicts with the part that decides them; `tried` has every trial,
+    and `alternatives` the wider presets that were measured to be ok, if 8 bits are not.
+    """
+
+    structures: tuple[str, ...] = ()
+    layers: tuple[ProtectedLayer, ...] = ()
+    is_float_between_products: bool = False
+    methods: Mapping[str, int] = field(default_factory=dict)
+    float_mac_share: float = 0.0
+    extra_weight_bytes: int = 0
+    before: str = ""
+    after: str = ""
+    tried: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PackingFacts:
     """That weights lie in the file in the bits of their formats: how many do, and bits for each of their numbers."""
 
@@ -86,7 +120,10 @@ class Report:
         default_factory=dict
     )  # node name to operator, of every node that was there to quantize
     mixed: MixedPlan | None = None  # where layers were chosen to have lower types
+    protection: ProtectionFacts | None = None  # where something was protected
     packing: PackingFacts | None = None
+    measure: MeasureResult | None = None  # by the user's metric, where one was given
+    auto: Mapping[str, Any] = field(default_factory=dict)  # what `--config auto` tried, as JSON has it
     card: Mapping[str, Any] = field(default_factory=dict)  # how to make it again: quark.card.Card, as JSON has it
 
     @property
@@ -108,7 +145,8 @@ class Report:
         plan = json.loads(self.plan.to_json())
         content = {
             "verdict": self.verdict.value,
-            "outputs": [_finite(asdict(output) | {"verdict": output.verdict.value}) for output in self.outputs],
+            "outputs": [output.to_dict() for output in self.outputs],
+            "measure": self.measure.to_dict() if self.measure else None,
             "source": asdict(self.source),
             "result": asdict(self.result) if self.result else None,
             "config_name": self.config_name,
@@ -118,21 +156,15 @@ class Report:
             "rewrites": [asdict(each) for each in self.rewrites],
             "algorithms": [asdict(each) for each in self.algorithms],
             "mixed_precision": self.mixed.to_dict() if self.mixed else None,
+            "protection": asdict(self.protection) if self.protection else None,
             "remarks": list(self.remarks),
             "quantized_nodes": [
                 {"node": name, "op_type": self.op_types.get(name, "")} for name in self.quantized_nodes
             ],
             "packing": asdict(self.packing) if self.packing else None,
+            "auto": dict(self.auto) or None,
             "card": dict(self.card) or None,
             "plan_sha256": self.plan.digest,
             "plan": plan,
         }
         return json.dumps(content, indent=1, allow_nan=False)
-
-
-def _finite(content: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinities: as text there."""
-    return {
-        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in content.items()
-    }

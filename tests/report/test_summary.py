@@ -8,8 +8,8 @@ import pytest
 from reports import make_report
 from rich.console import Console
 
-from quark.account import AlgorithmFacts, CalibrationFacts
-from quark.fidelity import OutputFidelity
+from quark.account import AlgorithmFacts, CalibrationFacts, ProtectedLayer, ProtectionFacts
+from quark.fidelity import OutputFidelity, PartFidelity
 from quark.formats import get_format
 from quark.formats.block import BlockQuantizer
 from quark.plan import AffineChoice, BlockChoice, QuantizationPlan, Role, SkippedNode
@@ -74,6 +74,30 @@ def test_many_outputs_reasons_and_remarks_are_cut():
     assert "24 more" in text
     assert "8 other reasons" in text
     assert "35 more remarks" in text
+
+
+SCORES = PartFidelity("channels 4..21 of axis 1", "scores", "overlap of scores", 0.71, 3, 0.12, severity=2.4)
+BOXES = PartFidelity("channels 0..3 of axis 1", "values", "SQNR", 31.0, 1, 27.0, severity=0.0)
+
+
+def test_the_worst_part_and_its_worst_sample_are_named():
+    output = OutputFidelity("output0", 0.99, 31.0, kind="values, scores", parts=(BOXES, SCORES), worst_sample=3)
+    report = make_report(outputs=(output,))
+    text = " ".join(summary_text(report).replace("|", " ").split())
+    assert text.startswith("+- COLLAPSED")
+    named = "output 'output0' channels 4..21 of axis 1 (scores): overlap of scores 0.71, and 0.12 on"
+    assert f"Worst of 8 held-out samples: {named} held-out sample 3" in text
+    assert f"- {named} sample 3: collapsed" in text
+    assert "channels 0..3" not in text
+    (content,) = report_json(report)["outputs"]
+    assert [part["verdict"] for part in content["parts"]] == ["ok", "collapsed"]
+    assert content["parts"][1]["worst_sample"] == 3
+
+
+def test_a_good_verdict_says_on_what_and_how_good_the_worst_part_is():
+    text = " ".join(summary_text(make_report("ok")).split())
+    assert text.startswith("OK: outputs agree with the float network on 8 held-out samples (worst: output 'logits'")
+    assert "does what the float network does" not in text
 
 
 def test_names_are_not_read_as_markup():
@@ -167,3 +191,107 @@ def test_advice_for_four_bits_in_blocks_corrects_no_biases():
             replace(each, choice=choice) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
         )
         assert ("BiasCorrection" in advised(make_report("degraded", plan=QuantizationPlan(tensors)))) is is_advised
+
+
+SKIPPED = tuple(
+    SkippedNode(name, op_type, f"protected: {reason}")
+    for name, op_type, reason in (
+        ("head/concat", "Concat", "post-processing behind the last layers"),
+        ("head/scores", "Sigmoid", "post-processing behind the last layers"),
+        ("model/conv7", "Conv", "the output is sensitive to it"),
+        ("softmax", "Softmax", "attention"),
+    )
+)
+LAYER = ProtectedLayer("model/conv7", "Conv", "float", "the output is sensitive to it", 0.0421)
+FOUND = ProtectionFacts(
+    structures=("head/concat", "head/scores", "softmax"),
+    layers=(LAYER,),
+    methods={"MinMSE": 12, "Percentile 99.999": 4},
+    float_mac_share=0.0421,
+    extra_weight_bytes=21_000,
+    before="2.10 collapsed, output 'logits' (scores): overlap of scores 0.31",
+    after="0.20 ok, output 'logits' (scores): overlap of scores 0.97",
+    tried=("as configured: 2.10 collapsed, ...", "2 sensitive layers in float: 0.20 ok, ..."),
+)
+FAILED = ProtectionFacts(
+    before="2.10 collapsed, output 'logits' (scores): overlap of scores 0.31",
+    tried=(
+        "as configured: 2.10 collapsed, ...",
+        "A16W8: 1.40 degraded, output 'logits' (scores): overlap of scores 0.70",
+        "MXINT8: 0.30 ok, output 'logits' (scores): overlap of scores 0.96",
+        "BF16: 0.02 ok, output 'logits' (scores): overlap of scores 1.00",
+    ),
+    alternatives=(
+        "MXINT8: 0.30 ok, output 'logits' (scores): overlap of scores 0.96",
+        "BF16: 0.02 ok, output 'logits' (scores): overlap of scores 1.00",
+    ),
+)
+
+
+def flat(report) -> str:
+    return " ".join(summary_text(report).replace("|", " ").split())
+
+
+def test_what_was_protected_is_listed_with_reasons_and_cost():
+    plain = make_report()
+    report = make_report(plan=QuantizationPlan(plain.plan.tensors, (*plain.plan.skipped, *SKIPPED)), protection=FOUND)
+    text = flat(report)
+    assert "in float 3 Softmax: no integer kernel for it protected 1 Concat, 1 Sigmoid: post-processing" in text
+    assert "1 Softmax: attention" in text
+    assert "1 sensitive layer in float: 'model/conv7' (Conv, 4.2 %)" in text
+    assert "ranges chosen by the outputs: 12 MinMSE, 4 Percentile 99.999" in text
+    assert "4.2 % of multiply-accumulates are not in 8 bits, which adds 21.0 KB of weights" in text
+    assert "2 networks tried; without protection: collapsed, output 'logits' (scores): overlap of scores 0.31" in text
+    assert "protected: " not in text
+    assert max(map(len, summary_text(report).splitlines())) <= 80
+    assert report_json(report)["protection"]["layers"][0]["node"] == "model/conv7"
+    assert report_json(report)["protection"]["tried"] == list(FOUND.tried)
+
+
+def test_nothing_protected_has_no_row():
+    assert "protected" not in summary_text(make_report())
+
+
+def test_structures_alone_claim_no_cost_and_no_trials():
+    report = make_report(
+        plan=QuantizationPlan((), SKIPPED[:2]), protection=ProtectionFacts(structures=("head/concat",))
+    )
+    text = flat(report)
+    assert "protected 1 Concat, 1 Sigmoid: post-processing behind the last layers" in text
+    assert "tried" not in text
+    assert "multiply-accumulates" not in text
+
+
+def test_presets_that_were_measured_come_first_where_8_bits_do_not_do():
+    report = make_report("collapsed", protection=FAILED)
+    text = flat(report)
+    assert "protected 4 networks tried; no change in 8 bits was better" in text
+    assert "MXINT8 was measured ok: output 'logits' (scores): overlap of scores 0.96" in text
+    assert "BF16 was measured ok: output 'logits' (scores): overlap of scores 1.00" in text
+    tips = advice(report)
+    figures = "output 'logits' (scores): overlap of scores 0.96"
+    assert tips[0] == f"take MXINT8, which was measured ok ({figures}); BF16 was ok too"
+    assert f"- try: take MXINT8, which was measured ok ({figures})" in text
+    assert "A16W8" not in advised(report)  # it was measured, and is not ok
+    assert advice(make_report("ok", protection=FAILED)) == []
+    assert "was measured ok" not in flat(make_report("ok", protection=FAILED))
+
+
+def test_after_a_search_of_layers_the_budget_is_what_to_change():
+    facts = CalibrationFacts("folder calib", 500, 8, ("MinMax",))
+    channels = AffineChoice("int8", (0.1, 0.2), (0, 0), 0)
+    tensors = tuple(
+        replace(each, choice=channels) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
+    )
+    found = replace(FAILED, tried=(*FAILED.tried, "8 sensitive layers in float: 1.2 degraded, ..."))
+    fields = {"plan": QuantizationPlan(tensors), "calibration": facts}
+    assert "ProtectBudget" in advised(make_report("degraded", protection=found, **fields))
+    assert "nodes_to_exclude" not in advised(make_report("degraded", protection=found, **fields))
+    assert "nodes_to_exclude" in advised(make_report("degraded", protection=FAILED, **fields))
+
+
+def test_names_of_protected_layers_do_not_steer_the_terminal():
+    layer = replace(LAYER, node="conv\x1b[2J[red]")
+    text = summary_text(make_report(protection=replace(FOUND, layers=(layer,))))
+    assert "\x1b" not in text
+    assert "conv\\x1b[2J[red]" in text

@@ -10,7 +10,7 @@ An *even* histogram spans -a..a with a = max|x|: its two halves fold into the di
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -105,10 +105,15 @@ class HistogramObserver(Observer):
         lowest, highest = self._extremes.lowest, self._extremes.highest
         if lowest == highest:
             return TensorRange(lowest, highest)
+        return replace(self.range_of_histogram(self.histogram), observed=(lowest, highest))
+
+    @property
+    def histogram(self) -> Histogram:
+        """What was counted, for data of at least two values."""
         if self._counts is None:
             raise InvalidValueError("this method needs the data twice: call observe_again with all of it")
         edges = np.linspace(*self._span(), BINS + 1)
-        return self.range_of_histogram(Histogram(lowest, highest, edges, self._counts))
+        return Histogram(self._extremes.lowest, self._extremes.highest, edges, self._counts)
 
     def _span(self) -> tuple[float, float]:
         lowest, highest = self._extremes.lowest, self._extremes.highest

@@ -11,7 +11,7 @@ merge after the first pass, go on with deep copies of the merged one, and merge 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quark.errors import InvalidValueError
@@ -21,11 +21,14 @@ from quark.formats.spec import IntFormat
 @dataclass(frozen=True)
 class TensorRange:
     """The numbers that a tensor's codes should cover, lowest <= highest, within what was observed. `position` comes
-    with the power-of-two methods: the scale is 2^-position."""
+    with the power-of-two methods: the scale is 2^-position. `method` names the method where it is another than the
+    one that was asked for, and `observed` are the extremes of the data where a method has seen them."""
 
     lowest: float
     highest: float
     position: int | None = None
+    method: str = field(default="", repr=False, compare=False)
+    observed: tuple[float, float] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.lowest <= self.highest:

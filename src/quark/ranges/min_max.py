@@ -73,7 +73,7 @@ class MinMaxObserver(Observer):
         self.extremes.add(other.extremes.range)
 
     def result(self) -> TensorRange:
-        return TensorRange(self.extremes.lowest, self.extremes.highest)
+        return TensorRange(self.extremes.lowest, self.extremes.highest, observed=self.extremes.range)
 
 
 class MovingAverageObserver(Observer):
@@ -109,7 +109,8 @@ class MovingAverageObserver(Observer):
     def result(self) -> TensorRange:
         self.end_of_sample()  # of what was observed without an end
         has_enough = self._least >= LEAST_AVERAGED_SIZE
-        return TensorRange(*self._average) if has_enough else TensorRange(self._all.lowest, self._all.highest)
+        lowest, highest = self._average if has_enough else (self._all.lowest, self._all.highest)
+        return TensorRange(lowest, highest, observed=self._all.range)
 
 
 def mismatch(observer: Observer, other: Observer) -> InvalidValueError:

@@ -1,6 +1,7 @@
 """What to do next about a quantized network that is not good enough: the likeliest cause first.
 
-Advice comes from the report alone. Each line is one thing to try; none is given for a good network.
+Advice comes from the report alone. Each line is one thing to try; none is given for a good network. Wider presets that
+were measured to be ok come first, and what was measured not to help is not suggested.
 """
 
 from __future__ import annotations
@@ -26,7 +27,28 @@ def advice(report: Report) -> list[str]:
         return ["compare the two files where there is memory for it: 'quark compare IN OUT --data DIR'"]
     if report.verdict is Verdict.UNCHECKED:
         return ["give data that the network knows: --calib DIR in the command, data= in Python"]
-    return (_about_data(report) + _about_algorithms(report) + _about_formats(report))[:MOST_ADVICE]
+    tips = (_about_alternatives(report), _about_data(report), _about_algorithms(report), _about_formats(report))
+    return [tip for each in tips for tip in each][:MOST_ADVICE]
+
+
+def measured_alternatives(report: Report) -> list[tuple[str, str]]:
+    """The wider presets that protection measured to be ok, with the figures of the worst output.
+
+    They are in the form of trials: "A16W8: 0.05 ok, output 'logits' (classes): SQNR 34.1 dB".
+    """
+    facts = report.protection
+    trials = (each.partition(": ") for each in (facts.alternatives if facts else ()))
+    return [(name, text.partition(", ")[2]) for name, _, text in trials]
+
+
+def _about_alternatives(report: Report) -> list[str]:
+    found = measured_alternatives(report)
+    if not found:
+        return []
+    name, figures = found[0]
+    others = [each for each, _ in found[1:]]
+    also = f"; {' and '.join(others)} {'were' if len(others) > 1 else 'was'} ok too" if others else ""
+    return [f"take {name}, which was measured ok ({figures}){also}"]
 
 
 def _about_data(report: Report) -> list[str]:
@@ -70,18 +92,26 @@ def _has_scale(report: Report, role: Role) -> bool:
 
 
 def _about_formats(report: Report) -> list[str]:
+    facts = report.protection
+    tried = {each.partition(": ")[0] for each in (facts.tried if facts else ())}
     weights = [each.choice for each in report.plan if each.role is Role.WEIGHT]
     activations = [each.choice for each in report.plan if each.role is Role.ACTIVATION]
     if any(isinstance(each, BlockChoice) for each in weights + activations):
-        return ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
+        # protection has measured it in its own formats, or is about these
+        return [] if tried else ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
     if all(isinstance(each, FloatChoice) for each in weights + activations):
         return ["take BF16, whose range is that of float32, in place of FP16"]
     affine = [each for each in weights if isinstance(each, AffineChoice)]
     tips = []
     if affine and all(each.axis is None for each in affine):
         tips.append("give each channel its own scale: INT8_CNN_DEFAULT, or per_channel=true")
-    if any(isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations):
+    is_narrow = any(
+        isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations
+    )
+    if is_narrow and "A16W8" not in tried:
         tips.append("take 16-bit activations: A16W8, or U16S8_AAWS")
+    if any(each.endswith(("sensitive layer in float", "sensitive layers in float")) for each in tried):
+        return [*tips, "let protection keep more layers in float: ProtectBudget, the share of multiply-accumulates"]
     return [*tips, "leave the most sensitive nodes in float: nodes_to_exclude"]
 
 

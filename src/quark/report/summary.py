@@ -1,8 +1,8 @@
 """The summary of a quantization that a person reads when it is done.
 
 The verdict comes first, in a frame and a colour where it is bad, with what to do about it. Then sizes, what was
-quantized with what, what stayed in float and why, what the ranges came from, what algorithms did, how close each output
-is, and remarks.
+quantized with what, what stayed in float and why, what was protected, what the ranges came from, what algorithms did,
+how close each output is, and remarks.
 
 Without a terminal it is plain text of 80 columns. Long lists end in "and N more": the JSON beside the model has all.
 """
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from quark.account import Report
-from quark.fidelity import OutputFidelity, Verdict
-from quark.plan import Role
-from quark.report.advice import advice
+from quark.fidelity import OutputFidelity, Verdict, worst_text
+from quark.plan import Role, SkippedNode
+from quark.report.advice import advice, measured_alternatives
 from quark.report.algorithms import MIXED_PRECISION, algorithm_line
 from quark.report.mixed_precision import mixed_line, mixed_table
 from quark.report.quantities import count_of, listed, printable, size_text
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MOST_OUTPUTS = 6
 MOST_REASONS = 4
 MOST_REMARKS = 5
+MOST_LAYERS = 3
+PROTECTED = "protected: "  # how the reasons begin that protection gives
 COLOURS = {
     Verdict.OK: "green",
     Verdict.DEGRADED: "yellow",
@@ -36,10 +38,10 @@ COLOURS = {
     Verdict.UNCHECKED: "yellow",
 }
 MEANINGS = {
-    Verdict.OK: "the quantized network does what the float network does",
-    Verdict.DEGRADED: "The quantized network is noticeably worse than the float network.",
-    Verdict.COLLAPSED: "The quantized network no longer does what the float network does. Do not ship it.",
-    Verdict.UNCHECKED: "Nothing was compared with the float network: whether this file is any good is unknown.",
+    Verdict.OK: "outputs agree with the float network",
+    Verdict.DEGRADED: "Some outputs differ clearly from the float network's. Measure the task before using this file.",
+    Verdict.COLLAPSED: "Outputs no longer follow the float network's. Do not use this file.",
+    Verdict.UNCHECKED: "Nothing was compared with the float network, so the quality of this file is unknown.",
 }
 
 
@@ -76,6 +78,15 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
     if report.outputs:
         yield ""
         yield _outputs(report.outputs)
+        failing = [
+            f"output '{output.name}' {part.text()}: {part.verdict.value}"
+            for output in report.outputs
+            for part in sorted(output.parts, key=lambda part: -part.severity)
+            if part.verdict is not Verdict.OK and len(output.parts) > 1
+        ]
+        if failing:
+            yield ""
+            yield _remarks(failing, "failing part")
     if report.mixed is not None and report.mixed.layers:
         yield ""
         yield mixed_table(report.mixed)
@@ -90,28 +101,29 @@ def _verdict(report: Report, has_boxes: bool) -> RenderableType:
     from rich.text import Text
 
     verdict, colour = report.verdict, COLOURS[report.verdict]
-    if verdict is Verdict.OK and report.calibration.is_random:
-        meaning = "on random numbers the quantized network does what the float network does, which says little"
-        return Text.assemble((f"{verdict.value.upper()}, PERHAPS: ", "bold yellow"), meaning, f" {_basis(report)}")
+    count, sample = _samples(report)
+    worst = printable(worst_text(report.outputs, sample))
     if verdict is Verdict.OK:
-        return Text.assemble((f"{verdict.value.upper()}: ", f"bold {colour}"), MEANINGS[verdict], f" {_basis(report)}")
-    text = Text("\n".join(filter(None, (MEANINGS[verdict], _basis(report)))))
+        says_little = report.calibration.is_random
+        word = ("OK, PERHAPS: ", "bold yellow") if says_little else ("OK: ", f"bold {colour}")
+        doubt = ", which says little" if says_little else ""
+        return Text.assemble(word, f"{MEANINGS[verdict]} on {count_of(count, sample)}{doubt} (worst: {worst})")
+    lines = [MEANINGS[verdict]]
+    if worst:
+        lines.append(f"Worst of {count_of(count, sample)}: {worst}")
+    text = Text("\n".join(lines))
     for tip in advice(report):
         text.append(f"\n- try: {tip}" if verdict is not Verdict.UNCHECKED else f"\n- {tip}")
     frame = box.HEAVY if has_boxes else box.ASCII
     return Panel(text, title=f" {verdict.value.upper()} ", title_align="left", border_style=f"bold {colour}", box=frame)
 
 
-def _basis(report: Report) -> str:
-    """The worst output's figures, and what they were measured on."""
+def _samples(report: Report) -> tuple[int, str]:
+    """How many samples the verdict is about, and what to call one of them."""
     facts = report.calibration
-    if not report.outputs:
-        return ""
-    worst = min(report.outputs, key=lambda each: each.sqnr_db)
     where = "calibration" if facts.is_verdict_on_calibration else "held-out"
-    sort = "random" if facts.is_random else where
     count = facts.samples if facts.is_verdict_on_calibration else facts.held_out
-    return f"(cosine {worst.cosine:.4f}, SQNR {sqnr_text(worst.sqnr_db)} dB on {count_of(count, f'{sort} sample')})"
+    return count, f"{'random' if facts.is_random else where} sample"
 
 
 def _facts(report: Report) -> RenderableType:
@@ -138,6 +150,8 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
         packing = report.packing
         weights = count_of(packing.weights, "weight")
         yield "packed", f"{weights} at {packing.bits_per_weight:.2f} bits, {packing.profile}"
+    if report.measure is not None:
+        yield "measure", str(report.measure)
     yield "config", report.config_name
     for role in Role:
         formats = report.formats(role)
@@ -146,6 +160,7 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     op_types = Counter(report.op_types.get(node, "rewritten") for node in report.quantized_nodes)
     yield "quantized", listed(f"{count} {name}" for name, count in op_types.most_common()) or "nothing"
     yield from _float_rows(report)
+    yield from _protected_rows(report)
     yield "calibration", _calibration(report)
     if report.rewrites:
         yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
@@ -161,17 +176,58 @@ def _plural(role: Role) -> str:
 
 def _float_rows(report: Report) -> Iterator[tuple[str, str]]:
     """What stayed in float, one line for each reason, the commonest first."""
-    by_reason: dict[str, Counter[str]] = {}
-    for node in report.plan.skipped:
-        # a reason that names the operator is the same reason for another operator
-        by_reason.setdefault(node.reason.replace(f" {node.op_type}", ""), Counter())[node.op_type] += 1
-    ordered = sorted(by_reason.items(), key=lambda item: -item[1].total())
+    ordered = _by_reason(node for node in report.plan.skipped if not node.reason.startswith(PROTECTED))
     for index, (reason, op_types) in enumerate(ordered[:MOST_REASONS]):
         nodes = listed(f"{count} {name}" for name, count in op_types.most_common())
         yield "" if index else "in float", f"{nodes}: {reason}"
     if len(ordered) > MOST_REASONS:
         rest = sum(op_types.total() for _, op_types in ordered[MOST_REASONS:])
         yield "", f"and {count_of(rest, 'node')} for {count_of(len(ordered) - MOST_REASONS, 'other reason')}"
+
+
+def _by_reason(nodes: Iterable[SkippedNode]) -> list[tuple[str, Counter[str]]]:
+    """Reasons and the operators of their nodes, the commonest reason first."""
+    by_reason: dict[str, Counter[str]] = {}
+    for node in nodes:
+        # a reason that names the operator is the same reason for another operator
+        by_reason.setdefault(node.reason.replace(f" {node.op_type}", ""), Counter())[node.op_type] += 1
+    return sorted(by_reason.items(), key=lambda item: -item[1].total())
+
+
+def _protected_rows(report: Report) -> Iterator[tuple[str, str]]:
+    """What protection kept out of 8 bits and why, what it cost, and the wider presets that were measured."""
+    facts = report.protection
+    if facts is None:
+        return
+    layers = {layer.node for layer in facts.layers}
+    nodes = (node for node in report.plan.skipped if node.reason.startswith(PROTECTED) and node.node not in layers)
+    lines = []
+    for reason, op_types in _by_reason(nodes):
+        lines.append(
+            f"{listed(f'{count} {name}' for name, count in op_types.most_common())}: {reason.removeprefix(PROTECTED)}"
+        )
+    if facts.layers:
+        names = [f"'{each.node}' ({each.op_type}, {_percent(each.mac_share)})" for each in facts.layers]
+        lines.append(f"{count_of(len(names), 'sensitive layer')} in float: {listed(names, MOST_LAYERS)}")
+    if facts.methods:
+        lines.append(f"ranges chosen by the outputs: {listed(f'{n} {name}' for name, n in facts.methods.items())}")
+    if facts.float_mac_share or facts.extra_weight_bytes:
+        share = f"{_percent(facts.float_mac_share)} of multiply-accumulates are not in 8 bits"
+        lines.append(f"{share}, which adds {size_text(facts.extra_weight_bytes)} of weights")
+    if facts.tried:
+        trials = f"{count_of(len(facts.tried), 'network')} tried"
+        before = facts.before.partition(" ")[2]  # behind the severity
+        lines.append(
+            f"{trials}; without protection: {before}" if facts.after else f"{trials}; no change in 8 bits was better"
+        )
+    if report.verdict is not Verdict.OK:
+        lines += [f"{name} was measured ok: {figures}" for name, figures in measured_alternatives(report)]
+    for index, line in enumerate(lines):
+        yield "" if index else "protected", line
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
 def _calibration(report: Report) -> str:
@@ -191,7 +247,7 @@ def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
     table.add_column("output", overflow="fold")
     for heading in ("cosine", "SQNR dB", "same class", "largest error", "verdict"):
         table.add_column(heading, justify="right" if heading != "verdict" else "left")
-    worst_first = sorted(outputs, key=lambda each: each.sqnr_db) if len(outputs) > MOST_OUTPUTS else outputs
+    worst_first = sorted(outputs, key=lambda each: -each.severity) if len(outputs) > MOST_OUTPUTS else outputs
     for each in worst_first[:MOST_OUTPUTS]:
         agreement = "-" if each.agreement is None else f"{100 * each.agreement:.1f} %"
         figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement, f"{each.max_error:.3g}")
@@ -212,11 +268,11 @@ def sqnr_text(sqnr_db: float) -> str:
     return f"{sqnr_db:.1f}"
 
 
-def _remarks(remarks: Iterable[str]) -> RenderableType:
+def _remarks(remarks: Iterable[str], noun: str = "remark") -> RenderableType:
     from rich.text import Text
 
     lines = list(remarks)
     shown = lines[:MOST_REMARKS]
     if len(lines) > MOST_REMARKS:
-        shown.append(f"and {count_of(len(lines) - MOST_REMARKS, 'more remark')} in the JSON beside the model")
+        shown.append(f"and {count_of(len(lines) - MOST_REMARKS, f'more {noun}')} in the JSON beside the model")
     return Text("\n".join(f"- {printable(line)}" for line in shown))

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import InvalidValueError, ModelError
 from quark.formats import get_format, min_mse_position
-from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate
+from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate, calibrate_candidates
 from quark.onnx.calibrate.pieces import Cutter
 from quark.onnx.calibrate.runner import Tensor
 from quark.onnx.calibrate.turns import Turns, TurnsBroken
@@ -184,6 +184,31 @@ def test_progress_counts_samples_of_both_passes() -> None:
     with FloatRunner(model, wanted) as runner:
         calibrate(runner, wanted, open_all(images(3)[:, None], model), progress=recording)
     assert told == [(3, "calibrating"), 1, 1, 1, (3, "calibrating, second pass"), 1, 1, 1]
+
+
+@pytest.mark.parametrize("known", [(), ("conv", "relu"), ("conv",)], ids=["none", "all", "some"])
+def test_candidates_take_one_pass_if_all_extremes_are_known(known: tuple[str, ...]) -> None:
+    from contextlib import contextmanager
+
+    passes: list[str] = []
+
+    @contextmanager
+    def recording(total: int, description: str) -> Any:
+        passes.append(description)
+        yield lambda: None
+
+    model, data = ir.from_proto(network()), images(5)[:, None]
+    samples = open_all(data, model)
+    wanted = {name: Wanted(MinMax(), INT8, True) for name in ("conv", "relu")}
+    with FloatRunner(model, wanted) as runner:
+        ranges = calibrate(runner, wanted, samples)
+        observed = {name: ranges[name].observed for name in known}
+        found = calibrate_candidates(runner, wanted, observed, samples, CalibrationOptions(), recording)
+    assert len(passes) == (1 if len(known) == 2 else 2)
+    for name, by_method in found.items():
+        assert by_method["MinMax"] == ranges[name]
+        for method in (Percentile(), MinMSE(), Entropy()):
+            assert by_method[str(method)] == run(method, data)[name]
 
 
 # ---- the cache ----

@@ -62,6 +62,8 @@ TWO_VALUES = {
     "MaxLoopNum": (0, 3),
     "EvalMetrics": (1, 2),
     "VerdictMemoryLimit": (1, 2),
+    "Protect": ("auto", "none"),
+    "ProtectBudget": (0.1, 0.2),
     "ExecutionProviders": (["A"], ["B"]),
 }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 from quark.formats.spec import IntFormat
 from quark.onnx.calibrate.cache import cache_key, read_ranges, write_ranges
@@ -24,6 +25,7 @@ from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 from quark.ranges import Observer, RangeMethod, TensorRange
+from quark.ranges.candidates import CandidateObserver
 
 __all__ = [
     "CalibrationOptions",
@@ -33,6 +35,7 @@ __all__ = [
     "Statistic",
     "Wanted",
     "calibrate",
+    "calibrate_candidates",
     "survey",
 ]
 
@@ -79,6 +82,33 @@ def calibrate(
     if options.cache is not None:
         write_ranges(options.cache, key, result)
     return result
+
+
+def calibrate_candidates(
+    runner: FloatRunner,
+    wanted: Mapping[str, Wanted],
+    observed: Mapping[str, tuple[float, float]],
+    samples: Samples,
+    options: CalibrationOptions,
+    progress: Track = track,
+) -> dict[str, dict[str, TensorRange]]:
+    """The ranges that several methods would give each tensor, by the name of the method.
+
+    `observed` has the extremes of tensors that are known already: if all are, this takes one pass over the samples.
+    """
+    observers: dict[str, Observer] = {
+        name: CandidateObserver(each.integer, each.is_symmetric, observed.get(name)) for name, each in wanted.items()
+    }
+    unknown = {name: each for name, each in observers.items() if name not in observed}
+    limit = options.memory_limit_bytes
+    if unknown:
+        with progress(samples.count, "looking for extremes") as advance:
+            observers |= Pass(runner, iter(samples), limit, lambda each, x: each.observe(x), advance).run(unknown)
+    with progress(samples.count, "calibrating by several methods") as advance:
+        counted = Pass(runner, iter(samples), limit, lambda each, x: each.observe_again(x), advance).run(observers)
+    with ThreadPoolExecutor(runner.workers) as pool:
+        found = list(pool.map(lambda each: cast(CandidateObserver, each).candidates(), counted.values()))
+    return dict(zip(counted, found, strict=True))
 
 
 def _observe(

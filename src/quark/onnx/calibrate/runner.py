@@ -119,6 +119,12 @@ class FloatRunner:
             state.update(str(node).encode())
         return state.hexdigest()
 
+    def release(self) -> None:
+        """Free the session's memory, which is as large as all tensors together; the next run makes a session again."""
+        with self._opening:
+            self._opened = None
+        release_memory()
+
     def close(self) -> None:
         """Free the session and its memory."""
         self._opened, self._is_closed = None, True

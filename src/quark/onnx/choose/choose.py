@@ -163,7 +163,8 @@ class _Chooser:
         found = combine_ranges([self._ranges[key] for key in members])
         override = self._overrides.get(tensor)
         choice = choice_of_range(spec, found, override, self._options.has_unsigned_relu)
-        reason = f"{spec.method} {found.lowest:.6g}..{found.highest:.6g}"
+        methods = dict.fromkeys(self._ranges[key].method or str(spec.method) for key in members)
+        reason = f"{' and '.join(methods)} {found.lowest:.6g}..{found.highest:.6g}"
         others = [name for name, _ in members if name != tensor]
         if override is not None:
             if override.axis is not None:

@@ -39,6 +39,7 @@ class Selection:
     excluded_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     input_nodes: tuple[str, ...] = ()
     output_nodes: tuple[str, ...] = ()
+    kept_float: tuple[tuple[str, str], ...] = ()  # names of nodes that protection leaves in float, with the reason
     needs_constant_matmul_operand: bool = False
     needs_weight_matrix: bool = False  # weights of two dimensions only, as MatMulNBits has them
 
@@ -92,6 +93,7 @@ class ChoiceOptions:
     has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
     has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type
     positions: PositionOptions | None = None  # None: positions are what the ranges say
+    has_float_products: bool = False  # Gemm and MatMul hand float to nodes in float, also for an NPU's transformers
     has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
 
     @property

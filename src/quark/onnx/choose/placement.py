@@ -234,7 +234,8 @@ class _Placer:
 
     def _stays_float(self, node: ir.Node, value: ir.Value) -> bool:
         """True where a product's result is only read in float, and the integer kernel can give it so."""
-        if self._options.target is not Target.ONNX_RUNTIME or node.op_type not in ("Gemm", "MatMul"):
+        is_wanted = self._options.target is Target.ONNX_RUNTIME or self._options.has_float_products
+        if not is_wanted or node.op_type not in ("Gemm", "MatMul"):
             return False
         return all(reader.name not in self.specs for reader, _ in readers(value))
 

@@ -55,6 +55,7 @@ class _Selector:
         for pattern, spec in options.by_node:
             self._by_node.update(dict.fromkeys(names.matching((pattern,), "specific_layer_config"), spec))
         self._by_type = dict(options.by_op_type)
+        self._kept_float = dict(selection.kept_float)
 
     def spec_of(self, node: ir.Node) -> LayerSpec | None:
         """The spec by name, else by operator, else the default."""
@@ -72,6 +73,8 @@ class _Selector:
             return f"belongs to {node.meta[READS_FLOAT]}: it comes before the quantizer of its result"
         if name in self._excluded:
             return "excluded by name"
+        if name in self._kept_float:
+            return f"protected: {self._kept_float[name]}"
         if op_type in selection.excluded_op_types:
             return f"operator type {op_type} is excluded"
         if name in self._between:

@@ -16,6 +16,7 @@ import yaml
 
 from quark.account import FileFacts
 from quark.card import CARD_KEY, Card, DataFacts, DataKind, platform_facts, relative_path, samples_digest
+from quark.measures import FunctionMeasure
 from quark.onnx.data import Samples, find_preprocessing
 from quark.onnx.load import LoadedModel
 from quark.onnx.quantization.data import Data
@@ -72,7 +73,11 @@ def card_of(settings: Settings, loaded: LoadedModel, data: DataFacts, plan_sha25
     if finetune is not None:
         seeds["finetuning"] = finetune.fit.seed
         used["torch"] = importlib.metadata.version("torch")
-    has_function = settings.mix is not None and settings.mix.evaluate is not None
+    functions = []
+    if settings.mix is not None and settings.mix.evaluate is not None:
+        functions.append("EvaluateFunction")
+    if settings.mix is not None and isinstance(settings.mix.measure, FunctionMeasure):
+        functions.append("Metric")
     return Card(
         source=FileFacts(loaded.name, loaded.bytes, loaded.sha256),
         config_name=settings.name,
@@ -81,7 +86,7 @@ def card_of(settings: Settings, loaded: LoadedModel, data: DataFacts, plan_sha25
         versions=used,
         plan_sha256=plan_sha256,
         seeds=seeds,
-        functions=("EvaluateFunction",) if has_function else (),
+        functions=tuple(functions),
     )
 
 

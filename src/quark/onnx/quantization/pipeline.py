@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, Report, Rewrite
-from quark.card import CARD_KEY, Card
+from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, ProtectionFacts, Report, Rewrite
+from quark.card import CARD_KEY, Card, DataFacts
 from quark.fidelity import OutputFidelity, numberless_remark, outputs_without_numbers
+from quark.measures import Measure, MeasureResult
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
@@ -19,13 +21,24 @@ from quark.onnx.insert import insert
 from quark.onnx.load import Digest, LoadedModel, load
 from quark.onnx.message import Message
 from quark.onnx.optimize import optimize
+from quark.onnx.protect import ProtectMode, Structures
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.deciding import decide
 from quark.onnx.quantization.equalizing import equalize
+from quark.onnx.quantization.judging import judged, open_judge, unmeasured_remark
 from quark.onnx.quantization.making import card_of, data_facts
 from quark.onnx.quantization.measuring import measure
 from quark.onnx.quantization.memory import verdict_obstacle
 from quark.onnx.quantization.mixing import Mixed, mix
+from quark.onnx.quantization.protecting import (
+    is_better,
+    is_protectable,
+    needs_protection,
+    protect,
+    protect_structures,
+    structure_facts,
+    without_effect,
+)
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.quantization.verdict import compare_outputs, float_outputs
 from quark.onnx.quantization.versions import metadata_of, versions
@@ -33,6 +46,7 @@ from quark.onnx.refine import CorrectionInputs, give_biases, layer_inputs, layer
 from quark.onnx.save import finish
 from quark.onnx.simulate import simulate
 from quark.plan import QuantizationPlan
+from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
 
 
@@ -51,8 +65,13 @@ class Outcome:
         return replace(self.account, source=replace(self.account.source, sha256=self.digest.hexdigest()))
 
 
-def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, data: Data, settings: Settings) -> Outcome:
-    """Quantize a model by the settings; nothing is written."""
+def quantize_graph(
+    source: str | os.PathLike[str] | onnx.ModelProto | bytes,
+    data: Data,
+    settings: Settings,
+    metric: Measure | None = None,
+) -> Outcome:
+    """Quantize a model by the settings; nothing is written. `metric` is taken of both models, for the account."""
     loaded = load(source, settings.load)
     model = loaded.model
     check_overrides(model, settings.choose.overrides)
@@ -62,6 +81,7 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     obstacle = verdict_obstacle(model, samples, settings)
     if obstacle is not None:
         samples.hold_none_out()
+    judge = None if metric is None else open_judge(metric, model, samples, settings.calibrate.providers)
     expected = float_outputs(model, samples, settings) if settings.optimize.changes_outputs else []
     original = model.clone() if settings.mix is not None and settings.optimize.changes_outputs else None
     rewrites = optimize(model, settings.optimize)
@@ -69,38 +89,92 @@ def quantize_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes, dat
     if settings.refine.changes_biases and not samples.is_random:
         give_biases(model)
     mixed = None if settings.mix is None else mix(model, original, samples, settings, names)
-    if mixed is not None:
-        settings = replace(settings, choose=mixed.choose)
-    placement = place(model, settings.choose, vanished=names)
+    choose, structures = (mixed.choose, Structures()) if mixed else protect_structures(model, settings)
+    settings = replace(settings, choose=choose)
+    known = dict(mixed.ranges) if mixed else {}
+    origin = _Source(loaded, fed, names, samples, expected)
+    protection = structure_facts(model, structures)
+    run = None
+    if settings.protect.mode is ProtectMode.AUTO and is_protectable(settings) and not samples.is_random:
+        # finetuning comes last: it fits the layers that are still in 8 bits
+        plain = replace(settings, refine=replace(settings.refine, finetune=None))
+        first = _carry_out(model.clone(), origin, plain, known)
+        known = first.ranges
+        if needs_protection(first.outputs):
+            protected = protect(model, samples, plain, first.ranges, structures, names)
+            second = _carry_out(model.clone(), origin, replace(plain, choose=protected.choose), protected.ranges)
+            if is_better(second.outputs, first.outputs):
+                first, protection, known = second, protected.facts, protected.ranges
+                settings = replace(settings, choose=protected.choose)
+            else:
+                protection = without_effect(protected.facts, protection)
+        run = first if settings.refine.finetune is None else None
+    run = run or _carry_out(model, origin, settings, known)
+    mixed = mixed.judged(run.message, settings) if mixed else None
+    measured = None if judge is None else judged(judge, run.message, settings.calibrate.providers)
+    unmeasured = [unmeasured_remark(metric)] if metric is not None and measured is None else []
+    course = _Course(
+        loaded=loaded,
+        run=run,
+        samples=samples,
+        obstacle=obstacle,
+        rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in run.simulated)),
+        algorithms=(*equalized, *([mixed.facts] if mixed else []), *run.refined),
+        mixed=mixed,
+        protection=protection,
+        measured=measured,
+        remarks=unmeasured,
+    )
+    return Outcome(run.message, _account(course, settings), loaded.digest, run.card)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A quantized model, and how it compares with the float model."""
+
+    message: Message
+    card: Card
+    op_types: Mapping[str, str]
+    wanted: Sequence[RangeKey]
+    ranges: dict[RangeKey, TensorRange]
+    simulated: Sequence[Rewrite]
+    refined: tuple[AlgorithmFacts, ...]
+    plan: QuantizationPlan
+    expected: Sequence[Mapping[str, Any]]
+    outputs: tuple[OutputFidelity, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """What a run starts from: the model file, the data, the names of all its nodes, and, if they were computed already,
+    the float model's outputs for the held-out samples."""
+
+    loaded: LoadedModel
+    fed: DataFacts
+    names: Mapping[str, str]
+    samples: Samples
+    expected: Sequence[Mapping[str, Any]]
+
+
+def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapping[RangeKey, TensorRange]) -> _Run:
+    """Place, calibrate, decide, insert and compare, in place; ranges that are known are not measured again."""
+    samples, expected = source.samples, source.expected
+    placement = place(model, settings.choose, vanished=source.names)
     op_types = _op_types(model)
     wanted = tensors_to_measure(placement)
     with FloatRunner(
         model, _watched(wanted, model, samples, settings), providers=settings.calibrate.providers
     ) as runner:
-        ranges = measure(runner, wanted, samples, settings, mixed.ranges if mixed else None)
+        ranges = measure(runner, wanted, samples, settings, known)
         expected = expected or [runner.outputs(sample) for sample in samples.held_out]
         exact = model.clone() if settings.refine.finetune is not None else None
         simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
         plan, refined = decide(model, placement, ranges, runner, samples, expected, settings, exact)
     insert(model, plan, settings.insert)
-    card = card_of(settings, loaded, fed, plan.digest)
+    card = card_of(settings, source.loaded, source.fed, plan.digest)
     message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
-    mixed = mixed.judged(message, settings) if mixed else None
     outputs = compare_outputs(message, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
-    course = _Course(
-        loaded=loaded,
-        op_types=op_types,
-        samples=samples,
-        wanted=wanted,
-        obstacle=obstacle,
-        rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in simulated)),
-        algorithms=(*equalized, *([mixed.facts] if mixed else []), *refined),
-        mixed=mixed,
-        plan=plan,
-        outputs=outputs,
-        numberless=outputs_without_numbers(expected),
-    )
-    return Outcome(message, _account(course, settings), loaded.digest, card)
+    return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, outputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,16 +182,15 @@ class _Course:
     """What happened on the way, for the account of it."""
 
     loaded: LoadedModel
-    op_types: Mapping[str, str]
+    run: _Run
     samples: Samples
-    wanted: Sequence[RangeKey]
     obstacle: str | None
     rewrites: tuple[Rewrite, ...]
     algorithms: tuple[AlgorithmFacts, ...]
     mixed: Mixed | None
-    plan: QuantizationPlan
-    outputs: tuple[OutputFidelity, ...]
-    numberless: Sequence[str]
+    protection: ProtectionFacts | None
+    measured: MeasureResult | None
+    remarks: Sequence[str]
 
 
 def _account(course: _Course, settings: Settings) -> Report:
@@ -129,18 +202,21 @@ def _account(course: _Course, settings: Settings) -> Report:
         versions=versions(),
         source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
-        plan=replace(course.plan, skipped=(*loaded.skipped, *course.plan.skipped)),
-        calibration=_calibration_facts(course.samples, course.wanted, course.obstacle is not None),
-        outputs=course.outputs,
+        plan=replace(course.run.plan, skipped=(*loaded.skipped, *course.run.plan.skipped)),
+        calibration=_calibration_facts(course.samples, course.run.wanted, course.obstacle is not None),
+        outputs=course.run.outputs,
         rewrites=course.rewrites,
         algorithms=course.algorithms,
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
-            *(*_remarks(course.plan, course.samples, settings, course.obstacle), *idle),
-            *(numberless_remark(name) for name in course.numberless),
+            *(*_remarks(course.run.plan, course.samples, settings, course.obstacle), *idle),
+            *(numberless_remark(name) for name in outputs_without_numbers(course.run.expected)),
+            *course.remarks,
         ),
-        op_types=course.op_types,
+        op_types=course.run.op_types,
         mixed=mixed.plan if mixed else None,
+        protection=course.protection,
+        measure=course.measured,
     )
 
 
@@ -166,6 +242,8 @@ def _op_types(model: ir.Model) -> Mapping[str, str]:
 
 def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obstacle: str | None) -> list[str]:
     remarks = unused_overrides(plan, settings.choose.overrides)
+    if settings.protect.mode is not ProtectMode.NONE and not is_protectable(settings):
+        remarks.append("Protect: only activations of 8 bits are protected, and not together with mixed precision")
     if not plan.tensors:
         remarks.append("nothing was quantized: no node of the model fits the configuration")
     if samples.is_random and (obstacle is None or settings.needs_data):

@@ -55,6 +55,7 @@ XINT8 = integers(
     CLEClip="calibrated",
     ReplaceClip6Relu=False,
     BiasCorrection=True,
+    Protect="auto",
 ).with_fields(enable_npu_cnn=True, include_cle=True)
 VINT8 = integers(
     "VINT8",
@@ -76,6 +77,7 @@ VINT8 = integers(
     SimulateDPU=True,
     ConvertSigmoidToHardSigmoid=False,
     BiasCorrection=True,
+    Protect="auto",
 ).with_fields(optimize_model=False)
 A8W8 = integers(
     "A8W8",
@@ -88,6 +90,7 @@ A8W8 = integers(
     AlignConcat=True,
     AlignSlice=False,
     FoldRelu=True,
+    Protect="auto",
 )
 A16W8 = integers(
     "A16W8",
@@ -108,6 +111,7 @@ S8S8 = integers(
     (S8, S8),
     Percentile=99.9999,
     BiasCorrection=True,
+    Protect="auto",
 )
 U8S8 = integers(
     "U8S8_AAWS",
@@ -115,6 +119,7 @@ U8S8 = integers(
     PERCENTILE,
     (U8, S8),
     BiasCorrection=True,
+    Protect="auto",
 )
 U8U8 = integers(
     "U8U8_AAWA",
@@ -124,6 +129,7 @@ U8U8 = integers(
     ActivationSymmetric=False,
     WeightSymmetric=False,
     BiasCorrection=True,
+    Protect="auto",
 )
 U16S8 = integers(
     "U16S8_AAWS",
@@ -149,15 +155,19 @@ INT8_CNN = integers(
     (U8, S8),
     CalibMovingAverage=True,
     BiasCorrection=True,
+    Protect="auto",
 )
 INT16_CNN = integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
 INT8_TRANSFORMER = integers(
     "INT8_TRANSFORMER_DEFAULT",
-    "uint8 activations, int8 weights, MinMax, moving average; for transformers",
+    "uint8 activations, int8 weights, MinMax, moving average, SmoothQuant; for transformers",
     MIN_MAX,
     (U8, S8),
     CalibMovingAverage=True,
-).with_fields(enable_npu_transformer=True)
+    SmoothAlpha="auto",
+    BiasCorrection=True,
+    Protect="auto",
+).with_fields(enable_npu_transformer=True, include_sq=True)
 INT16_TRANSFORMER = integers(
     "INT16_TRANSFORMER_DEFAULT",
     "uint16 activations, int16 weights, MinMax, moving average; for transformers",
@@ -189,7 +199,7 @@ BLOCK_PRESETS = (
     _corrected(blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2)),
     _corrected(blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3)),
     _corrected(blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1), WeightScaleRule="mse"),
-    blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8),
+    blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8).with_options(Protect="auto"),
 )
 MIXED_BLOCK_PRESETS = (
     mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import onnx_ir as ir
 
 from quark.account import FileFacts, PackingFacts, Report
 from quark.errors import InvalidValueError
-from quark.fidelity import Verdict
+from quark.fidelity import Verdict, worst_text
+from quark.measures import Measure, MeasureResult
 from quark.onnx.message import Message, split
 from quark.onnx.pack import pack_message
 from quark.onnx.quantization.config.options import settings_of
@@ -27,6 +30,8 @@ from quark.report.summary import print_summary
 
 Source = str | os.PathLike[str] | onnx.ModelProto | bytes
 
+AUTO = "auto"  # the name of the configuration that is searched for
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,7 +42,7 @@ class QuantizedModel:
     `model` has them all.
     """
 
-    def __init__(self, outcome: Outcome, save_options: SaveOptions, source: Source, data: Any = None) -> None:
+    def __init__(self, outcome: Outcome, save_options: SaveOptions, source: Source | None, data: Any = None) -> None:
         self._outcome = outcome
         self._save_options = save_options
         self._source = source if isinstance(source, (str, os.PathLike)) else None  # it is not overwritten
@@ -59,6 +64,11 @@ class QuantizedModel:
         """What was done, why, and how well it came out. The hash of a large source may have to be waited for."""
         card = self._card.to_dict()
         return replace(self._outcome.report, result=self._written, packing=self._packing, card=card)
+
+    def with_search(self, auto: Mapping[str, Any], measure: MeasureResult | None) -> QuantizedModel:
+        """The same model with a report that also says which configurations were tried, and what was measured."""
+        account = replace(self._outcome.account, auto=auto, measure=measure)
+        return QuantizedModel(replace(self._outcome, account=account), self._save_options, self._source, self._data)
 
     @property
     def plan(self) -> QuantizationPlan:
@@ -102,18 +112,38 @@ def quantize(
     num_samples: int | None = None,
     batch_size: int = 1,
     preprocessing: Any = "imagenet",
+    metric: str | Measure | Callable[[Any], Any] | None = None,
 ) -> QuantizedModel:
     """Quantize a model: `quantize("in.onnx", images, "XINT8").save("out.onnx")`.
 
     `data` is what the model will see: an ONNX Runtime reader, any iterable of dicts or arrays, a torch DataLoader, an
     array, a .npz file or a folder of images. Without it, formats that need calibration get random data, and the report
-    says so. `config` is the name of a preset, a YAML or JSON file, or a configuration object.
+    says so. `config` is the name of a preset, a YAML or JSON file, or a configuration object. 'auto' tries several
+    presets and takes the fastest whose outputs are close enough to the float model's: `auto_quantize` has more options.
 
     Of a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by `preprocessing`:
     'imagenet', 'lite', 'none', a YAML file or a `Preprocessing`.
+
+    `metric` is measured of both models, for `report.measure`: the name of a built-in measure (`quark.measures`), which
+    compares them on the held-out samples, 'FILE.py:FUNCTION', or a function that takes an ONNX Runtime session and
+    returns a number.
     """
+    if isinstance(config, str) and config == AUTO:
+        # by its name: quark.search lies right of quark.onnx
+        auto_quantize = import_module("quark.search").auto_quantize
+        found = auto_quantize(
+            *(model, data),
+            metric=metric,
+            num_samples=num_samples,
+            batch_size=batch_size,
+            preprocessing=preprocessing,
+        )
+        if found.model is None:
+            raise InvalidValueError(f"config 'auto': {found.statement}")
+        return cast(QuantizedModel, found.model)
     settings = settings_of(config)
-    outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings)
+    measure = None if metric is None else Measure.of(metric)
+    outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings, measure)
     _warn(outcome.account)
     return QuantizedModel(outcome, settings.save, model, data)
 
@@ -162,5 +192,4 @@ def _warn(report: Report) -> None:
 
 
 def _one_line(report: Report) -> str:
-    outputs = ", ".join(f"{each.name}: {each.sqnr_db:.1f} dB, cosine {each.cosine:.4f}" for each in report.outputs)
-    return f"{report.source.name} as {report.config_name}: {report.verdict.value} ({outputs or 'not checked'})"
+    return f"{report.source.name} as {report.config_name}: {report.verdict.value} ({worst_text(report.outputs)})"

@@ -14,6 +14,7 @@ from quark.onnx.insert.options import InsertOptions
 from quark.onnx.load.options import LoadOptions
 from quark.onnx.mix.options import MixOptions
 from quark.onnx.optimize.options import OptimizeOptions
+from quark.onnx.protect.options import ProtectOptions
 from quark.onnx.refine.options import RefineOptions
 from quark.onnx.save.options import SaveOptions
 from quark.onnx.simulate.options import SimulateOptions
@@ -32,6 +33,7 @@ class Settings:
     calibrate: CalibrationOptions = field(default_factory=CalibrationOptions)
     simulate: SimulateOptions = field(default_factory=SimulateOptions)
     refine: RefineOptions = field(default_factory=RefineOptions)
+    protect: ProtectOptions = field(default_factory=ProtectOptions)
     mix: MixOptions | None = None  # None: all layers have the types of `choose`
     insert: InsertOptions = field(default_factory=InsertOptions)
     save: SaveOptions = field(default_factory=SaveOptions)

@@ -19,6 +19,7 @@ from quark.onnx.choose.specs import AffineSpec, DynamicSpec, LayerSpec
 from quark.onnx.insert.options import InsertOptions, NodeStyle
 from quark.onnx.load.options import LoadOptions
 from quark.onnx.optimize.options import OptimizeOptions
+from quark.onnx.protect.options import ProtectMode, ProtectOptions
 from quark.onnx.quantization.config.algorithm_options import (
     equalize_options,
     fields_and_options,
@@ -187,6 +188,9 @@ def _assembled(
     style = _node_style(config, default)
     mix = mix_options(draft, choose, npu.simulate, style)
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
+    protect = ProtectOptions(**draft.of("protect"))
+    if "mac_budget" in draft.of("protect") and protect.mode is not ProtectMode.AUTO:
+        draft.remarks.append("ProtectBudget: Protect is not 'auto', so that there is nothing for it to limit")
     remarks = [*draft.remarks, *npu.remarks, *_field_remarks(config, default), *irrelevant(draft.spec_values, specs)]
     return Settings(
         choose,
@@ -197,6 +201,7 @@ def _assembled(
         calibrate=CalibrationOptions(providers=tuple(config.execution_providers or ()), **draft.of("calibrate")),
         simulate=npu.simulate,
         refine=refine,
+        protect=protect,
         mix=mix,
         insert=InsertOptions(style=style, **draft.of("insert")),
         save=SaveOptions(has_external_data=config.use_external_data_format, **draft.of("save")),

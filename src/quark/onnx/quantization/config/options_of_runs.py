@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quark.onnx.quantization.config.option_kinds import BOOL, NAMES, Kind, integer
+from quark.onnx.protect.options import ProtectMode
+from quark.onnx.quantization.config.option_kinds import BOOL, NAMES, Kind, integer, number_from, one_of
 from quark.onnx.quantization.config.option_treatments import Into, Option, Remark, SameAs
 
 RUN_OPTIONS: tuple[Option, ...] = (
@@ -17,6 +18,18 @@ RUN_OPTIONS: tuple[Option, ...] = (
         integer(0),
         Into("calibrate", "verdict_limit_bytes", lambda megabytes: megabytes * 1_000_000),
         "MB of weights up to which float and quantized model run for the verdict; else 1 GB, and half of what is free",
+    ),
+    Option(
+        "Protect",
+        one_of(*(mode.value for mode in ProtectMode)),
+        Into("protect", "mode", ProtectMode),
+        "keep in float what breaks in 8 bits: 'auto', known 'structures' only, or 'none'; 8-bit presets have 'auto'",
+    ),
+    Option(
+        "ProtectBudget",
+        number_from(0.0, 1.0),
+        Into("protect", "mac_budget", float),
+        "the share of multiply-accumulates that layers found by measuring may take out of 8 bits; with `Protect`",
     ),
     Option("PrintSummary", BOOL, SameAs("print_summary"), "a summary at the end"),
     Option("OptimizeModel", BOOL, SameAs("optimize_model"), "graph rewrites that leave the output as it is"),
