@@ -18,6 +18,7 @@ from typing import Any
 
 from quark.account import FileFacts
 from quark.fidelity import OutputFidelity, Verdict, overall_verdict
+from quark.measures import MeasureResult
 from quark.plan import SkippedNode
 
 
@@ -41,6 +42,55 @@ class Remedy:
     action: Action
     text: str
     option: str = ""
+
+
+class Outcome(str, Enum):
+    """What became of a suggestion."""
+
+    HELPED = "helped"
+    NO_GAIN = "no gain"
+    FAILED = "failed"
+    UNTRIED = "not tried"
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A change to how the file is made, and what it did on samples that were not calibrated on.
+
+    `arguments` are those of `quark quantize`, quoted for a shell. `measure` is that of the part which decides the
+    verdict on the file, with its value for the file and for the changed one. `reason` says why it was not tried, or why
+    it failed.
+    """
+
+    text: str
+    arguments: str
+    outcome: Outcome = Outcome.UNTRIED
+    verdict_before: Verdict = Verdict.UNCHECKED
+    verdict_after: Verdict = Verdict.UNCHECKED
+    measure: str = ""
+    figure_before: str = ""
+    figure_after: str = ""
+    severity_before: float | None = None
+    severity_after: float | None = None
+    distance_before: float | None = None
+    distance_after: float | None = None
+    reason: str = ""
+
+    @property
+    def result(self) -> str:
+        """What was measured, for reading.
+
+        >>> Suggestion("", "", Outcome.HELPED, Verdict.DEGRADED, Verdict.OK, "SQNR", "4.1 dB", "12.0 dB").result
+        'measured: degraded -> ok, SQNR 4.1 dB -> 12.0 dB'
+        """
+        if self.outcome in (Outcome.UNTRIED, Outcome.FAILED):
+            return f"{self.outcome.value}: {self.reason}" if self.reason else self.outcome.value
+        verdicts = f"{self.verdict_before.value} -> {self.verdict_after.value}"
+        return f"measured: {verdicts}, {self.measure} {self.figure_before} -> {self.figure_after}"
+
+    def line(self) -> str:
+        """The suggestion, what was measured, and the arguments."""
+        return f"{self.text}; {self.result}" + (f": {self.arguments}" if self.arguments else "")
 
 
 @dataclass(frozen=True)
@@ -85,8 +135,9 @@ class LayerDiagnosis:
 
 @dataclass(frozen=True)
 class Basis:
-    """What was looked at: `samples` of `data`, the first `sensitivity_samples` of them for sensitivities, which are
-    `measure`: the divergence of predictions (kl), or the squared error of the output relative to its power."""
+    """What was looked at: `samples` of `data`, and `sensitivity_samples` of them, evenly spaced, for sensitivities.
+    `measure` is what those are: the divergence of predictions (kl), or the distance of all outputs, the sum over their
+    parts of the squared error relative to the power (distance)."""
 
     data: str
     samples: int
@@ -143,7 +194,8 @@ class Remark:
 @dataclass(frozen=True)
 class Diagnosis:
     """Both files and all that was found. `making` is how the quantized file came about: configuration, versions,
-    hashes, command; empty where it does not say."""
+    hashes, command; empty where it does not say. `suggestions` are all changes that were considered, those that helped
+    first, by gain; `advice` is what to do first."""
 
     source: FileFacts
     result: FileFacts
@@ -154,8 +206,10 @@ class Diagnosis:
     weights: WeightFacts | None = None
     accuracy: AccuracyFacts | None = None
     speed: SpeedFacts | None = None
+    measure: MeasureResult | None = None  # by the user's metric, where one was given
     lint: tuple[Remark, ...] | None = None  # None where nobody looked
     advice: tuple[str, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
     remarks: tuple[str, ...] = ()
     making: Mapping[str, Any] = field(default_factory=dict)
 
@@ -171,6 +225,10 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it; infinities are text."""
         content: dict[str, Any] = _plain({"verdict": self.verdict, **asdict(self)})
+        for entry, suggestion in zip(content["suggestions"], self.suggestions, strict=True):
+            entry["result"] = suggestion.result
+        content["outputs"] = [output.to_dict() for output in self.outputs]
+        content["measure"] = self.measure.to_dict() if self.measure else None
         return content
 
     def to_json(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -34,13 +35,24 @@ def run(*arguments):
 
 
 def test_the_damaged_layer_is_named(folder):
-    result = run(network_path(), folder / "bad.onnx", "--calib", folder / "data.npz", "--num", 4)
+    result = run(network_path(), folder / "bad.onnx", "--calib", folder / "data.npz", "--num", 4, "--no-try")
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert f"they part at Conv '{(folder / 'name').read_text()}'" in text
     assert "its own doing" in text
-    assert "what to try:" in text
+    assert "what to try (not tried):" in text
     assert "local dB" in text
+    assert re.search(r"(degraded|collapsed): output 'logits' \(classes\): [\w ]+ -?[\d.]+", text)
+
+
+def test_suggestions_are_tried(folder):
+    """Quantized again, the network is as good as it was before a layer of it was damaged."""
+    result = run(network_path(), folder / "bad.onnx", "--calib", folder / "data.npz", "--num", 8)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "suggestion: quantize again with the same configuration and these samples; measured: collapsed -> " in text
+    assert "suggestions were tried" in text
+    assert "not tried)" not in text
 
 
 def test_where_none_is_below_the_greatest_loss_is_told(folder):

@@ -1,6 +1,7 @@
 """`quark report` as a user meets it; what the layers say is tested with the diagnosis itself."""
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -88,6 +89,21 @@ def test_the_summary_and_the_default_name(tmp_path, model, quantized, data, with
     assert result.stdout.strip().endswith(f"written: {tmp_path / 'copy.html'}")
     assert content_of_page(tmp_path / "copy.html")["making"]["config_name"] == "XINT8"
     assert without_layers == [(model, copy, str(data), {"num_samples": 3, "preprocessing": "lite"})]
+
+
+def test_suggestions_are_tried_unless_told_not_to(tmp_path, model, quantized, data, without_layers):
+    arguments = ("report", quantized, "--float", model, "--calib", data, "-o", tmp_path / "page.html")
+    tried = run(*arguments)
+    assert tried.exit_code == 0, tried.output
+    assert "suggestions were tried" in tried.stdout
+    content = content_of_page(tmp_path / "page.html")
+    assert {each["outcome"] for each in content["suggestions"]} & {"helped", "no gain"}
+    assert all(each["result"] for each in content["suggestions"])
+    assert any(re.search(r"judged on \d+ samples? not calibrated on", each) for each in content["remarks"])
+    untried = run(*arguments, "--no-try")
+    assert untried.exit_code == 0, untried.output
+    assert "suggestions were tried" not in untried.stdout
+    assert content_of_page(tmp_path / "page.html")["suggestions"] == []
 
 
 def test_the_function_behind_it_looks_at_64_samples_unless_told(tmp_path, model, quantized, data, without_layers):

@@ -6,7 +6,6 @@ KEY of --set is a field (per_channel), an extra option (Percentile), or a part o
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,35 +41,9 @@ def is_file_name(name: str) -> bool:
 
 def read_config(name: str, changes: tuple[Change, ...]) -> QuantizationConfig | QConfig:
     """The preset of that name or the config in that file, with the changes made."""
+    from quark.onnx.quantization.config.changes import changed
     from quark.onnx.quantization.config.files import load_config
     from quark.onnx.quantization.presets import get_default_config
 
     config = load_config(Path(name)) if is_file_name(name) else get_default_config(name)
     return changed(config, changes) if changes else config
-
-
-def changed(config: QuantizationConfig | QConfig, changes: tuple[Change, ...]) -> QuantizationConfig | QConfig:
-    """A new config with the changes; whether a value is legal is found out when the quantizer is built of it."""
-    from quark.errors import unknown_name
-    from quark.onnx.quantization.config.option_table import OPTIONS
-
-    known = [each.name for each in fields(config)]
-    content = config.to_dict()
-    for key, value in changes:
-        first, *rest = key.split(".")
-        if first not in known and first not in OPTIONS:
-            raise unknown_name("field or option", first, [*known, *OPTIONS])
-        place = content if first in known else content["extra_options"]
-        for part in [first, *rest][:-1]:
-            place = _inner(place, part, key)
-        place[[first, *rest][-1]] = value
-    return type(config).from_dict(content)
-
-
-def _inner(place: dict[str, Any], part: str, key: str) -> dict[str, Any]:
-    from quark.errors import InvalidValueError
-
-    inner = place.setdefault(part, {})
-    if not isinstance(inner, dict):
-        raise InvalidValueError(f"--set {key}: '{part}' is {inner!r}, which has no parts")
-    return inner

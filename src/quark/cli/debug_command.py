@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 LINES_AROUND = 4
 BELOW_DB = 10.0
 SAMPLES = 16
+MOST_PARTS = 5
 
 
 @click.command()
@@ -50,9 +53,23 @@ SAMPLES = 16
     help="The signal-to-noise ratio below which the networks count as parted.",
 )
 @preprocess_option
+@click.option(
+    "--try/--no-try",
+    "is_trying",
+    default=None,
+    help="Quantize again with each suggestion, and show only those that help, with the gain. By default if the verdict "
+    "is not ok and QUANT says how it was made.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def debug(
-    float_model: Path, quantized: Path, calib: Path | None, count: int, below: float, preprocess: str, as_json: bool
+    float_model: Path,
+    quantized: Path,
+    calib: Path | None,
+    count: int,
+    below: float,
+    preprocess: str,
+    is_trying: bool | None,
+    as_json: bool,
 ) -> None:
     """Show the first layer where the quantized model QUANT parts from the model FLOAT that it was made from.
 
@@ -60,8 +77,12 @@ def debug(
     all layers before it as well. Both are signal-to-noise ratios in dB, the higher the better. The exit status is 0
     whatever is found.
     """
+    from quark.cli.calibration_option import Calibration
+    from quark.cli.report_command import with_suggestions
+    from quark.fidelity import Verdict
     from quark.onnx.diagnose import diagnose, first_divergence
 
+    start = time.monotonic()
     found = diagnose(
         float_model,
         quantized,
@@ -71,6 +92,9 @@ def debug(
         preprocessing=preprocess,
         has_sensitivity=False,
     )
+    if is_trying or (is_trying is None and found.verdict is not Verdict.OK):
+        calibration = Calibration(calib, count, preprocess=preprocess)
+        found = with_suggestions(found, float_model, quantized, calibration, time.monotonic() - start)
     divergence = first_divergence(found, below_db=below)
     if as_json:
         click.echo(json.dumps(_content(found, divergence, below), indent=2))
@@ -95,6 +119,8 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
     from rich.console import Console
     from rich.text import Text
 
+    from quark.cli.report_command import suggestion_lines
+    from quark.diagnosis import Outcome
     from quark.report.quantities import printable
     from quark.report.summary import sqnr_text
 
@@ -105,6 +131,9 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
 
     outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs) or "nothing to compare"
     say(f"{found.source.name} and {found.result.name} on {found.basis.data}: {found.verdict.value} ({outputs})")
+    parts = [(output, part) for output in found.outputs for part in output.parts]
+    for output, part in sorted(parts, key=lambda pair: -pair[1].severity)[:MOST_PARTS]:
+        say(f"  {part.verdict.value}: output '{output.name}' {part.text()}")
     if divergence is None:
         say("they do not part: every layer computes the same", "bold")
         return
@@ -115,10 +144,15 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
     console.print(_table(found, divergence))
     for cause in layer.causes:
         say(f"  - {cause}")
-    if layer.remedies:
-        say("what to try:" if divergence.is_own else "what to try about it; but look at the layers before it first:")
-    for remedy in layer.remedies:
-        say(f"  - {remedy.text}" + (f": --set '{remedy.option}'" if remedy.option else ""))
+    was_tried = any(each.outcome is not Outcome.UNTRIED for each in found.suggestions)
+    if was_tried:
+        for line in suggestion_lines(found):
+            console.print(Text(printable(line)), soft_wrap=True)  # a command that is copied must be one line
+    elif layer.remedies:
+        where = "" if divergence.is_own else " about it; but look at the layers before it first"
+        say(f"what to try{where} (not tried):")
+        for remedy in layer.remedies:
+            say(f"  - {remedy.text}" + (f": --set {shlex.quote(remedy.option)}" if remedy.option else ""))
     for remark in found.remarks:
         say(f"note: {remark}", "dim")
 

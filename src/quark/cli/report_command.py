@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.calibration_option import Calibration
-from quark.cli.data_options import preprocess_option
+from quark.cli.data_options import metric_option, preprocess_option
 from quark.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from quark.cli.report_facts import LabelledData
     from quark.diagnosis import Diagnosis
+    from quark.measures import Measure, MeasureResult
 
 DEFAULT_SAMPLES = 64
 PAGE_SUFFIXES = (".html", ".htm")
+MOST_SUGGESTIONS = 3
 
 
 @click.command()
@@ -59,6 +63,14 @@ PAGE_SUFFIXES = (".html", ".htm")
     help="Lines NAME NUMBER: the classes of --data, a folder of images.",
 )
 @preprocess_option
+@metric_option("Built-in measures compare the outputs for --calib; functions use data of their own.")
+@click.option(
+    "--try/--no-try",
+    "is_trying",
+    default=None,
+    help="Quantize again with each suggestion, and show only those that help, with the gain. By default if the verdict "
+    "is not ok and the model says how it was made; it about doubles the time.",
+)
 @click.option(
     "-o",
     "--output",
@@ -76,6 +88,8 @@ def report(
     limit: int | None,
     labels: Path | None,
     preprocess: str,
+    metric: str | None,
+    is_trying: bool | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -84,13 +98,15 @@ def report(
     The page needs no network and opens from the disk.
     """
     from quark.cli.report_facts import LabelledData
+    from quark.measures import Measure
 
     if data is None and (limit is not None or labels is not None):
         raise click.UsageError("--limit and --labels are about --data: give it too")
     page = output or model.with_suffix(".html")
     calibration = Calibration(calib, num_calib, preprocess=preprocess)
     labelled = None if data is None else LabelledData(data, limit, labels)
-    diagnosis = diagnose_and_write(float_model, model, calibration, page, labelled)
+    measure = None if metric is None else Measure.of(metric)
+    diagnosis = diagnose_and_write(float_model, model, calibration, page, labelled, measure, is_trying)
     if as_json:
         click.echo(diagnosis.to_json())
         return
@@ -105,8 +121,12 @@ def diagnose_and_write(
     calibration: Calibration,
     page: Path,
     data: LabelledData | None = None,
+    measure: Measure | MeasureResult | None = None,
+    is_trying: bool | None = None,
 ) -> Diagnosis:
-    """Compare the models, write the page, and give what it says.
+    """Compare the models, write the page, and give what it says. `measure` is one to take, or its result.
+
+    `is_trying` is True to try suggestions, None to do so if the verdict is not ok.
 
     Of `calibration` at most 64 samples are looked at where it does not say how many. What can be found wrong before the
     work is found before it.
@@ -116,7 +136,7 @@ def diagnose_and_write(
 
     check_page(page, float_model, model)
     counted = replace(calibration, count=calibration.count or DEFAULT_SAMPLES)
-    diagnosis = _diagnosed(float_model, model, counted, data)
+    diagnosis = _diagnosed(float_model, model, counted, data, measure, is_trying)
     write_text(page_of(diagnosis), page)
     return diagnosis
 
@@ -131,23 +151,39 @@ def check_page(page: Path, *models: Path) -> None:
         check_output(page, model)
 
 
-def _diagnosed(float_model: Path, model: Path, calibration: Calibration, data: LabelledData | None) -> Diagnosis:
-    from quark.cli.report_facts import lint_remarks, measured_accuracy, measured_speed
+def _diagnosed(
+    float_model: Path,
+    model: Path,
+    calibration: Calibration,
+    data: LabelledData | None,
+    measure: Measure | MeasureResult | None,
+    is_trying: bool | None,
+) -> Diagnosis:
+    from quark.cli.report_facts import lint_remarks, measured_accuracy, measured_quality, measured_speed
     from quark.cli.report_making import making_of
     from quark.evaluate import Network
     from quark.evaluate.network import checked_file
+    from quark.fidelity import Verdict
+    from quark.measures import Measure
     from quark.onnx.diagnose import diagnose
     from quark.onnx.session import release_memory
 
+    start = time.monotonic()
     checked_file(model)
     if data is not None:
         data.open(Network(float_model), calibration.preprocess)  # wrong data is found before the work
+    if isinstance(measure, Measure):  # first: the layers take minutes, and a function may have mistakes
+        checked_file(float_model)
+        measure = measured_quality(float_model, model, measure, calibration)
     source = None if calibration.path is None else str(calibration.path)
     diagnosis = diagnose(
         checked_file(float_model), model, source, num_samples=calibration.count, preprocessing=calibration.preprocess
     )
     release_memory()  # what the layers took is not held beside what is measured next
     accuracy = None if data is None else measured_accuracy(float_model, model, data, calibration.preprocess)
+    speed = measured_speed(float_model, model, calibration)
+    if is_trying or (is_trying is None and diagnosis.verdict is not Verdict.OK):
+        diagnosis = with_suggestions(diagnosis, float_model, model, calibration, time.monotonic() - start)
     basis = diagnosis.basis
     if calibration.path is not None:
         basis = replace(basis, data=calibration.path.resolve().name)  # pages are passed on: no folders of somebody's
@@ -155,14 +191,57 @@ def _diagnosed(float_model: Path, model: Path, calibration: Calibration, data: L
         diagnosis,
         basis=basis,
         accuracy=accuracy,
-        speed=measured_speed(float_model, model, calibration),
+        measure=measure,
+        speed=speed,
         lint=lint_remarks(model),
         making=making_of(model, diagnosis.result, float_model, calibration, data),
     )
 
 
+def with_suggestions(
+    diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration, seconds: float
+) -> Diagnosis:
+    """Quantize again with each suggestion, for about so many seconds, and keep what helps as advice."""
+    from quark.onnx.quantization.suggestions import try_all
+
+    def say(number: int, count: int, text: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"trying {number} of {count}: {text}", err=True)
+
+    tried = try_all(
+        diagnosis,
+        float_model,
+        model,
+        None if calibration.path is None else str(calibration.path),
+        seconds=seconds,
+        num_samples=calibration.count,
+        preprocessing=calibration.preprocess,
+        say=say,
+    )
+    return replace(
+        diagnosis,
+        advice=tried.advice,
+        suggestions=tried.suggestions,
+        remarks=(*diagnosis.remarks, tried.note),
+    )
+
+
+def suggestion_lines(diagnosis: Diagnosis, most: int = MOST_SUGGESTIONS) -> list[str]:
+    """What helped, and how many suggestions were tried; without trials, what might."""
+    from quark.diagnosis import Outcome
+
+    lines = [f"suggestion: {line}" for line in diagnosis.advice[:most]]
+    counts = {kind: sum(each.outcome is kind for each in diagnosis.suggestions) for kind in Outcome}
+    tried = counts[Outcome.HELPED] + counts[Outcome.NO_GAIN]
+    if tried:
+        left = f", {counts[Outcome.UNTRIED]} were not" if counts[Outcome.UNTRIED] else ""
+        lines.append(f"{tried} suggestions were tried, {counts[Outcome.HELPED]} helped{left}")
+    return lines
+
+
 def _summary(diagnosis: Diagnosis) -> list[str]:
     """The verdict, the worst output, and the worst layers."""
+    from quark.fidelity import worst_text
     from quark.report.quantities import printable
     from quark.report.summary import sqnr_text
 
@@ -170,17 +249,22 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
     lines = [f"{diagnosis.verdict.value.upper()}: {diagnosis.result.name} against {diagnosis.source.name}{doubt}"]
     lines += [
         f"output '{each.name}': SQNR in dB {sqnr_text(each.sqnr_db)}, cosine {each.cosine:.4f}"
-        for each in sorted(diagnosis.outputs, key=lambda each: each.sqnr_db)[:3]
+        for each in sorted(diagnosis.outputs, key=lambda each: -each.severity)[:3]
     ]
+    if any(output.parts for output in diagnosis.outputs):
+        lines.append(f"worst part: {worst_text(diagnosis.outputs)}")
     if diagnosis.accuracy is not None:
         found = diagnosis.accuracy
         lines.append(
             f"top-1 {100 * found.float_top1:.2f} -> {100 * found.quantized_top1:.2f} % "
             f"(+- {100 * found.standard_error:.2f} points)"
         )
+    if diagnosis.measure is not None:
+        lines.append(f"measure: {diagnosis.measure}")
     lines += [
         f"sensitive: {each.name} ({each.op_type}), {100 * (each.share or 0):.1f} % of all"
         for each in diagnosis.ranked[:3]
         if each.share
     ]
+    lines += suggestion_lines(diagnosis)
     return [printable(line) for line in lines]

@@ -12,6 +12,7 @@ from quark.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from quark.evaluate import Dataset, Network
+    from quark.measures import Measure, MeasureResult
 
 ROUNDS = 4
 REPEATS_A_ROUND = 3
@@ -56,6 +57,21 @@ def measured_accuracy(float_model: Path, model: Path, data: LabelledData, prepro
         pair.second.top5,
         pair.standard_error,
     )
+
+
+def measured_quality(float_model: Path, model: Path, measure: Measure, calibration: Calibration) -> MeasureResult:
+    """Take the measure of both models; built-in ones on the samples that the models are compared on."""
+    from quark.evaluate import Network
+    from quark.measures import FunctionMeasure
+    from quark.onnx.data import open_samples
+
+    networks = Network(float_model), Network(model)
+    samples = []
+    if not isinstance(measure, FunctionMeasure):
+        data = None if calibration.path is None else str(calibration.path)
+        opened = open_samples(data, networks[0].inputs, count=calibration.count, preprocessing=calibration.preprocess)
+        samples = list(opened.in_order())
+    return measure.judge(networks[0].session, networks[1].session, samples)
 
 
 def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> SpeedFacts:

@@ -13,11 +13,11 @@ from diagnosed_networks import images, quantized_model, with_larger_weight
 from quark.cli.config_option import read_config
 from quark.demo import network_path
 from quark.errors import InvalidValueError
+from quark.fidelity.distance import divergence, log_probabilities
 from quark.onnx import get_default_config, quantize
 from quark.onnx.diagnose import diagnose, first_divergence
 from quark.onnx.diagnose.pair import read_side
 from quark.onnx.diagnose.running import Run
-from quark.onnx.diagnose.sensitivity import distance, log_probabilities
 from quark.onnx.piece import piece
 from quark.onnx.quantization.config.options import settings_of
 
@@ -94,7 +94,7 @@ def test_sensitivity_is_what_the_output_does_when_one_layer_is_quantized(diagnos
     for image in images()[:8]:
         tensors = {"input": image[None], **everything({"input": image[None]})}
         (moved,) = local({source: tensors[source]}).values()
-        costs.append(distance(tensors["logits"], rest({layer.tensor: moved})["logits"]))
+        costs.append(divergence(tensors["logits"], rest({layer.tensor: moved})["logits"]))
     assert layer.sensitivity == pytest.approx(np.mean(costs), rel=1e-3)
 
 
@@ -183,4 +183,4 @@ def test_probabilities_are_taken_as_they_are():
     rows = np.array([[0.25, 0.75]])
     assert np.allclose(np.exp(log_probabilities(rows)), rows)
     assert np.allclose(np.exp(log_probabilities(rows * 10)).sum(), 1)
-    assert distance(np.array([[1.0, 2.0]]), np.array([[np.nan, 0.0]])) == math.inf
+    assert divergence(np.array([[1.0, 2.0]]), np.array([[np.nan, 0.0]])) == math.inf

@@ -12,7 +12,10 @@ from quark.errors import InvalidValueError
 from quark.onnx import quantize
 from quark.onnx.diagnose import diagnose
 from quark.onnx.diagnose.layer_weights import LayerWeights
+from quark.onnx.diagnose.pair import read_side
 from quark.onnx.diagnose.rescaling import factors_by_weights
+from quark.onnx.diagnose.sensitivity import find_sensitivities
+from quark.onnx.diagnose.sites import find_sites
 from quark.onnx.diagnose.sums import pair_sums
 from quark.onnx.pack import pack_model
 
@@ -91,19 +94,74 @@ def matrix(seed):
     return np.random.default_rng(seed).normal(0, 0.2, (WIDTH, WIDTH)).astype(np.float32)
 
 
-def test_layers_behind_the_output_that_is_looked_at_cost_nothing(tmp_path):
+def test_layers_count_by_any_output(tmp_path):
+    """A layer behind one output moves the other one alone; a layer that both depend on moves both."""
     source = save_text(
         tmp_path / "float.onnx",
-        f"g (float[n, {WIDTH}] x) => (float[n, {WIDTH}] y, float[n, {WIDTH}] z) "
-        "{ t = MatMul (x, a)  y = Relu (t)  u = MatMul (y, b)  z = Relu (u) }",
+        f"g (float[n, {WIDTH}] x) => (float[n, {WIDTH}] y, float[n, {WIDTH}] z, float[n, {WIDTH}] v) "
+        "{ t = MatMul (x, a)  y = Relu (t)  u = MatMul (y, b)  z = Relu (u)  w = MatMul (x, c)  v = Relu (w) }",
         a=matrix(1),
         b=matrix(2),
+        c=matrix(3),
     )
     data = np.random.default_rng(0).normal(0, 1, (6, WIDTH)).astype(np.float32)
     target = quantize(source, data, "A8W8").save(tmp_path / "quantized.onnx")
     found = {each.tensor: each.sensitivity for each in diagnose(source, target, data).layers}
     assert found["y"] > 0
-    assert found["z"] == 0
+    assert found["z"] > 0
+    assert found["v"] > 0
+    exact, other = read_side(source).model, read_side(target).model
+    sites = find_sites(exact, other)
+    samples = [{"x": row[None]} for row in data]
+    chosen = find_sensitivities(exact, other, sites, {}, samples, tensors=["z"])
+    assert chosen.values == {"z": pytest.approx(found["z"])}
+
+
+def test_samples_of_different_lengths_and_shapes_computed_in_the_graph(tmp_path):
+    """As transformers are exported: a dimension without axes goes from layer to layer, and samples differ in length."""
+    source = save_text(
+        tmp_path / "float.onnx",
+        f"g (float[1, n, {WIDTH}] x) => (float[1, n, {WIDTH}] y) "
+        "{ s = Shape (x)  one = Constant <value_int = 1> ()  length = Gather (s, one)"
+        "  two = Constant <value_int = 2> ()  wide = Gather (s, two)"
+        "  t = MatMul (x, a)  p = Relu (t)  u = MatMul (p, b)  q = Relu (u)  w = MatMul (q, c)"
+        "  axes = Constant <value_ints = [0]> ()  rows = Unsqueeze (length, axes)"
+        "  columns = Unsqueeze (wide, axes)  one_row = Constant <value_ints = [1]> ()"
+        "  form = Concat <axis = 0> (one_row, rows, columns)  r = Reshape (w, form)  y = Tanh (r) }",
+        a=matrix(1),
+        b=matrix(2),
+        c=matrix(3),
+    )
+    generator = np.random.default_rng(0)
+    samples = [{"x": generator.normal(size=(1, length, WIDTH)).astype(np.float32)} for length in (5, 9, 3, 7, 4, 6)]
+    target = quantize(source, samples, "A8W8").save(tmp_path / "quantized.onnx")
+    exact, other = read_side(source).model, read_side(target).model
+    sites = find_sites(exact, other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quark.onnx.diagnose.sensitivity.FEWEST_LAYERS", 1)  # cut between all layers
+        found = find_sensitivities(exact, other, sites, {}, samples)
+    assert found.values == {
+        name: pytest.approx(value)
+        for name, value in find_sensitivities(exact, other, sites, {}, samples).values.items()
+    }
+    assert all(value > 0 for value in found.values.values())
+    assert diagnose(source, target, samples).basis.sensitivity_samples == 6
+
+
+def test_factors_are_not_looked_for_along_axes_that_vary(tmp_path):
+    """SmoothQuant leaves factors; a tensor whose channels are as many as a sample is long has none."""
+    source = save_text(
+        tmp_path / "float.onnx",
+        f"g (float[1, {WIDTH}, n] x) => (float[1, m, {WIDTH}] y) "
+        "{ h = Transpose <perm = [0, 2, 1]> (x)  t = MatMul (h, a)  s = Transpose <perm = [0, 2, 1]> (t)"
+        "  e = Sigmoid (s)  d = Transpose <perm = [0, 2, 1]> (e)  y = MatMul (d, b) }",
+        a=matrix(1),
+        b=matrix(2),
+    )
+    generator = np.random.default_rng(0)
+    samples = [{"x": generator.normal(size=(1, WIDTH, length)).astype(np.float32)} for length in (5, 9, 3, 7)]
+    target = quantize(source, samples, "A8W8").save(tmp_path / "quantized.onnx")
+    assert diagnose(source, target, samples).verdict.value == "ok"
 
 
 def test_packed_weights_are_read_beside_branches(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from made_diagnosis import ODD_NAMES, bare_diagnosis, made_diagnosis
 
 from quark.diagnosis import Action
-from quark.fidelity import Verdict
+from quark.fidelity import OutputFidelity, PartFidelity, Verdict
 from quark.report.page import page_of
 from quark.report.page.document import ACTIONS, SCRIPTS, STYLES, as_json_block
 
@@ -66,6 +66,14 @@ def test_it_is_well_formed(outline):
 )
 def test_it_holds_the_whole_diagnosis(diagnosis):
     assert json.loads(Outline(page_of(diagnosis)).text_of("diagnosis")) == diagnosis.to_dict()
+
+
+def test_the_parts_of_outputs_are_there_with_their_verdicts():
+    part = PartFidelity("channels 4..21 of axis 1", "scores", "overlap of scores", 0.4, 3, 0.1, severity=2.2)
+    page = page_of(made_diagnosis(outputs=(OutputFidelity("output0", 0.99, 31.0, parts=(part,)),)))
+    assert '"verdict":"collapsed"' in page
+    for text in ('"name":"channels 4..21 of axis 1"', '"is_sample_worse":true', '"worst_sample":3'):
+        assert text in page
 
 
 def test_every_layer_is_there(outline):

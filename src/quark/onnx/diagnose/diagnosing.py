@@ -5,7 +5,8 @@ read -> match -> find factors -> compare -> outputs -> sensitivities -> facts, c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from quark.diagnosis import Basis, Diagnosis, LayerDiagnosis
 from quark.errors import InvalidValueError
 from quark.fidelity import numberless_remark, outputs_without_numbers
+from quark.onnx.calibrate.runner import processor_count
 from quark.onnx.data import Sample, Samples, input_infos, open_samples
 from quark.onnx.diagnose.causes import find_causes
 from quark.onnx.diagnose.comparison import Compared, compare_networks
@@ -33,8 +35,9 @@ from quark.onnx.diagnose.weight_facts import find_weight_facts
 from quark.onnx.session import release_memory
 
 HISTOGRAM_SAMPLES = 8
-MOST_RUNS = 640  # of the rest of the network, for sensitivities: beyond that there are fewer samples
+SENSITIVITY_SECONDS = 120.0  # if measuring sensitivities would take longer, there are fewer samples
 FEWEST_SAMPLES = 2
+RUNS_A_SAMPLE = 4  # of the network, to compare all layers
 
 
 def diagnose(
@@ -51,9 +54,9 @@ def diagnose(
 ) -> Diagnosis:
     """Compare two forms of one network on `data`, which can be all that `quark.onnx.quantize` takes; None: random.
 
-    `num_samples` are looked at, and the first `sensitivity_samples` of them for sensitivities, which take most of the
-    time: fewer for a network of very many layers. The `histograms` worst layers have pictures. Accuracy, speed, lint
-    and the making of the file are not looked at here.
+    `num_samples` are looked at, and `sensitivity_samples` of them, evenly spaced, for sensitivities, which take most of
+    the time: fewer for a large network of many layers. The `histograms` worst layers have pictures. Accuracy, speed,
+    lint and the making of the file are not looked at here, and suggestions are not tried.
 
     Models with other inputs or outputs than each other, in the wrong order, or without one tensor in common are an
     InvalidValueError.
@@ -65,7 +68,9 @@ def diagnose(
         data, input_infos(exact.model), count=num_samples, batch_size=batch_size, preprocessing=preprocessing
     )
     looked = _look(exact, other, samples, sensitivity_samples if has_sensitivity else 0)
-    layers = _layers(exact, other, looked, _first(samples, HISTOGRAM_SAMPLES), histograms)
+    skipped = find_skipped(other)
+    in_float = {each.node for each in skipped}
+    layers = _layers(exact, other, looked, _first(samples, HISTOGRAM_SAMPLES), histograms, in_float)
     facts = list(looked.facts)
     found = looked.sensitivities
     return Diagnosis(
@@ -74,10 +79,17 @@ def diagnose(
         _basis(samples, looked),
         looked.outputs,
         layers,
-        find_skipped(other),
+        skipped,
         find_weight_facts(exact.model, other.model, facts),
         advice=advice_on(layers),
-        remarks=remarks_on(exact, looked.sites, looked.factors, found, sensitivity_samples, looked.unusable)
+        remarks=remarks_on(
+            exact,
+            looked.sites,
+            looked.factors,
+            found,
+            min(sensitivity_samples, looked.compared.samples),
+            looked.unusable,
+        )
         + remarks_on_form(restored)
         + tuple(map(numberless_remark, looked.numberless)),
     )
@@ -110,15 +122,19 @@ def _look(exact: Side, other: Side, samples: Samples, sensitivity_samples: int) 
     sites, unusable = _match(exact, other, samples)
     networks = Networks(exact.model, other.model, sites)
     networks.find_factors(_first(samples, sensitivity_samples or HISTOGRAM_SAMPLES))
+    start = time.process_time()  # not the clock: other programs that run must not change what is measured
     compared = compare_networks(networks, samples.in_order)
+    seconds = (time.process_time() - start) / processor_count()
+    run_seconds = seconds / max(compared.samples * RUNS_A_SAMPLE, 1)
     factors = networks.factors
     numberless = outputs_without_numbers(compared.outputs[index] for index in range(len(compared.outputs)))
     outputs = compare_outputs(other.model, samples.in_order(), compared.outputs, numberless)
     compared.outputs.close()
     found = None
     if sensitivity_samples and sites.sites:
-        count = min(sensitivity_samples, max(FEWEST_SAMPLES, MOST_RUNS // len(sites.sites)))
-        found = find_sensitivities(exact.model, other.model, sites, factors, _first(samples, count))
+        most = int(SENSITIVITY_SECONDS / max(len(sites.sites) * run_seconds / 2, 1e-9))
+        count = min(sensitivity_samples, max(FEWEST_SAMPLES, most), compared.samples)
+        found = find_sensitivities(exact.model, other.model, sites, factors, _spread(samples, compared.samples, count))
     release_memory()
     facts = tuple(find_facts(site, compared, exact.model, other.model, factors) for site in sites.sites)
     return _Looked(sites, unusable, factors, compared, outputs, numberless, found, facts)
@@ -161,8 +177,19 @@ def _first(samples: Samples, count: int) -> list[Sample]:
     return list(islice(samples.in_order(), count))
 
 
+def _spread(samples: Samples, total: int, count: int) -> list[Sample]:
+    """`count` of the samples, evenly spaced."""
+    wanted = {index * total // count for index in range(count)}
+    return [sample for index, sample in enumerate(samples.in_order()) if index in wanted]
+
+
 def _layers(
-    exact: Side, other: Side, looked: _Looked, samples: Sequence[Sample], histograms: int
+    exact: Side,
+    other: Side,
+    looked: _Looked,
+    samples: Sequence[Sample],
+    histograms: int,
+    in_float: Collection[str],
 ) -> tuple[LayerDiagnosis, ...]:
     costs = {} if looked.sensitivities is None else looked.sensitivities.values
     ranked = sorted(costs, key=lambda name: -costs[name])
@@ -180,6 +207,7 @@ def _layers(
                 facts,
                 other,
                 share,
+                in_float,
                 sensitivity=costs.get(name),
                 rank=ranked.index(name) + 1 if name in costs else None,
                 weight_histogram=(
@@ -197,7 +225,9 @@ def _share(cost: float | None, total: float) -> float | None:
     return cost / total if 0 < total < float("inf") else 0.0 if cost < float("inf") else 1.0
 
 
-def _layer(facts: LayerFacts, other: Side, share: float | None, **figures: Any) -> LayerDiagnosis:
+def _layer(
+    facts: LayerFacts, other: Side, share: float | None, in_float: Collection[str], **figures: Any
+) -> LayerDiagnosis:
     site, weight = facts.site, facts.site.weight
     return LayerDiagnosis(
         site.name,
@@ -213,7 +243,7 @@ def _layer(facts: LayerFacts, other: Side, share: float | None, **figures: Any) 
         share=share,
         clipped=facts.clipped,
         causes=find_causes(facts, share),
-        remedies=find_remedies(facts, other.config, share),
+        remedies=find_remedies(facts, other.config, share, in_float),
         nodes=site.nodes,
         **figures,
     )

@@ -83,6 +83,7 @@ class Networks:
 
         def turn(factors: Factors) -> dict[str, ChannelSums]:
             total: dict[str, ChannelSums] = {}
+            varying: set[str] = set()  # as many channels as a sample is long: nothing to equalize
 
             def one(_: int, sample: Sample) -> dict[str, ChannelSums]:
                 with waiting:
@@ -96,10 +97,13 @@ class Networks:
 
             def see(sums: dict[str, ChannelSums]) -> None:
                 for name, each in sums.items():
-                    total[name] = total[name] + each if name in total else each
+                    if name in total and total[name].exact.size != each.exact.size:
+                        varying.add(name)
+                    else:
+                        total[name] = total[name] + each if name in total else each
 
             each_in_order(one, samples[:FACTOR_SAMPLES], see)
-            return total
+            return {name: each for name, each in total.items() if name not in varying}
 
         self.factors = find_factors(*self._models, self.sites, turn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 
 from quark.diagnosis import LayerDiagnosis
@@ -52,10 +53,8 @@ def _remarks(
         )
     if unusable:
         yield f"not compared, because shapes differ: {listed(unusable, 3)}"
-    if found is not None and len(exact.model.graph.outputs) > 1:
-        yield f"sensitivities are of the output '{found.output}' alone"
     if found is not None and found.samples < wanted_samples:
-        yield f"sensitivities are of {count_of(found.samples, 'sample')}: there are {len(sites.sites)} layers"
+        yield f"sensitivities are of {count_of(found.samples, 'sample')}, because more would have taken too long"
 
 
 def remarks_on_form(restored: Restored) -> tuple[str, ...]:
@@ -83,6 +82,6 @@ def advice_on(layers: Sequence[LayerDiagnosis]) -> tuple[str, ...]:
     names = json.dumps([node for each in worst for node in each.nodes])
     text = (
         f"leave the {len(worst)} most sensitive layers in float ({100 * share:.0f} % of the damage, {cost:.1f} % of "
-        f"the parameters): --set 'nodes_to_exclude={names}'"
+        f"the parameters; not tried): --set {shlex.quote(f'nodes_to_exclude={names}')}"
     )
     return (text,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from quark.diagnosis import Action, Remedy
@@ -25,13 +25,19 @@ WIDER_ELEMENTS = {"mxfp4_e2m1": "fp6_e2m3", "mxfp6_e2m3": "int8", "mxfp6_e3m2": 
 WIDER_MICROEXPONENTS = {"mx4": 13, "mx6": 16}
 
 
-def find_remedies(facts: LayerFacts, config: Mapping[str, Any], share: float | None) -> tuple[Remedy, ...]:
-    """The likeliest to help first. `config` is what the file was made by, empty where it does not say."""
+def find_remedies(
+    facts: LayerFacts, config: Mapping[str, Any], share: float | None, in_float: Collection[str] = ()
+) -> tuple[Remedy, ...]:
+    """Return the remedies for a layer, the likeliest to help first.
+
+    `config` is what the file was made by, empty where it does not say. `in_float` names the nodes that stayed in float:
+    a layer can be among them if what it reads is quantized.
+    """
     return (
         *_about_scales(facts, config),
         *_about_inputs(facts, config),
         *_about_rounding(facts, config),
-        _exclude(facts, share),
+        *([] if facts.site.name in in_float else [_exclude(facts, share)]),
     )
 
 

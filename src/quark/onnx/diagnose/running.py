@@ -48,7 +48,7 @@ class Run:
 
         wanted = self.names if names is None else list(names)
         given = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(feeds[name])) for name in self.inputs
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(feeds[name], order="C")) for name in self.inputs
         }
         with running(self._what):
             values = self._session.run_with_ort_values(wanted, given)

@@ -8,9 +8,9 @@ that is run. Layers go in groups; a group has three pieces, each begun at tensor
     rest     the float network from the start of the group to the output, with an Add behind each layer's result, whose
              other operand is 0 but for the layer in question
 
-so that the network is run a little more than half for a layer. The measure for outputs [n, classes] is the divergence
-of the predictions, sum p log(p / q), the mean over rows; outputs that are no probabilities become so by softmax. For
-others it is the squared error as a share of the power.
+so that the network is run a little more than half for a layer. All outputs count: those that are computed before a
+group do not depend on it, and are as the float network has them. The distance is that of `quark.fidelity.distance`:
+the divergence of the predictions of a classifier, else the sum of the distances of all parts of the outputs.
 """
 
 from __future__ import annotations
@@ -23,88 +23,111 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.fidelity import batch_size_of
+from quark.fidelity.distance import DISTANCE, DistanceMeter
 from quark.onnx.data import Sample
 from quark.onnx.data.store import SampleStore
 from quark.onnx.diagnose.networks import give_types
 from quark.onnx.diagnose.rescaling import Factors, times
 from quark.onnx.diagnose.running import Run, each_in_order
 from quark.onnx.diagnose.sites import Sites
-from quark.onnx.diagnose.sums import pair_sums
-from quark.onnx.graph import is_float
 from quark.onnx.piece import COMPUTED, frontier, piece
 
 Array = NDArray[Any]
 GROUPS = 8
-KL, SQUARED = "kl", "squared_error"
+FEWEST_LAYERS = 4  # of a group: opening its sessions takes as long as running the network a few times
 
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """By tensor of the layer; `measure` is one of kl and squared_error, `output` is what was looked at."""
+    """The cost of each layer by its tensor. `measure` is `kl` or `distance`, see `quark.fidelity.distance`."""
 
     values: dict[str, float]
     measure: str
-    output: str
     samples: int
 
 
 def find_sensitivities(
-    exact: ir.Model, quantized: ir.Model, sites: Sites, factors: Factors, samples: Sequence[Sample]
+    exact: ir.Model,
+    quantized: ir.Model,
+    sites: Sites,
+    factors: Factors,
+    samples: Sequence[Sample],
+    tensors: Collection[str] | None = None,
 ) -> Sensitivities:
-    """Of all layers, by the first output of the network that holds floats. Layers behind it, which other outputs come
-    from, do not move it: they cost 0."""
-    output = next(
-        (str(value.name) for value in exact.graph.outputs if is_float(value)), str(exact.graph.outputs[0].name)
-    )
+    """Measure what each layer costs, by all outputs of the network.
+
+    `tensors` names the layers to measure, by `Site.tensor`; all if it is None. Layers that no output depends on cost 0.
+    """
     places = {str(value.name): index for index, node in enumerate(exact.graph) for value in node.outputs}
-    tensors = [site.tensor for site in sites.sites]
-    ends = sorted((name for name in tensors if places[name] <= places.get(output, -1)), key=places.__getitem__)
-    groups = [
-        [str(each) for each in group] for group in np.array_split(ends, min(GROUPS, len(ends) or 1)) if len(group)
-    ]
-    networks = _Networks(exact, quantized, sites, factors, places, output)
-    totals: dict[str, float] = dict.fromkeys(tensors, 0.0)
-    measure = ""
+    wanted = [site.tensor for site in sites.sites if tensors is None or site.tensor in tensors]
+    if not wanted or not samples:
+        return Sensitivities(dict.fromkeys(wanted, 0.0), DISTANCE, len(samples))
+    ends = sorted(wanted, key=places.__getitem__)
+    count = min(GROUPS, -(-len(ends) // FEWEST_LAYERS))
+    groups = [[str(name) for name in group] for group in np.array_split(ends, count)]
+    networks = _Networks(exact, quantized, sites, factors, places)
+    references = SampleStore()
     remembered: Any = samples
+    previous = -1
+    measured: dict[str, list[DistanceMeter]] = {name: [] for name in ends}
+    empty: DistanceMeter | None = None
     for number, group in enumerate(groups):
         to_come = [name for later in groups[number + 1 :] for name in later]
         read = _read_by_layers(quantized, sites, to_come)
-        pieces = _Pieces(networks, group, remembered[0], read)
+        pieces = _Pieces(networks, group, remembered[0], read, previous)
+        if empty is None:  # the first group: its rest is the whole network
+            each_in_order(pieces.reference, samples, references.append)
+            counts = [batch_size_of(sample) for sample in samples]
+            empty = DistanceMeter([references[index] for index in range(len(samples))], counts)
         following = SampleStore()
 
-        def see(found: tuple[dict[str, float], str, dict[str, Array]], store: SampleStore = following) -> None:
-            nonlocal measure
-            measure = found[1]
-            store.append(found[2])
-            for name, value in found[0].items():
-                totals[name] += value / len(samples)
+        def see(found: tuple[dict[str, DistanceMeter], dict[str, Array]], store: SampleStore = following) -> None:
+            store.append(found[1])
+            for name, meter in found[0].items():
+                measured[name].append(meter)
 
-        each_in_order(pieces.measure, (remembered[index] for index in range(len(samples))), see)
+        def compute(
+            index: int, sample: Sample, pieces: _Pieces = pieces, empty: DistanceMeter = empty
+        ) -> tuple[dict[str, DistanceMeter], dict[str, Array]]:
+            return pieces.measure(sample, references[index], empty, batch_size_of(samples[index]))
+
+        each_in_order(compute, (remembered[index] for index in range(len(samples))), see)
         if isinstance(remembered, SampleStore):
             remembered.close()
         remembered = following
-    if isinstance(remembered, SampleStore):
-        remembered.close()
-    return Sensitivities(totals, measure, output, len(samples))
+        previous = max(places[name] for name in group)
+    remembered.close()
+    references.close()
+    assert empty is not None
+    values = {}
+    for name in wanted:
+        total = empty.fresh()
+        for meter in measured[name]:
+            total.merge(meter)
+        values[name] = total.distance
+    return Sensitivities(values, empty.measure, len(samples))
 
 
 @dataclass(frozen=True)
 class _Networks:
-    """The two networks, what they have in common, where the nodes of the exact one stand, and the output looked at."""
+    """The two networks, what they have in common, and where the nodes of the exact one stand."""
 
     exact: ir.Model
     quantized: ir.Model
     sites: Sites
     factors: Factors
     places: dict[str, int]
-    output: str
 
 
 class _Pieces:
-    """The three pieces of a group of layers, which begins with the tensors that `start` is an example of."""
+    """The three pieces of a group of layers. It begins behind node `previous` of the float network, with the tensors
+    that `start` is an example of."""
 
-    def __init__(self, networks: _Networks, group: Sequence[str], start: Sample, read_later: Collection[str]) -> None:
-        exact, places, output = networks.exact, networks.places, networks.output
+    def __init__(
+        self, networks: _Networks, group: Sequence[str], start: Sample, read_later: Collection[str], previous: int
+    ) -> None:
+        exact, places = networks.exact, networks.places
         self._sites, self._factors, self._group = networks.sites, networks.factors, group
         types = {name: array.dtype for name, array in start.items()}
         cut = piece(networks.quantized, self._sites.shared, group)
@@ -118,28 +141,47 @@ class _Pieces:
         self._wanted = [name for name in dict.fromkeys(wanted) if name in places and name not in start]
         before = piece(exact, list(start), self._wanted)
         self._before = Run(_typed(before, types), "the float model") if self._wanted else None
-        self._rest = Run(_typed(_with_additions(piece(exact, list(start), [output]), group), types), "the float model")
+        names = [str(value.name) for value in exact.graph.outputs]
+        self._outputs = [name for name in names if places.get(name, -1) > previous]
+        rest = _with_additions(piece(exact, list(start), self._outputs), group)
+        self._rest = Run(_typed(rest, types), "the float model") if self._outputs else None
+        added = {addition(name) for name in group}
+        self._zeros = {
+            str(value.name): np.zeros((), value.dtype.numpy())  # without axes: the result has those of the layer
+            for value in rest.graph.inputs
+            if value.name in added and value.dtype is not None
+        }
 
-    def measure(self, _: int, sample: Sample) -> tuple[dict[str, float], str, dict[str, Array]]:
-        """Of one sample: what each layer costs, the measure, and what to remember for the groups to come."""
+    def measure(
+        self, sample: Sample, reference: Sample, empty: DistanceMeter, count: int
+    ) -> tuple[dict[str, DistanceMeter], dict[str, Array]]:
+        """Measure each layer on one sample; also return what to remember for the groups to come."""
         values = {**sample}
         if self._before is not None:
             values |= self._before(sample, self._wanted)
         feeds = {name: self._scaled(name, values[name]) for name in self._layers.inputs}
         found = self._layers(feeds)
-        additions = {addition(name): np.zeros(1, values[name].dtype) for name in self._group}
-        reference = self._run_rest(sample, additions)
-        costs: dict[str, float] = {}
-        measure = measure_for(reference)
+        expected = {**reference, **self._run_rest(sample, {})}
+        meters: dict[str, DistanceMeter] = {}
         for name in self._group:
-            with np.errstate(invalid="ignore"):  # Inf less Inf is no number, and the output then none either
+            if addition(name) not in self._zeros:
+                continue  # no output depends on it
+            with np.errstate(invalid="ignore"):  # Inf - Inf is NaN, and then the output is NaN too
                 error = self._unscaled(name, found[f"{name}{COMPUTED}"]) - values[name]
-            moved = self._run_rest(sample, additions | {addition(name): error.astype(values[name].dtype)})
-            costs[name] = distance(reference, moved)
-        return costs, measure, {name: np.array(values[name]) for name in self._following}
+            moved = self._run_rest(sample, {addition(name): error.astype(values[name].dtype)})
+            meters[name] = empty.fresh()
+            meters[name].add(expected, {**expected, **moved}, count)
+        return meters, {name: np.array(values[name]) for name in self._following}
 
-    def _run_rest(self, sample: Sample, additions: dict[str, Array]) -> Array:
-        return next(iter(self._rest({**sample, **additions}).values()))
+    def reference(self, _: int, sample: Sample) -> dict[str, Array]:
+        """The outputs of the float network, all that nodes compute if this is the first group."""
+        return {name: array.copy() for name, array in self._run_rest(sample, {}).items()}
+
+    def _run_rest(self, sample: Sample, errors: dict[str, Array]) -> dict[str, Array]:
+        """The outputs that are computed behind the start of the group, with these errors added to its layers."""
+        if self._rest is None:
+            return {}
+        return dict(zip(self._outputs, self._rest({**sample, **self._zeros, **errors}).values(), strict=True))
 
     def _scaled(self, name: str, array: Array) -> Array:
         return times(array, self._factors.get(name), self._sites.channel_axis(name, array.ndim))
@@ -156,33 +198,6 @@ def _read_by_layers(quantized: ir.Model, sites: Sites, tensors: Sequence[str]) -
 
 def addition(name: str) -> str:
     return f"{name}/addition"
-
-
-def measure_for(output: Array) -> str:
-    return KL if output.ndim == 2 and output.shape[1] > 1 else SQUARED
-
-
-def distance(exact: Array, moved: Array) -> float:
-    """Of an output from the float network's; infinite where it is not finite.
-
-    >>> distance(np.array([[0.0, 0.0]]), np.array([[0.0, 0.0]]))
-    0.0
-    """
-    if not np.isfinite(moved).all():
-        return float("inf")
-    if measure_for(exact) == SQUARED:
-        return pair_sums(exact, moved).relative_error
-    p, q = log_probabilities(exact), log_probabilities(moved)
-    return float(np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0).mean())
-
-
-def log_probabilities(rows: Array) -> Array:
-    """Of rows of probabilities as they are, of others by softmax."""
-    wide = rows.astype(np.float64)
-    if (wide >= 0).all() and np.allclose(wide.sum(axis=1), 1.0, atol=1e-3):
-        return np.asarray(np.log(np.maximum(wide, 1e-12)))
-    wide = wide - wide.max(axis=1, keepdims=True)
-    return np.asarray(wide - np.log(np.exp(wide).sum(axis=1, keepdims=True)))
 
 
 def _typed(part: ir.Model, types: dict[str, Any]) -> ir.Model:

@@ -61,7 +61,7 @@ function detailOf(layer) {
       ["Clipped inputs", layer.clipped === null ? "" : percent(layer.clipped, 2)],
     ]),
     layer.causes.length ? [heading("Why"), causeList(layer)] : null,
-    layer.remedies.length ? [heading("What to do"), remedyList(layer)] : null);
+    layer.remedies.length ? [heading("What to do (not tried)"), remedyList(layer)] : null);
   return element("tr", { class: "detail" }, element("td", { colspan: COLUMNS.length }, element("div", { class: "detail-inner" }, left, element("div", {}, histogramsOf(layer)))));
 }
 

@@ -35,7 +35,7 @@ function rankingItem(layer, place) {
       element("p", { class: "muted small" }, figures),
       more ? element("div", { class: "columns" },
         element("div", {}, element("p", { class: "label" }, "Why"), layer.causes.length ? causeList(layer) : element("p", { class: "muted" }, "No single cause stands out.")),
-        element("div", {}, element("p", { class: "label" }, "What to do"), layer.remedies.length ? remedyList(layer) : element("p", { class: "muted" }, "Nothing in particular."))) : null));
+        element("div", {}, element("p", { class: "label" }, "What to do (not tried)"), layer.remedies.length ? remedyList(layer) : element("p", { class: "muted" }, "Nothing in particular."))) : null));
 }
 
 function worstLayers() {
@@ -47,7 +47,7 @@ function worstLayers() {
 function rankingText() {
   const { sensitivity_samples: samples, measure } = report.basis;
   if (!ranked.length) return "Sensitivities were not measured. These layers have the lowest local SQNR.";
-  const how = measure === "kl" ? "by the divergence of its predictions" : "by the squared error of its output";
+  const how = measure === "kl" ? "by the divergence of its predictions" : "by the squared error of all parts of all outputs";
   return `Ranked by how far the network's output moves when only that layer is quantized, ${how}, on ${countOf(samples, "sample")}.`;
 }
 

@@ -1,0 +1,594 @@
+"""Changes that could make a quantized file better, tried: quantize again with each, and measure what it gains.
+
+    suggest    the changes that are worth a try, by a Diagnosis and the configuration of the file
+    try_all    quantize again with one after the other, judge each on held-out samples, and combine the best two
+
+The file, the float model and the data are those of a report. A quarter of the samples is held out to judge by, at most
+16; the rest is calibrated on. Each change is compared with the file's own configuration on the same samples, so that
+what the change does is all that is measured. Finetuning is left out of both, because it takes too long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from quark.card import Card
+from quark.diagnosis import Action, Diagnosis, LayerDiagnosis, Outcome, Suggestion
+from quark.errors import InvalidValueError, QuarkError
+from quark.fidelity import (
+    OutputFidelity,
+    OutputsMeter,
+    batch_size_of,
+    outputs_without_numbers,
+    overall_verdict,
+    worst_output,
+)
+from quark.fidelity.verdict import figure_text
+from quark.onnx.choose import AffineSpec
+from quark.onnx.data import Sample, Samples, input_infos, open_samples
+from quark.onnx.load import load
+from quark.onnx.protect import ProtectMode
+from quark.onnx.quantization.card_file import read_card
+from quark.onnx.quantization.config.changes import Change, changed
+from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
+from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.pipeline import quantize_graph
+from quark.onnx.quantization.presets import get_default_config
+from quark.onnx.quantization.protecting import is_protectable
+from quark.onnx.quantization.reproduction import settings_from
+from quark.onnx.quantization.settings import Settings
+from quark.onnx.session import open_session, release_memory, running
+from quark.report.quantities import count_of
+
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+WORST_LAYERS = 10  # whose remedies are candidates
+UNQUANTIZED = ("BatchNormalization", "Constant", "Shape", "Cast")  # folded, or not quantized anyway
+EXCLUDED_COUNTS = (1, 3, 5)
+LARGEST_REGION = 16  # nodes around a layer that go with it
+LEAST_SHARE = 0.02  # of all sensitivity, that more layers in float must add
+LARGEST_GROUP = 0.4  # of all parameters
+MOST_REMEDIES = 3
+HELD_OUT_EVERY = 4
+MOST_HELD_OUT = 16
+MOST_BYTES = 256 << 20  # of held-out samples
+WIDER = {"integers": ("A16W8", "MXINT8", "BF16"), "wide": ("BF16",), "blocks": ("MXINT8", "BF16")}
+MOST_PRESETS = 2
+CLEAR_GAIN = 0.9  # of the distance, below which a change has helped
+SAME_SEVERITY = 0.02
+LEAST_SECONDS = 10.0
+LONG_TIMES = 5  # what a long trial takes, compared with the others
+OVERTIME = 1.5  # of the time allowed, within which a wider preset is still tried if nothing else gave a verdict of ok
+
+Say = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change to try: another preset if `preset` is given, else changes to the file's own configuration.
+
+    `is_long` is True if it takes several times as long as the others, `count` is the number of layers that it is about.
+    """
+
+    text: str
+    changes: tuple[Change, ...] = ()
+    preset: str = ""
+    is_long: bool = False
+    count: int = 0
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the change works for most networks, so that it is worth some overtime."""
+        return bool(self.preset) or self.is_long
+
+    @property
+    def arguments(self) -> str:
+        """The change as arguments of `quark quantize`, quoted for a shell."""
+        if self.preset:
+            return f"--config {shlex.quote(self.preset)}"
+        return " ".join(f"--set {shlex.quote(f'{key}={_written(value)}')}" for key, value in self.changes)
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """How the file was made, so that it can be made again with a change."""
+
+    card: Card
+    config: QuantizationConfig | QConfig
+    settings: Settings
+
+    @staticmethod
+    def of(quantized: Path) -> Making:
+        """Raises InvalidValueError if the file does not say how it was made, or was made with Python functions."""
+        card = read_card(quantized).card
+        if card.functions:
+            raise InvalidValueError(f"{', '.join(card.functions)} was a Python function, which a card cannot hold")
+        kind = QConfig if "global_config" in card.config else QuantizationConfig
+        return Making(card, kind.from_dict(dict(card.config)), settings_from(card))
+
+    def settings_with(self, candidate: Candidate) -> Settings:
+        """The settings of the candidate, without finetuning and without anything written to disk."""
+        if candidate.preset:
+            config: QuantizationConfig | QConfig = get_default_config(candidate.preset)
+            name = candidate.preset
+        else:
+            config, name = changed(self.config, candidate.changes), ""
+        settings = settings_from(replace(self.card, config=config.to_dict(), config_name=name))
+        return replace(settings, refine=replace(settings.refine, finetune=None))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """All suggestions, those that helped first. `note` says what a reader should know about the trials."""
+
+    suggestions: tuple[Suggestion, ...]
+    note: str = ""
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What helped, with the gain; if nothing did, that."""
+        helped = [each for each in self.suggestions if each.outcome is Outcome.HELPED]
+        count = sum(each.outcome in (Outcome.HELPED, Outcome.NO_GAIN) for each in self.suggestions)
+        if helped:
+            return tuple(each.line() for each in helped)
+        if count:
+            return (f"none of the {count} changes that were tried helped",)
+        return tuple(each.line() for each in self.suggestions)
+
+
+def untried(diagnosis: Diagnosis, reason: str) -> Tried:
+    """The suggestions by guess, for a file that cannot be made again."""
+    found: dict[str, Suggestion] = {}
+    for layer in _worst(diagnosis):
+        for remedy in layer.remedies:
+            if remedy.option and remedy.action is not Action.EXCLUDE:
+                arguments = f"--set {shlex.quote(remedy.option)}"
+                found.setdefault(arguments, Suggestion(remedy.text, arguments, reason=reason))
+    excluded = [_exclude(diagnosis, count, (), ()) for count in EXCLUDED_COUNTS]
+    first = [Suggestion(each.text, each.arguments, reason=reason) for each in excluded if each is not None][:1]
+    return Tried((*first, *list(found.values())[:MOST_REMEDIES]), f"suggestions were not tried: {reason}")
+
+
+def try_all(
+    diagnosis: Diagnosis,
+    float_model: str | os.PathLike[str],
+    quantized: str | os.PathLike[str],
+    data: Any,
+    *,
+    seconds: float,
+    num_samples: int | None = None,
+    preprocessing: Any = "imagenet",
+    say: Say | None = None,
+) -> Tried:
+    """Try the changes that are worth it, for about as many seconds as are given; at least one is tried.
+
+    `say` is told the number of the change, the number of all, and what it is.
+    """
+    if diagnosis.basis.is_random:
+        return untried(diagnosis, "there is no data to calibrate on")
+    try:
+        making = Making.of(Path(quantized))
+    except InvalidValueError as error:
+        return untried(diagnosis, f"the file does not say how to make it again ({error})")
+    candidates = suggest(diagnosis, making, load(float_model, making.settings.load).model)
+    with _Trials(making, float_model, data, num_samples, preprocessing) as trials:
+        return trials.run(Path(quantized), candidates, max(seconds, LEAST_SECONDS), say or (lambda *_: None))
+
+
+# ---------------------------------------------------------------- what to try
+def suggest(diagnosis: Diagnosis, making: Making, model: ir.Model) -> list[Candidate]:
+    """The changes worth a try, the likeliest to help first. `model` is the float model as the quantizer reads it."""
+    found = [*_own_changes(diagnosis, making, model)] if isinstance(making.config, QuantizationConfig) else []
+    settings = making.settings
+    activation = settings.choose.default.activation
+    kind = "blocks"
+    if isinstance(activation, AffineSpec):
+        kind = "integers" if activation.integer.bits <= 8 else "wide"
+    presets = [name for name in WIDER[kind] if name != settings.name][:MOST_PRESETS]
+    wider = [Candidate(f"use the preset {name}", preset=name) for name in presets]
+    first = next((index for index, each in enumerate(found) if each.is_long), len(found))
+    return [*found[:first], *wider[:1], *found[first:], *wider[1:]]
+
+
+def _own_changes(diagnosis: Diagnosis, making: Making, model: ir.Model) -> Iterator[Candidate]:
+    config, settings = making.config, making.settings
+    assert isinstance(config, QuantizationConfig)
+    known = [str(node.name) for node in model.graph]
+    in_float = {each.node for each in diagnosis.skipped}
+    excluded = [_exclude(diagnosis, count, config.nodes_to_exclude, in_float, model) for count in EXCLUDED_COUNTS]
+    yield from filter(None, excluded[:-1])
+    others = {each.op_type for each in diagnosis.layers} - {*PRODUCTS, "LSTM", "GRU", "RNN"}
+    if others and not config.op_types_to_quantize and not config.nodes_to_quantize:
+        present = sorted({node.op_type for node in model.graph} & set(PRODUCTS))
+        yield Candidate("quantize products only", (("op_types_to_quantize", present),))
+    remedies = list(_remedies(diagnosis, config, making))
+    if remedies and "TensorQuantOverrides" in dict(remedies[0].changes):
+        yield remedies.pop(0)
+    group = _group(diagnosis, config.nodes_to_exclude, in_float, known)
+    if group is not None:
+        yield group
+    if is_protectable(settings) and settings.protect.mode is not ProtectMode.AUTO:
+        protect = (("Protect", ProtectMode.AUTO.value),)
+        yield Candidate("protect the layers that break the network", protect, is_long=True)
+    if excluded[-1] is not None:
+        yield excluded[-1]
+    yield from remedies
+
+
+def _exclude(
+    diagnosis: Diagnosis,
+    count: int,
+    existing: Sequence[str],
+    in_float: Collection[str],
+    model: ir.Model | None = None,
+) -> Candidate | None:
+    """Leave the `count` most sensitive layers in float; None if fewer layers have nearly as much of the sensitivity.
+
+    With them go the nodes around them that are not products. Otherwise what the layers read would still be quantized,
+    for the other nodes that read it.
+    """
+    nodes = None if model is None else {str(node.name): node for node in model.graph}
+    layers = [
+        layer
+        for layer in _worst(diagnosis)
+        if layer.share and not _is_excluded(layer, existing, in_float) and (nodes is None or layer.name in nodes)
+    ]
+    if len(layers) < count:
+        return None
+    shares = [layer.share or 0.0 for layer in layers]
+    smaller = max((each for each in EXCLUDED_COUNTS if each < count), default=0)
+    if sum(shares[smaller:count]) < LEAST_SHARE:
+        return None
+    if nodes is None:
+        names = [name for layer in layers[:count] for name in layer.nodes]
+    else:
+        names = [name for layer in layers[:count] for name in _surroundings(nodes[layer.name])]
+    what = "most sensitive layer" if count == 1 else f"{count} most sensitive layers"
+    parameters = sum(layer.parameters for layer in diagnosis.layers) or 1
+    cost = 100 * sum(layer.parameters for layer in layers[:count]) / parameters
+    text = f"leave the {what} in float ({100 * sum(shares[:count]):.0f} % of all sensitivity, {cost:.1f} % of weights)"
+    return Candidate(text, (("nodes_to_exclude", [*existing, *dict.fromkeys(names)]),), count=count)
+
+
+def _surroundings(layer: ir.Node) -> list[str]:
+    """The names of a node and of the nodes around it, up to the next products, the nearest first."""
+    found = {id(layer): layer}
+    waiting = [layer]
+    while waiting and len(found) < LARGEST_REGION:
+        node = waiting.pop(0)
+        makers = [value.producer() for value in node.inputs if value is not None]
+        readers = [use.node for value in node.outputs for use in value.uses()]
+        for other in [*makers, *readers]:
+            is_new = other is not None and id(other) not in found and other.graph is layer.graph
+            if other is not None and is_new and other.op_type not in (*PRODUCTS, *UNQUANTIZED):
+                found[id(other)] = other
+                waiting.append(other)
+    return [str(node.name) for node in found.values()]
+
+
+def _group(
+    diagnosis: Diagnosis, existing: Sequence[str], in_float: Collection[str], known: Collection[str]
+) -> Candidate | None:
+    """Leave the module in float whose layers have most of the sensitivity, by the names of the nodes."""
+    parameters = sum(layer.parameters for layer in diagnosis.layers) or 1
+    shares: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    for layer in diagnosis.layers:
+        for end in (found.end() for found in re.finditer(r"/|\.(?!\d+$)", layer.name)):
+            prefix = layer.name[:end]
+            if prefix.strip("/."):
+                shares[prefix] = shares.get(prefix, 0.0) + (layer.share or 0.0)
+                sizes[prefix] = sizes.get(prefix, 0) + layer.parameters
+    fitting = [name for name in shares if sizes[name] <= LARGEST_GROUP * parameters and shares[name] >= 5 * LEAST_SHARE]
+    members = {name: [node for node in known if node.startswith(name)] for name in fitting}
+    fitting = [name for name in fitting if len(members[name]) > 1 and not set(members[name]) <= set(in_float)]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda name: (shares[name], len(name)))
+    pattern = f"{re.escape(best)}.*"
+    if pattern in existing:
+        return None
+    cost = f"{100 * shares[best]:.0f} % of all sensitivity, {100 * sizes[best] / parameters:.1f} % of weights"
+    return Candidate(f"leave '{best}' in float ({cost})", (("nodes_to_exclude", [*existing, pattern]),))
+
+
+def _remedies(diagnosis: Diagnosis, config: QuantizationConfig, making: Making) -> Iterator[Candidate]:
+    """What the worst layers ask for, each option once, then what helps many networks and is not in use."""
+    options = config.extra_options
+    overrides: dict[str, Any] = {}
+    plain: dict[str, Candidate] = {}
+    for layer in _worst(diagnosis):
+        for remedy in layer.remedies:
+            key, _, value = remedy.option.partition("=")
+            if key == "TensorQuantOverrides":
+                overrides |= json.loads(value)
+            elif remedy.option and remedy.action not in (Action.EXCLUDE, Action.ADAROUND):
+                plain.setdefault(key, Candidate(remedy.text, ((key, _read(value)),)))
+    if overrides:
+        merged = {**options.get("TensorQuantOverrides", {}), **overrides}
+        text = f"16 bits for the inputs of the most sensitive layers ({len(overrides)} tensors)"
+        yield Candidate(text, (("TensorQuantOverrides", merged),))
+    op_types = {layer.op_type for layer in diagnosis.layers}
+    activation = making.settings.choose.default.activation
+    is_affine = isinstance(activation, AffineSpec) and activation.integer.bits <= 8
+    method, is_power = str(config.calibrate_method), "PowerOfTwoMethod" in str(config.calibrate_method)
+    if is_affine and "calibrate_method" not in plain:
+        name = "CalibrationMethod.MinMax" if "Percentile" in method else "CalibrationMethod.Percentile"
+        if is_power:
+            name = "PowerOfTwoMethod.NonOverflow" if "MinMSE" in method else "PowerOfTwoMethod.MinMSE"
+        plain["calibrate_method"] = Candidate(f"find ranges by {name.split('.')[1]}", (("calibrate_method", name),))
+    if is_affine and "Conv" in op_types and not config.include_cle:
+        equalize = Candidate("even out channels between neighbouring layers", (("include_cle", True),))
+        plain.setdefault("include_cle", equalize)
+    if is_affine and op_types & {"MatMul", "Gemm"} and "Conv" not in op_types and not config.include_sq:
+        smooth = Candidate("move outliers of activations into the weights", (("include_sq", True),))
+        plain.setdefault("include_sq", smooth)
+    if is_affine and making.settings.refine.bias_correction is None:
+        correct = Candidate("correct the biases for what rounding shifts", (("BiasCorrection", True),))
+        plain.setdefault("BiasCorrection", correct)
+    yield from itertools.islice(plain.values(), MOST_REMEDIES)
+
+
+def _worst(diagnosis: Diagnosis) -> Sequence[LayerDiagnosis]:
+    """The most sensitive layers; by local error if sensitivities were not measured."""
+    if diagnosis.ranked:
+        return diagnosis.ranked[:WORST_LAYERS]
+    compared = [layer for layer in diagnosis.layers if layer.local is not None]
+    return sorted(compared, key=lambda layer: layer.local.sqnr_db if layer.local else math.inf)[:WORST_LAYERS]
+
+
+def _is_excluded(layer: LayerDiagnosis, patterns: Sequence[str], in_float: Collection[str]) -> bool:
+    """True if the layer is in float already, and only what it reads is quantized."""
+    return layer.name in in_float or any(_is_match(pattern, layer.name) for pattern in patterns)
+
+
+def _is_match(pattern: str, name: str) -> bool:
+    """True if the pattern is that name, or a regular expression for it."""
+    try:
+        return pattern == name or re.fullmatch(pattern, name) is not None
+    except re.error:  # a name that is not a regular expression
+        return False
+
+
+def _read(text: str) -> Any:
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def _written(value: Any) -> str:
+    """A value as --set reads it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# ---------------------------------------------------------------- trying it
+@dataclass(frozen=True)
+class _Figures:
+    """The outputs of one model, for the held-out samples."""
+
+    outputs: tuple[OutputFidelity, ...]
+
+    @property
+    def severity(self) -> float:
+        return max((output.severity for output in self.outputs), default=0.0)
+
+    @property
+    def distance(self) -> float:
+        return sum(output.distance for output in self.outputs)
+
+    def beats(self, other: _Figures) -> bool:
+        """True if the outputs are clearly closer to the float model's."""
+        if abs(self.severity - other.severity) > SAME_SEVERITY and max(self.severity, other.severity) > 1:
+            return self.severity < other.severity
+        return self.distance < CLEAR_GAIN * other.distance
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        return max(self.severity, 1.0), self.distance
+
+
+_Result: TypeAlias = tuple[Candidate, _Figures | None, Suggestion]
+
+
+def _includes(candidate: Candidate, other: Candidate) -> bool:
+    """True if the candidate does all that the other does, and more."""
+    if candidate == other or not other.changes:
+        return False
+    own = dict(candidate.changes)
+    return all(key in own and _holds(own[key], value) for key, value in other.changes)
+
+
+def _holds(value: Any, part: Any) -> bool:
+    return set(part) <= set(value) if isinstance(value, list) and isinstance(part, list) else bool(value == part)
+
+
+def _is_idle(candidate: Candidate, result: _Result) -> bool:
+    """True if the candidate leaves still more layers in float, where several had gained nothing."""
+    tried, _, suggestion = result
+    is_exclusion = [key for key, _ in tried.changes] == ["nodes_to_exclude"] and tried.count > 1
+    return is_exclusion and suggestion.outcome is Outcome.NO_GAIN and _includes(candidate, tried)
+
+
+class _Trials:
+    """Quantizes and judges on the same samples, again and again."""
+
+    def __init__(
+        self, making: Making, float_model: str | os.PathLike[str], data: Any, count: int | None, preprocessing: Any
+    ) -> None:
+        self._making = making
+        self._source = float_model
+        model = load(float_model, making.settings.load).model
+        batch_size = making.card.data.batch_size
+        self._samples: Samples = open_samples(
+            data, input_infos(model), count=count, batch_size=batch_size, preprocessing=preprocessing
+        )
+        self._held_out, self._indices = self._split()
+        self._expected = self._outputs(os.fspath(float_model))
+
+    def __enter__(self) -> _Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held_out, self._expected = [], []
+        release_memory()
+
+    def run(self, quantized: Path, candidates: Sequence[Candidate], seconds: float, say: Say) -> Tried:
+        start = time.monotonic()
+        note = f"suggestions were judged on {count_of(len(self._held_out), 'sample')} not calibrated on"
+        say(0, len(candidates), "the same configuration")
+        again = Candidate("quantize again with the same configuration and these samples")
+        before = self._figures(again)
+        results: list[_Result] = []
+        if self._making.settings.refine.finetune is not None:
+            note += ", without finetuning"
+        else:
+            found = self._compared(again, self._judged(self._outputs(os.fspath(quantized))), before)
+            is_better = found[2].verdict_after is not found[2].verdict_before  # other samples change a little, always
+            results += [found] if found[2].outcome is Outcome.HELPED and is_better else []
+        skipped: list[Suggestion] = []
+        quick: list[float] = []  # seconds of the trials that are not long
+        for candidate in candidates:
+            usual = sum(quick) / len(quick) if quick else 0.0
+            expected = time.monotonic() - start + usual * (LONG_TIMES if candidate.is_long else 1)
+            works = [tried for tried, figures, _ in results if figures is not None and figures.severity <= 1]
+            reason = ""
+            if any(_is_idle(candidate, result) for result in results):
+                reason = "more layers in float had gained nothing"
+            elif candidate.preset and any(tried.preset for tried in works):
+                reason = "another preset works"
+            elif quick and expected > seconds * (OVERTIME if candidate.is_sure and not works else 1.0):
+                reason = "there was no time"
+            if reason:
+                skipped.append(Suggestion(candidate.text, candidate.arguments, reason=reason))
+                continue
+            say(len(results) + len(skipped) + 1, len(candidates), candidate.text)
+            begun = time.monotonic()
+            results.append(self._tried(candidate, before, [each for each in results if _includes(candidate, each[0])]))
+            if not candidate.is_long:
+                quick.append(time.monotonic() - begun)
+        pair = self._best_pair(results, before)
+        if pair is not None and time.monotonic() - start < OVERTIME * seconds:
+            say(len(results) + 1, len(candidates) + 1, pair.text)
+            results.append(self._tried(pair, before, [each for each in results if _includes(pair, each[0])]))
+        order = {Outcome.HELPED: 0, Outcome.NO_GAIN: 1, Outcome.FAILED: 2, Outcome.UNTRIED: 3}
+
+        def key(result: _Result) -> tuple[int, float, bool, float]:
+            """By severity; of equal severity presets come last, because they cost more than a change to few layers."""
+            candidate, figures, suggestion = result
+            severity, distance = figures.rank if figures else (math.inf, math.inf)
+            return order[suggestion.outcome], severity, bool(candidate.preset), distance
+
+        results.sort(key=key)
+        if skipped:
+            note += f"; {len(results)} of {len(results) + len(skipped)} were tried"
+        return Tried((*(suggestion for *_, suggestion in results), *skipped), note)
+
+    def _best_pair(self, results: Sequence[_Result], before: _Figures) -> Candidate | None:
+        """Both of the two best changes, if they are about different options."""
+        helped = [
+            (figures.rank, candidate)
+            for candidate, figures, _ in results
+            if figures is not None and not candidate.is_sure and figures.beats(before)
+        ]
+        helped.sort(key=lambda pair: pair[0])
+        for (_, first), (_, second) in itertools.combinations(helped[:3], 2):
+            if not {key for key, _ in first.changes} & {key for key, _ in second.changes}:
+                return Candidate(f"{first.text}, and {second.text}", (*first.changes, *second.changes))
+        return None
+
+    def _tried(self, candidate: Candidate, before: _Figures, smaller: Sequence[_Result]) -> _Result:
+        """Try a change. It helped if it beats the file, and what was tried of it alone."""
+        try:
+            after = self._figures(candidate)
+        except QuarkError as error:
+            reason = " ".join(str(error).split())
+            return candidate, None, Suggestion(candidate.text, candidate.arguments, Outcome.FAILED, reason=reason)
+        rivals = [figures for _, figures, _ in smaller if figures is not None]
+        return self._compared(candidate, before, after, rivals)
+
+    def _compared(
+        self, candidate: Candidate, before: _Figures, after: _Figures, rivals: Sequence[_Figures] = ()
+    ) -> _Result:
+        measure, figures = _compared_part(before.outputs, after.outputs)
+        suggestion = Suggestion(
+            candidate.text,
+            candidate.arguments,
+            Outcome.HELPED if all(after.beats(rival) for rival in (before, *rivals)) else Outcome.NO_GAIN,
+            overall_verdict(before.outputs),
+            overall_verdict(after.outputs),
+            measure,
+            *figures,
+            before.severity,
+            after.severity,
+            before.distance,
+            after.distance,
+        )
+        return candidate, after, suggestion
+
+    def _figures(self, candidate: Candidate) -> _Figures:
+        settings = self._making.settings_with(candidate)
+        samples = (sample for index, sample in enumerate(self._samples.in_order()) if index in self._indices)
+        outcome = quantize_graph(self._source, Data(samples), settings)
+        found = self._outputs(outcome.message.to_graph())
+        release_memory()
+        return self._judged(found)
+
+    def _split(self) -> tuple[list[Sample], set[int]]:
+        """The samples to judge by, and the numbers of those to calibrate on; a lone sample serves both."""
+        held_out: list[Sample] = []
+        calibrated: set[int] = set()
+        size, total = 0, sum(1 for _ in self._samples.in_order())
+        every = HELD_OUT_EVERY if total >= HELD_OUT_EVERY**2 else 2
+        for index, sample in enumerate(self._samples.in_order()):
+            bytes_ = sum(array.nbytes for array in sample.values())
+            is_wanted = index % every == every - 1 and len(held_out) < MOST_HELD_OUT
+            if is_wanted and (not held_out or size + bytes_ <= MOST_BYTES):
+                held_out.append(sample)
+                size += bytes_
+            else:
+                calibrated.add(index)
+        if not held_out:
+            held_out = list(self._samples.in_order())
+        return held_out, calibrated
+
+    def _outputs(self, model: Any) -> list[Mapping[str, Any]]:
+        session = open_session(model)
+        names = [output.name for output in session.get_outputs()]
+        with running("the model"):
+            return [dict(zip(names, session.run(names, dict(sample)), strict=True)) for sample in self._held_out]
+
+    def _judged(self, actual: Sequence[Mapping[str, Any]]) -> _Figures:
+        left_out = outputs_without_numbers(self._expected)
+        meter = OutputsMeter()
+        for sample, expected, outputs in zip(self._held_out, self._expected, actual, strict=True):
+            wanted = {name: value for name, value in expected.items() if name not in left_out}
+            meter.add(wanted, outputs, batch_size_of(sample))
+        return _Figures(meter.result())
+
+
+def _compared_part(before: Sequence[OutputFidelity], after: Sequence[OutputFidelity]) -> tuple[str, tuple[str, str]]:
+    """The measure of the part that decides the verdict before, and its figures before and after."""
+    output = worst_output(before)
+    if output is None:
+        return "", ("", "")
+    other = next(each for each in after if each.name == output.name)
+    part = output.worst_part
+    if part is None:
+        return "SQNR", (f"{output.sqnr_db:.1f} dB", f"{other.sqnr_db:.1f} dB")
+    same = [each for each in other.parts if (each.name, each.measure) == (part.name, part.measure)]
+    if not same:  # a part of several figures may be decided by another one now
+        same = [each for each in other.parts if each.name == part.name]
+    if not same or same[0].measure != part.measure:
+        return "SQNR of the output", (f"{output.sqnr_db:.1f} dB", f"{other.sqnr_db:.1f} dB")
+    return part.measure, (figure_text(part), figure_text(same[0]))
