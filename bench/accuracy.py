@@ -17,13 +17,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from bench.cells import number
 from bench.child import OURS, ChildError, Interpreters, Outcome, blank
 from bench.cifar import NAME as CIFAR
 from bench.cifar import CifarSource
-from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
+from bench.models import NamedModel, add_arguments, chosen_models, label, positive
 from bench.peers import add_peer_arguments, open_peers
 from bench.record import Blank, Record, say
 from bench.samples import SampleFile, write_samples
@@ -149,34 +149,16 @@ class Bench:
 
 def resume(record: Record) -> set[tuple[str, str]]:
     """Put what today's record of the same name has into this one; its models and presets."""
-    if not record.path.is_file():
+    before = record.earlier(CHOOSING)
+    if before is None:
         return set()
-    try:
-        before = Record.read(record.path)
-    except ValueError as error:
-        raise SystemExit(f"--resume: {error}") from error
-    for what, old, new in (
-        ("arguments", _measuring(before.arguments), _measuring(record.arguments)),
-        ("columns", before.header, record.header),
-    ):
-        if old != new:
-            raise SystemExit(
-                f"--resume: '{record.path.name}' was measured with other {what} ({old}; now {new}): "
-                f"give this run a name of its own with --label TEXT"
-            )
     record.rows, record.figures = before.rows, before.figures
     record.blanks = [
         blank(who, each["model"], each["preset"], reason)
         for each in before.figures
         for who, reason in each["errors"].items()
     ]
-    # one line for each command that the rows came from
-    record.command = "\n".join(dict.fromkeys([*before.command.splitlines(), record.command]))
     return {(each["model"], each["preset"]) for each in before.figures}
-
-
-def _measuring(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in CHOOSING and value is not None}
 
 
 def sources(arguments: argparse.Namespace) -> list[Source]:

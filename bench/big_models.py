@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.cells import number, times
 from bench.child import last_words
-from bench.networks import checked_presets, positive
+from bench.models import checked_presets, positive
 from bench.record import Blank, Record, add_record_arguments, say
 
 PRESETS = ["MXINT8", "MXFP4E2M1", "BF16", "MATMUL_NBITS", "A8W8"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.networks import NamedModel
+from bench.models import NamedModel
 from bench.record import Blank
-from bench.samples import SampleFile
+from bench.samples import SampleFile, SampleFolder
 
 if TYPE_CHECKING:
     from bench.peers import Peer
@@ -70,26 +70,7 @@ class Interpreters:
 
     def run(self, who: str, script: str, job: dict[str, Any]) -> dict[str, Any]:
         """What the script wrote as its result."""
-        with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
-            result, log = Path(folder, "result.json"), Path(folder, "log")
-            # not resolved: the interpreter of a virtual environment is a link, and knows its environment by that
-            command = [str(Path(self._python(who)).absolute()), "-I", str(Path(__file__).resolve().with_name(script))]
-            command.append(json.dumps({**job, "result": str(result)}))
-            with log.open("wb") as stream:
-                status = self._wait(command, folder, stream)
-            if status or not result.is_file():
-                raise ChildError(last_words(log.read_text(encoding="utf-8", errors="replace"), status))
-            content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-            return content
-
-    def _wait(self, command: list[str], folder: str, stream: Any) -> int:
-        try:
-            done = subprocess.run(
-                command, cwd=folder, stdout=stream, stderr=stream, check=False, timeout=self.timeout_seconds
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ChildError(f"took longer than {self.timeout_seconds:.0f} s") from error
-        return done.returncode
+        return run_script(self._python(who), script, job, self.timeout_seconds)
 
     def _python(self, who: str) -> str:
         if who in self.missing:
@@ -105,15 +86,22 @@ class Interpreters:
         self,
         who: str,
         model: NamedModel,
-        samples: SampleFile,
+        samples: SampleFile | SampleFolder,
         preset: str,
         output: Path,
         finetune: dict[str, Any] | None = None,
+        *,
+        settings: dict[str, Any] | None = None,
+        extra_options: dict[str, Any] | None = None,
     ) -> Outcome:
         """Write the quantized model to `output`, alone in its folder but for what belongs to it. `finetune` are
-        settings that go before the preset's own. ChildError, too, where a peer has no equivalent of the preset."""
-        settings = self.present[who][0].settings(preset) if who in self.present else {}
-        job = _job(who, model, samples) | {"preset": preset, "settings": settings}
+        settings that go before the preset's own. ChildError, too, where a peer has no equivalent of the preset.
+
+        `settings` are what a peer is asked for in place of that equivalent; ours adds `extra_options` to the preset.
+        """
+        if settings is None:
+            settings = self.present[who][0].settings(preset) if who in self.present else {}
+        job = _job(who, model, samples) | {"preset": preset, "settings": settings, "extra_options": extra_options}
         found = self.run(who, "one_quantization.py", job | {"output": str(output.absolute()), "finetune": finetune})
         written = [each.stat().st_size for each in output.parent.glob(f"{output.stem}*") if each.suffix != ".json"]
         if not output.is_file():
@@ -123,6 +111,26 @@ class Interpreters:
     def run_float(self, model: NamedModel, samples: SampleFile) -> Outcome:
         """The float model once over the images to calibrate on: the least that calibration can take."""
         return Outcome(**self.run(PASS, "one_quantization.py", _job(PASS, model, samples)))
+
+
+def run_script(python: str, script: str, job: dict[str, Any], timeout_seconds: float | None = None) -> dict[str, Any]:
+    """Run a script of this folder by the interpreter `python` and return what it wrote as its result."""
+    with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
+        result, log = Path(folder, "result.json"), Path(folder, "log")
+        # not resolved: the interpreter of a virtual environment is a link, and knows its environment by that
+        command = [str(Path(python).absolute()), "-I", str(Path(__file__).resolve().with_name(script))]
+        command.append(json.dumps({**job, "result": str(result)}))
+        with log.open("wb") as stream:
+            try:
+                done = subprocess.run(
+                    command, cwd=folder, stdout=stream, stderr=stream, check=False, timeout=timeout_seconds
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ChildError(f"took longer than {timeout_seconds:.0f} s") from error
+        if done.returncode or not result.is_file():
+            raise ChildError(last_words(log.read_text(encoding="utf-8", errors="replace"), done.returncode))
+        content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return content
 
 
 def blank(who: str, model: str, preset: str, reason: str) -> Blank:
@@ -142,11 +150,11 @@ def last_words(log: str, status: int) -> str:
     return lines[-1] if lines else f"ended with status {status} and without a word"
 
 
-def _job(who: str, model: NamedModel, samples: SampleFile) -> dict[str, Any]:
+def _job(who: str, model: NamedModel, samples: SampleFile | SampleFolder) -> dict[str, Any]:
     return {
         "who": who,
         "model": str(model.path.absolute()),
         "samples": str(samples.path.absolute()),
-        "input_name": samples.input_name,
+        "input_name": samples.input_name if isinstance(samples, SampleFile) else None,
         "count": samples.count,
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.networks import NamedModel
+from bench.models import NamedModel
 from bench.samples import SampleFile
 from quark.evaluate import Dataset, Network
 from quark.evaluate.datasets import evenly_spaced

@@ -23,6 +23,7 @@ COMMAND = "python -m bench.document"
 BENCHES = {
     "accuracy": "Accuracy",
     "quantize": "Time and memory of quantizing",
+    "networks": "Real networks by their task measures",
     "inference": "Speed of quantized models",
     "finetune": "Finetuning",
     "scaling": "How costs grow",

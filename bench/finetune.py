@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.networks import add_arguments, chosen_models, label, positive
+from bench.models import add_arguments, chosen_models, label, positive
 from bench.peers import add_peer_arguments, open_peers
 from bench.record import Record
 from bench.runs import Quantizers, blanks, memory_cells, memory_header, time_cells, time_header

@@ -24,7 +24,7 @@ import onnxruntime
 
 from bench.cells import number, times, with_spread
 from bench.child import OURS, ChildError, Interpreters, blank
-from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
+from bench.models import NamedModel, add_arguments, chosen_models, label, positive
 from bench.peers import add_peer_arguments, open_peers
 from bench.record import Blank, Record, say
 from bench.samples import SampleFile, write_samples

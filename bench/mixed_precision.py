@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.networks import NamedModel, parse_model, positive
+from bench.models import NamedModel, parse_model, positive
 from bench.record import Record, add_record_arguments, say
 from bench.side_by_side import FLOAT, accuracy_of, open_labelled, rank_all, score
 from quark.evaluate import Dataset

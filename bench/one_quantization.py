@@ -3,7 +3,9 @@
     python -I one_quantization.py JOB
 
 JOB is JSON: who, model, samples, input_name, count, preset, output, result, settings (what a peer without our presets
-is asked for instead), and finetune (settings that go before those of the preset's FastFinetune).
+is asked for instead), extra_options (of ours, beside the preset's), and finetune (settings that go before those of the
+preset's FastFinetune). `samples` is an .npy file for the input of that name, or a folder with one .npz file per sample,
+which holds an array for each input.
 
 It runs in the environment of whoever is measured, so nothing of this folder is imported, and packages only in the
 function that is about them. The clock runs while a model file becomes a quantized file; imports, reading the images and
@@ -25,46 +27,62 @@ import numpy as np
 
 PART = 16  # samples in a part of a calibration that would hold them all
 Job = dict[str, Any]
+Feed = dict[str, np.ndarray]
+
+
+def read_feeds(job: Job) -> list[Feed]:
+    """Return all samples of the job, those to calibrate on first."""
+    path = Path(job["samples"])
+    if path.is_dir():
+        feeds = []
+        for file in sorted(path.glob("*.npz")):
+            with np.load(file) as arrays:
+                feeds.append(dict(arrays))
+        return feeds
+    images = np.load(path)
+    return [{job["input_name"]: images[i : i + 1]} for i in range(len(images))]
 
 
 class Reader:
-    """The images one by one, by ONNX Runtime's protocol; it may ask for a range of them."""
+    """The samples one by one, by ONNX Runtime's protocol; it may ask for a range of them."""
 
-    def __init__(self, images: np.ndarray, input_name: str) -> None:
-        self.images, self.input_name = images, input_name
-        self.next, self.end = 0, len(images)
+    def __init__(self, feeds: list[Feed]) -> None:
+        self.feeds = feeds
+        self.next, self.end = 0, len(feeds)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.feeds)
 
     def set_range(self, start_index: int, end_index: int) -> None:
         self.next, self.end = start_index, end_index
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
+    def get_next(self) -> Feed | None:
         if self.next == self.end:
             return None
         self.next += 1
-        return {self.input_name: self.images[self.next - 1 : self.next]}
+        return self.feeds[self.next - 1]
 
     def rewind(self) -> None:
-        self.set_range(0, len(self.images))
+        self.set_range(0, len(self.feeds))
 
 
-def prepare_ours(job: Job, images: np.ndarray) -> Callable[[], object]:
+def prepare_ours(job: Job, feeds: list[Feed]) -> Callable[[], object]:
     from quark.onnx import get_default_config, quantize
 
     config = job["preset"]
-    if job.get("finetune"):
+    if job.get("finetune") or job.get("extra_options"):
         config = get_default_config(job["preset"])
-        config.extra_options["FastFinetune"].update(job["finetune"])
-    return lambda: quantize(job["model"], images, config, num_samples=job["count"]).save(job["output"])
+        config.extra_options.update(job.get("extra_options") or {})
+        if job.get("finetune"):
+            config.extra_options["FastFinetune"].update(job["finetune"])
+    return lambda: quantize(job["model"], feeds, config, num_samples=job["count"]).save(job["output"])
 
 
-def prepare_amd_quark(job: Job, images: np.ndarray) -> Callable[[], object]:
+def prepare_amd_quark(job: Job, feeds: list[Feed]) -> Callable[[], object]:
     from quark.onnx import ModelQuantizer
     from quark.onnx.quantization.config import Config, get_default_config
 
-    reader = Reader(images[: job["count"]], job["input_name"])
+    reader = Reader(feeds[: job["count"]])
 
     def run() -> None:
         config = get_default_config(job["preset"])
@@ -76,33 +94,47 @@ def prepare_amd_quark(job: Job, images: np.ndarray) -> Callable[[], object]:
     return run
 
 
-def prepare_onnxruntime(job: Job, images: np.ndarray) -> Callable[[], object]:
-    """Its own order of work: shape inference and optimization into a file beside the result, then quantization."""
+def prepare_onnxruntime(job: Job, feeds: list[Feed]) -> Callable[[], object]:
+    """Its own order of work: shape inference and optimization into a file beside the result, then quantization.
+
+    Symbolic shape inference cannot handle every network; where it fails, ONNX's own shape inference is used alone.
+    """
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     wanted = job["settings"]
     weight = quantization.QuantType[wanted["weight"]]
     prepared = str(Path.cwd() / "prepared.onnx")
+
+    def prepare() -> None:
+        try:
+            quant_pre_process(job["model"], prepared)
+        except Exception as error:  # it raises a plain Exception
+            print(f"without symbolic shape inference: {error}")
+            quant_pre_process(job["model"], prepared, skip_symbolic_shape=True)
+
     if wanted["method"] == "dynamic":
 
         def run_dynamic() -> None:
-            quant_pre_process(job["model"], prepared)
-            quantization.quantize_dynamic(prepared, job["output"], weight_type=weight)
+            prepare()
+            quantization.quantize_dynamic(
+                prepared, job["output"], weight_type=weight, per_channel=wanted.get("per_channel", False)
+            )
 
         return run_dynamic
-    reader = Reader(images[: job["count"]], job["input_name"])
+    reader = Reader(feeds[: job["count"]])
     options = dict(wanted["options"])
     if wanted["method"] != "MinMax":
         # histograms keep the tensors of all samples until they are counted: gigabytes, were it not done in parts
-        options["CalibStridedMinMax"] = math.gcd(job["count"], PART)
+        options["CalibStridedMinMax"] = math.gcd(job["count"], wanted.get("part", PART))
 
     def run() -> None:
-        quant_pre_process(job["model"], prepared)
+        prepare()
         quantization.quantize_static(
             prepared,
             job["output"],
             reader,
+            op_types_to_quantize=wanted.get("op_types"),
             per_channel=wanted["per_channel"],
             activation_type=quantization.QuantType[wanted["activation"]],
             weight_type=weight,
@@ -113,30 +145,33 @@ def prepare_onnxruntime(job: Job, images: np.ndarray) -> Callable[[], object]:
     return run
 
 
-def prepare_nncf(job: Job, images: np.ndarray) -> Callable[[], object]:
+def prepare_nncf(job: Job, feeds: list[Feed]) -> Callable[[], object]:
     import nncf
     import onnx
 
     count = job["count"]
-    dataset = nncf.Dataset([images[i : i + 1] for i in range(count)], lambda x: {job["input_name"]: x})
-    preset = nncf.QuantizationPreset(job["settings"]["preset"])
+    dataset = nncf.Dataset(feeds[:count])
+    wanted = job["settings"]
+    preset = nncf.QuantizationPreset(wanted["preset"])
+    model_type = nncf.ModelType(wanted["model_type"]) if "model_type" in wanted else None
 
     def run() -> None:
-        quantized = nncf.quantize(onnx.load(job["model"]), dataset, preset=preset, subset_size=count)
+        quantized = nncf.quantize(
+            onnx.load(job["model"]), dataset, preset=preset, subset_size=count, model_type=model_type
+        )
         onnx.save(quantized, job["output"])
 
     return run
 
 
-def prepare_pass(job: Job, images: np.ndarray) -> Callable[[], object]:
+def prepare_pass(job: Job, feeds: list[Feed]) -> Callable[[], object]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(job["model"], providers=["CPUExecutionProvider"])
-    samples = [{job["input_name"]: images[i : i + 1]} for i in range(job["count"])]
-    return lambda: [session.run(None, each) for each in samples]
+    return lambda: [session.run(None, feed) for feed in feeds[: job["count"]]]
 
 
-PREPARE: dict[str, Callable[[Job, np.ndarray], Callable[[], object]]] = {
+PREPARE: dict[str, Callable[[Job, list[Feed]], Callable[[], object]]] = {
     "ours": prepare_ours,
     "pass": prepare_pass,
     "amd-quark": prepare_amd_quark,
@@ -161,7 +196,7 @@ def peak_megabytes() -> float:
 
 def main() -> None:
     job: Job = json.loads(sys.argv[1])
-    run = PREPARE[job["who"]](job, np.load(job["samples"]))
+    run = PREPARE[job["who"]](job, read_feeds(job))
     begin = time.perf_counter()
     run()
     seconds = time.perf_counter() - begin

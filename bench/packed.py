@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.cells import number, times, with_spread
 from bench.child import OURS, Interpreters
-from bench.networks import NamedModel, add_arguments, chosen_models, positive
+from bench.models import NamedModel, add_arguments, chosen_models, positive
 from bench.record import Record, say
 from bench.samples import SampleFile, write_samples
 from bench.timing import Timing, take_turns

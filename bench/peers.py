@@ -32,7 +32,7 @@ PIP = ("-m", "pip", "install", "-qq", "--no-input", "--disable-pip-version-check
 IMPORT_SECONDS = 600  # AMD Quark compiles its operators when it is first imported
 
 
-def _static(activation: str, weight: str, method: str, /, **options: Any) -> dict[str, Any]:
+def static_settings(activation: str, weight: str, method: str, /, **options: Any) -> dict[str, Any]:
     """For quantize_static; weights have a scale for each channel unless they are unsigned, as in our presets."""
     types = {"activation": activation, "weight": weight, "method": method}
     return {**types, "per_channel": weight != "QUInt8", "options": options}
@@ -40,15 +40,15 @@ def _static(activation: str, weight: str, method: str, /, **options: Any) -> dic
 
 # in the words of onnxruntime.quantization; ranges by its own defaults, which do better than its moving average
 _ONNXRUNTIME = {
-    "A8W8": _static("QInt8", "QInt8", "MinMax", ActivationSymmetric=True),
-    "A16W8": _static("QInt16", "QInt8", "MinMax", ActivationSymmetric=True),
-    "S8S8_AAWS": _static("QInt8", "QInt8", "Percentile", CalibPercentile=99.9999),
-    "U8S8_AAWS": _static("QUInt8", "QInt8", "Percentile"),
-    "U8U8_AAWA": _static("QUInt8", "QUInt8", "Percentile", WeightSymmetric=False),
-    "U16S8_AAWS": _static("QUInt16", "QInt8", "Percentile"),
-    "S16S8_ASWS": _static("QInt16", "QInt8", "Percentile", ActivationSymmetric=True),
-    "INT8_CNN_DEFAULT": _static("QUInt8", "QInt8", "MinMax"),
-    "INT16_CNN_DEFAULT": _static("QUInt16", "QInt16", "MinMax"),
+    "A8W8": static_settings("QInt8", "QInt8", "MinMax", ActivationSymmetric=True),
+    "A16W8": static_settings("QInt16", "QInt8", "MinMax", ActivationSymmetric=True),
+    "S8S8_AAWS": static_settings("QInt8", "QInt8", "Percentile", CalibPercentile=99.9999),
+    "U8S8_AAWS": static_settings("QUInt8", "QInt8", "Percentile"),
+    "U8U8_AAWA": static_settings("QUInt8", "QUInt8", "Percentile", WeightSymmetric=False),
+    "U16S8_AAWS": static_settings("QUInt16", "QInt8", "Percentile"),
+    "S16S8_ASWS": static_settings("QInt16", "QInt8", "Percentile", ActivationSymmetric=True),
+    "INT8_CNN_DEFAULT": static_settings("QUInt8", "QInt8", "MinMax"),
+    "INT16_CNN_DEFAULT": static_settings("QUInt16", "QInt16", "MinMax"),
     "UINT8_DYNAMIC_QUANT": {"weight": "QUInt8", "method": "dynamic"},
 }
 # in the words of nncf.quantize: symmetric activations, or asymmetric ones

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.cells import number, times, with_spread
 from bench.child import OURS
-from bench.networks import add_arguments, chosen_models, label, positive
+from bench.models import add_arguments, chosen_models, label, positive
 from bench.peers import add_peer_arguments, open_peers
 from bench.record import Record
 from bench.runs import Quantizers, Runs, blanks, memory_cells, memory_header, time_cells, time_header

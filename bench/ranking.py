@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.cells import number
-from bench.networks import NamedModel, add_arguments, chosen_models, label, positive
+from bench.models import NamedModel, add_arguments, chosen_models, label, positive
 from bench.record import Record, say
 from bench.side_by_side import open_labelled
 from quark.evaluate import Dataset
+from quark.fidelity.distance import log_probabilities
 from quark.onnx import quantize
 from quark.onnx.diagnose import diagnose
-from quark.onnx.diagnose.sensitivity import log_probabilities
 from quark.onnx.quantization.config.files import load_config
 from quark.onnx.quantization.presets import get_default_config
 from quark.onnx.session import open_session

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.cells import times, with_spread
-from bench.networks import NamedModel, add_arguments, chosen_models, positive
+from bench.models import NamedModel, add_arguments, chosen_models, positive
 from bench.record import Record, say
 from bench.samples import write_samples
 from bench.timing import Timing, take_turns

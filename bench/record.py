@@ -14,7 +14,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,7 +26,7 @@ from quark.onnx.save import write_text
 
 FOLDER = Path(__file__).resolve().with_name("results")
 # options that say where something goes or how a run proceeds, not what is measured; with a value, and without
-UNSEEN_WITH_VALUE, UNSEEN = ("--output", "--environments"), ("--resume",)
+UNSEEN_WITH_VALUE, UNSEEN = ("--output", "--environments", "--keep"), ("--resume",)
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\\/][\w.+@~-]+)+[\\/]([\w.+@~-]+)")
 
 
@@ -83,7 +83,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     hidden = {option.lstrip("-") for option in (*UNSEEN_WITH_VALUE, *UNSEEN)} | {"label"}
     found = {}
     for name, value in vars(arguments).items():
-        if name in hidden or isinstance(value, Path):
+        if name in hidden or isinstance(value[0] if isinstance(value, list) and value else value, Path):
             continue
         if name in ("model", "peers") and value is not None:
             value = [text.partition("=")[0] for text in ([value] if isinstance(value, str) else value)]
@@ -160,6 +160,33 @@ class Record:
             raise ValueError(
                 f"'{path}' is no record of a benchmark: {error}; remove it or run the bench anew"
             ) from error
+
+    def earlier(self, choosing: Collection[str]) -> Record | None:
+        """Return today's record of the same name, for `--resume`, or None if there is none. This one takes over its
+        command lines.
+
+        Arguments in `choosing` only choose rows and may differ; with others or with other columns the rows would not
+        belong together, and the program ends.
+        """
+        if not self.path.is_file():
+            return None
+        try:
+            before = Record.read(self.path)
+        except ValueError as error:
+            raise SystemExit(f"--resume: {error}") from error
+        old, new = (
+            {name: value for name, value in each.arguments.items() if name not in choosing and value is not None}
+            for each in (before, self)
+        )
+        for what, was, now in (("arguments", old, new), ("columns", before.header, self.header)):
+            if was != now:
+                raise SystemExit(
+                    f"--resume: '{self.path.name}' was measured with other {what} ({was}; now {now}): "
+                    f"give this run a name of its own with --label TEXT"
+                )
+        # one line for each command that the rows came from
+        self.command = "\n".join(dict.fromkeys([*before.command.splitlines(), self.command]))
+        return before
 
     @property
     def name(self) -> str:

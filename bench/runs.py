@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.cells import number, times, with_spread
 from bench.child import OURS, ChildError, Interpreters, Outcome, blank
-from bench.networks import NamedModel, label
+from bench.models import NamedModel, label
 from bench.record import Blank, say
 from bench.samples import SampleFile
 from bench.timing import Timing

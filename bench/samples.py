@@ -6,12 +6,13 @@ more that it has not calibrated on; they follow, where the folder has them. The 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.networks import NamedModel
+from bench.models import NamedModel
 from quark.evaluate import Network
 from quark.onnx.data.images import evenly_spaced, find_images, find_preprocessing, image_loader
 from quark.onnx.data.samples import held_out_count
@@ -28,6 +29,29 @@ class SampleFile:
     def first(self) -> np.ndarray:
         """One image, as a batch."""
         return np.array(np.load(self.path, mmap_mode="r")[:1])
+
+
+@dataclass(frozen=True)
+class SampleFolder:
+    """A folder with one .npz file per sample, an array for each input in it; the first `count` are calibrated on."""
+
+    path: Path
+    count: int
+
+    def first(self) -> dict[str, np.ndarray]:
+        """Return the first sample: arrays by input name."""
+        with np.load(min(self.path.glob("*.npz"))) as arrays:
+            return dict(arrays)
+
+    def digest(self) -> str:
+        """Return a hash of every value of the samples to calibrate on, the same wherever the folder is."""
+        state = hashlib.sha256()
+        for file in sorted(self.path.glob("*.npz"))[: self.count]:
+            with np.load(file) as arrays:
+                for name in sorted(arrays):
+                    state.update(f"{name}:{arrays[name].dtype}:{arrays[name].shape};".encode())
+                    state.update(arrays[name].tobytes())
+        return state.hexdigest()
 
 
 def write_samples(model: NamedModel, calib: Path, count: int, folder: Path) -> SampleFile:

@@ -24,7 +24,7 @@ import numpy as np
 from bench.cells import number
 from bench.child import OURS, Interpreters
 from bench.layered_network import INPUT, Shape, build
-from bench.networks import NamedModel, checked_presets, positive
+from bench.models import NamedModel, checked_presets, positive
 from bench.peers import add_peer_arguments, open_peers
 from bench.record import Record, add_record_arguments, say
 from bench.runs import Quantizers, Runs, blanks, memory_cells, memory_header, time_cells, time_header

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.networks import NamedModel
+from bench.models import NamedModel
 from bench.record import say
 from quark.errors import QuarkError
 from quark.evaluate import Accuracy, Dataset, Network, open_dataset

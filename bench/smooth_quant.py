@@ -29,7 +29,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.cells import number
-from bench.networks import positive
+from bench.models import positive
 from bench.record import Record, add_record_arguments, say
 from quark.errors import QuarkError
 from quark.fidelity import FidelityMeter

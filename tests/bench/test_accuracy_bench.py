@@ -12,7 +12,7 @@ from bench.accuracy import Figure, main, resume
 from bench.child import NO_EQUIVALENT, OURS
 from bench.cifar import CifarSource, prepare
 from bench.layered_network import Shape, build
-from bench.networks import NamedModel, named_presets
+from bench.models import NamedModel, named_presets
 from bench.record import Record
 from bench.side_by_side import Score
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from bench.networks import KNOWN, add_arguments, chosen_models, parse_model
+from bench.models import KNOWN, add_arguments, chosen_models, parse_model
 
 
 def arguments(*given: str) -> argparse.Namespace:
