@@ -200,19 +200,19 @@ def test_other_data_start_anew(model, calib, attempts):
 
 
 def test_what_fails_is_a_row_with_its_reason(model, calib, monkeypatch):
-    original = Bench._quantized
+    original = Bench.quantized
 
-    def failing(self, candidate, folder):
+    def failing(self, candidate):
         if candidate.name == "BF16":
             raise MemoryError("too large")
         if candidate.name == "A8W8":
             raise OSError(28, "No space left on device")
         if candidate.name == "MXINT8":
             raise InvalidValueError("node 'x': cannot be done")
-        return original(self, candidate, folder)
+        return original(self, candidate)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Bench, "_quantized", failing)
+        patch.setattr(Bench, "quantized", failing)
         result = search(model, calib, Wanted(presets=(*PRESETS, "A8W8")))
     reasons = {each.name: each.failure for each in result.trials if each.failure}
     assert reasons == {

@@ -14,7 +14,10 @@ from quark.cli.config_option import Change, is_file_name, read_config
 from quark.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from quark.onnx.quantization.quantizer import QuantizedModel
+    from quark.search import AutoResult
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Quantization:
     changes: tuple[Change, ...] = ()
     calibration: Calibration = field(default_factory=Calibration)
     pack: str | None = None  # the profile of packed weights
+    metric: str | None = None
 
     def run(self) -> QuantizedModel:
         """Quantize and write. What can be found wrong before the work is found before it."""
@@ -38,21 +42,12 @@ class Quantization:
             profile_of(self.pack)
         # by its name where nothing is changed, so that the report can call it that
         config = read_config(self.config, self.changes) if self.changes else self.config
-        result = quantize(self.source, config=config, **self.calibration.arguments())
+        result = quantize(self.source, config=config, metric=self.metric, **self.calibration.arguments())
         result.save(self.target, self.pack)
         return result
 
     def _check_files(self) -> None:
-        from quark.evaluate.network import checked_file
-        from quark.onnx.save import check_output
-
-        checked_file(self.source)
-        check_output(self.target, self.source)
-        report = self.target.with_suffix(".json")
-        if report in (self.target, Path(self.config)):
-            raise InvalidValueError(
-                f"output '{self.target}': its report would overwrite '{report}'; choose another name"
-            )
+        check_files(self.source, self.target, Path(self.config))
 
     def show(self, result: QuantizedModel, as_json: bool = False) -> None:
         """The report as a summary, with the same thing said in Python; or all of it as JSON."""
@@ -78,7 +73,8 @@ class Quantization:
             config = "config"
             lines += self._config_lines()
         data = [f"{name}={value!r}" for name, value in self.calibration.arguments().items() if value is not None]
-        arguments = ", ".join([repr(str(self.source)), *data, f"config={config}"])
+        measure = [] if self.metric is None else [f"metric={self.metric!r}"]
+        arguments = ", ".join([repr(str(self.source)), *data, f"config={config}", *measure])
         target = repr(str(self.target)) + ("" if self.pack is None else f", pack={self.pack!r}")
         return [*lines, f"quark.onnx.quantize({arguments}).save({target})"]
 
@@ -101,6 +97,125 @@ class Quantization:
             place = f"config.{outer[0]}" + "".join(f".setdefault({part!r}, {{}})" for part in outer[1:])
             lines.append(f"{place}[{last!r}] = {_python(value)}")
         return lines
+
+
+@dataclass(frozen=True)
+class AutoQuantization:
+    """From `source` to `target` by the configuration that suits `runs_on` best, which is found by trying. `labelled`
+    are images with their classes, `max_drop` the user's own bound."""
+
+    source: Path
+    target: Path
+    runs_on: str
+    calibration: Calibration
+    metric: str | None = None
+    max_drop: float | None = None
+    labelled: Path | None = None
+
+    def run(self) -> AutoResult:
+        """Search, and write the best. Progress goes to standard error, a line before and after each trial."""
+        from quark.search import auto_quantize
+
+        check_files(self.source, self.target)
+        return auto_quantize(
+            self.source,
+            output=self.target,
+            target=self.runs_on,
+            metric=self.metric,
+            max_drop=self.max_drop,
+            labelled=self.labelled,
+            on_progress=lambda text: click.echo(text, err=True),
+            **self.calibration.arguments(),
+        )
+
+    def show(self, result: AutoResult, as_json: bool = False) -> None:
+        """The summary of the model that was taken and a table of what was tried; or the report as JSON."""
+        if as_json:
+            import json
+
+            nothing = json.dumps({"auto": result.to_dict()}, indent=1)
+            click.echo(nothing if result.model is None else result.model.report.to_json())
+            return
+        import sys
+
+        from rich.console import Console
+
+        from quark.report.quantities import count_of
+        from quark.report.summary import print_summary
+
+        if result.model is not None:
+            print_summary(result.model.report)
+            click.echo()
+        # a file has no edge that a table must keep to
+        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+        for note in result.notes:
+            console.print(f"note: {note}", markup=False)
+        value = "" if result.float_value is None else f", measure {result.float_value:.4g}"
+        console.print(
+            f"for {result.target.value}, {result.bound}; float: {result.float_bytes / 1e6:.2f} MB, "
+            f"{result.float_ms:.2f} ms/sample{value}; judged on {result.judged_on}",
+            markup=False,
+        )
+        console.print(_table_of(result))
+        for row in result.rows:
+            if row.reason:
+                console.print(f"{row.name}: {row.outcome}: {row.reason}", markup=False)
+        console.print(f"{'taken: ' if result.model is not None else ''}{result.statement}", markup=False)
+        trials = count_of(sum(row.trial is not None for row in result.rows), "trial")
+        console.print(f"{trials} in {result.seconds:.0f} s", markup=False)
+        if result.model is not None:
+            console.print(
+                f"\nwritten: {self.target}, {self.target.with_suffix('.json')}\nthe same in Python:", markup=False
+            )
+            console.print("".join(f"    {line}\n" for line in self.python_lines()), end="", markup=False, style="dim")
+
+    def python_lines(self) -> list[str]:
+        """The program that does the same."""
+        given = {**self.calibration.arguments(), "output": str(self.target), "target": self.runs_on}
+        given |= {"metric": self.metric, "max_drop": self.max_drop}
+        given |= {"labelled": None if self.labelled is None else str(self.labelled)}
+        named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return ["import quark.onnx", f"quark.onnx.auto_quantize({', '.join([repr(str(self.source)), *named])})"]
+
+
+def _table_of(result: AutoResult) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    has_measure = result.bound.has_measure
+    for heading in ("configuration", "verdict"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (*(("measure", "drop %") if has_measure else ()), "time", "size", "s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in result.rows:
+        figures = row.figures
+        if figures is None or row.trial is None:
+            continue
+        value = figures.top1 if figures.value is None else figures.value
+        table.add_row(
+            Text(row.name),
+            figures.verdict,
+            *(("-" if value is None else f"{value:.4g}", f"{figures.drop:.2f}") if has_measure else ()),
+            "-" if row.latency is None else f"{row.latency:.2f} x",
+            f"{100 * figures.size_bytes / result.float_bytes:.1f} %",
+            f"{row.trial.seconds:.1f}",
+            row.outcome,
+        )
+    return table
+
+
+def check_files(source: Path, target: Path, *others: Path) -> None:
+    """Refuse a model that is not there, and an output that would overwrite something."""
+    from quark.evaluate.network import checked_file
+    from quark.onnx.save import check_output
+
+    checked_file(source)
+    check_output(target, source)
+    report = target.with_suffix(".json")
+    if report in (target, *others):
+        raise InvalidValueError(f"output '{target}': its report would overwrite '{report}'; choose another name")
 
 
 def _python(value: object) -> str:

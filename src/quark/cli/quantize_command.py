@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.calibration_option import Calibration
 from quark.cli.config_option import DEFAULT_CONFIG, Change, parse_changes
-from quark.cli.data_options import preprocess_option
+from quark.cli.data_options import metric_option, preprocess_option
 from quark.cli.pack_command import PROFILES
 
+if TYPE_CHECKING:
+    from quark.measures import MeasureResult
+
 DROP_EXCEEDED = 3
+AUTO = "auto"
+TARGETS = ("onnxruntime", "npu", "gpu", "size")  # of quark.search.Target, which takes a while to import
 
 
 def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
@@ -30,8 +36,16 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     "--config",
     default=DEFAULT_CONFIG,
     show_default=True,
-    metavar="NAME|FILE.yaml",
-    help="A preset ('quark presets' lists them), or a file.",
+    metavar="NAME|FILE.yaml|auto",
+    help="A preset ('quark presets' lists them), a file, or auto: several are tried, and the best is written.",
+)
+@click.option(
+    "--target",
+    "runs_on",
+    type=click.Choice(TARGETS),
+    metavar="|".join(TARGETS),
+    help="For --config auto. onnxruntime (the default): the fastest file on this machine. npu, gpu: what those compute "
+    "fastest. size: the smallest file.",
 )
 @click.option(
     "--calib",
@@ -64,12 +78,17 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     type=click.FloatRange(min=0),
     metavar="X",
     help="Exit with status 3 where more than X percentage points are lost; the files are written all the same. With "
-    "--data: of top-1 accuracy. Else of equal predictions on held-out samples, 100 (1 - agreement), for outputs with "
-    "classes, and 100 (1 - cosine) for others; the worst output counts.",
+    "--config auto: what may be lost at most, instead of the usual bound. With "
+    "--metric: percent of that measure. With --data: of top-1 accuracy. Else of equal predictions on held-out samples, "
+    "100 (1 - agreement), for outputs with classes, and 100 (1 - cosine) for others; the worst output counts.",
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path), metavar="DIR", help="Labelled images, for --max-drop and --report."
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Labelled images, for --max-drop, --report and --config auto.",
 )
+@metric_option("Built-in measures compare the outputs for the held-out samples; functions use data of their own.")
 @click.option(
     "--report",
     "page",
@@ -90,6 +109,7 @@ def quantize(
     model_in: Path,
     model_out: Path,
     config: str,
+    runs_on: str | None,
     calib: Path | None,
     num_calib: int | None,
     batch_size: int,
@@ -97,6 +117,7 @@ def quantize(
     changes: tuple[Change, ...],
     max_drop: float | None,
     data: Path | None,
+    metric: str | None,
     page: Path | None,
     pack: str | None,
     as_json: bool,
@@ -107,27 +128,49 @@ def quantize(
     Exit status: 0 done, whatever the verdict
                  1 an error
                  2 a mistake in the command line
-                 3 --max-drop exceeded
+                 3 --max-drop exceeded; with --config auto: nothing keeps to the bound, and nothing is written
     """
     from quark.cli.drop import measured_drop
-    from quark.cli.quantization import Quantization
+    from quark.cli.quantization import AutoQuantization, Quantization
     from quark.cli.report_command import check_page
     from quark.evaluate.datasets import check_data
 
-    if data is not None and max_drop is None and page is None:
+    is_auto = config == AUTO
+    if runs_on is not None and not is_auto:
+        raise click.UsageError("--target is for --config auto: give that, or a preset without --target")
+    if is_auto and changes:
+        raise click.UsageError("--config auto chooses all options itself: leave --set out, or name a preset")
+    if is_auto and pack is not None:
+        raise click.UsageError("--config auto packs where that makes the file smaller: leave --pack out")
+    if is_auto and calib is None:
+        raise click.UsageError("--config auto needs data to judge by: give --calib, or name a preset")
+    if is_auto and data is not None and metric is not None:
+        raise click.UsageError("--data and --metric are two measures for --config auto: give one of them")
+    if data is not None and max_drop is None and page is None and not is_auto:
         raise click.UsageError(
             "--data is for --max-drop and --report: give one of them, or compare afterwards with 'quark compare'"
         )
+    if data is not None and metric is not None and page is None:
+        raise click.UsageError("--data and --metric are two measures for --max-drop: give one of them")
     calibration = Calibration(calib, num_calib, batch_size, preprocess)
-    quantization = Quantization(model_in, model_out, config, changes, calibration, pack)
     if page is not None:
         check_page(page, model_in, model_out)
     if data is not None:
         check_data(data)
+    if is_auto:
+        search = AutoQuantization(model_in, model_out, runs_on or TARGETS[0], calibration, metric, max_drop, data)
+        found = search.run()
+        search.show(found, as_json)
+        if found.model is None:
+            raise SystemExit(DROP_EXCEEDED)
+        if page is not None:
+            _write_page(model_in, model_out, calibration, page, data, as_json, found.model.report.measure)
+        return
+    quantization = Quantization(model_in, model_out, config, changes, calibration, pack, metric)
     result = quantization.run()
     quantization.show(result, as_json)
     if page is not None:
-        _write_page(model_in, model_out, calibration, page, data, as_json)
+        _write_page(model_in, model_out, calibration, page, data, as_json, result.report.measure)
     if max_drop is not None:
         drop = measured_drop(result.report, model_in, model_out, data, preprocess)
         if drop.points > max_drop:
@@ -136,11 +179,18 @@ def quantize(
 
 
 def _write_page(
-    model_in: Path, model_out: Path, calibration: Calibration, page: Path, data: Path | None, is_quiet: bool
+    model_in: Path,
+    model_out: Path,
+    calibration: Calibration,
+    page: Path,
+    data: Path | None,
+    is_quiet: bool,
+    measure: MeasureResult | None,
 ) -> None:
     from quark.cli.report_command import diagnose_and_write
     from quark.cli.report_facts import LabelledData
 
-    diagnose_and_write(model_in, model_out, calibration, page, None if data is None else LabelledData(data))
+    labelled = None if data is None else LabelledData(data)
+    diagnose_and_write(model_in, model_out, calibration, page, labelled, measure)
     if not is_quiet:
         click.echo(f"report: {page}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.data_options import preprocess_option
+from quark.cli.data_options import metric_option, preprocess_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,8 +44,8 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
     "budgets",
     multiple=True,
     metavar="KIND=VALUE",
-    help="size=25% (of the float file) or size=10MB, drop=1.0 (points of accuracy), latency=80% or latency=5ms a "
-    "sample, time=10m for the search. Repeatable.",
+    help="size=25% (of the float file) or size=10MB, drop=1.0 (points of accuracy, percent of --metric), "
+    "latency=80% or latency=5ms a sample, time=10m for the search. Repeatable.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="For the results; else MODEL_search.")
 @click.option("--presets", callback=_names, metavar="A,B", help="Only these presets.")
@@ -56,6 +56,10 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
 )
 @click.option("--num-calib", type=click.IntRange(min=1), metavar="N", help="N samples of --calib; else all.")
 @preprocess_option
+@metric_option(
+    "Configurations are ranked by it. Built-in measures compare the outputs for --data, or for the held-out samples; "
+    "functions use data of their own."
+)
 @click.option(
     "--keep",
     type=click.Choice(["best", "all", "none"]),
@@ -76,6 +80,7 @@ def search(
     labels: Path | None,
     num_calib: int | None,
     preprocess: str,
+    metric: str | None,
     keep: str,
     as_json: bool,
 ) -> None:
@@ -104,6 +109,7 @@ def search(
         folder=out,
         num_samples=num_calib,
         preprocessing=preprocess,
+        metric=metric,
         on_trial=_tell,
     )
     if as_json:
@@ -134,9 +140,10 @@ def _show(result: SearchResult) -> None:
     if result.reused:
         console.print(f"{result.reused} trials of an earlier search are still true", markup=False)
     top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
+    measure = "" if source.value is None else f", {source.metric} {source.value:.4g}"
     console.print(
-        f"float {source.name}: {source.size_bytes / 1e6:.2f} MB, {source.latency_ms:.2f} ms/sample{top1}; judged on "
-        f"{source.judged_on}",
+        f"float {source.name}: {source.size_bytes / 1e6:.2f} MB, {source.latency_ms:.2f} ms/sample{top1}{measure}; "
+        f"judged on {source.judged_on}",
         markup=False,
     )
     console.print(_table(result))
@@ -158,7 +165,9 @@ def _table(result: SearchResult) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("configuration", no_wrap=True)
-    for heading in ("MB", "of float", "drop", "KL", "ms/sample", "s"):
+    has_metric = result.source.metric is not None
+    drop = ("measure", "drop %") if has_metric else ("drop",)
+    for heading in ("MB", "of float", *drop, "KL", "ms/sample", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     front = {each.name for each in result.front}
@@ -172,6 +181,7 @@ def _table(result: SearchResult) -> Table:
             Text(trial.name),
             f"{figures.size_bytes / 1e6:.2f}",
             f"{100 * figures.size_bytes / result.source.size_bytes:.1f} %",
+            *([] if not has_metric else ["-" if figures.value is None else f"{figures.value:.4g}"]),
             f"{figures.drop:.2f}{error}",
             "-" if figures.kl is None else f"{figures.kl:.4f}",
             f"{figures.latency_ms:.2f}",

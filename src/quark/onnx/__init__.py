@@ -1,6 +1,7 @@
 """Quantization of ONNX models.
 
     quantize                    a model, some data and the name of a preset in, a quantized model and its report out
+    auto_quantize               the same with the preset that suits the model, which is found by trying
     ModelQuantizer              the same by the interface that scripts written for AMD Quark call
     QuantizationConfig, QConfig, get_default_config      what to do; presets by name
     get_library_path            the compiled operators, for `SessionOptions.register_custom_ops_library`
@@ -71,6 +72,7 @@ from quark.ops.portable_functions import add_portable_functions  # noqa: E402
 if TYPE_CHECKING:
     from quark.onnx.data import CachedDataReader, PathDataReader, Preprocessing, RandomDataReader
     from quark.onnx.quantization.quantizer import ModelQuantizer, QuantizedModel, quantize
+    from quark.search import auto_quantize
 
 # What works on graphs is loaded when it is first asked for: importing it takes longer than all of the above.
 _LAZY = {
@@ -80,6 +82,7 @@ _LAZY = {
     "Preprocessing": "quark.onnx.data",
     "QuantizedModel": "quark.onnx.quantization.quantizer",
     "RandomDataReader": "quark.onnx.data",
+    "auto_quantize": "quark.search",
     "quantize": "quark.onnx.quantization.quantizer",
 }
 
@@ -136,6 +139,7 @@ __all__ = [
     "VitisQuantType",
     "XInt8Spec",
     "add_portable_functions",
+    "auto_quantize",
     "get_default_config",
     "get_library_path",
     "quantize",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from quark.account import FileFacts
 from quark.errors import InvalidValueError, OutputError, QuarkError
+from quark.onnx.lint import Level, lint
 from quark.onnx.pack import pack_model
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.file_differences import file_hash
 from quark.onnx.quantization.making import packed_report
-from quark.onnx.quantization.quantizer import quantize
+from quark.onnx.quantization.quantizer import QuantizedModel, quantize
 from quark.onnx.save import write_text
 from quark.onnx.session import release_memory
 from quark.search.candidates import Candidate
@@ -28,11 +29,15 @@ from quark.search.trial import Measurement, Trial
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What all trials share."""
+    """What all trials share. `is_packing` is False if files are left as they are; files of the presets `linted` are
+    checked for what an NPU takes; `on_quantized` is called with every quantized model that was judged."""
 
     model: Path
     data: Data
     judge: Judge
+    is_packing: bool = True
+    linted: tuple[str, ...] = ()
+    on_quantized: Callable[[Candidate, QuantizedModel], None] = lambda candidate, model: None
 
     def attempt(self, candidate: Candidate, folder: Path) -> tuple[Trial, Path | None]:
         """Try it, in that folder: the trial, and the file where there is one."""
@@ -40,16 +45,29 @@ class Bench:
         trial = partial(Trial, candidate.name, candidate.preset, candidate.stage, candidate.changes)
         try:
             with _quiet():
-                path, remarks = self._quantized(candidate, folder)
+                result = self.quantized(candidate)
+                path = result.save(folder / f"{candidate.name}.onnx")
                 quantizing_seconds = time.perf_counter() - start
-                path, size, is_packed = _weighed(path, remarks)
+                remarks = list(result.report.remarks)
+                protection = result.report.protection
+                size, is_packed = stored_bytes(path), False
+                if self.is_packing:
+                    path, size, is_packed = _weighed(path, remarks)
                 judgement = self.judge.judge(path)
+                findings = _refused(path) if candidate.preset in self.linted else ""
+                self.on_quantized(candidate, result)
         except Exception as error:  # an operator, the memory, the runtime: each is a row of the table
             seconds = time.perf_counter() - start
             return trial(failure=_reason(error), seconds=seconds), None
         finally:
             release_memory()
-        measured = Measurement(size_bytes=size, is_packed=is_packed, **asdict(judgement))
+        measured = Measurement(
+            size_bytes=size,
+            is_packed=is_packed,
+            **asdict(judgement),
+            float_mac_share=None if protection is None else protection.float_mac_share,
+            lint=findings,
+        )
         done = trial(
             measured=measured,
             seconds=time.perf_counter() - start,
@@ -58,7 +76,8 @@ class Bench:
         )
         return done, path
 
-    def _quantized(self, candidate: Candidate, folder: Path) -> tuple[Path, list[str]]:
+    def quantized(self, candidate: Candidate) -> QuantizedModel:
+        """Quantize by a candidate; nothing is written."""
         data = self.data
         # by its name where nothing is changed, as the command does it
         config = candidate.config() if candidate.changes else candidate.preset
@@ -72,7 +91,18 @@ class Bench:
         )
         if not result.plan.tensors:  # it would lose nothing, and be the best
             raise InvalidValueError("nothing is quantized by it: no node of the model fits")
-        return result.save(folder / f"{candidate.name}.onnx"), list(result.report.remarks)
+        return result
+
+
+# Findings about the network rather than about how it was quantized: no other configuration would be without them.
+_OF_THE_NETWORK = ("Operator", "CustomDomain", "Opset", "FixedShape", "Batch")
+
+
+def _refused(path: Path) -> str:
+    """What an NPU would refuse of the way a file is quantized; empty if nothing."""
+    errors = [each for each in lint(path) if each.level is Level.ERROR and each.rule not in _OF_THE_NETWORK]
+    rules = ", ".join(dict.fromkeys(each.rule for each in errors))
+    return f"{len(errors)} lint errors ({rules})" if errors else ""
 
 
 def _weighed(path: Path, remarks: list[str]) -> tuple[Path, int, bool]:

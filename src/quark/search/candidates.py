@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from quark.errors import UnknownNameError, unknown_name
@@ -36,6 +37,16 @@ FOR_TRANSFORMERS = ("INT8_TRANSFORMER_DEFAULT", "MATMUL_NBITS")
 MIXED = ("S16S16_MIXED_S8S8", "BF16_MIXED_MXINT8")
 _MIXED_BITS = (6.0, 5.0)  # of a weight, on the mean
 STAGES = tuple(Stage)
+WEIGHTS: tuple[Change, ...] = (("WeightsOnly", True),)
+
+
+class Target(str, Enum):
+    """What a network is to run on, for `quark.search.auto`."""
+
+    ONNXRUNTIME = "onnxruntime"  # its integer kernels on this machine's processor
+    NPU = "npu"  # AMD's
+    GPU = "gpu"  # one that computes in 16-bit floats or microscaling formats
+    SIZE = "size"  # anything: only the size of the file counts
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,53 @@ def ladder(traits: Traits, formats: Sequence[str] = ()) -> list[Candidate]:
     others += [each for each in _mixed() if not formats or each.format in formats]
     others += [candidate for each in direct for candidate in _finetuned(each)]
     return [*direct, *others]
+
+
+def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_measure: bool) -> list[Candidate]:
+    """The candidates of `quark.search.auto` in the order in which they are tried: the one that should be best first."""
+    rows: list[Candidate] = []
+
+    def add(preset: str, suffix: str = "", changes: tuple[Change, ...] = (), base: str = "") -> None:
+        rows.append(_candidate(preset + suffix, preset, Stage.DIRECT, changes, base))
+
+    if target is Target.ONNXRUNTIME:
+        pair = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
+        first, second = reversed(pair) if is_transformer else pair
+        add(first)
+        if has_measure:  # what is protected goes by the verdict; the measure may be content with less
+            add(first, "+UNPROTECTED", (("Protect", "none"),), first)
+        add(second)
+        if has_products:
+            add("UINT8_DYNAMIC_QUANT")
+        add(first, "+BUDGET30", (("ProtectBudget", 0.3),), first)
+        add(first, "+BUDGET50", (("ProtectBudget", 0.5),), first)
+        for name in ("MXINT8", "FP16", "BF16"):
+            add(name, "+WEIGHTS", WEIGHTS)  # the runtime would only simulate activations of these formats
+    elif target is Target.NPU:
+        of_cnns = ("XINT8", "A8W8", "A16W8", "BF16")
+        of_transformers = ("INT8_TRANSFORMER_DEFAULT", "A16W8", "INT16_TRANSFORMER_DEFAULT", "BF16")
+        for name in of_transformers if is_transformer else of_cnns:
+            add(name)
+    elif target is Target.GPU:
+        for name in ("MXFP8E4M3", "MXINT8"):
+            add(name)
+        rows.append(_candidate("BF16_MIXED_MXINT8", "BF16_MIXED_MXINT8", Stage.MIXED))
+        add("FP16")
+        add("BF16")
+    else:
+        for name in ("MX4", "MXFP4E2M1", "MX6", "MXFP6E2M3", "MXFP6E3M2", "MXINT8", "MX9"):
+            add(name, "+WEIGHTS", WEIGHTS)
+        if has_products:
+            add("MATMUL_NBITS")
+        add("INT8_CNN_DEFAULT")
+        add("FP16", "+WEIGHTS", WEIGHTS)
+        rows += [
+            _candidate(f"{each.name}+WEIGHTS", each.preset, each.stage, (*each.changes, *WEIGHTS))
+            for each in _mixed()
+            if each.preset == "MXINT8"
+        ]
+        rows.sort(key=lambda each: each.bits)
+    return rows
 
 
 def named(presets: Iterable[str]) -> list[Candidate]:

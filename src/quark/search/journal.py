@@ -38,8 +38,10 @@ _SPOKEN = {
     "model": "the model is another one",
     "calibration": "the calibration data are other ones",
     "data": "the data that is judged on is other",
+    "metric": "the metric is another one",
     "versions": "the versions of the packages differ",
     "packing": "files are packed in another way",
+    "target": "the target is another one",
 }
 
 
@@ -59,6 +61,7 @@ class Journal:
     basis: Mapping[str, str]
     keep: Keep = Keep.BEST
     notes: list[str] = field(default_factory=list)
+    remedy: str = "give --out another folder"  # for a folder that cannot be used
     _lock: IO[bytes] | None = field(default=None, repr=False)
 
     def open(self) -> None:
@@ -67,10 +70,10 @@ class Journal:
             self._refuse_other_things()
             self.trials_folder.mkdir(parents=True, exist_ok=True)
             self.models_folder.mkdir(exist_ok=True)
-            self._lock = take(self.folder / LOCK)
+            self._lock = take(self.folder / LOCK, self.remedy)
         except OSError as error:
             raise InvalidValueError(
-                f"folder '{self.folder}' cannot be made or written to: {error.strerror}; give --out another"
+                f"folder '{self.folder}' cannot be made or written to: {error.strerror}; {self.remedy}"
             ) from error
         for stale in self.folder.glob(f"{_PREFIX}*"):  # of a search that was killed
             shutil.rmtree(stale, ignore_errors=True)
@@ -91,7 +94,7 @@ class Journal:
         is_ours = (self.folder / LOCK).exists() or (self.folder / "search.json").exists()
         if self.folder.is_dir() and not is_ours and any(self.folder.iterdir()):
             raise InvalidValueError(
-                f"folder '{self.folder}' holds other things than a search: give --out a new or an empty folder"
+                f"folder '{self.folder}' holds other things than a search: {self.remedy}, a new or an empty one"
             )
 
     @property
@@ -154,10 +157,27 @@ class Journal:
                 _remove_model(self._model_file(each.name))
         return [each if each.name in front else replace(each, model="") for each in trials]
 
-    def write_result(self, content: Mapping[str, Any], page: str) -> None:
+    def model_of(self, trial: Trial) -> Path | None:
+        """The file of a trial, if it was kept."""
+        path = self._model_file(trial.name)
+        return path if trial.model and path.is_file() else None
+
+    def remove(self) -> None:
+        """Delete the folder with everything that a search leaves in it; other files of the user's stay."""
+        for folder in (self.trials_folder, self.models_folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("search.json", "search.html", LOCK):
+            (self.folder / name).unlink(missing_ok=True)
+        self.close()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def write_result(self, content: Mapping[str, Any], page: str | None = None) -> None:
+        """Write what was found so far, and the page with the plot if there is one."""
         text = json.dumps({"basis": dict(self.basis), **content}, indent=1, allow_nan=False)
         write_text(text, self.folder / "search.json")
-        write_text(page, self.folder / "search.html")
+        if page is not None:
+            write_text(page, self.folder / "search.html")
 
     def _earlier_basis(self) -> Mapping[str, Any] | None:
         path = self.folder / "search.json"

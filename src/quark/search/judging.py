@@ -1,7 +1,10 @@
 """How much a quantized network lost against the float one, on samples that all trials share.
 
+    a metric of the user's           what was lost of it, in percent of the float network's value; for error rates the
+                                     difference, in points
     labelled samples                 top-1 accuracy of the float network less that of the quantized one, in points
     an output of shape [n, classes]  100 (1 - agreement)
+    scores, boxes, distributions     100 (1 - the figure of their worst part), see `quark.fidelity`
     any other output                 100 (1 - cosine)
 
 Without labels the worst output counts. The divergence is the mean over samples of sum p log(p / q), where p and q are
@@ -14,8 +17,9 @@ The float network runs once. What it was given and what it said is kept, beyond 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +30,18 @@ from quark.card import samples_digest
 from quark.errors import InvalidValueError
 from quark.evaluate import AccuracyMeter, Network, measure_speed, open_dataset
 from quark.evaluate.accuracy import ranked
+from quark.evaluate.comparison import MeasureMeter
 from quark.evaluate.datasets import Batch
 from quark.evaluate.network import as_scores
-from quark.fidelity import FidelityMeter, OutputFidelity
+from quark.fidelity import OutputsMeter, have_same_form, overall_verdict, worst_text
+from quark.measures import FunctionMeasure, Measure, MeasureResult, OutputMeasure
 from quark.onnx.data import Samples
 from quark.onnx.data.store import SampleStore
 
 Array = NDArray[Any]
 BATCH_SIZE = 10
 SPEED_ROUNDS, SPEED_REPEATS, SPEED_SECONDS = 3, 4, 0.5
+CAREFUL_ROUNDS, CAREFUL_REPEATS, CAREFUL_SECONDS = 4, 50, 0.2  # where latency decides
 _TINY = 1e-12
 
 
@@ -50,17 +57,34 @@ class Judgement:
     agreement: float | None = None
     kl: float | None = None
     sqnr_db: float | None = None
+    value: float | None = None
+    verdict: str = ""
+    worst: str = ""
 
 
 class Judge:
-    """The float network's answers to the samples, which others are held against."""
+    """The float network's answers to the samples, which others are held against. With a `measure`, networks are judged
+    by that instead of by accuracy or closeness.
 
-    def __init__(self, float_model: Path, batches: Iterable[Batch], source: str) -> None:
+    With `threads`, latency decides and is measured with more care, by so many threads: one is what other work on the
+    machine and the threads of other sessions disturb least."""
+
+    def __init__(
+        self,
+        float_model: Path,
+        batches: Iterable[Batch],
+        source: str,
+        measure: Measure | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._threads = threads
         self._float = network = Network(float_model)
         self.source = source
+        self.measure = measure
         self.count = 0
         self._inputs, self._outputs = SampleStore(), SampleStore()
         self._labels: list[Array | None] = []
+        start = time.perf_counter()
         for batch in batches:
             outputs = network.run(batch.inputs)
             _refuse_nan(outputs, network.outputs, float_model)
@@ -72,8 +96,11 @@ class Judge:
             raise InvalidValueError(f"data '{source}': no samples in it")
         self.output_names = network.outputs
         self.has_labels = self._labels[0] is not None
-        self.latency_ms = measure_speed(network, self._inputs[0]).ms_per_sample
         self.top1 = self._float_top1(float_model)
+        self.float_value = self._float_value()
+        self.seconds = time.perf_counter() - start  # that it takes to judge a network
+        self._timed = network if threads is None else Network(float_model, threads)
+        self.latency_ms = measure_speed(self._timed, self._inputs[0]).ms_per_sample
 
     def digest(self) -> str:
         """A hash of all samples and their labels."""
@@ -83,15 +110,34 @@ class Judge:
     def judge(self, model: Path) -> Judgement:
         """Run the model over all samples."""
         network = Network(model)
-        tally = _Tally([FidelityMeter(name) for name in self.output_names])
+        meter = MeasureMeter(self.measure, self._float) if isinstance(self.measure, OutputMeasure) else None
+        tally = _Tally(self.output_names, OutputsMeter(), meter)
         for i, labels in enumerate(self._labels):
             expected = list(self._outputs[i].values())
-            tally.add(expected, network.run(self._inputs[i]), labels, model)
-        return tally.result(self._latency(network))
+            inputs = self._inputs[i]
+            tally.add(expected, network.run(inputs), labels, model, len(next(iter(inputs.values()))))
+        judgement = tally.result(self._latency(network))
+        measured = None if meter is None else meter.result()
+        if isinstance(self.measure, FunctionMeasure):
+            assert self.float_value is not None
+            measured = self.measure.result(self.float_value, self.measure.value(network.session))
+        return judgement if measured is None else _by_measure(judgement, measured)
+
+    def compared_latencies(self, models: Sequence[Path]) -> list[float]:
+        """The latency of several models as a share of float's, measured in turns in one run."""
+        networks = [self._timed, *(Network(each, self._threads) for each in models)]
+        best = [math.inf] * len(networks)
+        for _ in range(CAREFUL_ROUNDS):
+            for i, network in enumerate(networks):
+                speed = measure_speed(network, self._inputs[0], CAREFUL_REPEATS, CAREFUL_SECONDS)
+                best[i] = min(best[i], speed.ms_per_sample)
+        return [each / best[0] for each in best[1:]]
 
     def _latency(self, network: Network) -> float:
         """The float network's time of the beginning, times the ratio of both now: a machine that is busy later than
         earlier would otherwise make the later trials the slower ones."""
+        if self._threads is not None:
+            return self.latency_ms * self.compared_latencies([network.path])[0]
         inputs = self._inputs[0]
         rounds = [
             [measure_speed(each, inputs, SPEED_REPEATS, SPEED_SECONDS).ms_per_sample for each in (self._float, network)]
@@ -99,6 +145,18 @@ class Judge:
         ]
         first, second = min(times[0] for times in rounds), min(times[1] for times in rounds)
         return self.latency_ms * second / first
+
+    def _float_value(self) -> float | None:
+        """The float network's value of the measure. What is wrong with the measure is found here, before any trial."""
+        if isinstance(self.measure, FunctionMeasure):
+            return self.measure.value(self._float.session, "the float network")
+        if not isinstance(self.measure, OutputMeasure):
+            return None
+        meter = MeasureMeter(self.measure, self._float)
+        for i in range(len(self._outputs)):
+            outputs = list(self._outputs[i].values())
+            meter.add(outputs, outputs, len(next(iter(self._inputs[i].values()))))
+        return meter.result().float_value
 
     def _float_top1(self, model: Path) -> float | None:
         if not self.has_labels:
@@ -120,35 +178,53 @@ def _refuse_nan(outputs: Iterable[Array], names: Iterable[str], model: Path) -> 
 
 
 def judge_on_folder(
-    model: Path, data: Path, preprocess: str, limit: int | None = None, labels: Path | None = None
+    model: Path,
+    data: Path,
+    preprocess: str,
+    limit: int | None = None,
+    labels: Path | None = None,
+    measure: Measure | None = None,
+    threads: int | None = None,
 ) -> Judge:
     """By data on a disk, as `quark evaluate` reads it."""
     dataset = open_dataset(data, Network(model), preprocess, limit, labels)
-    return Judge(model, dataset.batches(BATCH_SIZE), f"{dataset.count} samples of {dataset.source}")
+    return Judge(model, dataset.batches(BATCH_SIZE), f"{dataset.count} samples of {dataset.source}", measure, threads)
 
 
-def judge_on_held_out(model: Path, samples: Samples) -> Judge:
+def judge_on_held_out(
+    model: Path, samples: Samples, measure: Measure | None = None, threads: int | None = None
+) -> Judge:
     """By the samples that calibration holds out."""
     batches = [Batch(each, None) for each in samples.held_out]
-    return Judge(model, batches, f"{len(batches)} held-out samples of the calibration data")
+    return Judge(model, batches, f"{len(batches)} held-out samples of the calibration data", measure, threads)
+
+
+def _by_measure(judgement: Judgement, measured: MeasureResult) -> Judgement:
+    """The judgement with the drop of the measure in the place of the usual one."""
+    drop = 100 * measured.drop
+    return replace(judgement, drop=drop, measure=measured.name, error=None, value=measured.value)
 
 
 @dataclass
 class _Tally:
     """What is counted over the batches."""
 
-    meters: list[FidelityMeter]
+    names: Sequence[str]
+    outputs: OutputsMeter
+    measure: MeasureMeter | None = None
     accuracies: tuple[AccuracyMeter, AccuracyMeter] = field(default_factory=lambda: (AccuracyMeter(), AccuracyMeter()))
     gained: int = 0
     lost: int = 0
     divergence: float = 0.0
     rows: int = 0
 
-    def add(self, expected: list[Array], actual: list[Array], labels: Array | None, model: Path) -> None:
-        if [each.shape for each in expected] != [each.shape for each in actual]:
+    def add(self, expected: list[Array], actual: list[Array], labels: Array | None, model: Path, count: int) -> None:
+        if not all(have_same_form(y, z) for y, z in zip(expected, actual, strict=True)):
             raise InvalidValueError(f"model '{model}' has outputs of other shapes than the float model")
-        for meter, y, z in zip(self.meters, expected, actual, strict=True):
-            meter.add(y, z)
+        first, second = (dict(zip(self.names, side, strict=True)) for side in (expected, actual))
+        self.outputs.add(first, second, count)
+        if self.measure is not None:
+            self.measure.add(expected, actual, count)
         classes = next((i for i, each in enumerate(expected) if each.ndim == 2 and each.shape[1] > 1), None)
         if classes is not None:
             self.divergence += divergence(expected[classes], actual[classes])
@@ -162,25 +238,21 @@ class _Tally:
             self.lost += int(np.sum(was_right & ~is_right))
 
     def result(self, latency_ms: float) -> Judgement:
-        outputs = [meter.result() for meter in self.meters]
+        outputs = self.outputs.result()
         kl = self.divergence / self.rows if self.rows else None
         agreement = next((each.agreement for each in outputs if each.agreement is not None), None)
         sqnr_db = min(each.sqnr_db for each in outputs)
         count = self.accuracies[0].count
         if count:
             difference = self.gained - self.lost
-            error = 100 * math.sqrt(max(self.gained + self.lost - difference**2 / count, 0.0)) / count
-            top1 = self.accuracies[1].result().top1
+            error: float | None = 100 * math.sqrt(max(self.gained + self.lost - difference**2 / count, 0.0)) / count
+            top1: float | None = self.accuracies[1].result().top1
             drop, measure = -100 * difference / count, "top-1 accuracy"
-            return Judgement(drop, measure, latency_ms, error, top1, agreement, kl, sqnr_db)
-        drop, measure = max(_output_drop(each) for each in outputs)
-        return Judgement(drop, measure, latency_ms, None, None, agreement, kl, sqnr_db)
-
-
-def _output_drop(output: OutputFidelity) -> tuple[float, str]:
-    if output.agreement is not None:
-        return 100 * (1 - output.agreement), f"equal predictions of '{output.name}'"
-    return 100 * (1 - output.cosine), f"the cosine of '{output.name}'"
+        else:
+            error, top1 = None, None
+            drop, measure = max(output.drop for output in outputs)
+        verdict, worst = overall_verdict(outputs).value, worst_text(outputs)
+        return Judgement(drop, measure, latency_ms, error, top1, agreement, kl, sqnr_db, verdict=verdict, worst=worst)
 
 
 def divergence(expected: Array, actual: Array) -> float:

@@ -16,7 +16,7 @@ from quark.errors import InvalidValueError
 LOCK = ".search.lock"
 
 
-def take(path: Path) -> IO[bytes]:
+def take(path: Path, remedy: str = "give --out another folder") -> IO[bytes]:
     """Hold the lock until the file is closed; an error where another process, or another search of this one, has it."""
     file = path.open("ab")
     try:
@@ -29,6 +29,6 @@ def take(path: Path) -> IO[bytes]:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             file.close()
             raise InvalidValueError(
-                f"folder '{path.parent}': another search is at work in it; wait for it, or give --out another folder"
+                f"folder '{path.parent}': another search is at work in it; wait for it, or {remedy}"
             ) from error
     return file

@@ -61,6 +61,7 @@ def page(result: SearchResult) -> str:
     """HTML, all in one; whatever came from names is escaped."""
     source = result.source
     top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
+    top1 += "" if source.value is None else f", {source.metric} {source.value:.4g}; drop in percent of it"
     facts = f"float: {size_text(source.size_bytes)}, {source.latency_ms:.2f} ms{top1}; judged on {source.judged_on}"
     legend = "".join(f'<span><i style="background:var(--{name})"></i>{words}</span>' for name, words in _STAGES)
     parts = [

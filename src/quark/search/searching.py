@@ -16,7 +16,8 @@ from typing import Any
 
 from quark.card import samples_digest
 from quark.errors import InvalidValueError
-from quark.onnx.data import input_infos, open_samples
+from quark.measures import Measure
+from quark.onnx.data import Samples, input_infos, open_samples
 from quark.onnx.load import LoadedModel, load
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import set_arguments
@@ -53,13 +54,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FloatFacts:
-    """The float network: what is saved and lost against. `top1` is None without labels."""
+    """The float network: what is saved and lost against. `top1` is None without labels, `metric` and `value` without
+    a metric."""
 
     name: str
     size_bytes: int
     latency_ms: float
     judged_on: str
     top1: float | None = None
+    metric: str | None = None
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class SearchResult:
     def to_dict(self) -> dict[str, Any]:
         finite = {name: None if each == math.inf else each for name, each in vars(self.limits).items()}
         return {
-            "float": vars(self.source),
+            "float": {name: "inf" if each == math.inf else each for name, each in vars(self.source).items()},
             "limits": finite,
             "best": None if self.best is None else self.best.name,
             "nearest": None if self.nearest is None else self.nearest.name,
@@ -124,26 +128,30 @@ def search(
     folder: PathLikeOrStr | None = None,
     num_samples: int | None = None,
     preprocessing: str = "imagenet",
+    metric: str | Measure | Callable[[Any], Any] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SearchResult:
     """Try configurations of a model from cheap to dear, and rank them: `search("in.onnx", images).best`.
 
     `calib` is what calibration gets, as `quark.onnx.quantize` takes it. `data` is what networks are judged on, labelled
-    or not; without it, the samples that calibration holds out, which are 16 at most: figures are coarse then. The
-    results are in `folder`, MODEL_search if not given, from which the next call goes on. `on_trial` is called with
-    every trial that was run, after it was written.
+    or not; without it, the samples that calibration holds out, which are 16 at most: figures are coarse then. With a
+    `metric`, as `quark.onnx.quantize` takes it, networks are ranked by that, and a budget for the drop is in percent of
+    it. The results are in `folder`, MODEL_search if not given, from which the next call goes on. `on_trial` is called
+    with every trial that was run, after it was written.
     """
     wanted = Wanted() if wanted is None else wanted
+    measure = None if metric is None else Measure.of(metric)
     path = Path(model)
     start = time.monotonic()
     loaded = load(path)
     traits = Traits(frozenset(node.op_type for node in loaded.model.graph))
     candidates = named(wanted.presets) if wanted.presets else ladder(traits, wanted.formats)
     source = Data(fspath(calib) if isinstance(calib, PathLike) else calib, num_samples, 1, preprocessing)
-    judge, basis = _prepared(path, loaded, source, wanted, None if data is None else Path(data))
+    judge, basis, _ = prepare(path, loaded, source, wanted, None if data is None else Path(data), measure)
     target = path.with_name(f"{path.stem}_search") if folder is None else Path(folder)
     journal = Journal(target, basis, wanted.keep)
-    facts = FloatFacts(path.name, loaded.bytes, judge.latency_ms, judge.source, judge.top1)
+    name = None if measure is None else measure.name
+    facts = FloatFacts(path.name, loaded.bytes, judge.latency_ms, judge.source, judge.top1, name, judge.float_value)
     budget = wanted.budget
     has_small_first = budget.size is not None or budget.drop is not None
     run = _Run(
@@ -151,9 +159,10 @@ def search(
         bench=Bench(path, source, judge),
         facts=facts,
         limits=budget.resolved(loaded.bytes, judge.latency_ms),
-        weights=_weight_count(loaded),
+        weights=weight_count(loaded),
         end=math.inf if budget.time is None else start + budget.time,
         on_trial=on_trial,
+        metric=metric if isinstance(metric, str) else None,
     )
     del loaded
     with contextlib.closing(journal):
@@ -161,25 +170,35 @@ def search(
         return run.over(in_order(candidates, has_small_first))
 
 
-def _prepared(
-    path: Path, loaded: LoadedModel, source: Data, wanted: Wanted, data: Path | None
-) -> tuple[Judge, dict[str, str]]:
-    """The judge, and what the results follow from."""
+def prepare(
+    path: Path,
+    loaded: LoadedModel,
+    source: Data,
+    wanted: Wanted,
+    data: Path | None,
+    measure: Measure | None,
+    threads: int | None = None,
+) -> tuple[Judge, dict[str, str], Samples]:
+    """The judge, what the results follow from, and the calibration data. `threads` are for latencies."""
     preprocessing = source.preprocessing
     inputs = input_infos(loaded.model)
-    samples = open_samples(source.source, inputs, count=source.count, preprocessing=preprocessing)
+    samples = open_samples(
+        source.source, inputs, count=source.count, batch_size=source.batch_size, preprocessing=preprocessing
+    )
     if data is None:
-        judge = judge_on_held_out(path, samples)
+        judge = judge_on_held_out(path, samples, measure, threads)
     else:
-        judge = judge_on_folder(path, data, str(preprocessing), wanted.limit, wanted.labels)
+        judge = judge_on_folder(path, data, str(preprocessing), wanted.limit, wanted.labels, measure, threads)
+    digest = samples_digest(samples, samples.held_out)
     basis = {
         "model": loaded.sha256,
-        "calibration": f"{source.count} {preprocessing} {samples_digest(samples, samples.held_out)}",
+        "calibration": f"{source.count} {source.batch_size} {preprocessing} {digest}",
         "data": judge.digest(),
+        "metric": "" if measure is None else measure.fingerprint,
         "versions": json.dumps(_versions(), sort_keys=True),
         "packing": PROFILE,
     }
-    return judge, basis
+    return judge, basis, samples
 
 
 def _versions() -> dict[str, str]:
@@ -190,7 +209,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _weight_count(loaded: LoadedModel) -> int:
+def weight_count(loaded: LoadedModel) -> int:
     """Of matrices and more: vectors are biases, which no format makes smaller."""
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
     return sum(int(each.size) for each in tensors if each is not None and len(each.shape) >= 2)
@@ -205,6 +224,7 @@ class _Run:
     weights: int
     end: float
     on_trial: Callable[[Trial], None]
+    metric: str | None = None  # as --metric takes it
 
     def over(self, candidates: Sequence[Candidate]) -> SearchResult:
         trials: list[Trial] = []
@@ -257,5 +277,6 @@ class _Run:
             parts += ["--calib", data.source]
         parts += [] if data.count is None else ["--num-calib", str(data.count)]
         parts += [] if data.preprocessing == "imagenet" else ["--preprocess", str(data.preprocessing)]
+        parts += [] if self.metric is None else ["--metric", self.metric]
         is_packed = trial.measured is not None and trial.measured.is_packed
         return shlex.join([*parts, *(["--pack"] if is_packed else [])])

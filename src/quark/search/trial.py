@@ -24,7 +24,10 @@ class Stage(str, Enum):
 class Measurement:
     """What a quantized network costs. `drop` is in percentage points of `measure`, negative where it is better than
     float; `top1` a share; `kl` the mean divergence of its predictions from float's, in nats; both None where unknown.
-    `error` is the standard error of the drop, in points. `is_packed`: the file is packed."""
+    `error` is the standard error of the drop, in points. `value` is what the network has of the user's metric, of
+    which `drop` then is in percent. `is_packed`: the file is packed. `verdict` is the one of `quark.fidelity`, and
+    `worst` the part of the outputs that decides it. `float_mac_share` is what protection left in float, None if nothing
+    was protected. `lint` says what an NPU would refuse, where that was asked."""
 
     size_bytes: int
     drop: float
@@ -36,6 +39,11 @@ class Measurement:
     kl: float | None = None
     sqnr_db: float | None = None
     is_packed: bool = False
+    value: float | None = None
+    verdict: str = ""
+    worst: str = ""
+    float_mac_share: float | None = None
+    lint: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,591 @@
+"""`--config auto`: try what suits a network and its target, and deliver the best file that is close enough to float.
+
+    onnxruntime   the fastest file on this machine; of files within 3 % of it the smallest
+    npu, gpu      the first that is close enough, in the order of the speed that their formats have there
+    size          the smallest file
+
+Close enough is a verdict of ok and, if there is a measure (a metric, or labelled data), at most 1 % of it lost. A bound
+that the user states takes the place of both.
+
+The search has ten times the time of INT8_CNN_DEFAULT on the same data. Every trial is written to the folder OUT.auto
+before the next begins, so that the same call goes on where it was interrupted; the folder is removed when the file is
+written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from quark.errors import InvalidValueError, unknown_name
+from quark.fidelity import Verdict
+from quark.measures import Measure, MeasureResult
+from quark.onnx.calibrate import FloatRunner
+from quark.onnx.data import Sample
+from quark.onnx.load import LoadedModel, load
+from quark.onnx.protect.macs import layer_macs, tensors_to_size
+from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.making import set_arguments
+from quark.onnx.quantization.quantizer import QuantizedModel
+from quark.onnx.save import check_output
+from quark.report.quantities import count_of, size_text
+from quark.search.attempt import Bench
+from quark.search.candidates import Candidate, Target, Traits, ladder_for
+from quark.search.journal import Journal, Keep
+from quark.search.judging import Judge
+from quark.search.searching import PathLikeOrStr, Wanted, prepare, weight_count
+from quark.search.sizes import PROFILE
+from quark.search.skipping import COSTS
+from quark.search.trial import Measurement, Stage, Trial
+
+DEFAULT_DROP = 1.0  # percent of the measure
+TIME_FACTOR = 10.0  # times that of BASELINE
+_START = 1.0  # seconds that every command takes to begin
+_USABLE = 0.9  # of that time: a trial may take longer than expected, and the file is still to be written
+BASELINE = "INT8_CNN_DEFAULT"
+ALIKE_IN_SPEED = 1.03
+LINTED = ("XINT8",)  # the presets whose rules `quark.onnx.lint` knows
+_STATIC = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
+_REMEASURED = 1.15  # times the latency of the fastest: those nearer than that are measured once more, together
+_MOSTLY_PRODUCTS = 0.5  # of the multiply-accumulates: from there on a network is a transformer
+_FEW_PRODUCTS = 0.05
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What counts as close enough. `max_drop` is the user's own, in percent of the measure or, without one, in points
+    of what `quark quantize --max-drop` counts; None: a verdict of ok and 1 % of the measure."""
+
+    has_measure: bool
+    max_drop: float | None = None
+
+    def reason_against(self, figures: Measurement) -> str:
+        """Why a network is not close enough; empty if it is."""
+        if self.max_drop is not None:
+            return self._drop_reason(figures, self.max_drop)
+        is_unchecked = figures.verdict == Verdict.UNCHECKED.value and self.has_measure
+        if figures.verdict != Verdict.OK.value and not is_unchecked:
+            return f"{figures.verdict}: {figures.worst}"
+        return self._drop_reason(figures, DEFAULT_DROP) if self.has_measure else ""
+
+    @staticmethod
+    def _drop_reason(figures: Measurement, most: float) -> str:
+        if figures.drop <= most:
+            return ""
+        return f"{figures.measure} lost {figures.drop:.2f}, more than {most:g}"
+
+    def __str__(self) -> str:
+        if self.max_drop is not None:
+            return f"at most {self.max_drop:g} {'% of the measure' if self.has_measure else 'points'} lost"
+        return f"verdict ok{f' and at most {DEFAULT_DROP:g} % of the measure lost' if self.has_measure else ''}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate and what became of it. `outcome` is taken, passed, rejected, failed or not tried; `latency` is a
+    share of float's, None where nothing was measured."""
+
+    name: str
+    preset: str
+    changes: tuple[tuple[str, Any], ...]
+    outcome: str
+    reason: str = ""
+    trial: Trial | None = None
+    latency: float | None = None
+
+    @property
+    def figures(self) -> Measurement | None:
+        return None if self.trial is None else self.trial.measured
+
+
+@dataclass(frozen=True)
+class AutoResult:
+    """`model` is the quantized model, None if nothing was close enough; `rows` are all candidates in the order in which
+    they were tried. `statement` says in a sentence what was taken and why, or why nothing was."""
+
+    model: QuantizedModel | None
+    rows: tuple[Row, ...]
+    statement: str
+    target: Target
+    bound: Bound
+    float_bytes: int
+    float_ms: float
+    judged_on: str
+    float_value: float | None
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def taken(self) -> Row | None:
+        return next((row for row in self.rows if row.outcome == "taken"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it but the model, as JSON can hold it; for the report."""
+        return {
+            "target": self.target.value,
+            "bound": str(self.bound),
+            "taken": None if self.taken is None else self.taken.name,
+            "statement": self.statement,
+            "judged_on": self.judged_on,
+            "float": {"bytes": self.float_bytes, "latency_ms": self.float_ms, "value": _plain(self.float_value)},
+            "seconds": round(self.seconds, 1),
+            "candidates": [self._row(row) for row in self.rows],
+        }
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        content: dict[str, Any] = {
+            "name": row.name,
+            "preset": row.preset,
+            "changes": [list(each) for each in row.changes],
+        }
+        content |= {"outcome": row.outcome, "reason": row.reason}
+        figures = row.figures
+        if figures is not None and row.trial is not None:
+            content |= {
+                "verdict": figures.verdict,
+                "worst": figures.worst,
+                "measure": figures.measure,
+                "value": _plain(figures.value),
+                "drop": _plain(figures.drop),
+                "latency_ratio": row.latency,
+                "bytes": figures.size_bytes,
+                "size_ratio": figures.size_bytes / self.float_bytes,
+                "is_packed": figures.is_packed,
+                "float_mac_share": figures.float_mac_share,
+                "seconds": round(row.trial.seconds, 1),
+            }
+        return content
+
+
+def auto_quantize(
+    model: PathLikeOrStr,
+    data: Any,
+    output: PathLikeOrStr | None = None,
+    *,
+    target: str = Target.ONNXRUNTIME.value,
+    metric: str | Measure | Callable[[Any], Any] | None = None,
+    max_drop: float | None = None,
+    labelled: PathLikeOrStr | None = None,
+    num_samples: int | None = None,
+    batch_size: int = 1,
+    preprocessing: Any = "imagenet",
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> AutoResult:
+    """Find and make the best quantized model for a target: `auto_quantize("in.onnx", images, "out.onnx")`.
+
+    `model` is a file, `data` what it will see, as `quantize` takes it. `target` is 'onnxruntime' (the fastest file),
+    'npu', 'gpu' or 'size' (the smallest file). A model is taken if its verdict is ok and, with a `metric` as `quantize`
+    takes it or with `labelled` images, if at most 1 % of the measure is lost; `max_drop` states another bound in
+    percent, which then is the only one.
+
+    With an `output`, the model and its report are written there, and a call that was interrupted is gone on with by the
+    same call. `on_progress` gets a line before and after each trial.
+    """
+    known = [each.value for each in Target]
+    if target not in known:
+        raise unknown_name("target", target, known)
+    if data is None:
+        raise InvalidValueError(
+            "config 'auto' needs data to judge by: give --calib (in Python: data), what the model will see; without "
+            "data, name a preset"
+        )
+    if not isinstance(model, (str, PathLike)):
+        raise InvalidValueError("config 'auto' needs the model as a file: save it, and give the path")
+    if max_drop is not None and not max_drop >= 0:
+        raise InvalidValueError(f"max_drop {max_drop}: expected 0 or more percent")
+    if metric is not None and labelled is not None:
+        raise InvalidValueError("metric and labelled data are two measures: give one of them")
+    start = time.monotonic()
+    path = Path(model)
+    destination = None if output is None else check_output(output, path)
+    measure = None if metric is None else Measure.of(metric)
+    source = Data(_repeatable(data), num_samples, batch_size, preprocessing)
+    loaded = load(path)
+    on_progress(f"{path.name}: running the float network")
+    judge, basis, samples = prepare(
+        path, loaded, source, Wanted(), None if labelled is None else Path(labelled), measure, threads=1
+    )
+    wanted_target = Target(target)
+    is_packing = wanted_target is not Target.NPU
+    basis |= {"packing": PROFILE if is_packing else "none", "target": target}
+    traits = Traits(frozenset(node.op_type for node in loaded.model.graph))
+    share = _product_share(loaded, samples.held_out[0] if samples.held_out else next(iter(samples)), traits)
+    bound = Bound(measure is not None or judge.has_labels, max_drop)
+    candidates = ladder_for(wanted_target, share > _MOSTLY_PRODUCTS, traits.has_products, bound.has_measure)
+    with contextlib.ExitStack() as stack:
+        if destination is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quark-auto-")))
+        else:
+            folder = destination.with_name(f"{destination.name}.auto")
+        journal = Journal(folder, basis, Keep.ALL, remedy="choose another OUT")
+        stack.enter_context(contextlib.closing(journal))
+        journal.open()
+        search = _Search(
+            journal=journal,
+            model=path,
+            data=source,
+            judge=judge,
+            target=wanted_target,
+            bound=bound,
+            measure=measure,
+            metric=metric if isinstance(metric, str) else None,
+            output=destination,
+            float_bytes=loaded.bytes,
+            weights=weight_count(loaded),
+            product_share=share,
+            preparation=time.monotonic() - start,
+            on_progress=on_progress,
+        )
+        del loaded
+        try:
+            result = search.run(candidates)
+            if result.model is not None and destination is not None:
+                result.model.save(destination, PROFILE if _figures(result.taken).is_packed else None)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(search.interruption()) from error
+        if result.model is not None:
+            journal.remove()
+    return result
+
+
+@dataclass(eq=False)
+class _Search:
+    journal: Journal
+    model: Path
+    data: Data
+    judge: Judge
+    target: Target
+    bound: Bound
+    measure: Measure | None
+    metric: str | None
+    output: Path | None
+    float_bytes: int
+    weights: int
+    product_share: float
+    preparation: float
+    on_progress: Callable[[str], None]
+    trials: dict[str, Trial] = field(default_factory=dict)
+    bits: dict[str, float] = field(default_factory=dict)  # of a weight, by the name of the candidate
+    rows: list[Row] = field(default_factory=list)
+    latest: tuple[str, QuantizedModel] | None = None
+    leader: tuple[str, QuantizedModel] | None = None  # the best so far, which need not be made again
+
+    def __post_init__(self) -> None:
+        self.bench = Bench(
+            self.model,
+            self.data,
+            self.judge,
+            is_packing=self.target is not Target.NPU,
+            linted=LINTED if self.target is Target.NPU else (),
+            on_quantized=self._remember,
+        )
+
+    def run(self, candidates: Sequence[Candidate]) -> AutoResult:
+        begin = time.monotonic()
+        spent = 0.0  # by trials of an earlier call
+        for number, candidate in enumerate(candidates):
+            trial = self.journal.finished(candidate)
+            if trial is not None:
+                spent += trial.seconds
+            else:
+                elapsed = self.preparation + spent + time.monotonic() - begin
+                reason = self._reason_to_skip(candidate) or self._reason_of_time(candidate, elapsed)
+                if reason:
+                    self.rows.append(Row(candidate.name, candidate.preset, candidate.changes, "not tried", reason))
+                    continue
+                left = self._time_left(candidates[number:], elapsed)
+                self.on_progress(f"trying {candidate.name}, {number + 1} of at most {len(candidates)}{left}")
+                trial = self._tried(candidate)
+            self._add(candidate, trial)
+        passed = [row for row in self.rows if row.outcome == "passed"]
+        if self.target is Target.ONNXRUNTIME:
+            self._measure_together(passed)
+        taken = self._best()
+        made = None if taken is None else self._made(taken, candidates)
+        return self._result(taken, made, self.preparation + spent + time.monotonic() - begin)
+
+    def _remember(self, candidate: Candidate, model: QuantizedModel) -> None:
+        self.latest = (candidate.name, model)
+
+    def _tried(self, candidate: Candidate) -> Trial:
+        with self.journal.workplace() as folder:
+            trial, model = self.bench.attempt(candidate, folder)
+            # only files that may be measured again are kept
+            has_passed = trial.measured is not None and not self._reason_against(trial.measured)
+            saved = self.journal.save(trial, candidate, model if has_passed else None, list(self.trials.values()))
+        self.journal.write_result({"trials": [*self.trials, candidate.name]})
+        return saved
+
+    def _add(self, candidate: Candidate, trial: Trial) -> None:
+        """Add the row of a trial, and hold the model if it is the best so far."""
+        self.trials[candidate.name] = trial
+        self.bits[candidate.name] = candidate.bits
+        outcome, reason = "failed", trial.failure
+        latency: float | None = None
+        if trial.measured is not None:
+            if self.target in (Target.ONNXRUNTIME, Target.SIZE):  # elsewhere, what this machine takes means nothing
+                latency = trial.measured.latency_ms / self.judge.latency_ms
+            reason = self._reason_against(trial.measured)
+            outcome = "rejected" if reason else "passed"
+        row = Row(candidate.name, candidate.preset, candidate.changes, outcome, reason, trial, latency)
+        self.rows.append(row)
+        if self.latest is not None and self.latest[0] == candidate.name and self._best() is row:
+            self.leader = self.latest
+        self.latest = None
+        self.on_progress(f"  {candidate.name}: {row_text(row, self.float_bytes)}")
+
+    def _reason_against(self, figures: Measurement) -> str:
+        return self.bound.reason_against(figures) or figures.lint
+
+    def _best(self) -> Row | None:
+        """The best of the rows that passed, by the rule of the target."""
+        passed = [row for row in self.rows if row.outcome == "passed"]
+        if not passed:
+            return None
+        if self.target is Target.SIZE:
+            return min(passed, key=lambda row: _figures(row).size_bytes)
+        if self.target is Target.ONNXRUNTIME:
+            most = ALIKE_IN_SPEED * min(_latency(row) for row in passed)
+            return min((row for row in passed if _latency(row) <= most), key=lambda row: _figures(row).size_bytes)
+        return passed[0]
+
+    def _measure_together(self, passed: Sequence[Row]) -> None:
+        """Measure the fastest rows once more, in turns: their latencies come from different minutes."""
+        nearest = min((_latency(row) for row in passed), default=math.inf)
+        close = [row for row in passed if _latency(row) <= _REMEASURED * nearest]
+        files = [(row, file) for row in close if (file := self.journal.model_of(_trial(row))) is not None]
+        if len(files) < 2:
+            return
+        self.on_progress(f"measuring the {len(files)} fastest together")
+        for (row, _), latency in zip(files, self.judge.compared_latencies([file for _, file in files]), strict=True):
+            self.rows[self.rows.index(row)] = replace(row, latency=latency)
+
+    def _reason_to_skip(self, candidate: Candidate) -> str:
+        """Why a candidate cannot be the best, given what was tried; empty if it may be."""
+        best = self._best()
+        if self.target is Target.SIZE:
+            # what is no weight hardly shrinks; of a small network, how the weights are unpacked takes room as well
+            rest = [self.float_bytes - self._weight_bytes(32)]
+            for name, each in self.trials.items():
+                if each.measured is not None:
+                    rest.append(each.measured.size_bytes - self._weight_bytes(self.bits[name]))
+            least = self._weight_bytes(candidate.bits) + max(min(rest), 0.0)
+            if best is not None and least >= _figures(best).size_bytes:
+                return f"its file would take {size_text(int(least))} at least, and {best.name} is smaller"
+            return ""
+        if best is not None and self.target is not Target.ONNXRUNTIME:
+            return f"{best.name} passed, and comes before it"
+        if candidate.preset in ("FP16", "BF16"):
+            return f"{best.name} passed and is smaller" if best is not None else ""
+        if candidate.base:
+            base = next((row for row in self.rows if row.name == candidate.base), None)
+            if base is None or base.figures is None:
+                return f"{candidate.base} failed"
+            if base.figures.float_mac_share is None:
+                return f"nothing was protected in {candidate.base}"
+            if "ProtectBudget" in dict(candidate.changes):
+                if base.figures.verdict == Verdict.OK.value and base.outcome != "passed":
+                    return f"protection goes by the verdict, which is ok for {candidate.base} already"
+                passed = next((row for row in self.rows if row.outcome == "passed" and row.preset in _STATIC), None)
+                return f"{passed.name} passed with less in float" if passed is not None else ""
+            return "" if base.outcome == "passed" else f"{candidate.base} did not pass with protection"
+        if candidate.preset == "INT8_TRANSFORMER_DEFAULT" and self.product_share < _FEW_PRODUCTS:
+            return "the network has hardly any MatMul"
+        if best is None:
+            return ""
+        if "WeightsOnly" in dict(candidate.changes) and _latency(best) < 1 / ALIKE_IN_SPEED:
+            return f"it has the speed of float, and {best.name} is faster"
+        return ""
+
+    def _weight_bytes(self, bits: float) -> float:
+        return self.weights * bits / 8
+
+    def _reason_of_time(self, candidate: Candidate, elapsed: float) -> str:
+        left = self._limit() * _USABLE - elapsed
+        if not _is_light(candidate) and self._best() is None:
+            left -= self._light_seconds()  # for a format that loses next to nothing
+        expected = self._expected(candidate)
+        if expected <= left:
+            return ""
+        return f"it would take about {expected:.0f} s, and {max(left, 0):.0f} s of the time are left"
+
+    def _limit(self) -> float:
+        """Seconds for everything: ten times what INT8_CNN_DEFAULT takes, with the measure of both networks if there is
+        one. Until that preset was tried, the slowest preset takes its place."""
+        direct = [each for each in self.trials.values() if each.stage is Stage.DIRECT and each.measured is not None]
+        if not direct:
+            return math.inf
+        baseline = next((each for each in direct if each.name == BASELINE), None)
+        seconds = max(each.quantizing_seconds for each in direct if baseline is None or each is baseline)
+        return TIME_FACTOR * (_START + seconds + (2 * self.judge.seconds if self.bound.has_measure else 0.0))
+
+    def _expected(self, candidate: Candidate) -> float:
+        if _is_light(candidate):
+            return self._light_seconds()
+        direct = [each.seconds for each in self.trials.values() if each.stage is Stage.DIRECT]
+        return COSTS[candidate.stage] * max(direct, default=0.0)
+
+    def _light_seconds(self) -> float:
+        """What a candidate that needs no calibration takes: at most as long as the shortest trial so far."""
+        return min((each.seconds for each in self.trials.values()), default=0.0)
+
+    def _time_left(self, candidates: Iterable[Candidate], elapsed: float) -> str:
+        seconds = min(sum(map(self._expected, candidates)), self._limit() - elapsed)
+        return f"; at most {_duration(seconds)} left" if 0 < seconds < math.inf else ""
+
+    def _made(self, taken: Row, candidates: Sequence[Candidate]) -> QuantizedModel:
+        """The model of a row: the one that was tried, or, after an interruption, the same made again."""
+        if self.leader is not None and self.leader[0] == taken.name:
+            return self.leader[1]
+        self.on_progress(f"making {taken.name}")
+        candidate = next(each for each in candidates if each.name == taken.name)
+        return self.bench.quantized(candidate)
+
+    def _result(self, taken: Row | None, made: QuantizedModel | None, seconds: float) -> AutoResult:
+        rows = list(self.rows)
+        measured: MeasureResult | None = None
+        if taken is None:
+            statement = self._nothing()
+        else:
+            better = f"the {'smallest' if self.target is Target.SIZE else 'fastest'} of those that passed"
+            if self.target in (Target.NPU, Target.GPU):
+                better = f"the first that passed, in the order of speed on the {self.target.value}"
+            statement = f"{taken.name}: {better}; {row_text(taken, self.float_bytes)}"
+            if self.target is Target.ONNXRUNTIME and _latency(taken) > ALIKE_IN_SPEED:
+                statement += ". It is slower than float on this machine: take it for its size, or keep the float file"
+            for i, row in enumerate(rows):
+                if row.outcome == "passed" and row.name == taken.name:
+                    rows[i] = replace(row, outcome="taken", reason="")
+                elif row.outcome == "passed":
+                    rows[i] = replace(row, reason=self._reason_behind(row, taken))
+            value, float_value = _figures(taken).value, self.judge.float_value
+            if self.measure is not None and value is not None and float_value is not None:
+                measured = self.measure.result(float_value, value)
+        result = AutoResult(
+            model=None,
+            rows=tuple(rows),
+            statement=statement,
+            target=self.target,
+            bound=self.bound,
+            float_bytes=self.float_bytes,
+            float_ms=self.judge.latency_ms,
+            judged_on=self.judge.source,
+            float_value=self.judge.top1 if self.judge.float_value is None else self.judge.float_value,
+            seconds=seconds,
+            notes=tuple(dict.fromkeys(self.journal.notes)),
+        )
+        return result if made is None else replace(result, model=made.with_search(result.to_dict(), measured))
+
+    def _reason_behind(self, row: Row, taken: Row) -> str:
+        if self.target is Target.ONNXRUNTIME and _latency(row) > _latency(taken):
+            return f"slower than {taken.name}"
+        return f"larger than {taken.name}"
+
+    def _nothing(self) -> str:
+        tried = [row for row in self.rows if row.figures is not None]
+        text = f"no configuration keeps to the bound ({self.bound}): keep the float file"
+        if tried:
+            nearest = min(tried, key=lambda row: _figures(row).drop)
+            text += f". {nearest.name} is nearest: {nearest.reason}"
+        return text + ". --max-drop states another bound"
+
+    def interruption(self) -> str:
+        """What to say when the user stops the search: the best so far, and how to go on."""
+        best = self._best()
+        text = f"interrupted after {count_of(len(self.trials), 'trial')}; "
+        if best is None:
+            text += "none has passed so far"
+        else:
+            parts = ["quark", "quantize", str(self.model), str(self.output or "OUT.onnx"), "--config", best.preset]
+            parts += set_arguments(best.changes)
+            parts += ["--calib", str(self.data.source)] if isinstance(self.data.source, str) else []
+            parts += [] if self.data.count is None else ["--num-calib", str(self.data.count)]
+            parts += [] if self.data.batch_size == 1 else ["--batch-size", str(self.data.batch_size)]
+            usual = self.data.preprocessing == "imagenet"
+            parts += [] if usual else ["--preprocess", str(self.data.preprocessing)]
+            parts += [] if self.metric is None else ["--metric", self.metric]
+            parts += ["--pack"] if _figures(best).is_packed else []
+            found = row_text(best, self.float_bytes)
+            text += f"best so far: {best.name} ({found})\nthis makes it: {shlex.join(parts)}"
+        if self.output is not None:
+            text += f"\nthe same command goes on from '{self.journal.folder}'"
+        return text
+
+
+def row_text(row: Row, float_bytes: int) -> str:
+    """What was found of a candidate, in one line."""
+    figures = row.figures
+    if figures is None:
+        return f"{row.outcome}: {row.reason}"
+    value = "" if figures.value is None else f", {figures.measure} {figures.value:.4g}"
+    speed = "" if row.latency is None else f", {row.latency:.2f} x the time"
+    size = f"{100 * figures.size_bytes / float_bytes:.0f} % of the size of float"
+    text = f"{figures.verdict}{value}{speed}{' and' if speed else ','} {size}"
+    return f"{text}; {row.outcome}: {row.reason}" if row.outcome == "rejected" else text
+
+
+def _product_share(loaded: LoadedModel, sample: Sample, traits: Traits) -> float:
+    """The share of multiply-accumulates that are in MatMul or attention."""
+    if not traits.has_products:
+        return 0.0
+    if "Attention" in traits.op_types:
+        return 1.0
+    names = tensors_to_size(loaded.model)
+    with FloatRunner(loaded.model, names) as runner:
+        shapes = {name: tuple(tensor.array.shape) for name, tensor in runner.tensors(sample, names).items()}
+    shapes |= {name: array.shape for name, array in sample.items()}
+    macs = layer_macs(loaded.model, shapes)
+    op_types = {str(node.name): node.op_type for node in loaded.model.graph}
+    total = sum(macs.values())
+    if not total:
+        return 0.0 if traits.has_convolutions else 1.0
+    return sum(count for name, count in macs.items() if op_types[name] == "MatMul") / total
+
+
+def _is_light(candidate: Candidate) -> bool:
+    """True if a candidate needs no calibration."""
+    return candidate.stage is Stage.DIRECT and not settings_of(candidate.config()).needs_data
+
+
+def _repeatable(data: Any) -> Any:
+    """The data in a form that can be read more than once."""
+    if isinstance(data, PathLike):
+        return fspath(data)
+    if isinstance(data, (str, Mapping)) or hasattr(data, "shape"):
+        return data
+    if callable(getattr(data, "get_next", None)):
+        return list(iter(data.get_next, None))
+    return list(data) if isinstance(data, Iterable) else data
+
+
+def _figures(row: Row | None) -> Measurement:
+    assert row is not None
+    assert row.figures is not None
+    return row.figures
+
+
+def _trial(row: Row) -> Trial:
+    assert row.trial is not None
+    return row.trial
+
+
+def _latency(row: Row) -> float:
+    assert row.latency is not None
+    return row.latency
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _plain(value: float | None) -> float | str | None:
+    return str(value) if value is not None and not math.isfinite(value) else value
