@@ -248,9 +248,17 @@ def test_one_bad_mask_decides():
     assert output.worst_sample == 2
 
 
-def test_scores_that_are_all_low_agree_and_new_ones_do_not():
+def test_scores_that_are_all_low_are_compared_as_they_are():
     quiet = [RNG(index).uniform(0, 0.01, (1, 50, 88)).astype(np.float32) for index in range(SAMPLES)]
-    assert one(quiet, [np.zeros_like(x) for x in quiet]).verdict is Verdict.OK
+    near = one(quiet, [np.float32(0.9) * x for x in quiet])
+    assert near.verdict is Verdict.OK
+    assert near.severity == 0.5  # too little to be sure of
+    assert one(quiet, quiet).severity == 0.0
+    assert one(quiet, [np.zeros_like(x) for x in quiet]).verdict is Verdict.DEGRADED
+
+
+def test_scores_that_appear_or_vanish_are_a_collapse():
+    quiet = [RNG(index).uniform(0, 0.01, (1, 50, 88)).astype(np.float32) for index in range(SAMPLES)]
     loud = [x.copy() for x in quiet]
     for x in loud:
         x[0, 10:20, 5] = 0.9

@@ -21,7 +21,7 @@ from onnx_models import Net, random_feed
 
 from quark.errors import InvalidValueError, QuarkError
 from quark.fidelity import Verdict
-from quark.onnx import quantize
+from quark.onnx import get_default_config, quantize
 from quark.onnx.choose.operators import OPERATORS
 from quark.onnx.quantization.presets import PRESETS
 
@@ -157,17 +157,25 @@ def masked_samples(model):
     return [random_feed(model, seed) | {"keep": keep} for seed in range(6)]
 
 
-def test_infinite_masks_are_refused_by_name():
+def unprotected(preset):
+    config = get_default_config(preset)
+    config.extra_options["Protect"] = "none"
+    return config
+
+
+def test_infinite_masks_are_refused_by_name_unless_they_are_protected():
     model = masked_attention(-np.inf)
     with pytest.raises(InvalidValueError, match="'masked'.*sample 0.*NaN or Inf"):
-        quantize(model, masked_samples(model), "S8S8_AAWS")
-    assert quantize(model, masked_samples(model), "MXINT8").report.verdict is Verdict.OK
+        quantize(model, masked_samples(model), unprotected("S8S8_AAWS"))
+    for preset in ("S8S8_AAWS", "MXINT8"):
+        assert quantize(model, masked_samples(model), preset).report.verdict is Verdict.OK
 
 
-def test_what_huge_masks_do_to_integers_is_not_called_ok():
+def test_what_huge_masks_do_to_integers_is_not_called_ok_and_is_protected():
     model = masked_attention(-3.4e38)
-    assert quantize(model, masked_samples(model), "S8S8_AAWS").report.verdict is not Verdict.OK
-    assert quantize(model, masked_samples(model), "BF16").report.verdict is Verdict.OK
+    assert quantize(model, masked_samples(model), unprotected("S8S8_AAWS")).report.verdict is not Verdict.OK
+    for preset in ("S8S8_AAWS", "BF16"):
+        assert quantize(model, masked_samples(model), preset).report.verdict is Verdict.OK
 
 
 def test_a_matrix_product_of_more_dimensions_is_left_out_of_nbits():

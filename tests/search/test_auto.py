@@ -152,7 +152,9 @@ def test_labelled_data_are_a_measure(model, calib, tmp_path):
     assert result.float_value == 1.0
 
 
-def test_where_nothing_passes_nothing_is_written_and_the_trials_stay(model, calib, tmp_path, attempts, monkeypatch):
+def test_where_nothing_passes_nothing_is_written_and_the_trials_stay(
+    model, calib, tmp_path, attempts, latencies, monkeypatch
+):
     out = tmp_path / "out.onnx"
     monkeypatch.setattr(auto, "ladder_for", lambda *_: ladder_for(Target.ONNXRUNTIME, False, False, False)[:2])
     result = auto_quantize(model, calib, out, metric=_by_nodes)

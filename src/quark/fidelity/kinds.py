@@ -60,6 +60,8 @@ LOGITS, ALL_LOGITS = (9.0, 3.0), (8.0, 2.0)  # of the median sample, of all samp
 SCORES = Bounds(0.93, 0.5, 0.6, 0.2)
 BOXES = Bounds(0.953, 0.5, 0.6, 0.2)
 MAPS = Bounds(0.968, 0.7, 0.7, 0.2)
+QUIET_SCORES = (3.0, -3.0)
+DOUBTFUL = 0.5
 VALUES = Bounds(10.0, 3.0, 8.0, 1.0)
 ROWS = Bounds(8.0, 1.0, 6.0, 0.0)
 CHANNELS = Bounds(7.0, 0.0, -math.inf, -math.inf)
@@ -118,7 +120,9 @@ class Place:
 class OverlapMeter:
     """The base of meters whose figure is shared weight as a share of all weight: a Dice coefficient.
 
-    `prior` is added to both, so that samples with hardly anything in them do not decide.
+    `prior` is added to both, so that samples with hardly anything in them do not decide. Where all samples together
+    have hardly anything, the SQNR of the scores themselves is the figure, as low as they are, and the severity is at
+    least `DOUBTFUL`: a network that finds nothing on such samples may have lost everything.
     """
 
     place: Place
@@ -130,6 +134,8 @@ class OverlapMeter:
     total: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
     power: list[float] = field(default_factory=list)
+    score_error: list[float] = field(default_factory=list)
+    score_power: list[float] = field(default_factory=list)
 
     are_sets = False
 
@@ -150,9 +156,15 @@ class OverlapMeter:
             of_sample = min(of_sample, 2.0)  # too little in it to call the network collapsed
         of_all = severity_of(min(pooled, float(samples.mean())), self.bounds.ok, self.bounds.collapsed)
         severity = max(of_all, of_sample)
+        distance = relative_error(self.error, self.power)
+        if everything < 2 * self.prior and sum(self.score_power) > 0:
+            levels = [sqnr_of(error, power) for error, power in zip(self.score_error, self.score_power, strict=True)]
+            figure, worst = sqnr_of(sum(self.score_error), sum(self.score_power)), int(np.argmin(levels))
+            severity = min(max(severity_of(figure, *QUIET_SCORES), DOUBTFUL), 2.0) if figure < math.inf else 0.0
+            measure = "SQNR of scores, all of which are low"
+            return PartFidelity(self.place.name, self.kind, measure, figure, worst, levels[worst], severity, distance)
         if everything < self.prior:
             severity = min(severity, 1.0)  # nothing to judge by: neither network finds anything
-        distance = relative_error(self.error, self.power)
         return PartFidelity(self.place.name, self.kind, self.measure, figure, worst, own, severity, distance)
 
 
@@ -185,6 +197,8 @@ class ScoresMeter(OverlapMeter):
         self.total.append(float(a.sum(dtype=np.float64) + b.sum(dtype=np.float64)))
         self.error.append(_square(z - y))
         self.power.append(_square(y) + 0.1)
+        self.score_error.append(_square(z - y))
+        self.score_power.append(_square(y))
 
 
 def _dilated(values: Array, axes: tuple[int, ...]) -> Array:
@@ -234,6 +248,8 @@ class DetectionsMeter(OverlapMeter):
         if self._scores is not None:  # smoother than a few boxes
             values, others = self._scores.of(expected), self._scores.of(actual)
             error, power = error + _square(others - values), power + _square(values)
+            self.score_error.append(_square(others - values))
+            self.score_power.append(_square(values))
         self.error.append(error)
         self.power.append(power)
 
@@ -508,6 +524,13 @@ def relative_error(error: Sequence[float] | Array, power: Sequence[float] | Arra
     if not e.any():
         return 0.0
     return float((e / np.maximum(p + 0.1 * p.mean(), 1e-30)).mean())
+
+
+def sqnr_of(error: float, power: float) -> float:
+    """Signal to noise in decibels, from sums of squares."""
+    if error == 0:
+        return math.inf
+    return 10 * math.log10(power / error) if power > 0 else -math.inf
 
 
 def _square(values: Array) -> float:

@@ -265,18 +265,19 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
 
 
 def _logits(name: str, arrays: Sequence[Array]) -> DistributionMeter | None:
-    """A meter if each row of [1, rows, classes] has one class that is far more likely than the others."""
-    if any(x.shape[0] != 1 for x in arrays) or len({x.shape[2] for x in arrays}) > 1:
+    """A meter if each row of [1, rows, classes] or [rows, 1, classes] has one class far more likely than the others."""
+    if any(1 not in x.shape[:2] for x in arrays) or len({x.shape[2] for x in arrays}) > 1:
         return None
     classes = arrays[0].shape[2]
     if classes % 64 == 0 and classes <= LARGEST_EMBEDDING and "logit" not in name.lower():
         return None  # a hidden state, which may have a channel that always is the largest
     likely, winners = [], []
     for x in arrays:
-        table = x[0, :: -(-x.size // MOST_VALUES)]
+        rows = x.reshape(-1, classes)
+        table = rows[:: -(-x.size // MOST_VALUES)]
         highest = table.max(1, keepdims=True)
         likely.append(1 / np.exp(table - highest).sum(1))
-        winners.append(x[0].argmax(1))
+        winners.append(rows.argmax(1))
     if classes < FEWEST_CLASSES or np.median(np.concatenate(likely)) < 0.7:
         return None
     counts = np.bincount(np.concatenate(winners), minlength=classes)

@@ -42,6 +42,7 @@ def quantized(model, alpha, preset="A8W8"):
     config = get_default_config(preset)
     config.print_summary = False
     config.op_types_to_quantize = ["MatMul"]
+    config.extra_options["Protect"] = "none"  # what smoothing does by itself
     if alpha is not None:
         config.include_sq = True
         config.extra_options["SmoothAlpha"] = alpha

@@ -63,11 +63,11 @@ GOAL_SEVERITY = 0.3  # once there is a search
 CLASSES = "classes"
 MOST_SAMPLES = 8
 CORRECTION_SAMPLES = 4
-STRETCHES = 4  # of the network, that may have other ranges
+STRETCHES = 2  # of the network, that may have other ranges
 CLEAR_GAIN = 0.97  # of the distance: what a change must at least bring
 SENSITIVITY_SAMPLES = 4
 FIRST_SHARE = 0.5  # of the error of all layers, that is taken out at once
-MOST_LAYER_TRIALS = 5
+MOST_LAYER_TRIALS = 3
 BETWEEN_PRODUCTS = "between products, where measuring showed that 8 bits break the network"
 SENSITIVE = "the output is sensitive to it"
 WIDER_PRESETS = ("A16W8", "MXINT8", "BF16")
@@ -379,7 +379,7 @@ class _Search:
                     self.best, taken = trial, count
                 if self.is_done or count == len(ranked):
                     break
-                count = min(len(ranked), 2 * count)
+                count = min(len(ranked), 3 * count)
         for nodes in ranked[:taken]:
             node = self.trials.nodes[nodes[0]]
             share = sum(self.trials.macs.get(name, 0) for name in nodes) / total
