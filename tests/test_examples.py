@@ -60,7 +60,6 @@ def test_the_table_of_recipes_is_that_of_the_presets():
     for name in finetuned:
         before = name.removesuffix("_ADAROUND").removesuffix("_ADAQUANT").replace("_ACCURATE", "_DEFAULT")
         assert recipes[name] == recipes[before]
-    assert not any(preset.config().include_sq for preset in PRESETS.values())
 
 
 def test_the_table_of_finetuning_has_every_setting():
@@ -72,7 +71,9 @@ def test_the_table_of_finetuning_has_every_setting():
 def _recipe(config):
     options = config.extra_options
     equalization = options.get("CLEClip", "per_channel") if config.include_cle else ""
-    return [equalization, "yes" if options.get("BiasCorrection") else "", options.get("WeightScaleRule", "")]
+    smoothing = str(options["SmoothAlpha"]) if config.include_sq else ""
+    correction = "yes" if options.get("BiasCorrection") else ""
+    return [equalization, smoothing, correction, options.get("WeightScaleRule", ""), options.get("Protect", "")]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Bounds:
 IDS = Bounds(0.9, 0.5, 0.8, 0.2)
 DISTRIBUTION = Bounds(0.93, 0.5, 0.7, 0.2)
 CLASSES = (0.74, 0.4)
-CLASS_OVERLAP = (0.75, 0.5)
+CLASS_OVERLAP = (0.8, 0.5)
 CERTAIN_FLIPS = (0.95, 0.5)  # share of samples whose answer was not certain, or did not change
 CERTAIN = 0.9  # how much likelier the float network finds its own class than the other network's
 LOGITS, ALL_LOGITS = (9.0, 3.0), (8.0, 2.0)  # of the median sample, of all samples together
