@@ -45,6 +45,7 @@ from quark.onnx.progress import track
 from quark.onnx.protect import ProtectMode, Structures, find_structures
 from quark.onnx.protect.macs import layer_macs, tensors_to_size
 from quark.onnx.protect.structures import PRODUCTS
+from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.deciding import decide
 from quark.onnx.quantization.measuring import measure
 from quark.onnx.quantization.settings import Settings
@@ -483,10 +484,6 @@ class _Search:
 
     def _alternatives(self) -> list[str]:
         """Presets with wider types and what was measured of them, for a network that 8 bits do not suit."""
-        from quark.onnx.quantization.config.options import (
-            settings_of,  # it imports the settings of this module's caller
-        )
-
         found = []
         for name in WIDER_PRESETS:
             wider = settings_of(name)
