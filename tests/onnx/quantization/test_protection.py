@@ -208,6 +208,15 @@ def test_types_of_16_bits_have_nothing_to_protect_and_say_so(preset: str) -> Non
     assert not [each for each in quantize(detector(), DETECTIONS, preset).report.remarks if "Protect" in each]
 
 
+def test_options_that_cannot_matter_are_remarked_on() -> None:
+    budget = quantized(detector(), DETECTIONS, "XINT8", ProtectBudget=0.3).report.remarks
+    assert [each for each in budget if each.startswith("ProtectBudget: for an NPU")]
+    blocks = quantized(detector(), DETECTIONS, "MXINT8", Protect="structures").report.remarks
+    assert [each for each in blocks if each.startswith("Protect 'structures': ")]
+    for preset in ("XINT8", "MXINT8"):
+        assert not [each for each in quantize(detector(), DETECTIONS, preset).report.remarks if "Protect" in each]
+
+
 @pytest.mark.parametrize("mode", ["none", "structures"])
 def test_a_budget_without_a_search_is_remarked_on(mode: str) -> None:
     report = quantized(detector(), DETECTIONS, "INT8_CNN_DEFAULT", Protect=mode, ProtectBudget=0.3).report

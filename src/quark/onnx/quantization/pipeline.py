@@ -15,13 +15,13 @@ from quark.card import CARD_KEY, Card, DataFacts
 from quark.fidelity import OutputFidelity, numberless_remark, outputs_without_numbers
 from quark.measures import Measure, MeasureResult
 from quark.onnx.calibrate import FloatRunner
-from quark.onnx.choose import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
+from quark.onnx.choose import BlockSpec, RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
 from quark.onnx.insert import insert
 from quark.onnx.load import Digest, LoadedModel, load
 from quark.onnx.message import Message
 from quark.onnx.optimize import optimize
-from quark.onnx.protect import ProtectMode, Structures
+from quark.onnx.protect import ProtectMode, ProtectOptions, Structures
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.deciding import decide
 from quark.onnx.quantization.equalizing import equalize
@@ -36,6 +36,7 @@ from quark.onnx.quantization.protecting import (
     needs_protection,
     protect,
     protect_structures,
+    runs_on_npu,
     structure_facts,
     without_effect,
 )
@@ -244,6 +245,10 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
     remarks = unused_overrides(plan, settings.choose.overrides)
     if settings.protect.mode is not ProtectMode.NONE and not is_protectable(settings):
         remarks.append("Protect: only activations of 8 bits are protected, and not together with mixed precision")
+    if settings.protect.mode is ProtectMode.STRUCTURES and isinstance(settings.choose.default.activation, BlockSpec):
+        remarks.append("Protect 'structures': blocks only go on the operands of products, where no structure breaks")
+    if settings.protect.mac_budget != ProtectOptions().mac_budget and runs_on_npu(settings.choose):
+        remarks.append("ProtectBudget: for an NPU no layer is left in float, so that there is nothing for it to limit")
     if not plan.tensors:
         remarks.append("nothing was quantized: no node of the model fits the configuration")
     if samples.is_random and (obstacle is None or settings.needs_data):
