@@ -177,7 +177,17 @@ def _by_nodes(session):
     return 0.5 if CARD_KEY in session.get_modelmeta().custom_metadata_map else 1.0
 
 
-def test_goes_on_where_it_was_interrupted(model, calib, tmp_path, attempts, latencies):
+def slow_down_float(monkeypatch, factor):
+    original = Judge.__init__
+
+    def slowed(self, *args, **options):
+        original(self, *args, **options)
+        self.latency_ms *= factor
+
+    monkeypatch.setattr(Judge, "__init__", slowed)
+
+
+def test_goes_on_where_it_was_interrupted(model, calib, tmp_path, attempts, latencies, monkeypatch):
     latencies[FIRST] = 1.2
     out = tmp_path / "out.onnx"
 
@@ -193,6 +203,7 @@ def test_goes_on_where_it_was_interrupted(model, calib, tmp_path, attempts, late
     assert str(tmp_path / "out.onnx.auto") in said
     assert not out.exists()
     assert attempts == [FIRST]
+    slow_down_float(monkeypatch, 3)  # a busier machine must not turn the slower candidate into a faster one
     result = auto_quantize(model, str(calib), out)
     assert attempts == [FIRST, "MXINT8+WEIGHTS"]
     assert outcomes(result)[FIRST] == "passed"

@@ -333,7 +333,9 @@ class _Search:
         latency: float | None = None
         if trial.measured is not None:
             if self.target in (Target.ONNXRUNTIME, Target.SIZE):  # elsewhere, what this machine takes means nothing
-                latency = trial.measured.latency_ms / self.judge.latency_ms
+                latency = trial.measured.latency_ratio
+                if latency is None:
+                    latency = trial.measured.latency_ms / self.judge.latency_ms
             reason = self._reason_against(trial.measured)
             outcome = "rejected" if reason else "passed"
         row = Row(candidate.name, candidate.preset, candidate.changes, outcome, reason, trial, latency)

@@ -60,6 +60,7 @@ class Judgement:
     value: float | None = None
     verdict: str = ""
     worst: str = ""
+    latency_ratio: float | None = None
 
 
 class Judge:
@@ -116,7 +117,8 @@ class Judge:
             expected = list(self._outputs[i].values())
             inputs = self._inputs[i]
             tally.add(expected, network.run(inputs), labels, model, len(next(iter(inputs.values()))))
-        judgement = tally.result(self._latency(network))
+        latency = self._latency(network)
+        judgement = replace(tally.result(latency), latency_ratio=latency / self.latency_ms)
         measured = None if meter is None else meter.result()
         if isinstance(self.measure, FunctionMeasure):
             assert self.float_value is not None

@@ -27,7 +27,8 @@ class Measurement:
     `error` is the standard error of the drop, in points. `value` is what the network has of the user's metric, of
     which `drop` then is in percent. `is_packed`: the file is packed. `verdict` is the one of `quark.fidelity`, and
     `worst` the part of the outputs that decides it. `float_mac_share` is what protection left in float, None if nothing
-    was protected. `lint` says what an NPU would refuse, where that was asked."""
+    was protected. `lint` says what an NPU would refuse, where that was asked. `latency_ratio` is the latency as a share
+    of float's, measured in the same minute: a later run of the search has another float latency."""
 
     size_bytes: int
     drop: float
@@ -44,6 +45,7 @@ class Measurement:
     worst: str = ""
     float_mac_share: float | None = None
     lint: str = ""
+    latency_ratio: float | None = None
 
 
 @dataclass(frozen=True)
