@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from walked_networks import residual
 
 from quark.demo import network_path
+from quark.files.output import PREFIX
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.pack import pack_model
-from quark.onnx.whole_files import PREFIX
 
 OLD = b"what was here before"
 SAMPLES = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from quark.errors import InvalidValueError
-from quark.onnx.whole_files import complete
+from quark.files.output import complete
 from quark.ranges import TensorRange
 
 _LOG = logging.getLogger(__name__)

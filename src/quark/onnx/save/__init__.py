@@ -1,9 +1,9 @@
 """Write: a model becomes a file, whole or not at all."""
 
+from quark.files.output import complete, together, writing
 from quark.onnx.save.finish import finish, to_proto
 from quark.onnx.save.model_file import check_output, write_model, write_text
 from quark.onnx.save.options import SaveOptions
-from quark.onnx.whole_files import complete, together, writing
 
 __all__ = [
     "SaveOptions",

@@ -20,12 +20,12 @@ import onnx_ir as ir
 
 from quark.account import FileFacts
 from quark.errors import InvalidValueError
+from quark.files.output import PREFIX, complete, put, temporary
 from quark.onnx.fingerprint import Fingerprint
 from quark.onnx.message import MIN_APART_BYTES, Message, refer
 from quark.onnx.save.hashed_file import HashedFile
 from quark.onnx.save.options import SaveOptions
 from quark.onnx.save.single_file import parts
-from quark.onnx.whole_files import PREFIX, complete, put, temporary
 
 PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # of weights: protobuf refuses 2 GB, and the graph needs some of it
 ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mapped

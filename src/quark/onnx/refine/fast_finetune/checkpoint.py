@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quark.onnx.whole_files import complete
+from quark.files.output import complete
 from quark.reconstruction.problem import Fitted
 
 _LOG = logging.getLogger(__name__)

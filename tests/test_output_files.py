@@ -11,8 +11,8 @@ import pytest
 from onnx_models import conv_bn_relu
 
 from quark.errors import OutputError, QuarkError
+from quark.files.output import PREFIX, temporary
 from quark.onnx.save import SaveOptions, complete, together, write_model, write_text, writing
-from quark.onnx.whole_files import PREFIX, temporary
 
 
 def names(folder: Path) -> list[str]:
