@@ -2,12 +2,10 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 #include "formats/block_job.h"
 #include "registry.h"
+#include "threads.h"
 
 using namespace quark;
 
@@ -25,28 +23,17 @@ extern "C" QUARK_EXPORT ort::Status* QUARK_ORT_CALL RegisterCustomOps(ort::Sessi
 
 namespace {
 
-// Shares the chunks out over threads; this one takes the first share, and those for which no thread can be had.
+// Shares the chunks out over this thread and others. Throws std::bad_alloc if a share ran out of memory.
 void run_on_threads(const BlockJob& job, int64_t workers) {
   const RunChunks run = best_run_chunks();
   std::atomic<bool> out_of_memory{false};
-  const auto share = [&](int64_t worker) {
+  run_on_own_threads(workers, [&](int64_t worker) {
     try {
       run(job, job.chunks * worker / workers, job.chunks * (worker + 1) / workers);
     } catch (const std::bad_alloc&) {
       out_of_memory = true;
     }
-  };
-  std::vector<std::thread> others;
-  others.reserve(static_cast<size_t>(workers));
-  for (int64_t worker = 1; worker < workers; ++worker) {
-    try {
-      others.emplace_back(share, worker);
-    } catch (const std::system_error&) {
-      share(worker);
-    }
-  }
-  share(0);
-  for (std::thread& other : others) other.join();
+  });
   if (out_of_memory) throw std::bad_alloc();
 }
 

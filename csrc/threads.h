@@ -32,31 +32,43 @@ inline OpenMpParallel find_open_mp() {
 #endif
 }
 
-// Calls share(worker) once for each worker below `workers`, in any order; share must not throw. A team of OpenMP may
-// have fewer threads than workers: each takes the next one until none is left.
+// Hands the numbers of workers out one by one to the threads that ask for them.
 template <class Share>
-void run_in_parallel(int64_t workers, const Share& share) {
-  struct Tickets {
-    const Share& share;
-    const int64_t workers;
-    std::atomic<int64_t> next{0};
+struct Tickets {
+  const Share& share;
+  const int64_t workers;
+  std::atomic<int64_t> next{0};
 
-    static void take(void* data) {
-      Tickets& tickets = *static_cast<Tickets*>(data);
-      for (int64_t worker; (worker = tickets.next++) < tickets.workers;) tickets.share(worker);
-    }
-  } tickets{share, workers};
-  const OpenMpParallel open_mp = workers > 1 ? find_open_mp() : nullptr;
-  if (open_mp != nullptr) return open_mp(Tickets::take, &tickets, 0, 0);
+  static void take(void* data) {
+    Tickets& tickets = *static_cast<Tickets*>(data);
+    for (int64_t worker; (worker = tickets.next++) < tickets.workers;) tickets.share(worker);
+  }
+};
+
+// Calls share(worker) once for each worker below `workers`, in any order, on this thread and on threads of our own;
+// share must not throw. A thread that cannot be had, for want of memory or because the system refuses it, leaves its
+// work to the others: destroying the ones that did start without joining them would end the process.
+template <class Share>
+void run_on_own_threads(int64_t workers, const Share& share) {
+  Tickets<Share> tickets{share, workers};
   std::vector<std::thread> others;
   try {
     others.reserve(static_cast<size_t>(workers));
-    for (int64_t worker = 1; worker < workers; ++worker) others.emplace_back(Tickets::take, &tickets);
+    for (int64_t worker = 1; worker < workers; ++worker) others.emplace_back(Tickets<Share>::take, &tickets);
   } catch (const std::exception&) {
-    // those that could be had take the tickets of the others, and so does this one
+    // std::system_error or std::bad_alloc; the tickets that are left are taken below
   }
-  Tickets::take(&tickets);
+  Tickets<Share>::take(&tickets);
   for (std::thread& other : others) other.join();
+}
+
+// The same on the OpenMP team of the process, if it has one. The team may have fewer threads than there are workers.
+template <class Share>
+void run_in_parallel(int64_t workers, const Share& share) {
+  const OpenMpParallel open_mp = workers > 1 ? find_open_mp() : nullptr;
+  if (open_mp == nullptr) return run_on_own_threads(workers, share);
+  Tickets<Share> tickets{share, workers};
+  open_mp(Tickets<Share>::take, &tickets, 0, 0);
 }
 
 }  // namespace quark

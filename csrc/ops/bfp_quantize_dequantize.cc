@@ -26,7 +26,7 @@ BlockOperator BFPQuantizeDequantize::read(const Attributes& attributes) {
   BlockParameters& p = op.parameters;
   const bool is_prime = attributes.choice("bfp_method", 0, {"to_bfp", "to_bfp_prime", "to_bfp_prime_shared"}) > 0;
   const bool carries = attributes.integer("use_compiler_version_cpu_kernel", 0, 0, 1) == 1 && !is_prime;
-  const int64_t sub_block_size = attributes.integer("sub_block_size", 2, 1, INT32_MAX);
+  const int64_t sub_block_size = attributes.integer("sub_block_size", 2, 1, INT64_MAX);
   const int64_t shift_bits = attributes.integer("sub_block_shift_bits", 1, 0, 4);
   const int64_t bit_width = attributes.integer("bit_width", 16, kNarrowest, kWidest);
   set_integer_element(p, static_cast<int>(bit_width - kSharedBits), carries);
@@ -36,6 +36,11 @@ BlockOperator BFPQuantizeDequantize::read(const Attributes& attributes) {
   p.flush_subnormals = is_prime;
   p.carry = carries;
   p.round_to_bfloat16 = static_cast<int32_t>(attributes.integer("convert_to_bfloat_before_bfp", 0, 0, 1));
+  if (is_prime && (p.block_size % sub_block_size != 0 || sub_block_size > INT32_MAX)) {
+    throw BadNode(op.node + ": attribute 'sub_block_size' is " + std::to_string(sub_block_size) +
+                  "; expected a divisor of block_size, which is " + std::to_string(p.block_size) + ", of at most " +
+                  std::to_string(INT32_MAX));
+  }
   p.scale_rule = read_scale_rule(attributes);
   p.rounding = read_rounding(attributes);
   p.nonfinite = read_nonfinite(attributes, is_prime ? NonFinite::kBlockNan : NonFinite::kPassthrough);

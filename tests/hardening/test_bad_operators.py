@@ -67,6 +67,8 @@ BAD_NODES = (
     BadNode(BFP, ("block_size",), {"block_size": 0}),
     BadNode(BFP, ("axis",), {"axis": 5}),
     BadNode(BFP, ("sub_block_size",), {"bfp_method": "to_bfp_prime", "sub_block_size": 0}),
+    BadNode(BFP, ("sub_block_size", "16"), {"bfp_method": "to_bfp_prime", "block_size": 16, "sub_block_size": 3}),
+    BadNode(BFP, ("sub_block_size", "8"), {"bfp_method": "to_bfp_prime_shared", "sub_block_size": 16}),
     BadNode(BFP, ("sub_block_shift_bits",), {"bfp_method": "to_bfp_prime", "sub_block_shift_bits": 5}),
     BadNode(BFP, ("convert_to_bfloat_before_bfp",), {"convert_to_bfloat_before_bfp": 2}),
     BadNode(BFP, (), {}, (X.astype(np.uint8),)),

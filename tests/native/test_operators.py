@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from backends import block_model, by_native_entry, by_native_operator, by_numpy,
 from golden import cases, quantizer, quantizer_names, same
 from onnx import TensorProto, helper
 
+from quark.errors import QuarkError
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import BLOCK_FORMATS, BLOCK_INT8
 from quark.formats.native import instruction_set
@@ -63,6 +68,10 @@ def test_every_legal_attribute_value_does_what_the_schema_says(op_type: str) -> 
             for method in ("to_bfp", "to_bfp_prime") if op_type.startswith("BFP") else (None,):
                 attributes = {} if method is None else {"bfp_method": method}
                 attributes[attribute.name] = value
+                if attribute.name == "sub_block_size":  # which divides the block
+                    attributes["block_size"] = 2 * value
+                elif attribute.name == "block_size" and method is not None:
+                    attributes["sub_block_size"] = min(value, 2**31 - 1)
                 expected, axis, to_bfloat = quantizer_of(op_type, attributes)
                 source = to_bfloat16(x) if to_bfloat else x
                 actual = run_node(op_type, x, **attributes)
@@ -183,6 +192,16 @@ def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
             {"use_compiler_version_cpu_kernel": 1, "scale_rule": "ceil"},
             "'scale_rule' must be 'floor'",
         ),
+        (
+            "BFPQuantizeDequantize",
+            {"bfp_method": "to_bfp_prime", "block_size": 16, "sub_block_size": 3},
+            "'sub_block_size' is 3; expected a divisor of block_size, which is 16",
+        ),
+        (
+            "BFPQuantizeDequantize",
+            {"bfp_method": "to_bfp_prime", "block_size": 2**31, "sub_block_size": 2**31},
+            "a divisor of block_size, which is 2147483648, of at most 2147483647",
+        ),
     ],
 )
 def test_wrong_attributes_are_errors(op_type: str, attributes: dict[str, Any], message: str) -> None:
@@ -190,6 +209,89 @@ def test_wrong_attributes_are_errors(op_type: str, attributes: dict[str, Any], m
         run_node(op_type, np.ones((2, 3), np.float32), **attributes)
     assert message in str(caught.value)
     assert op_type in str(caught.value)
+
+
+def attribute_grid() -> Iterator[dict[str, Any]]:
+    """Sizes, shifts, widths and methods of BFPQuantizeDequantize, legal and illegal together."""
+    sizes = product((1, 8, 16, 24, 2**32), (0, 1, 2, 3, 8, 16, 17, 2**31))
+    modes = product(("to_bfp", "to_bfp_prime", "to_bfp_prime_shared"), (0, 1), ("floor", "mse"))
+    for number, ((block, sub), (method, carries, rule)) in enumerate(product(sizes, modes)):
+        yield {
+            "bfp_method": method,
+            "block_size": block,
+            "sub_block_size": sub,
+            "use_compiler_version_cpu_kernel": carries,
+            "scale_rule": rule,
+            "sub_block_shift_bits": (0, 1, 4, 5)[number % 4],
+            "bit_width": (9, 10, 13, 16, 30, 31)[number % 6],
+            "rounding_mode": number % 3,
+        }
+
+
+def quantizer_or_none(op_type: str, attributes: dict[str, Any]) -> BlockQuantizer | None:
+    """What the schema makes of the attributes; None if it refuses them."""
+    try:
+        return quantizer_of(op_type, attributes)[0]
+    except QuarkError:
+        return None
+
+
+def test_the_operator_refuses_what_its_schema_refuses() -> None:
+    """The portable function is checked by the schema: a file must not run with one and fail with the other."""
+    x = np.random.default_rng(11).standard_normal((2, 40)).astype(np.float32)
+    for attributes in attribute_grid():
+        expected = quantizer_or_none("BFPQuantizeDequantize", attributes)
+        if expected is None:
+            with pytest.raises(Exception, match="the_node"):
+                run_node("BFPQuantizeDequantize", x, **attributes)
+        else:
+            assert same(run_node("BFPQuantizeDequantize", x, **attributes), by_numpy(x, expected, 1)).all(), attributes
+
+
+THREADS_PROGRAM = """
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include "threads.h"
+
+// Allocation number `failing` of the main thread fails, and all of its later ones.
+static thread_local int64_t allocations = -1000000;
+static int64_t failing = 0;
+
+void* operator new(std::size_t size) {
+  if (allocations++ >= failing) throw std::bad_alloc();
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+int main() {
+  constexpr int64_t kWorkers = 6;
+  for (failing = 0; failing < 2 * kWorkers; ++failing) {
+    std::atomic<int> runs[kWorkers] = {};
+    allocations = 0;
+    quark::run_on_own_threads(kWorkers, [&](int64_t worker) { ++runs[worker]; });
+    allocations = -1000000;
+    for (const auto& each : runs) {
+      if (each != 1) return 1;
+    }
+  }
+  std::puts("all shares ran once");
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_thread_that_cannot_start_leaves_its_work_to_the_others(tmp_path: Path) -> None:
+    """Memory runs out before the first thread, or after any number of them: every share runs, and nothing is ended."""
+    source, program = tmp_path / "threads.cc", tmp_path / "threads"
+    source.write_text(THREADS_PROGRAM)
+    folder = Path(__file__).parents[2] / "csrc"
+    command = ["c++", "-std=c++17", "-O1", "-pthread", f"-I{folder}", str(source), "-o", str(program), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True)
+    result = subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (0, "all shares ran once\n"), result.stderr
 
 
 def test_huge_block_sizes_are_one_block() -> None:

@@ -154,6 +154,9 @@ def test_any_attributes_match_the_reference(seed: int) -> None:
     for name in list(attributes):
         if name != "use_compiler_version_cpu_kernel" and rng.random() < 0.2:
             del attributes[name]
+    size = attributes.get("block_size", 8)
+    if op_type == BFP and size % attributes.get("sub_block_size", 2):  # a sub-block divides its block
+        attributes["sub_block_size"] = int(rng.choice([n for n in range(1, size + 1) if size % n == 0]))
     chosen, _, converts = quantizer_of(op_type, {**attributes, "axis": axis})
     node = helper.make_node(op_type, ["x"], ["y"], domain=DOMAIN, axis=axis, **attributes)
     dims = list(shape) if seed % 2 else [None] * len(shape)

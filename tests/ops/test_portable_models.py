@@ -163,6 +163,12 @@ MYSTERY = helper.make_node("Mystery", ["x"], ["a"], domain="mine")
         ([block_node("x", "y")], 12, FLOAT, "opset 12.*13 or later"),
         ([block_node("x", "y", element_dtype="int9")], 17, FLOAT, r"'y_node' \(MX.*'element_dtype'.*'int9'.*int8sym"),
         ([block_node("x", "y", BFP, bit_width=8)], 17, FLOAT, "'y_node'.*'bit_width'.*8.*10..30"),
+        (
+            [block_node("x", "y", BFP, bfp_method="to_bfp_prime", block_size=16, sub_block_size=3)],
+            17,
+            FLOAT,
+            "'y_node'.*'sub_block_size'.*3 is not legal.*block_size, which is 16",
+        ),
         ([block_node("x", "y", block_size=2**17, scale_rule="mse")], 17, FLOAT, "'y_node'.*131072.*at most 65536"),
         (
             [block_node("x", "y", BFP, scale_rule="mse", use_compiler_version_cpu_kernel=1)],
@@ -173,7 +179,7 @@ MYSTERY = helper.make_node("Mystery", ["x"], ["a"], domain="mine")
         ([MYSTERY, block_node("a", "y")], 13, FLOAT, "element type of 'a', an input of node 'y_node'.*opset 15"),
         ([block_node("x", "y")], 13, TensorProto.DOUBLE, "'y_node'.*DOUBLE, expected FLOAT or FLOAT16"),
     ],
-    ids=["opset", "choice", "range", "mse", "carry", "unknown_type", "wrong_type"],
+    ids=["opset", "choice", "range", "sub_blocks", "mse", "carry", "unknown_type", "wrong_type"],
 )
 def test_what_cannot_be_done_is_an_error_that_names_the_node(
     nodes: list[onnx.NodeProto], opset: int, dtype: int, message: str

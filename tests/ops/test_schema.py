@@ -76,7 +76,7 @@ def test_element_dtype_takes_the_elements_of_the_catalog() -> None:
 @pytest.mark.parametrize("nonfinite", NonFinite)
 def test_a_node_says_what_its_quantizer_was(fmt: BlockFormat, rounding: Rounding, nonfinite: NonFinite) -> None:
     for rule in rules_of(fmt):
-        for block_size in (fmt.block_size, 7):
+        for block_size in (fmt.block_size, 7 * (fmt.sub_blocks.size if fmt.sub_blocks else 1)):
             quantizer = BlockQuantizer(fmt.with_block_size(block_size), rule, rounding, nonfinite)
             node = make_block_node(quantizer, -2, "x", "y", "name")
             assert (node.domain, list(node.input), list(node.output), node.name) == (DOMAIN, ["x"], ["y"], "name")
@@ -125,6 +125,12 @@ def test_rounding_to_bfloat16_first_is_an_attribute_of_bfp_alone() -> None:
         (BFP, {"bit_width": 9}, InvalidValueError, "'bit_width'.*9.*10..30"),
         (BFP, {"bit_width": 31}, InvalidValueError, "'bit_width'.*31.*10..30"),
         (BFP, {"sub_block_size": 0}, InvalidValueError, "'sub_block_size'.*0"),
+        (
+            BFP,
+            {"bfp_method": "to_bfp_prime", "block_size": 16, "sub_block_size": 3},
+            InvalidValueError,
+            "'sub_block_size'.*3.*block_size, which is 16",
+        ),
         (BFP, {"sub_block_shift_bits": 5}, InvalidValueError, "'sub_block_shift_bits'.*5.*0..4"),
         (BFP, {"convert_to_bfloat_before_bfp": 2}, InvalidValueError, "'convert_to_bfloat_before_bfp'.*2"),
         (BFP, {"use_compiler_version_cpu_kernel": 1, "scale_rule": "ceil"}, InvalidValueError, "must be 'floor'"),

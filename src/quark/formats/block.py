@@ -205,8 +205,9 @@ def _round_sub_blocks(
     grid, sub_blocks = quantizer.format.element.grid, quantizer.format.sub_blocks
     assert sub_blocks is not None
     size, lanes = y.shape
-    y = kind.pad_end(y, 0, -size % sub_blocks.size).reshape(-1, sub_blocks.size, lanes)
-    padded = kind.pad_end(magnitudes, 0, -size % sub_blocks.size).reshape(y.shape)
+    sub_size = max(1, min(sub_blocks.size, size))  # one that is longer than its block holds nothing but zeros more
+    y = kind.pad_end(y, 0, -size % sub_size).reshape(-1, sub_size, lanes)
+    padded = kind.pad_end(magnitudes, 0, -size % sub_size).reshape(y.shape)
     own = _rule_scales(kind, kind.xp.amax(padded, 1), quantizer, precision)
     units = kind.xp.clip(own * _inverse(kind, scales, precision), 2.0**-sub_blocks.max_shift, 1.0)
     unit = units[:, None]

@@ -65,7 +65,7 @@ def _lane_neighbours(x: Array, quantized: QuantizedBlocks, quantizer: BlockQuant
     y = x.astype(np.float64) / scales
     units: Any = 1.0
     if fmt.sub_blocks is not None:
-        units = np.repeat(quantized.units, fmt.sub_blocks.size, axis=0)[: len(x)].astype(np.float64)
+        units = np.repeat(quantized.units, min(fmt.sub_blocks.size, len(x)), axis=0)[: len(x)].astype(np.float64)
         spacing = units
     elif quantized.units is not None:
         units = quantized.units.astype(np.float64)

@@ -30,6 +30,7 @@ AttributeValue = int | str
 # What the attribute `rounding_mode` counts.
 ROUNDING_MODES = (Rounding.HALF_AWAY, Rounding.HALF_UP, Rounding.HALF_EVEN)
 
+MAX_SUB_BLOCK = 2**31 - 1
 BIT_WIDTH_OVERHEAD = 9  # the sign and the shared exponent's eight bits
 QUANTIZED_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16")
 
@@ -149,7 +150,7 @@ BFP_QUANTIZE_DEQUANTIZE = Operator(
         AXIS,
         Attribute("bit_width", 16, minimum=BIT_WIDTH_OVERHEAD + 1, maximum=30),
         Attribute("block_size", 8, minimum=1),
-        Attribute("sub_block_size", 2, minimum=1),
+        Attribute("sub_block_size", 2, minimum=1),  # with microexponents a divisor of block_size
         Attribute("sub_block_shift_bits", 1, minimum=0, maximum=4),
         ROUNDING_MODE,
         _choice("convert_to_bfloat_before_bfp", 0, (0, 1)),
@@ -215,6 +216,11 @@ def _bfp_format(values: Mapping[str, AttributeValue]) -> BlockFormat:
     size = int(values["block_size"])
     if method != TO_BFP:
         sub_blocks = SubBlocks(int(values["sub_block_size"]), int(values["sub_block_shift_bits"]))
+        if size % sub_blocks.size or sub_blocks.size > MAX_SUB_BLOCK:
+            raise InvalidValueError(
+                f"attribute 'sub_block_size' of {BFP_QUANTIZE_DEQUANTIZE.name}: {sub_blocks.size} is not legal, "
+                f"expected a divisor of block_size, which is {size}, of at most {MAX_SUB_BLOCK}"
+            )
         return _named(BlockFormat("microexponents", element, size, sub_blocks, True, False, nonfinite))
     carry = bool(values["use_compiler_version_cpu_kernel"])
     if carry:

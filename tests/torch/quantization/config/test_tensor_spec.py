@@ -122,6 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of(dtype=Dtype.fp4, qscheme=GROUP, group_size=True), "group_size True"),
     (of(dtype=Dtype.mx9, scale_calculation_mode="flor"), "Did you mean floor"),
     (of(dtype=Dtype.mx9, symmetric=False), "no zero point"),
+    (of(dtype=Dtype.mx9, qscheme=GROUP, group_size=7), "group_size 7: expected a multiple of 2"),
     (of(dtype=Dtype.mx9, round_method=RoundType.floor), "rounded to the nearest"),
     (of(dtype=Dtype.mx9, qat_spec=TQTSpec()), "nothing to learn"),
     (of(dtype=Dtype.float16, observer_cls=PerTensorMinMaxObserver), "a cast needs none"),

@@ -16,6 +16,7 @@ from quark.torch.quantization.config.spec_conversion import (
     MICROEXPONENTS,
     MX_FORMATS,
     Family,
+    block_format_of,
     family_of,
     has_power_of_two,
     integer_of,
@@ -211,6 +212,9 @@ def _block_scale(spec: QuantizationSpec) -> str | None:
 
 
 def _block_rest(spec: QuantizationSpec) -> str | None:
+    sub_blocks = block_format_of(spec).sub_blocks
+    if sub_blocks is not None and spec.group_size is not None and spec.group_size % sub_blocks.size:
+        return f"group_size {spec.group_size}: expected a multiple of {sub_blocks.size}, the size of a sub-block"
     if spec.symmetric is False:
         return "symmetric=False: blocks have no zero point; leave it out"
     if spec.round_method is RoundType.floor:
