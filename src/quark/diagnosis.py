@@ -20,6 +20,7 @@ from quark.account import FileFacts
 from quark.fidelity import OutputFidelity, Verdict, overall_verdict
 from quark.measures import MeasureResult
 from quark.plan import SkippedNode
+from quark.text import shell_command
 
 
 class Action(str, Enum):
@@ -42,6 +43,22 @@ class Remedy:
     action: Action
     text: str
     option: str = ""
+
+    @property
+    def arguments(self) -> str:
+        """The option as arguments of `quark quantize`, quoted for a shell."""
+        return shell_command(["--set", self.option]) if self.option else ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do first. `arguments` are those of `quark quantize`, quoted for a shell; empty if there are none."""
+
+    text: str
+    arguments: str = ""
+
+    def line(self) -> str:
+        return self.text + (f": {self.arguments}" if self.arguments else "")
 
 
 class Outcome(str, Enum):
@@ -88,9 +105,10 @@ class Suggestion:
         verdicts = f"{self.verdict_before.value} -> {self.verdict_after.value}"
         return f"measured: {verdicts}, {self.measure} {self.figure_before} -> {self.figure_after}"
 
-    def line(self) -> str:
-        """The suggestion, what was measured, and the arguments."""
-        return f"{self.text}; {self.result}" + (f": {self.arguments}" if self.arguments else "")
+    @property
+    def step(self) -> Step:
+        """The suggestion and what was measured, with the arguments."""
+        return Step(f"{self.text}; {self.result}", self.arguments)
 
 
 @dataclass(frozen=True)
@@ -195,7 +213,7 @@ class Remark:
 class Diagnosis:
     """Both files and all that was found. `making` is how the quantized file came about: configuration, versions,
     hashes, command; empty where it does not say. `suggestions` are all changes that were considered, those that helped
-    first, by gain; `advice` is what to do first."""
+    first, by gain; `steps` are what to do first."""
 
     source: FileFacts
     result: FileFacts
@@ -208,7 +226,7 @@ class Diagnosis:
     speed: SpeedFacts | None = None
     measure: MeasureResult | None = None  # by the user's metric, where one was given
     lint: tuple[Remark, ...] | None = None  # None where nobody looked
-    advice: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
     remarks: tuple[str, ...] = ()
     making: Mapping[str, Any] = field(default_factory=dict)
@@ -216,6 +234,11 @@ class Diagnosis:
     @property
     def verdict(self) -> Verdict:
         return overall_verdict(self.outputs)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do first, each a line for reading."""
+        return tuple(step.line() for step in self.steps)
 
     @property
     def ranked(self) -> tuple[LayerDiagnosis, ...]:
@@ -227,6 +250,10 @@ class Diagnosis:
         content: dict[str, Any] = _plain({"verdict": self.verdict, **asdict(self)})
         for entry, suggestion in zip(content["suggestions"], self.suggestions, strict=True):
             entry["result"] = suggestion.result
+        for entry, layer in zip(content["layers"], self.layers, strict=True):
+            for part, remedy in zip(entry["remedies"], layer.remedies, strict=True):
+                part["arguments"] = remedy.arguments
+        content["advice"] = list(self.advice)
         content["outputs"] = [output.to_dict() for output in self.outputs]
         content["measure"] = self.measure.to_dict() if self.measure else None
         return content

@@ -9,9 +9,26 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from quark.text import one_line, printable
+
+_MOST_CHARACTERS, _LAST_CHARACTERS = 3000, 1000  # of a message, and behind what is left out of it
+
 
 class QuarkError(Exception):
-    """The root of all errors that quark raises on purpose."""
+    """The root of all errors that quark raises on purpose.
+
+    The message is one printable line, whatever the names in it hold. Where it repeats the message of its cause, the
+    line breaks of that are joined; any other line break is shown as an escape. The middle of a very long message, such
+    as one that repeats a value of a megabyte, is left out. `args` keep the exact text.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        cause = "" if self.__cause__ is None else str(self.__cause__)
+        text = text.replace(cause, one_line(cause)) if "\n" in cause else text
+        if len(text) > _MOST_CHARACTERS:
+            text = f"{text[: _MOST_CHARACTERS - _LAST_CHARACTERS]} [...] {text[-_LAST_CHARACTERS:]}"
+        return printable(text)
 
 
 class InvalidValueError(QuarkError, ValueError):

@@ -97,7 +97,8 @@ def test_unknown_format():
 def test_debug_shows_the_error_itself():
     result = CliRunner().invoke(main, ["--debug", "formats", "mxfp4"])
     assert result.exit_code == 1
-    assert type(result.exception).__name__ == "UnknownNameError"
+    assert "Traceback" in result.stderr
+    assert "UnknownNameError: no " in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["--weights"]])
@@ -109,8 +110,8 @@ def test_usage_errors_exit_with_2(arguments):
     ("name", "content", "fragment"),
     [
         ("missing.onnx", None, "no such file"),
-        ("broken.onnx", b"\xff\xfe nonsense " * 40, "cannot be read"),
-        ("empty.onnx", b"", "nothing to measure"),
+        ("broken.onnx", b"\xff\xfe nonsense " * 40, "not an ONNX model"),
+        ("empty.onnx", b"", "is empty"),
         ("missing.npz", None, "no such file"),
         ("broken.npz", b"PK\x03\x04 nonsense", "cannot be read"),
         ("text.npz", b"not an archive", "cannot be read"),
@@ -128,7 +129,7 @@ def test_bad_weights_file(tmp_path, name, content, fragment):
 def test_folder_in_place_of_a_weights_file(tmp_path):
     folder = tmp_path / "model.onnx"
     folder.mkdir()
-    assert_one_line_error(run("--weights", folder), "no such file")
+    assert_one_line_error(run("--weights", folder), "not a regular file")
 
 
 def test_weights_beyond_float32_are_named(tmp_path):

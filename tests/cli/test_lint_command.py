@@ -69,7 +69,7 @@ def test_a_float_model_is_one_finding(tmp_path):
 def test_a_rule_that_is_broken_everywhere_is_shown_a_few_times(tmp_path, save):
     from quark.demo import network_path
 
-    path = save(quantize(network_path(), None, "A8W8").model)
+    path = save(quantize(network_path(), None, "A8W8", use_random_data=True).model)
     text = run("lint", path).stdout
     assert "--json has all" in text
     assert text.count("PerTensor") == 6

@@ -160,8 +160,11 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, model):
 
     monkeypatch.setattr("quark.report.inspection.inspect_model", explode)
     assert_one_line_error(run("inspect", model), "RuntimeError: two lines", "--debug")
-    assert isinstance(run("inspect", model, "--debug").exception, RuntimeError)
-    assert isinstance(run("--debug", "inspect", model).exception, RuntimeError)
+    for line in (("inspect", model, "--debug"), ("--debug", "inspect", model)):
+        result = run(*line)
+        assert result.exit_code == 1
+        assert "Traceback" in result.stderr
+        assert "RuntimeError: two\nlines" in result.stderr
 
 
 def test_help_is_quick_and_lists_every_command():

@@ -17,6 +17,7 @@ from quark.diagnosis import (
     Remark,
     Remedy,
     SpeedFacts,
+    Step,
     WeightFacts,
 )
 from quark.fidelity import OutputFidelity
@@ -50,10 +51,10 @@ def made_diagnosis(count: int = 54, seed: int = 0, **changes) -> Diagnosis:
         accuracy=AccuracyFacts("folder val", 1000, 0.761, 0.718, 0.929, 0.9, 0.0081),
         speed=SpeedFacts(41.2, 17.9, 1, 2),
         lint=_lint(),
-        advice=(
-            "leave the 3 most sensitive layers in float: --set nodes_to_exclude=...",
-            "give each channel its own scale: per_channel=true",
-            "let AdaRound choose the rounding: XINT8_ADAROUND",
+        steps=(
+            Step("leave the 3 most sensitive layers in float", "--set nodes_to_exclude=..."),
+            Step("give each channel its own scale: per_channel=true"),
+            Step("let AdaRound choose the rounding: XINT8_ADAROUND"),
         ),
         remarks=("17 tensors of the quantized network are rescaled by channel; they are compared at the float scale",),
         making=_making(),

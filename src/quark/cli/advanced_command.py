@@ -10,6 +10,7 @@ import click
 from quark.cli.calibration_option import Calibration
 from quark.cli.data_options import preprocess_option
 from quark.cli.errors import ErrorReportingCommand
+from quark.cli.terminal import say
 
 if TYPE_CHECKING:
     from quark.evaluate import Evaluation
@@ -53,7 +54,7 @@ def advanced_quantize(
     from quark.onnx.save import check_output
     from quark.report.summary import print_summary
 
-    check_output(model_output, model_input)
+    check_output(model_output, model_input, calib_data, preprocess)
     calibration = Calibration(calib_data, preprocess=preprocess)
     result = quantize(model_input, config=_config(algorithm), **calibration.arguments())
     result.save(model_output)
@@ -67,7 +68,7 @@ def advanced_quantize(
         ]
     )
     if not is_held_out:
-        click.echo(
+        say(
             f"measured on the calibration images themselves: there is no folder {VALIDATION_FOLDER} beside {calib_data}"
         )
 
@@ -96,20 +97,17 @@ def _evaluated(model: Path, data: Path, limit: int | None, preprocess: str) -> t
 
 
 def _show(rows: list[tuple[Path, Evaluation]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from quark.onnx.load.outline import read_outline
+    from quark.onnx.load.outline import read_proto
+    from quark.report.console import Console, Table, cell
     from quark.report.inspection import model_bytes
 
     first = rows[0][1]
-    table = Table(title=f"{first.accuracy.count} images of {first.data}", title_justify="left")
+    table = Table(title=cell(f"{first.accuracy.count} images of {first.data}", "italic"), title_justify="left")
     table.add_column("model", overflow="fold")
     for heading in ("size", "top-1", "top-5", "ms/image"):
         table.add_column(heading, justify="right")
     for path, row in rows:
         shares = (f"{100 * row.accuracy.top1:.2f} %", f"{100 * row.accuracy.top5:.2f} %")
-        size = f"{model_bytes(path, read_outline) / 1e6:.2f} MB"
-        table.add_row(Text(row.model), size, *shares, f"{row.speed.ms_per_sample:.2f}")
-    Console(highlight=False).print(table)
+        size = f"{model_bytes(path, read_proto) / 1e6:.2f} MB"
+        table.add_row(cell(row.model), size, *shares, f"{row.speed.ms_per_sample:.2f}")
+    Console().print(table)

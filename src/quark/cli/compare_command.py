@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.data_options import data_options, metric_option
+from quark.cli.terminal import say_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from quark.evaluate import Comparison
+    from quark.report.console import Table
 
 
 @click.command()
@@ -48,26 +47,24 @@ def compare(
     dataset = open_dataset(data, networks[0], preprocess, limit, labels)
     result = compare_networks(*networks, dataset, batch_size, measure)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=2))
+        say_json(result.to_json())
         return
-    from rich.console import Console
-
     from quark.fidelity import overall_verdict, worst_text
+    from quark.report.console import Console, cell
 
-    console = Console(highlight=False)
-    console.print(f"{result.count} samples of {result.data}", markup=False)
+    console = Console()
+    console.print(cell(f"{result.count} samples of {result.data}"))
     console.print(_models_table(result))
     console.print(_outputs_table(result))
-    console.print(f"{overall_verdict(result.outputs).value}: {worst_text(result.outputs)}", markup=False)
+    console.print(cell(f"{overall_verdict(result.outputs).value}: {worst_text(result.outputs)}"))
     if result.measure is not None:
-        console.print(f"measure: {result.measure}", markup=False)
+        console.print(cell(f"measure: {result.measure}"))
 
 
 def _models_table(result: Comparison) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import cell, plain_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     table.add_column("model", overflow="fold")
     for heading in ("top-1", "top-5", "ms/sample"):
         table.add_column(heading, justify="right")
@@ -75,7 +72,7 @@ def _models_table(result: Comparison) -> Table:
     for index, name in enumerate((result.first, result.second)):
         accuracy = None if pair is None else (pair.first, pair.second)[index]
         shares = ("-", "-") if accuracy is None else (f"{100 * accuracy.top1:.2f} %", f"{100 * accuracy.top5:.2f} %")
-        table.add_row(Text(name), *shares, f"{result.speeds[index].ms_per_sample:.2f}")
+        table.add_row(cell(name), *shares, f"{result.speeds[index].ms_per_sample:.2f}")
     if pair is not None:
         table.add_row(
             "difference",
@@ -87,16 +84,14 @@ def _models_table(result: Comparison) -> Table:
 
 
 def _outputs_table(result: Comparison) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+    from quark.report.console import cell, plain_table
     from quark.report.summary import sqnr_text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     table.add_column("output", overflow="fold")
     for heading in ("same class", "cosine", "SQNR dB", "largest error"):
         table.add_column(heading, justify="right")
     for each in result.outputs:
         same = "-" if each.agreement is None else f"{100 * each.agreement:.2f} %"
-        table.add_row(Text(each.name), same, f"{each.cosine:.5f}", sqnr_text(each.sqnr_db), f"{each.max_error:.3g}")
+        table.add_row(cell(each.name), same, f"{each.cosine:.5f}", sqnr_text(each.sqnr_db), f"{each.max_error:.3g}")
     return table

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.calibration_option import Calibration, random_option
 from quark.cli.data_options import preprocess_option
+from quark.cli.terminal import say_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from quark.diagnosis import Diagnosis, LayerDiagnosis
     from quark.onnx.diagnose import Divergence
+    from quark.report.console import Table
 
 LINES_AROUND = 4
 BELOW_DB = 10.0
@@ -33,8 +32,9 @@ MOST_PARTS = 5
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What the model sees: a folder of images, or arrays named like its inputs. Without it, random numbers.",
+    help="What the model sees: a folder of images, or arrays named like its inputs.",
 )
+@random_option
 @click.option(
     "--num",
     "count",
@@ -65,6 +65,7 @@ def debug(
     float_model: Path,
     quantized: Path,
     calib: Path | None,
+    is_random: bool,
     count: int,
     below: float,
     preprocess: str,
@@ -77,12 +78,12 @@ def debug(
     all layers before it as well. Both are signal-to-noise ratios in dB, the higher the better. The exit status is 0
     whatever is found.
     """
-    from quark.cli.calibration_option import Calibration
     from quark.cli.report_command import with_suggestions
     from quark.fidelity import Verdict
     from quark.onnx.diagnose import diagnose, first_divergence
 
     start = time.monotonic()
+    calibration = Calibration(calib, count, preprocess=preprocess, is_random=is_random)
     found = diagnose(
         float_model,
         quantized,
@@ -91,13 +92,13 @@ def debug(
         histograms=0,
         preprocessing=preprocess,
         has_sensitivity=False,
+        use_random_data=is_random,
     )
     if is_trying or (is_trying is None and found.verdict is not Verdict.OK):
-        calibration = Calibration(calib, count, preprocess=preprocess)
         found = with_suggestions(found, float_model, quantized, calibration, time.monotonic() - start)
     divergence = first_divergence(found, below_db=below)
     if as_json:
-        click.echo(json.dumps(_content(found, divergence, below), indent=2))
+        say_json(_content(found, divergence, below))
         return
     _show(found, divergence, below)
 
@@ -116,18 +117,15 @@ def _finite(value: Any) -> Any:
 
 
 def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     from quark.cli.report_command import suggestion_lines
     from quark.diagnosis import Outcome
-    from quark.report.quantities import printable
+    from quark.report.console import Console, cell
     from quark.report.summary import sqnr_text
 
-    console = Console(highlight=False)
+    console = Console()
 
     def say(text: str = "", style: str = "") -> None:
-        console.print(Text(printable(text), style))
+        console.print(cell(text, style))
 
     outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs) or "nothing to compare"
     say(f"{found.source.name} and {found.result.name} on {found.basis.data}: {found.verdict.value} ({outputs})")
@@ -147,12 +145,12 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
     was_tried = any(each.outcome is not Outcome.UNTRIED for each in found.suggestions)
     if was_tried:
         for line in suggestion_lines(found):
-            console.print(Text(printable(line)), soft_wrap=True)  # a command that is copied must be one line
+            console.say(line)
     elif layer.remedies:
         where = "" if divergence.is_own else " about it; but look at the layers before it first"
         say(f"what to try{where} (not tried):")
         for remedy in layer.remedies:
-            say(f"  - {remedy.text}" + (f": --set {shlex.quote(remedy.option)}" if remedy.option else ""))
+            console.say(f"  - {remedy.text}" + (f": {remedy.arguments}" if remedy.arguments else ""))
     for remark in found.remarks:
         say(f"note: {remark}", "dim")
 
@@ -179,13 +177,10 @@ def _blame(divergence: Divergence) -> str:
 
 
 def _table(found: Diagnosis, divergence: Divergence) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from quark.report.quantities import printable
+    from quark.report.console import cell, plain_table
     from quark.report.summary import sqnr_text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     for heading in ("", "layer", "operator", "weights, inputs"):
         table.add_column(heading, overflow="fold")
     for heading in ("local dB", "accumulated dB"):
@@ -196,7 +191,7 @@ def _table(found: Diagnosis, divergence: Divergence) -> Table:
         figures = (each.local, each.accumulated)
         cells = [">" if is_it else "", each.name, each.op_type, _formats(each)]
         cells += ["-" if figure is None else sqnr_text(figure.sqnr_db) for figure in figures]
-        table.add_row(*(Text(printable(cell), "bold" if is_it else "") for cell in cells))
+        table.add_row(*(cell(text, "bold" if is_it else "") for text in cells))
     return table
 
 

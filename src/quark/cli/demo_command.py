@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
+
+from quark.cli.terminal import say, say_json
 
 
 @click.command()
@@ -16,9 +17,8 @@ def demo(presets: tuple[str, ...], as_json: bool) -> None:
 
     Accuracy is counted on held-out digits of scikit-learn, which must be installed. Takes under a minute.
     """
-    from rich.console import Console
-
     from quark.demo.showcase import PRESETS, showcase, showcase_table
+    from quark.report.console import Console
 
     chosen = presets or PRESETS
     rows = []
@@ -26,8 +26,8 @@ def demo(presets: tuple[str, ...], as_json: bool) -> None:
         rows.append(row)
         # no bar: each quantization has its own, and two at once disturb each other
         if number < len(chosen) and sys.stderr.isatty():
-            click.echo(f"{number + 1} of {len(chosen)}: {chosen[number]}", err=True)
+            say(f"{number + 1} of {len(chosen)}: {chosen[number]}", err=True)
     if as_json:
-        click.echo(json.dumps({"rows": [row.to_json() for row in rows]}, indent=2))
+        say_json({"rows": [row.to_json() for row in rows]})
     else:
-        Console(highlight=False).print(showcase_table(rows))
+        Console().print(showcase_table(rows))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
+
+from quark.cli.terminal import say, say_json
+from quark.text import printable
 
 if TYPE_CHECKING:
     from quark.report.checks.finding import Finding
@@ -31,7 +33,7 @@ def doctor(as_json: bool, has_paths: bool) -> None:
     if as_json:
         shown = findings if has_paths else [each.without_paths() for each in findings]
         content = {"healthy": is_healthy(findings), "findings": [each.to_json() for each in shown]}
-        click.echo(json.dumps(content, indent=2))
+        say_json(content)
     else:
         for each in findings:
             _print(each, width=max(len(finding.check) for finding in findings))
@@ -42,7 +44,8 @@ def doctor(as_json: bool, has_paths: bool) -> None:
 def _print(finding: Finding, width: int) -> None:
     """Plain lines: the package that makes tables may be what is broken."""
     mark, color = MARKS[finding.health.value]
-    click.echo(f"{click.style(f'{mark:<7}', fg=color)}  {finding.check:<{width}}  {finding.detail}")
+    shown = click.style(f"{mark:<7}", fg=color)
+    click.echo(f"{shown}  {printable(f'{finding.check:<{width}}  {finding.detail}')}")  # noqa: TID251, for the colour
     for words, text in (("leads to", finding.consequence), ("mend", finding.remedy)):
         if text:
-            click.echo(f"{'':<7}  {'':<{width}}  {words}: {text}")
+            say(f"{'':<7}  {'':<{width}}  {words}: {text}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from quark.cli.data_options import data_options
+from quark.cli.terminal import say, say_json
 
 
 @click.command()
@@ -34,12 +34,12 @@ def evaluate(
     network = Network(model, threads)
     result = evaluate_network(network, open_dataset(data, network, preprocess, limit, labels), batch_size)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=2))
+        say_json(result.to_json())
         return
-    click.echo(f"{result.model} on {result.accuracy.count} samples of {result.data}")
-    click.echo(f"top-1 {100 * result.accuracy.top1:.2f} %")
-    click.echo(f"top-5 {100 * result.accuracy.top5:.2f} %")
+    say(f"{result.model} on {result.accuracy.count} samples of {result.data}")
+    say(f"top-1 {100 * result.accuracy.top1:.2f} %")
+    say(f"top-5 {100 * result.accuracy.top5:.2f} %")
     speed = result.speed
-    click.echo(f"{speed.ms_per_sample:.2f} ms/sample (best of {speed.repeats}, batches of {speed.batch_size})")
+    say(f"{speed.ms_per_sample:.2f} ms/sample (best of {speed.repeats}, batches of {speed.batch_size})")
     for remark in result.remarks:
-        click.echo(f"note: {remark}", err=True)
+        say(f"note: {remark}", err=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from quark.cli.terminal import say_json
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 
 @click.command()
@@ -21,19 +26,31 @@ import click
 @click.option("--all", "all_widths", is_flag=True, help="Include every integer width.")
 def formats(names: tuple[str, ...], weights_file: Path | None, as_json: bool, all_widths: bool) -> None:
     """Show the number formats, or those called NAME: size, limits, and fidelity on real weights."""
-    from rich.console import Console
-
     from quark.demo import network_path
     from quark.formats import get_format
+    from quark.report.console import Console
     from quark.report.formats_table import chosen_formats, format_rows, rich_table
     from quark.report.weights import read_weights
 
     chosen = [get_format(name) for name in names] or chosen_formats(all_widths)
     path = weights_file or network_path()
-    weights = read_weights(path)
+    weights = read_weights(path, _read_demo if weights_file is None else _read_model)
     rows = format_rows(chosen, weights)
     if as_json:
         content = {"weights": path.name, "formats": [row.to_json() for row in rows]}
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        say_json(content)
     else:
-        Console(highlight=False).print(rich_table(rows, weights, path.name))
+        Console().print(rich_table(rows, weights, path.name))
+
+
+def _read_demo(path: Path) -> onnx_ir.Model:
+    """The demo network of this package, without what needs ONNX Runtime."""
+    import onnx_ir
+
+    return onnx_ir.load(path)
+
+
+def _read_model(path: Path) -> onnx_ir.Model:
+    from quark.onnx.load.outline import read_whole
+
+    return read_whole(path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from quark.cli.terminal import say_json
 
 
 @click.command()
@@ -13,15 +14,14 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def inspect(model: Path, as_json: bool) -> None:
     """Show what MODEL holds: operators, parameters, and which tensors are quantized to what."""
-    from quark.onnx.load.outline import read_outline
+    from quark.onnx.load.outline import read_proto
     from quark.report.inspection import inspect_model
 
-    inspection = inspect_model(model, read_outline)
+    inspection = inspect_model(model, read_proto)
     if as_json:
-        click.echo(json.dumps(inspection.to_json(), indent=2))
+        say_json(inspection.to_json())
         return
-    from rich.console import Console
-
+    from quark.report.console import Console
     from quark.report.inspection_table import inspection_table
 
-    Console(highlight=False).print(inspection_table(inspection))
+    Console().print(inspection_table(inspection))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.terminal import say_json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from quark.onnx.lint import Finding
+    from quark.report.console import Table
 
 HAS_FINDINGS = 3
 ROWS_PER_RULE = 5  # a file for another target breaks the same rule hundreds of times
@@ -40,7 +40,7 @@ def lint(model: Path, as_json: bool, strict: bool) -> None:
     findings = find(model)
     counts = {level.value: sum(each.level is level for each in findings) for level in Level}
     if as_json:
-        click.echo(json.dumps({"findings": [asdict(each) for each in findings], "summary": counts}, indent=2))
+        say_json({"findings": [asdict(each) for each in findings], "summary": counts})
     else:
         _show(findings)
     if counts["error"] or (strict and findings):
@@ -48,17 +48,16 @@ def lint(model: Path, as_json: bool, strict: bool) -> None:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    from rich.console import Console
+    from quark.report.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     if findings:
         console.print(_table(findings))
     console.print(_summary(findings))
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import Table, cell
 
     table = Table.grid(padding=(0, 2))
     seen: Counter[str] = Counter()
@@ -69,10 +68,11 @@ def _table(findings: Sequence[Finding]) -> Table:
         colour = "bold red" if each.level.value == "error" else "yellow"
         if seen[each.rule] <= ROWS_PER_RULE:
             where = " ".join(dict.fromkeys(name for name in (each.node, each.tensor) if name))
-            detail = f"{where}{': ' if where else ''}{each.message}\n{each.fix}"
-            table.add_row(Text(each.level.value, colour), Text(each.rule, "bold"), Text(detail, overflow="fold"))
+            detail = cell(f"{where}{': ' if where else ''}{each.message}").append("\n").append_text(cell(each.fix))
+            detail.overflow = "fold"
+            table.add_row(cell(each.level.value, colour), cell(each.rule, "bold"), detail)
         elif seen[each.rule] == totals[each.rule]:
-            table.add_row("", Text(each.rule, "bold"), f"and {totals[each.rule] - ROWS_PER_RULE} more; --json has all")
+            table.add_row("", cell(each.rule, "bold"), f"and {totals[each.rule] - ROWS_PER_RULE} more; --json has all")
     return table
 
 

@@ -8,6 +8,7 @@ import click
 
 from quark.cli.data_options import preprocess_option
 from quark.cli.errors import ErrorReportingCommand, debug_option
+from quark.cli.terminal import say
 
 
 @click.command(cls=ErrorReportingCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,7 +24,7 @@ def onnx_validate(data: Path, onnx_input: Path, batch_size: int, gpu: bool, prep
 
     network = Network(onnx_input, providers=providers_of("gpu" if gpu else "cpu"))
     accuracy = evaluate(network, open_dataset(data, network, preprocess), batch_size).accuracy
-    click.echo(f"{accuracy.count} images: top1 {100 * accuracy.top1:.3f} %, top5 {100 * accuracy.top5:.3f} %")
+    say(f"{accuracy.count} images: top1 {100 * accuracy.top1:.3f} %, top5 {100 * accuracy.top5:.3f} %")
 
 
 onnx_validate.params.append(debug_option())

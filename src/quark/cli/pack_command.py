@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from quark.cli.terminal import say_json
 
+if TYPE_CHECKING:
     from quark.onnx.pack import LeftWeight, PackedWeight, PackFacts
+    from quark.report.console import Table
 
 PROFILES = ("portable", "custom", "native")
 MOST_LEFT = 5  # reasons that the table names weights for
@@ -40,25 +40,23 @@ def pack(model: Path, output: Path, profile: str, as_json: bool) -> None:
 
     facts = pack_model(model, output, profile)
     if as_json:
-        click.echo(json.dumps(facts.to_json(), indent=2))
+        say_json(facts.to_json())
         return
-    from rich.console import Console
-
+    from quark.report.console import Console, cell
     from quark.report.quantities import size_text
 
-    console = Console(highlight=False)
+    console = Console()
     sizes = f"{size_text(facts.bytes_before)} -> {size_text(facts.bytes_after)}"
-    console.print(f"{output}  {sizes}, {facts.bits_per_weight:.2f} bits per packed weight", markup=False)
+    console.print(cell(f"{output}  {sizes}, {facts.bits_per_weight:.2f} bits per packed weight"))
     console.print(_packed_table(facts))
     if facts.left:
         console.print(_left_table(facts))
     for remark in facts.remarks:
-        console.print(remark, markup=False)
+        console.print(cell(remark))
 
 
 def _packed_table(facts: PackFacts) -> Table:
-    from rich.text import Text
-
+    from quark.report.console import cell
     from quark.report.quantities import size_text
 
     table = _table("packed as", "weights", "bits", "before", "after")
@@ -69,13 +67,12 @@ def _packed_table(facts: PackFacts) -> Table:
         before, after = sum(each.bytes_before for each in weights), sum(each.bytes_after for each in weights)
         count = sum(each.bytes_after * 8 / each.bits for each in weights)
         cells = [str(len(weights)), f"{after * 8 / count:.2f}", size_text(before), size_text(after)]
-        table.add_row(Text(f"{name} ({note})" if note else name), *cells)
+        table.add_row(cell(f"{name} ({note})" if note else name), *cells)
     return table
 
 
 def _left_table(facts: PackFacts) -> Table:
-    from rich.text import Text
-
+    from quark.report.console import cell
     from quark.report.quantities import listed, size_text
 
     table = _table("left as it was", "weights", "size")
@@ -85,14 +82,14 @@ def _left_table(facts: PackFacts) -> Table:
     for reason, weights in groups.items():
         names = listed((each.name for each in weights), MOST_LEFT)
         size = size_text(sum(each.bytes for each in weights))
-        table.add_row(Text(f"{reason}: {names}"), str(len(weights)), size)
+        table.add_row(cell(f"{reason}: {names}"), str(len(weights)), size)
     return table
 
 
 def _table(first: str, *others: str) -> Table:
-    from rich.table import Table
+    from quark.report.console import plain_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     table.add_column(first, overflow="fold")
     for heading in others:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from quark.cli.errors import ErrorReportingCommand
+from quark.cli.terminal import say
 
 
 @click.command("prepare-data", cls=ErrorReportingCommand)
@@ -27,5 +28,5 @@ def prepare_data(val_data: Path, calib_data: Path, labels: Path | None) -> None:
     from quark.evaluate.prepare import prepare_data
 
     done = prepare_data(val_data, calib_data, labels)
-    click.echo(f"{val_data}: {done.classes} classes, {done.moved} images sorted into them")
-    click.echo(f"{calib_data}: {done.copied} images copied, one for each class")
+    say(f"{val_data}: {done.classes} classes, {done.moved} images sorted into them")
+    say(f"{calib_data}: {done.copied} images copied, one for each class")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
+
+from quark.cli.terminal import say_json, say_lines
 
 
 @click.command()
@@ -21,19 +22,21 @@ def presets(name: str | None, has_all_fields: bool, as_json: bool) -> None:
 
     if name is not None:
         content = _fields(get_default_config(name), has_all_fields)
-        click.echo(json.dumps(content, indent=2) if as_json else _yaml(name, content), nl=as_json)
+        if as_json:
+            say_json(content)
+        else:
+            say_lines(_yaml(name, content))
     elif as_json:
-        click.echo(json.dumps({"presets": {each.name: each.description for each in PRESETS.values()}}, indent=2))
+        say_json({"presets": {each.name: each.description for each in PRESETS.values()}})
     else:
-        from rich.console import Console
-        from rich.table import Table
+        from quark.report.console import Console, plain_table
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table = plain_table()
         table.add_column("preset", no_wrap=True)
         table.add_column("numbers, ranges and purpose")
         for each in PRESETS.values():
             table.add_row(each.name, each.description)
-        Console(highlight=False).print(table)
+        Console().print(table)
 
 
 def _fields(config: Any, has_all_fields: bool) -> dict[str, Any]:

@@ -7,16 +7,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from quark.cli.calibration_option import Calibration
 from quark.cli.config_option import Change, is_file_name, read_config
-from quark.errors import InvalidValueError
+from quark.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from quark.onnx.quantization.quantizer import QuantizedModel
+    from quark.report.console import Table
     from quark.search import AutoResult
 
 
@@ -47,23 +44,19 @@ class Quantization:
         return result
 
     def _check_files(self) -> None:
-        check_files(self.source, self.target, Path(self.config))
+        function = self.metric.rpartition(":")[0] if self.metric else None  # FILE.py:FUNCTION
+        calibration = self.calibration
+        check_files(self.source, self.target, self.config, calibration.path, calibration.preprocess, function)
 
     def show(self, result: QuantizedModel, as_json: bool = False) -> None:
         """The report as a summary, with the same thing said in Python; or all of it as JSON."""
         if as_json:
-            click.echo(result.report.to_json())
+            say_json(result.report.to_json())
             return
-        from rich.console import Console
-
         from quark.report.summary import print_summary
 
         print_summary(result.report)
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(
-            f"\nwritten: {self.target}, {self.target.with_suffix('.json')}\nthe same in Python:", markup=False
-        )
-        console.print("".join(f"    {line}\n" for line in self.python_lines()), end="", markup=False, style="dim")
+        _say_written(self.target, self.python_lines())
 
     def python_lines(self) -> list[str]:
         """The program that does the same."""
@@ -116,7 +109,7 @@ class AutoQuantization:
         """Search, and write the best. Progress goes to standard error, a line before and after each trial."""
         from quark.search import auto_quantize
 
-        check_files(self.source, self.target)
+        check_files(self.source, self.target, self.calibration.path, self.labelled)
         return auto_quantize(
             self.source,
             output=self.target,
@@ -124,50 +117,43 @@ class AutoQuantization:
             metric=self.metric,
             max_drop=self.max_drop,
             labelled=self.labelled,
-            on_progress=lambda text: click.echo(text, err=True),
+            on_progress=lambda text: say(text, err=True),
             **self.calibration.arguments(),
         )
 
     def show(self, result: AutoResult, as_json: bool = False) -> None:
         """The summary of the model that was taken and a table of what was tried; or the report as JSON."""
         if as_json:
-            import json
-
-            nothing = json.dumps({"auto": result.to_dict()}, indent=1)
-            click.echo(nothing if result.model is None else result.model.report.to_json())
+            nothing = {"auto": result.to_dict()}
+            say_json(nothing if result.model is None else result.model.report.to_json(), indent=1)
             return
         import sys
 
-        from rich.console import Console
-
+        from quark.report.console import Console
         from quark.report.quantities import count_of
         from quark.report.summary import print_summary
 
         if result.model is not None:
             print_summary(result.model.report)
-            click.echo()
+            say()
         # a file has no edge that a table must keep to
-        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+        console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
         for note in result.notes:
-            console.print(f"note: {note}", markup=False)
+            console.say(f"note: {note}")
         value = "" if result.float_value is None else f", measure {result.float_value:.4g}"
-        console.print(
+        console.say(
             f"for {result.target.value}, {result.bound}; float: {result.float_bytes / 1e6:.2f} MB, "
-            f"{result.float_ms:.2f} ms/sample{value}; judged on {result.judged_on}",
-            markup=False,
+            f"{result.float_ms:.2f} ms/sample{value}; judged on {result.judged_on}"
         )
         console.print(_table_of(result))
         for row in result.rows:
             if row.reason:
-                console.print(f"{row.name}: {row.outcome}: {row.reason}", markup=False)
-        console.print(f"{'taken: ' if result.model is not None else ''}{result.statement}", markup=False)
+                console.say(f"{row.name}: {row.outcome}: {row.reason}")
+        console.say(f"{'taken: ' if result.model is not None else ''}{result.statement}")
         trials = count_of(sum(row.trial is not None for row in result.rows), "trial")
-        console.print(f"{trials} in {result.seconds:.0f} s", markup=False)
+        console.say(f"{trials} in {result.seconds:.0f} s")
         if result.model is not None:
-            console.print(
-                f"\nwritten: {self.target}, {self.target.with_suffix('.json')}\nthe same in Python:", markup=False
-            )
-            console.print("".join(f"    {line}\n" for line in self.python_lines()), end="", markup=False, style="dim")
+            _say_written(self.target, self.python_lines())
 
     def python_lines(self) -> list[str]:
         """The program that does the same."""
@@ -178,11 +164,21 @@ class AutoQuantization:
         return ["import quark.onnx", f"quark.onnx.auto_quantize({', '.join([repr(str(self.source)), *named])})"]
 
 
-def _table_of(result: AutoResult) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _say_written(target: Path, program: list[str]) -> None:
+    from quark.report.console import Console
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    console = Console()
+    console.say()
+    console.say(f"written: {target}, {target.with_suffix('.json')}")
+    console.say("the same in Python:")
+    for line in program:
+        console.say(f"    {line}", "dim")
+
+
+def _table_of(result: AutoResult) -> Table:
+    from quark.report.console import cell, plain_table
+
+    table = plain_table()
     has_measure = result.bound.has_measure
     for heading in ("configuration", "verdict"):
         table.add_column(heading, no_wrap=True)
@@ -195,7 +191,7 @@ def _table_of(result: AutoResult) -> Table:
             continue
         value = figures.top1 if figures.value is None else figures.value
         table.add_row(
-            Text(row.name),
+            cell(row.name),
             figures.verdict,
             *(("-" if value is None else f"{value:.4g}", f"{figures.drop:.2f}") if has_measure else ()),
             "-" if row.latency is None else f"{row.latency:.2f} x",
@@ -206,16 +202,13 @@ def _table_of(result: AutoResult) -> Table:
     return table
 
 
-def check_files(source: Path, target: Path, *others: Path) -> None:
-    """Refuse a model that is not there, and an output that would overwrite something."""
+def check_files(source: Path, target: Path, *others: str | Path | None) -> None:
+    """Refuse a model that is not there, and an output that would overwrite a file that is read."""
     from quark.evaluate.network import checked_file
     from quark.onnx.save import check_output
 
     checked_file(source)
-    check_output(target, source)
-    report = target.with_suffix(".json")
-    if report in (target, *others):
-        raise InvalidValueError(f"output '{target}': its report would overwrite '{report}'; choose another name")
+    check_output(target, source, *others)
 
 
 def _python(value: object) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.errors import ErrorReportingCommand
+from quark.cli.terminal import say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from quark.report.console import Table
     from quark.vision.quantizing import ClassifierQuantization, Measured, QuantizedClassifier
     from quark.vision.training import EpochResult, TrainingOptions
 
@@ -159,35 +159,35 @@ def _listener(request: ClassifierQuantization, is_speaking: bool) -> Any:
 
     def measured(form: Measured) -> None:
         accuracy = form.scores.accuracy
-        click.echo(f"{form.name}: top-1 {100 * accuracy.top1:.2f} %, top-5 {100 * accuracy.top5:.2f} %", err=True)
+        say(f"{form.name}: top-1 {100 * accuracy.top1:.2f} %, top-5 {100 * accuracy.top5:.2f} %", err=True)
 
     def epoch(result: EpochResult) -> None:
         if result.loss is not None:
             shares = f"top-1 {100 * result.top1:.2f} %, top-5 {100 * result.top5:.2f} %"
             text = f"epoch {result.epoch} of {epochs}: loss {result.loss:.4f}, {shares}, {result.seconds:.0f} s"
-            click.echo(text, err=True)
+            say(text, err=True)
 
     return Listener(measured, epoch) if is_speaking else Listener()
 
 
 def _show(result: QuantizedClassifier) -> None:
-    from rich.console import Console
+    from quark.report.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     console.print(_table(result))
     if result.training is not None:
         best, last = result.training.best.epoch, result.training.history[-1].epoch
         stopped = ", where patience ended" if result.training.is_stopped_early else ""
         came = ", which is the network as it was calibrated: training made nothing better" if best == 0 else ""
-        console.print(f"trained up to epoch {last}{stopped}; the best is epoch {best}{came}", soft_wrap=True)
+        console.say(f"trained up to epoch {last}{stopped}; the best is epoch {best}{came}")
     if result.path is not None:
-        console.print(f"written: {result.path}", markup=False, soft_wrap=True)
+        console.say(f"written: {result.path}")
     for note in result.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
 
 
 def _table(result: QuantizedClassifier) -> Table:
-    from rich.table import Table
+    from quark.report.console import Table
 
     first = result.measured[0].scores
     table = Table(title=f"{first.accuracy.count} images", title_justify="left")

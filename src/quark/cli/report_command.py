@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.calibration_option import Calibration
+from quark.cli.calibration_option import Calibration, random_option
 from quark.cli.data_options import metric_option, preprocess_option
+from quark.cli.terminal import say, say_json
 from quark.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ MOST_SUGGESTIONS = 3
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What the models are compared on: a folder of images, or arrays [n, ...] named like the inputs. Without it, "
-    "random numbers.",
+    help="What the models are compared on: a folder of images, or arrays [n, ...] named like the inputs.",
 )
+@random_option
 @click.option(
     "--num-calib",
     type=click.IntRange(min=1),
@@ -83,6 +84,7 @@ def report(
     model: Path,
     float_model: Path,
     calib: Path | None,
+    is_random: bool,
     num_calib: int,
     data: Path | None,
     limit: int | None,
@@ -103,16 +105,16 @@ def report(
     if data is None and (limit is not None or labels is not None):
         raise click.UsageError("--limit and --labels are about --data: give it too")
     page = output or model.with_suffix(".html")
-    calibration = Calibration(calib, num_calib, preprocess=preprocess)
+    calibration = Calibration(calib, num_calib, preprocess=preprocess, is_random=is_random)
     labelled = None if data is None else LabelledData(data, limit, labels)
     measure = None if metric is None else Measure.of(metric)
     diagnosis = diagnose_and_write(float_model, model, calibration, page, labelled, measure, is_trying)
     if as_json:
-        click.echo(diagnosis.to_json())
+        say_json(diagnosis.to_json())
         return
     for line in _summary(diagnosis):
-        click.echo(line)
-    click.echo(f"written: {page}")
+        say(line)
+    say(f"written: {page}")
 
 
 def diagnose_and_write(
@@ -134,21 +136,21 @@ def diagnose_and_write(
     from quark.onnx.save import write_text
     from quark.report.page import page_of
 
-    check_page(page, float_model, model)
+    others = [] if data is None else [data.path, data.labels]
+    check_page(page, float_model, model, calibration.path, calibration.preprocess, *others)
     counted = replace(calibration, count=calibration.count or DEFAULT_SAMPLES)
     diagnosis = _diagnosed(float_model, model, counted, data, measure, is_trying)
     write_text(page_of(diagnosis), page)
     return diagnosis
 
 
-def check_page(page: Path, *models: Path) -> None:
-    """That a page can be written there; found out before the work, not after."""
+def check_page(page: Path, *reads: str | Path | None) -> None:
+    """Refuse a page that cannot be written, or that would overwrite a file that is read, before the work."""
     from quark.onnx.save import check_output
 
     if page.suffix.lower() not in PAGE_SUFFIXES:
         raise InvalidValueError(f"page '{page}': expected a name that ends in .html, so that a browser opens it")
-    for model in models:
-        check_output(page, model)
+    check_output(page, *reads, has_report=False)
 
 
 def _diagnosed(
@@ -172,12 +174,21 @@ def _diagnosed(
     checked_file(model)
     if data is not None:
         data.open(Network(float_model), calibration.preprocess)  # wrong data is found before the work
+    checked_file(float_model)
+    if calibration.path is None and not calibration.is_random:
+        raise InvalidValueError(
+            "the models are compared on data: give --calib, or ask for random numbers with --random"
+        )
     if isinstance(measure, Measure):  # first: the layers take minutes, and a function may have mistakes
-        checked_file(float_model)
         measure = measured_quality(float_model, model, measure, calibration)
     source = None if calibration.path is None else str(calibration.path)
     diagnosis = diagnose(
-        checked_file(float_model), model, source, num_samples=calibration.count, preprocessing=calibration.preprocess
+        float_model,
+        model,
+        source,
+        num_samples=calibration.count,
+        preprocessing=calibration.preprocess,
+        use_random_data=calibration.is_random,
     )
     release_memory()  # what the layers took is not held beside what is measured next
     accuracy = None if data is None else measured_accuracy(float_model, model, data, calibration.preprocess)
@@ -204,9 +215,9 @@ def with_suggestions(
     """Quantize again with each suggestion, for about so many seconds, and keep what helps as advice."""
     from quark.onnx.quantization.suggestions import try_all
 
-    def say(number: int, count: int, text: str) -> None:
+    def tell(number: int, count: int, text: str) -> None:
         if sys.stderr.isatty():
-            click.echo(f"trying {number} of {count}: {text}", err=True)
+            say(f"trying {number} of {count}: {text}", err=True)
 
     tried = try_all(
         diagnosis,
@@ -216,11 +227,11 @@ def with_suggestions(
         seconds=seconds,
         num_samples=calibration.count,
         preprocessing=calibration.preprocess,
-        say=say,
+        say=tell,
     )
     return replace(
         diagnosis,
-        advice=tried.advice,
+        steps=tried.steps,
         suggestions=tried.suggestions,
         remarks=(*diagnosis.remarks, tried.note),
     )
@@ -242,7 +253,6 @@ def suggestion_lines(diagnosis: Diagnosis, most: int = MOST_SUGGESTIONS) -> list
 def _summary(diagnosis: Diagnosis) -> list[str]:
     """The verdict, the worst output, and the worst layers."""
     from quark.fidelity import worst_text
-    from quark.report.quantities import printable
     from quark.report.summary import sqnr_text
 
     doubt = ", on random numbers, which says little" if diagnosis.basis.is_random else ""
@@ -267,4 +277,4 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
         if each.share
     ]
     lines += suggestion_lines(diagnosis)
-    return [printable(line) for line in lines]
+    return lines

@@ -11,15 +11,15 @@ A file from elsewhere says none of it. The JSON beside the model counts where it
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.account import FileFacts
-from quark.card import MOST_BYTES, MOST_LEVELS, depth
 from quark.cli.calibration_option import DEFAULT_PREPROCESS, Calibration
+from quark.errors import InvalidValueError, QuarkError
+from quark.files.foreign import REPORT, parse_json, read_json
+from quark.text import shell_command
 
 if TYPE_CHECKING:
     from quark.cli.report_facts import LabelledData
@@ -46,7 +46,7 @@ def making_of(
     made = {
         "command": _reproduce_command(model, beside, card),
         "report_command": _report_command(model, float_model, calibration, data),
-        "made_by": card.get("command"),
+        "made_by": _made_by(card),
         "config_name": name,
         **_configuration(name, config),
         "calibration": beside.get("calibration") or card.get("data"),
@@ -67,21 +67,20 @@ def making_of(
 
 
 def _metadata(model: Path) -> dict[str, str]:
-    import onnx
+    from quark.onnx.load.outline import read_proto
 
-    proto = onnx.load(model, load_external_data=False)
-    return {each.key: each.value for each in proto.metadata_props}
+    return {each.key: each.value for each in read_proto(model).metadata_props}
 
 
 def _report_beside(model: Path, facts: FileFacts) -> tuple[Mapping[str, Any], list[str]]:
     """The report of the run that wrote the model, and a note where there is one that is not of this model."""
     path = model.with_suffix(".json")
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+    if not path.is_file():
         return {}, []
     try:
-        content = _json_of(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        content = None
+        content = read_json(path, path.name, REPORT)
+    except InvalidValueError as error:
+        return {}, [f"'{path.name}' beside the model is not the report of this file: {error}"]
     result = content.get("result") if isinstance(content, Mapping) else None
     if isinstance(content, Mapping) and isinstance(result, Mapping) and result.get("sha256") == facts.sha256:
         return content, []
@@ -89,12 +88,11 @@ def _report_beside(model: Path, facts: FileFacts) -> tuple[Mapping[str, Any], li
 
 
 def _json_of(text: str) -> Any:
-    """What it says; None where it is no JSON, or nested beyond all use. It may come from anybody."""
+    """An entry of the model's metadata as JSON; None where it is none. It may come from anybody."""
     try:
-        content = json.loads(text) if text else None
-    except (ValueError, RecursionError):
+        return parse_json(text, "metadata") if text else None
+    except InvalidValueError:
         return None
-    return content if depth(content) <= MOST_LEVELS else None
 
 
 def _list(value: Any) -> list[Any]:
@@ -105,14 +103,27 @@ def _reproduce_command(model: Path, beside: Mapping[str, Any], card: Mapping[str
     if not card:
         return ""
     name = model.with_suffix(".json").name if beside.get(CARD) else model.name
-    return f"quark reproduce {shlex.quote(name)}"
+    return shell_command(["quark", "reproduce", Path(name)])
+
+
+def _made_by(card: Mapping[str, Any]) -> str:
+    """The command that made the file. It is put together again: what a card says may have been written by anybody."""
+    from quark.card import Card
+    from quark.onnx.quantization.making import command_of
+
+    try:
+        return command_of(Card.from_dict(card)) if card.get("command") else ""
+    except QuarkError:
+        return ""  # a card that cannot be read says nothing else either
 
 
 def _report_command(model: Path, float_model: Path, calibration: Calibration, data: LabelledData | None) -> str:
     """By names alone: where files lie is nobody else's business, and the page does not hang on it."""
-    parts = ["quark", "report", model.name, "--float", float_model.name]
+    parts: list[str | Path] = ["quark", "report", Path(model.name), "--float", Path(float_model.name)]
     if calibration.path is not None:
         parts += ["--calib", calibration.path.resolve().name]
+    if calibration.is_random:
+        parts += ["--random"]
     if calibration.count is not None:
         parts += ["--num-calib", str(calibration.count)]
     if data is not None:
@@ -121,7 +132,7 @@ def _report_command(model: Path, float_model: Path, calibration: Calibration, da
         parts += [] if data.labels is None else ["--labels", data.labels.name]
     if calibration.preprocess != DEFAULT_PREPROCESS:
         parts += ["--preprocess", Path(calibration.preprocess).name]
-    return shlex.join(parts)
+    return shell_command(parts)
 
 
 def _configuration(name: str, config: Any) -> dict[str, Any]:

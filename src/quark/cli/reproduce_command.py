@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from quark.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
     from quark.onnx.quantization.reproduction import Reproduction
@@ -46,7 +47,7 @@ def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path |
 
     result = make_again(card, model, calib, output)
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=1))
+        say_json(result.to_dict(), indent=1)
     else:
         _show(result, output)
     if not result.is_same:
@@ -55,12 +56,12 @@ def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path |
 
 def _show(result: Reproduction, output: Path | None) -> None:
     for each in result.warnings:
-        click.echo(f"not as it was: {each}")
+        say(f"not as it was: {each}")
     if result.is_same:
-        click.echo(f"same bytes: {result.found.bytes:,} with SHA-256 {result.expected}")
+        say(f"same bytes: {result.found.bytes:,} with SHA-256 {result.expected}")
     else:
-        click.echo(f"different: SHA-256 {result.found.sha256}, expected {result.expected}")
+        say(f"different: SHA-256 {result.found.sha256}, expected {result.expected}")
         for each in result.differences:
-            click.echo(f"  {each}")
+            say(f"  {each}")
     if output is not None:
-        click.echo(f"written: {output}, {output.with_suffix('.json')}")
+        say(f"written: {output}, {output.with_suffix('.json')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.data_options import metric_option, preprocess_option
+from quark.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from quark.report.console import Table
     from quark.search import SearchResult, Trial
 
 NOTHING_FITS = 3
@@ -113,7 +112,7 @@ def search(
         on_trial=_tell,
     )
     if as_json:
-        click.echo(json.dumps(result.to_dict(), indent=1))
+        say_json(result.to_dict(), indent=1)
     else:
         _show(result)
     if result.best is None:
@@ -126,44 +125,41 @@ def _tell(trial: Trial) -> None:
         return
     figures = trial.measured
     what = trial.failure if figures is None else f"{figures.size_bytes / 1e6:.2f} MB, drop {figures.drop:.2f}"
-    click.echo(f"{trial.name}: {what} ({trial.seconds:.1f} s)", err=True)
+    say(f"{trial.name}: {what} ({trial.seconds:.1f} s)", err=True)
 
 
 def _show(result: SearchResult) -> None:
-    from rich.console import Console
+    from quark.report.console import Console
 
     # wide enough for the table where nobody looks at it: a file has no edge
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     source = result.source
     for note in result.notes:
-        console.print(f"note: {note}", markup=False)
+        console.say(f"note: {note}")
     if result.reused:
-        console.print(f"{result.reused} trials of an earlier search are still true", markup=False)
+        console.say(f"{result.reused} trials of an earlier search are still true")
     top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
     measure = "" if source.value is None else f", {source.metric} {source.value:.4g}"
-    console.print(
+    console.say(
         f"float {source.name}: {source.size_bytes / 1e6:.2f} MB, {source.latency_ms:.2f} ms/sample{top1}{measure}; "
         f"judged on {source.judged_on}",
-        markup=False,
     )
     console.print(_table(result))
     for trial in result.trials:
         if trial.failure:
-            console.print(f"failed: {trial.name}: {trial.failure}", markup=False)
+            console.say(f"failed: {trial.name}: {trial.failure}")
     if result.skipped:
-        console.print(f"{len(result.skipped)} not tried; search.json has the reasons", markup=False)
-    console.print(f"front: {', '.join(each.name for each in result.front) or 'none'}", markup=False)
-    console.print(f"plot:  {result.folder / 'search.html'}", markup=False)
-    console.print(f"best:  {result.recommendation()}", markup=False)
+        console.say(f"{len(result.skipped)} not tried; search.json has the reasons")
+    console.say(f"front: {', '.join(each.name for each in result.front) or 'none'}")
+    console.say(f"plot:  {result.folder / 'search.html'}")
+    console.say(f"best:  {result.recommendation()}")
 
 
 def _table(result: SearchResult) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
+    from quark.report.console import cell, plain_table
     from quark.search.ranking import is_within
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     table.add_column("configuration", no_wrap=True)
     has_metric = result.source.metric is not None
     drop = ("measure", "drop %") if has_metric else ("drop",)
@@ -178,7 +174,7 @@ def _table(result: SearchResult) -> Table:
         error = "" if figures.error is None else f" +- {figures.error:.2f}"
         marks = [*(["within"] if is_within(trial, result.limits) else []), *(["front"] if trial.name in front else [])]
         table.add_row(
-            Text(trial.name),
+            cell(trial.name),
             f"{figures.size_bytes / 1e6:.2f}",
             f"{100 * figures.size_bytes / result.source.size_bytes:.1f} %",
             *([] if not has_metric else ["-" if figures.value is None else f"{figures.value:.4g}"]),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from quark.cli.terminal import say, say_json
 
 
 @click.command()
@@ -18,9 +19,9 @@ def unpack(model: Path, output: Path, as_json: bool) -> None:
 
     facts = unpack_model(model, output)
     if as_json:
-        click.echo(json.dumps(facts.to_json(), indent=2))
+        say_json(facts.to_json())
         return
     from quark.report.quantities import count_of, size_text
 
     sizes = f"{size_text(facts.bytes_before)} -> {size_text(facts.bytes_after)}"
-    click.echo(f"{output}  {sizes}, {count_of(len(facts.weights), 'weight')} unpacked")
+    say(f"{output}  {sizes}, {count_of(len(facts.weights), 'weight')} unpacked")

@@ -23,7 +23,8 @@ from quark.plan import BlockChoice, Choice, Role
 
 if TYPE_CHECKING:
     import onnx
-    from rich.table import Table
+
+    from quark.report.console import Table
 
 PRESETS = (
     *("XINT8", "A8W8", "INT8_CNN_DEFAULT", "A16W8", "BF16", "BFP16", "MXINT8", "MX9"),
@@ -128,8 +129,7 @@ def _bits_of(choice: Choice) -> float:
 
 def showcase_table(rows: Iterable[Row]) -> Table:
     """The rows for reading; 80 columns are enough."""
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import cell, plain_table
 
     caption = (
         f"A small MobileNet on 450 held-out digits, calibrated on {CALIBRATION_COUNT} training digits. bits: of a "
@@ -137,7 +137,7 @@ def showcase_table(rows: Iterable[Row]) -> Table:
         "Files of block formats (MX, BFP) hold their rounded weights as float32."
     )
     # no lines: the longest names leave no room for them in 80 columns
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=Text(caption), caption_justify="left")
+    table = plain_table(caption=cell(caption), caption_justify="left")
     table.add_column("preset", no_wrap=True)
     for heading in ("bits", "KB", "right %", "diff", "same %", "s"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -151,7 +151,7 @@ def showcase_table(rows: Iterable[Row]) -> Table:
         ]
         if row.preset != FLOAT:
             cells += [f"{100 * row.difference:+.2f}", f"{100 * row.agreement:.1f}", f"{row.seconds:.1f}"]
-            table.add_row(row.preset, *cells, Text(row.verdict.value, COLOURS[row.verdict.value]))
+            table.add_row(row.preset, *cells, cell(row.verdict.value, COLOURS[row.verdict.value]))
         else:
             table.add_row(row.preset, *cells)
     return table

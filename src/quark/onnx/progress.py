@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
+from quark.text import PrintableStream, printable
+
 Advance: TypeAlias = Callable[[], None]
 Track: TypeAlias = Callable[[int, str], AbstractContextManager[Advance]]
 
@@ -22,10 +24,9 @@ def track(total: int, description: str) -> Iterator[Advance]:
     >>> with track(2, "calibrating") as advance:
     ...     advance()
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None: the caller closed it
         yield lambda: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -35,8 +36,13 @@ def track(total: int, description: str) -> Iterator[Advance]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    from quark.report.console import Console
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # the bar moves the cursor, which the streams of the command line do not let through; a bar around this one has put
+    # a stream of rich in front
+    stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    console = Console(file=stream.stream if isinstance(stream, PrintableStream) else stream)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(description, total=total)
+        task = progress.add_task(printable(description), total=total)
         yield lambda: progress.advance(task)

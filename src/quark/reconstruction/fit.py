@@ -9,7 +9,6 @@ did is rolled back. A sum over all outputs would let the loud ones hide what bec
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -26,8 +25,9 @@ from quark.reconstruction.options import Algorithm, FitOptions
 from quark.reconstruction.problem import Fitted, Problem, WeightLayout
 from quark.reconstruction.quantizers import neighbours, quantizer_of
 from quark.reconstruction.tensors import Tensors
+from quark.text import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 LITTLE_WORK = 1 << 25  # products of an iteration
 LOOKS = 20  # how often held-out rows are looked at

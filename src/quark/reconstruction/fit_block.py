@@ -13,7 +13,6 @@ never beats its weights as they stood, rounded to the nearest, is left as it was
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -30,8 +29,9 @@ from quark.reconstruction.learning_rate import learning_rate
 from quark.reconstruction.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
 from quark.reconstruction.problem import Array, Fitted
 from quark.reconstruction.quantizers import Quantizer, neighbours, quantizer_of
+from quark.text import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 LOUDNESS_SAMPLES = 64  # that the error of rounding to the nearest is measured with
 

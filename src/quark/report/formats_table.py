@@ -32,7 +32,7 @@ from quark.formats import (
 from quark.report.weights import Matrix
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from quark.report.console import Table
 
 # The widths that hardware has; --all shows the others.
 COMMON_INTEGERS = ("int4", "int8", "int16", "uint8")
@@ -136,12 +136,11 @@ def _scale_text(fmt: Format) -> str:
 
 def rich_table(rows: Iterable[FormatRow], weights: Mapping[str, Matrix], source: str) -> Table:
     """The rows for reading. ASCII only, so that any terminal can show it."""
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import Table, cell
 
     values = sum(matrix.size for matrix in weights.values())
     caption = CAPTION.format(values=values, tensors=len(weights), source=source)
-    table = Table(title="Number formats", caption=Text(caption), caption_justify="left")
+    table = Table(title="Number formats", caption=cell(caption), caption_justify="left")
     table.add_column("format", no_wrap=True)
     for heading in ("bits", "block", "max", "min step"):
         table.add_column(heading, justify="right", overflow="fold")

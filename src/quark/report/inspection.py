@@ -14,6 +14,8 @@ Weights in external files are measured by what the model says of them, not read.
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,23 +28,18 @@ from quark.ops.constant_marks import CONSTANT_DOMAIN
 from quark.ops.schema import DOMAIN, quantizer_of
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
+    import onnx
 
 QUANTIZE = {"QuantizeLinear", "ExtendedQuantizeLinear"}
 DEQUANTIZE = {"DequantizeLinear", "ExtendedDequantizeLinear"}
 WITH_BIAS = {"Conv", "ConvTranspose", "Gemm"}
 BIAS_INPUT = 2
-Reader: TypeAlias = "Callable[[Path], ir.Model]"
 BLOCK = {"MXQuantizeDequantize", "BFPQuantizeDequantize"}
+INTEGER_OPERATORS = {"ConvInteger", "MatMulInteger"}
+Reader: TypeAlias = "Callable[[Path], onnx.ModelProto]"
 
 
-def _read_whole(path: Path) -> ir.Model:
-    import onnx_ir
-
-    return onnx_ir.load(path)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Port:
     """An input or output of the graph; a dimension is a number, a name, or '?'."""
 
@@ -89,8 +86,14 @@ class Inspection:
         return {**asdict(self), "is_quantized": self.is_quantized}
 
 
+def _read_whole(path: Path) -> onnx.ModelProto:
+    import onnx
+
+    return onnx.load(path, load_external_data=False)
+
+
 def inspect_model(path: Path, read: Reader = _read_whole) -> Inspection:
-    """Read the file and look; the model need not run. One whose parts contradict each other is a ModelError.
+    """Read the file and look; the model need not run. Raises ModelError if its parts contradict each other.
 
     Of weights only types and shapes are looked at: `read` may leave their values out.
     """
@@ -101,21 +104,21 @@ def inspect_model(path: Path, read: Reader = _read_whole) -> Inspection:
         raise ModelError(f"model '{path}' is damaged: {error}. Fetch or export it again") from error
 
 
-def _inspected(path: Path, model: ir.Model) -> Inspection:
+def _inspected(path: Path, model: onnx.ModelProto) -> Inspection:
     graph = model.graph
     return Inspection(
         name=path.name,
         bytes=_size(path, model),
         producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
         ir_version=model.ir_version,
-        opsets={domain or "ai.onnx": version for domain, version in graph.opset_imports.items()},
-        inputs=tuple(_port(value) for value in graph.inputs),
-        outputs=tuple(_port(value) for value in graph.outputs),
-        nodes=dict(Counter(_op_name(node) for node in _nodes(model)).most_common()),
-        parameters=_parameters(model),
-        quantized=_quantized(model),
-        functions=tuple(f"{function.domain}.{function.name}" for function in model.functions.values()),
-        metadata={str(key): str(text) for key, text in model.metadata_props.items()},  # what is no text is bytes
+        opsets={each.domain or "ai.onnx": each.version for each in model.opset_import},
+        inputs=tuple(_port(info) for info in graph.input),
+        outputs=tuple(_port(info) for info in graph.output),
+        nodes=dict(Counter(_op_name(node) for node in _nodes(graph)).most_common()),
+        parameters=_parameters(graph),
+        quantized=_quantized(graph),
+        functions=tuple(f"{function.domain}.{function.name}" for function in model.functions),
+        metadata={entry.key: entry.value for entry in model.metadata_props},
     )
 
 
@@ -124,70 +127,138 @@ def model_bytes(path: Path, read: Reader = _read_whole) -> int:
     return _size(path, _read(path, read))
 
 
-def _read(path: Path, read: Reader) -> ir.Model:
+def _read(path: Path, read: Reader) -> onnx.ModelProto:
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
+        what = "it is a device or pipe" if path.exists() and not path.is_dir() else what
         raise ModelError(f"model '{path}': {what}; expected an ONNX model")
     try:
         model = read(path)
     except QuarkError:
         raise
-    except Exception as error:  # on what is no model, protobuf and onnx_ir fail in ways of their own
+    except Exception as error:  # on what is no model, protobuf fails in ways of its own
         raise ModelError(f"model '{path}' cannot be read as ONNX: {error}") from error
-    if not model.graph.opset_imports:
+    if not model.opset_import:
         raise ModelError(f"model '{path}' is not an ONNX model: it names no operator set")
     return model
 
 
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    import onnx_ir
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, each followed by those of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for inner in _subgraphs(node):
+            yield from _nodes(inner)
 
-    return iter(onnx_ir.traversal.RecursiveGraphIterator(model.graph))
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
-def _op_name(node: ir.Node) -> str:
+def _op_name(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
-def _port(value: ir.Value) -> Port:
-    shape = None if value.shape is None else tuple(_dimension(each) for each in value.shape)
-    return Port(str(value.name), _type_name(value.dtype), shape)
+def _port(info: onnx.ValueInfoProto) -> Port:
+    """A sequence or an optional value has the type and shape of what it holds, with that word before it."""
+    kind, words = info.type, ""
+    while not kind.HasField("tensor_type"):
+        if kind.HasField("sequence_type"):
+            kind, words = kind.sequence_type.elem_type, f"{words}sequence of "
+        elif kind.HasField("optional_type"):
+            kind, words = kind.optional_type.elem_type, f"{words}optional "
+        else:
+            name = (
+                "map" if kind.HasField("map_type") else "sparse" if kind.HasField("sparse_tensor_type") else "unknown"
+            )
+            return Port(info.name, f"{words}{name}", None)
+    tensor = kind.tensor_type
+    shape = tuple([_dimension(each) for each in tensor.shape.dim]) if tensor.HasField("shape") else None
+    return Port(info.name, f"{words}{_type_name(tensor.elem_type)}" if words else _type_name(tensor.elem_type), shape)
 
 
-def _type_name(dtype: ir.DataType | None) -> str:
+@functools.cache
+def _type_name(number: int) -> str:
     """As numpy calls it; ONNX's own name where numpy has none."""
-    name = "unknown" if dtype is None else dtype.name.lower()
+    import onnx
+
+    name = onnx.TensorProto.DataType.Name(number).lower() if number else "unknown"
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _dimension(size: int | ir.SymbolicDim) -> int | str:
-    return size if isinstance(size, int) else str(size.value or "?")
+def _dimension(size: onnx.TensorShapeProto.Dimension) -> int | str:
+    return size.dim_value if size.HasField("dim_value") else size.dim_param or "?"
 
 
-def _size(path: Path, model: ir.Model) -> int:
+def _size(path: Path, model: onnx.ModelProto) -> int:
     """The file and the external files that its weights are in."""
-    import onnx_ir
-
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    beside = {os.fspath(each.path) for each in tensors if isinstance(each, onnx_ir.ExternalTensor)}
+    entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
+    beside = {os.path.join(path.parent, entry.value) for entry in entries if entry.key == "location"}
     return path.stat().st_size + sum(os.path.getsize(each) for each in beside if os.path.isfile(each))
 
 
-def _parameters(model: ir.Model) -> tuple[Parameters, ...]:
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None:
-            counts[_type_name(tensor.dtype)] += tensor.size
-            sizes[_type_name(tensor.dtype)] += tensor.nbytes
-    return tuple(Parameters(name, counts[name], size) for name, size in sizes.most_common())
+def _parameters(graph: onnx.GraphProto) -> tuple[Parameters, ...]:
+    counts: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for tensor in graph.initializer:
+        count = math.prod(tensor.dims)
+        counts[tensor.data_type] += count
+        texts = tensor.string_data
+        sizes[tensor.data_type] += sum(map(len, texts)) if texts else -(-count * _bits(tensor.data_type) // 8)
+    return tuple(Parameters(_type_name(number), counts[number], size) for number, size in sizes.most_common())
 
 
-def _quantized(model: ir.Model) -> dict[str, dict[str, int]]:
+@functools.cache
+def _bits(number: int) -> int:
+    """Bits that a value of the type takes, packed as ONNX packs it."""
+    import onnx_ir
+
+    kind = onnx_ir.DataType(number)
+    return 0 if kind == onnx_ir.DataType.STRING else int(kind.bitwidth)
+
+
+@dataclass(eq=False)
+class _Readers:
+    """What the nodes that read a value have in common. A value can have millions of readers, which are not kept."""
+
+    count: int = 0
+    biases: int = 0  # that add the value as a bias
+    dequantizers: int = 0
+    is_marked: bool = False  # a mark of a constant says more than the codes
+    dequantized: list[_Readers] = field(default_factory=list)  # of what those dequantizers give
+
+
+@dataclass(eq=False)
+class _Scope:
+    """The names of one graph. `outer` is the graph around it."""
+
+    outer: _Scope | None
+    made: set[str] = field(default_factory=set)
+    constants: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    readers: dict[str, _Readers] = field(default_factory=dict)  # of what quantizers and dequantizers give
+
+    def home(self, name: str) -> _Scope:
+        """The scope that the name belongs to."""
+        scope = self
+        while name not in scope.made and scope.outer is not None:
+            scope = scope.outer
+        return scope
+
+    def constant(self, node: onnx.NodeProto, index: int) -> onnx.TensorProto | None:
+        """What an input of a node is, if that is known beforehand."""
+        name = node.input[index] if index < len(node.input) else ""
+        return self.home(name).constants.get(name) if name else None
+
+
+def _quantized(graph: onnx.GraphProto) -> dict[str, dict[str, int]]:
+    if not any(_may_quantize(node) for node in _nodes(graph)):
+        return {}
     found: dict[str, Counter[str]] = {}
-    for node in _nodes(model):
-        kind = _quantized_by(node)
+    for scope, node in _placed(graph, None):
+        kind = _quantized_by(node, scope)
         if kind is not None:
             role, what = kind
             found.setdefault(role, Counter())[what] += 1
@@ -195,72 +266,118 @@ def _quantized(model: ir.Model) -> dict[str, dict[str, int]]:
     return {role: dict(found[role].most_common()) for role in order if role in found}
 
 
-def _quantized_by(node: ir.Node) -> tuple[str, str] | None:
+def _may_quantize(node: onnx.NodeProto) -> bool:
+    kind = node.op_type
+    known = kind in QUANTIZE or kind in DEQUANTIZE or kind in BLOCK or kind in INTEGER_OPERATORS
+    return known or kind == "MatMulNBits" or kind.startswith("QLinear")
+
+
+def _placed(graph: onnx.GraphProto, outer: _Scope | None) -> list[tuple[_Scope, onnx.NodeProto]]:
+    """The nodes that may quantize, each with the scope that it is in."""
+    scope = _Scope(outer)
+    scope.made.update(info.name for info in graph.input)
+    for tensor in graph.initializer:
+        scope.made.add(tensor.name)
+        scope.constants[tensor.name] = tensor
+    result: list[tuple[_Scope, onnx.NodeProto]] = []
+    for node in graph.node:
+        scope.made.update(node.output)
+        if node.op_type == "Constant" and node.output:
+            value = _constant_value(node)
+            if value is not None:
+                scope.constants[node.output[0]] = value
+        elif _may_quantize(node) and node.output:
+            scope.readers[node.output[0]] = _Readers()
+            result.append((scope, node))
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            readers = scope.home(name).readers.get(name) if name else None
+            if readers is None:
+                continue
+            readers.count += 1
+            readers.is_marked |= node.domain == CONSTANT_DOMAIN
+            if index == BIAS_INPUT and node.op_type in WITH_BIAS:
+                readers.biases += 1
+            elif node.op_type in DEQUANTIZE:
+                readers.dequantizers += 1
+                if index == 0 and node.output:
+                    readers.dequantized.append(scope.readers[node.output[0]])
+        for inner in _subgraphs(node):
+            result += _placed(inner, scope)
+    return result
+
+
+def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """Type and shape of what a Constant node gives."""
+    import onnx
+
+    for attribute in node.attribute:
+        if attribute.name == "value" and attribute.HasField("t"):
+            value: onnx.TensorProto = attribute.t
+            return value
+        if attribute.name in ("value_float", "value_floats", "value_int", "value_ints"):
+            kind = onnx.TensorProto.FLOAT if "float" in attribute.name else onnx.TensorProto.INT64
+            count = len(attribute.floats) + len(attribute.ints)
+            return onnx.TensorProto(data_type=kind, dims=[count] if attribute.name.endswith("s") else [])
+    return None
+
+
+def _quantized_by(node: onnx.NodeProto, scope: _Scope) -> tuple[str, str] | None:
     """The role and format of the tensor that this node quantizes; None where it quantizes none.
 
     A pair of QuantizeLinear and DequantizeLinear counts once: at the first of them, or at the second where the codes
     are constant.
     """
-    if not node.outputs:
-        return None
+    is_held = scope.constant(node, 0) is not None
     if node.op_type in QUANTIZE:
-        return _constant_role(node) if _is_constant(node, 0) else "activations", _codes_format(node)
-    if node.op_type in DEQUANTIZE and _is_constant(node, 0) and not _is_unpacking(node):
-        return _constant_role(node), _codes_format(node)
+        return _constant_role(node, scope) if is_held else "activations", _codes_format(node, scope)
+    if node.op_type in DEQUANTIZE and is_held and not scope.readers[node.output[0]].is_marked:
+        return _constant_role(node, scope), _codes_format(node, scope)
     if node.op_type in BLOCK and node.domain in (DOMAIN, CONSTANT_DOMAIN):
-        is_held = _is_constant(node, 0)
         is_packed = node.domain == CONSTANT_DOMAIN and not is_held
-        role = _constant_role(node) if is_held or is_packed else "activations"
+        role = _constant_role(node, scope) if is_held or is_packed else "activations"
         return role, f"{_block_format(node)}{' packed' if is_packed else ''}"
     if node.op_type == "MatMulNBits":
-        group = node.attributes.get_int("block_size", 0)
-        return "weights", f"int{node.attributes.get_int('bits', 4)} per group of {group}"
-    if node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger"):
+        return "weights", f"int{_integer(node, 'bits', 4)} per group of {_integer(node, 'block_size', 0)}"
+    if node.op_type.startswith("QLinear") or node.op_type in INTEGER_OPERATORS:
         return "operators", _op_name(node)
     return None
 
 
-def _is_unpacking(node: ir.Node) -> bool:
-    """That the mark behind it says more than its codes."""
-    readers = [reader for reader, _ in node.outputs[0].uses()]
-    return any(reader.domain == CONSTANT_DOMAIN for reader in readers)
+def _constant_role(node: onnx.NodeProto, scope: _Scope) -> str:
+    """The role of the constant that this node quantizes, by its readers, also those behind a DequantizeLinear."""
+    readers = [scope.readers[node.output[0]]]
+    if readers[0].count == readers[0].dequantizers:
+        readers = readers[0].dequantized
+    count = sum(each.count for each in readers)
+    return "biases" if count and count == sum(each.biases for each in readers) else "weights"
 
 
-def _constant_role(node: ir.Node) -> str:
-    """Of the constant that this node quantizes: what its readers, behind a DequantizeLinear too, make of it."""
-    value = node.outputs[0]
-    readers = list(value.uses())
-    if readers and all(reader.op_type in DEQUANTIZE for reader, _ in readers):
-        readers = [use for reader, _ in readers for use in reader.outputs[0].uses()]
-    is_bias = bool(readers) and all(index == BIAS_INPUT and reader.op_type in WITH_BIAS for reader, index in readers)
-    return "biases" if is_bias else "weights"
-
-
-def _is_constant(node: ir.Node, index: int) -> bool:
-    return _constant(node, index) is not None
-
-
-def _constant(node: ir.Node, index: int) -> ir.TensorProtocol | None:
-    import onnx_ir
-
-    value = node.inputs[index] if index < len(node.inputs) else None
-    return None if value is None else onnx_ir.convenience.get_const_tensor(value)
-
-
-def _codes_format(node: ir.Node) -> str:
+def _codes_format(node: onnx.NodeProto, scope: _Scope) -> str:
     """The type of the codes, and how many scales they have."""
-    zero_point, scale = _constant(node, 2), _constant(node, 1)
-    codes = zero_point or (_constant(node, 0) if node.op_type in DEQUANTIZE else None)
-    name = "uint8" if codes is None else _type_name(codes.dtype)
-    if scale is not None and scale.size > 1:
-        group = node.attributes.get_int("block_size", 0)
+    zero_point, scale = scope.constant(node, 2), scope.constant(node, 1)
+    codes = scope.constant(node, 0) if zero_point is None and node.op_type in DEQUANTIZE else zero_point
+    name = "uint8" if codes is None else _type_name(codes.data_type)
+    if scale is not None and math.prod(scale.dims) > 1:
+        group = _integer(node, "block_size", 0)
         return f"{name} per group of {group}" if group else f"{name} per channel"
     return name if scale is not None else f"{name} dynamic"
 
 
-def _block_format(node: ir.Node) -> str:
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+def _integer(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((each.i for each in node.attribute if each.name == name and each.HasField("i")), default)
+
+
+def _block_format(node: onnx.NodeProto) -> str:
+    from onnx import helper
+
     try:
+        attributes = {each.name: _plain(helper.get_attribute_value(each)) for each in node.attribute}
         return str(quantizer_of(node.op_type, attributes)[0].format)
     except (QuarkError, TypeError, ValueError):
         return f"{node.op_type} with attributes of its own"
+
+
+def _plain(value: Any) -> Any:
+    """Texts as such: ONNX keeps them as bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -6,26 +6,26 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quark.report.inspection import Inspection
-from quark.report.quantities import count_of, listed, printable, size_text
+from quark.report.quantities import count_of, listed, size_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from quark.report.console import Table
 
 MOST_OP_TYPES = 12
+MOST_PORTS = 100  # inputs; as many outputs
 MOST_METADATA = 8
 MOST_CHARACTERS = 60  # of a value of the metadata, which may hold a whole configuration
 
 
 def inspection_table(inspection: Inspection) -> Table:
     """Two columns without lines."""
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import Table, cell
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in _rows(inspection):
-        grid.add_row(name, Text(printable(value)))
+        grid.add_row(name, cell(value))
     return grid
 
 
@@ -48,8 +48,10 @@ def _rows(model: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _numbered(heading: str, values: tuple[object, ...]) -> Iterator[tuple[str, str]]:
-    for index, value in enumerate(values):
+    for index, value in enumerate(values[:MOST_PORTS]):
         yield "" if index else heading, str(value)
+    if len(values) > MOST_PORTS:
+        yield "", f"and {len(values) - MOST_PORTS} more; --json shows all"
 
 
 def _quantized_rows(model: Inspection) -> Iterator[tuple[str, str]]:

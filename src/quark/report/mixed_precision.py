@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from quark.mixed_precision import Figure, LayerPrecision, Metric, MixedPlan, Precision
-from quark.report.quantities import count_of, printable
+from quark.report.quantities import count_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,10 +33,9 @@ def mixed_line(plan: MixedPlan) -> str:
 
 def mixed_table(plan: MixedPlan) -> RenderableType:
     """The layers that stayed high and the most sensitive of the others; the JSON has all."""
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import cell, plain_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     table.add_column("layer", overflow="fold")
     table.add_column("sensitivity", justify="right")
     table.add_column("choice")
@@ -44,7 +43,7 @@ def mixed_table(plan: MixedPlan) -> RenderableType:
     for each in shown:
         types = plan.high if each.choice is Precision.HIGH else plan.low
         known = "-" if each.sensitivity is None else f"{each.sensitivity:.2e}"
-        table.add_row(Text(printable(each.layer)), known, Text(f"{each.choice.value}: {types}"))
+        table.add_row(cell(each.layer), known, cell(f"{each.choice.value}: {types}"))
     rest = len(plan.layers) - len(shown)
     if rest:
         high = sum(each.choice is Precision.HIGH for each in plan.layers if each not in shown)

@@ -30,15 +30,6 @@ def count_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def printable(text: str) -> str:
-    """Names in a file are whoever's who made it: what would steer a terminal is shown instead.
-
-    >>> printable("conv \\x1b[2J")
-    'conv \\\\x1b[2J'
-    """
-    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
-
-
 def listed(items: Iterable[str], most: int = MOST_LISTED) -> str:
     """The items with commas between them, the rest as a number where there are many.
 

@@ -21,10 +21,10 @@ from quark.plan import Role, SkippedNode
 from quark.report.advice import advice, measured_alternatives
 from quark.report.algorithms import MIXED_PRECISION, algorithm_line
 from quark.report.mixed_precision import mixed_line, mixed_table
-from quark.report.quantities import count_of, listed, printable, size_text
+from quark.report.quantities import count_of, listed, size_text
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, RenderableType  # noqa: TID251
 
 MOST_OUTPUTS = 6
 MOST_REASONS = 4
@@ -47,9 +47,9 @@ MEANINGS = {
 
 def print_summary(report: Report, console: Console | None = None) -> None:
     """Write the summary to a console; to stdout where none is given."""
-    from rich.console import Console
+    from quark.report.console import Console as PrintableConsole
 
-    console = console or Console(highlight=False)
+    console = console or PrintableConsole()
     for part in summary_parts(report, has_boxes=console.is_terminal):
         console.print(part)
 
@@ -58,10 +58,10 @@ def summary_text(report: Report, columns: int = 80) -> str:
     """The summary as plain text, no line longer than `columns`."""
     import io
 
-    from rich.console import Console
+    from quark.report.console import Console
 
     stream = io.StringIO()
-    print_summary(report, Console(file=stream, width=columns, force_terminal=False, color_system=None, highlight=False))
+    print_summary(report, Console(file=stream, width=columns, force_terminal=False, color_system=None))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
@@ -98,24 +98,30 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
 def _verdict(report: Report, has_boxes: bool) -> RenderableType:
     from rich import box
     from rich.panel import Panel
-    from rich.text import Text
+
+    from quark.report.console import cell
 
     verdict, colour = report.verdict, COLOURS[report.verdict]
     count, sample = _samples(report)
-    worst = printable(worst_text(report.outputs, sample))
+    worst = worst_text(report.outputs, sample)
     if verdict is Verdict.OK:
         says_little = report.calibration.is_random
         word = ("OK, PERHAPS: ", "bold yellow") if says_little else ("OK: ", f"bold {colour}")
         doubt = ", which says little" if says_little else ""
-        return Text.assemble(word, f"{MEANINGS[verdict]} on {count_of(count, sample)}{doubt} (worst: {worst})")
+        reason = f"{MEANINGS[verdict]} on {count_of(count, sample)}{doubt} (worst: {worst})"
+        return cell("").append(*word).append_text(cell(reason))
     lines = [MEANINGS[verdict]]
     if worst:
         lines.append(f"Worst of {count_of(count, sample)}: {worst}")
-    text = Text("\n".join(lines))
-    for tip in advice(report):
-        text.append(f"\n- try: {tip}" if verdict is not Verdict.UNCHECKED else f"\n- {tip}")
+    lines += [f"- {tip}" if verdict is Verdict.UNCHECKED else f"- try: {tip}" for tip in advice(report)]
     frame = box.HEAVY if has_boxes else box.ASCII
-    return Panel(text, title=f" {verdict.value.upper()} ", title_align="left", border_style=f"bold {colour}", box=frame)
+    return Panel(
+        _stacked(lines),
+        title=f" {verdict.value.upper()} ",
+        title_align="left",
+        border_style=f"bold {colour}",
+        box=frame,
+    )
 
 
 def _samples(report: Report) -> tuple[int, str]:
@@ -127,14 +133,13 @@ def _samples(report: Report) -> tuple[int, str]:
 
 
 def _facts(report: Report) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import Table, cell
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in _fact_rows(report):
-        grid.add_row(name, Text(printable(value)))  # as Text: names may hold brackets, which rich would read as markup
+        grid.add_row(name, cell(value))
     return grid
 
 
@@ -240,10 +245,9 @@ def _calibration(report: Report) -> str:
 
 
 def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
+    from quark.report.console import cell, plain_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table()
     table.add_column("output", overflow="fold")
     for heading in ("cosine", "SQNR dB", "same class", "largest error", "verdict"):
         table.add_column(heading, justify="right" if heading != "verdict" else "left")
@@ -251,7 +255,7 @@ def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
     for each in worst_first[:MOST_OUTPUTS]:
         agreement = "-" if each.agreement is None else f"{100 * each.agreement:.1f} %"
         figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement, f"{each.max_error:.3g}")
-        table.add_row(Text(printable(each.name)), *figures, Text(each.verdict.value, COLOURS[each.verdict]))
+        table.add_row(cell(each.name), *figures, cell(each.verdict.value, COLOURS[each.verdict]))
     if len(outputs) > MOST_OUTPUTS:
         table.add_row(f"and {len(outputs) - MOST_OUTPUTS} more, all better")
     return table
@@ -269,10 +273,16 @@ def sqnr_text(sqnr_db: float) -> str:
 
 
 def _remarks(remarks: Iterable[str], noun: str = "remark") -> RenderableType:
-    from rich.text import Text
-
     lines = list(remarks)
     shown = lines[:MOST_REMARKS]
     if len(lines) > MOST_REMARKS:
         shown.append(f"and {count_of(len(lines) - MOST_REMARKS, f'more {noun}')} in the JSON beside the model")
-    return Text("\n".join(f"- {printable(line)}" for line in shown))
+    return _stacked([f"- {line}" for line in shown])
+
+
+def _stacked(lines: Iterable[str]) -> RenderableType:
+    from rich.console import Group
+
+    from quark.report.console import cell
+
+    return Group(*map(cell, lines))

@@ -27,19 +27,19 @@ Matrix = NDArray[np.float32]
 SHAPE_ERRORS = (ValueError, TypeError, IndexError, ZeroDivisionError)
 
 
-def read_weights(path: Path) -> dict[str, Matrix]:
+def read_weights(path: Path, read: Callable[[Path], onnx_ir.Model]) -> dict[str, Matrix]:
     """Name to float32 matrix, from the Conv, Gemm and MatMul nodes of an .onnx file or the arrays of an .npz file.
 
-    Tensors that are not floats, and the vectors of an .npz file (biases, mostly), are left out. A file that cannot be
-    read, has no weights, or has one with NaN or Inf is an error.
+    `read` reads the .onnx file. Tensors that are not floats, and the vectors of an .npz file (biases, mostly), are left
+    out. A file that cannot be read, has no weights, or has one with NaN or Inf is an error.
     """
-    readers: dict[str, Callable[[Path], Iterator[tuple[str, Matrix]]]] = {".onnx": _from_onnx, ".npz": _from_npz}
     suffix = path.suffix.lower()
-    if suffix not in readers:
+    if suffix not in (".onnx", ".npz"):
         raise InvalidValueError(f"weights file '{path}': expected a name that ends in .onnx or .npz")
     if not path.is_file():
-        raise InvalidValueError(f"weights file '{path}': there is no such file")
-    weights = dict(readers[suffix](path))
+        what = "it is not a regular file" if path.exists() else "there is no such file"
+        raise InvalidValueError(f"weights file '{path}': {what}")
+    weights = dict(_from_npz(path) if suffix == ".npz" else _from_onnx(path, read(path)))
     if not any(matrix.any() for matrix in weights.values()):
         wanted = "a Conv, Gemm or MatMul node with constant" if suffix == ".onnx" else "an array of rank 2 or more with"
         raise ModelError(f"weights file '{path}': nothing to measure; expected {wanted} float weights, not all zero")
@@ -60,14 +60,10 @@ def _from_npz(path: Path) -> Iterator[tuple[str, Matrix]]:
             yield name, _as_float32(array.reshape(array.shape[0], -1))
 
 
-def _from_onnx(path: Path) -> Iterator[tuple[str, Matrix]]:
+def _from_onnx(path: Path, model: onnx_ir.Model) -> Iterator[tuple[str, Matrix]]:
     import onnx_ir
 
-    try:
-        graph = onnx_ir.load(path).graph
-    except Exception as error:  # on what is no model, protobuf and onnx_ir fail in ways of their own
-        raise ModelError(f"weights file '{path}' cannot be read as an ONNX model: {error}") from error
-    for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
         for position, value in enumerate(node.inputs[:2]):
             tensor = None if value is None else onnx_ir.convenience.get_const_tensor(value)
             if value is None or tensor is None or node.domain != "":

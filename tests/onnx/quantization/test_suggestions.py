@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quark.diagnosis import Outcome
+from quark.diagnosis import Outcome, Step
 from quark.fidelity import Verdict
 from quark.onnx import get_default_config, quantize
 from quark.onnx.diagnose import diagnose
@@ -71,9 +71,9 @@ def test_only_what_helps_is_advice_the_best_first(tried):
     assert helped
     assert all(each.severity_after < each.severity_before for each in helped)
     assert [each.distance_after for each in helped[:2]] == sorted(each.distance_after for each in helped[:2])
-    assert tried.advice == tuple(each.line() for each in helped)
+    assert tried.steps == tuple(each.step for each in helped)
     assert helped[0].verdict_after is Verdict.OK
-    assert f"{helped[0].verdict_before.value} -> ok" in tried.advice[0]
+    assert f"{helped[0].verdict_before.value} -> ok" in tried.steps[0].line()
     assert tried.suggestions[: len(helped)] == tuple(helped)
 
 
@@ -142,7 +142,7 @@ def test_changes_that_do_not_help_or_fail_are_no_advice(folder, diagnosis, monke
     found = try_all(diagnosis, folder / "float.onnx", folder / "broken.onnx", folder / "data.npz", seconds=60)
     assert [each.outcome for each in found.suggestions] == [Outcome.NO_GAIN, Outcome.FAILED]
     assert "nowhere" in found.suggestions[1].reason
-    assert found.advice == ("none of the 1 changes that were tried helped",)
+    assert found.steps == (Step("none of the 1 changes that were tried helped"),)
 
 
 def test_the_best_two_are_combined(folder, diagnosis, monkeypatch):
@@ -169,4 +169,4 @@ def test_files_that_do_not_say_how_they_were_made_are_not_tried(folder, diagnosi
     found = try_all(diagnosis, folder / "float.onnx", folder / "foreign.onnx", folder / "data.npz", seconds=60)
     assert found.suggestions
     assert {each.outcome for each in found.suggestions} == {Outcome.UNTRIED}
-    assert all("not tried: the file does not say how to make it again" in line for line in found.advice)
+    assert all("not tried: the file does not say how to make it again" in step.text for step in found.steps)

@@ -30,7 +30,7 @@ def test_missing(monkeypatch, name):
     finding = found(name)
     assert finding.health is Health.BROKEN
     assert finding.consequence
-    assert finding.remedy.startswith(f'pip install "{name}>=')
+    assert finding.remedy.startswith(f"pip install '{name}>=")
 
 
 @pytest.mark.parametrize(("name", "version"), [(name, "0.0.1") for name in CORE] + [("onnx-ir", "2.0")])

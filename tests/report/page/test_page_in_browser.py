@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from made_diagnosis import bare_diagnosis, made_diagnosis
 
-from quark.diagnosis import Basis
+from quark.diagnosis import Action, Basis, Remedy, Step
 from quark.fidelity import OutputFidelity
+from quark.text import setting, shell_command
 
 pytestmark = pytest.mark.browser
 
@@ -51,6 +52,27 @@ def test_options_are_copied_as_a_shell_takes_them(page):
     page.click("#ranking-list .copy button")
     page.run("return new Promise(done => setTimeout(done, 50))")
     assert page.texts("#ranking-list .copy button")[0] in ("Copied", "Select it")
+
+
+def test_what_is_copied_is_what_python_has_quoted(load):
+    """Names that a shell would obey stay arguments: the script takes no text apart, and quotes nothing itself."""
+    names = ("fc'; touch INJECTED; echo '", "a\nb --set x; touch INJECTED", "$(touch INJECTED)\x1b[2J\u202e")
+    made = made_diagnosis(count=len(names))
+    layers = tuple(
+        replace(
+            layer, name=name, remedies=(Remedy(Action.EXCLUDE, f"leave {name}", setting("nodes_to_exclude", [name])),)
+        )
+        for layer, name in zip(made.layers, names, strict=True)
+    )
+    steps = tuple(Step(f"leave '{name}' in float", shell_command(["--set", setting("a", [name])])) for name in names)
+    making = {"command": shell_command(["quark", "reproduce", names[0]])}
+    page = load(replace(made, layers=layers, steps=steps, making=making))
+    page.run("for (const each of document.querySelectorAll('.opener')) each.click()")
+    copied = page.run("return [...document.querySelectorAll('.copy code')].map(each => each.textContent)")
+    wanted = {making["command"], *(each.arguments for each in steps)}
+    wanted |= {remedy.arguments for layer in layers for remedy in layer.remedies}
+    assert set(copied) == wanted
+    assert all(each.isprintable() for each in copied)
 
 
 def test_the_theme_changes_and_is_kept(page):
@@ -108,7 +130,7 @@ def test_everything_in_the_tab_order_shows_its_focus(page):
 
 
 def test_a_good_network_is_not_scolded(load):
-    page = load(made_diagnosis(outputs=(OutputFidelity("y", 0.9991, 27.4, 0.97, 0.4),), advice=()))
+    page = load(made_diagnosis(outputs=(OutputFidelity("y", 0.9991, 27.4, 0.97, 0.4),), steps=()))
     assert page.texts("#verdict h1")[0].endswith("OK")
     assert page.texts(".first-steps") == []
     assert "would die" in page.texts("#ranking-title")[0]
@@ -117,7 +139,7 @@ def test_a_good_network_is_not_scolded(load):
 
 
 def test_first_steps_are_filled_up_with_the_remedies_of_the_worst_layers(load):
-    page = load(made_diagnosis(advice=("leave 3 layers in float: --set 'nodes_to_exclude=[a]'",)))
+    page = load(made_diagnosis(steps=(Step("leave 3 layers in float", "--set 'nodes_to_exclude=[a]'"),)))
     steps = page.texts(".first-steps li")
     assert len(steps) == 3
     assert page.texts(".first-steps code") == [
@@ -139,7 +161,7 @@ def test_empty_states_say_so(load):
 def test_without_labels_and_sensitivities(load):
     layers = tuple(replace(each, rank=None, share=None, sensitivity=None) for each in made_diagnosis().layers)
     outputs = (OutputFidelity("y", 1.0, float("inf"), None, 0.0), OutputFidelity("z", 0.1, float("-inf"), 0.01, 9.0))
-    page = load(made_diagnosis(layers=layers, accuracy=None, speed=None, lint=(), outputs=outputs, advice=()))
+    page = load(made_diagnosis(layers=layers, accuracy=None, speed=None, lint=(), outputs=outputs, steps=()))
     assert page.texts("#verdict h1")[0].endswith("Collapsed")
     assert "not measured" in page.texts("#ranking-lead")[0]
     assert "No labels" in " ".join(page.texts(".card"))

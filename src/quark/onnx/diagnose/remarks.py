@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator, Sequence
 
-from quark.diagnosis import LayerDiagnosis
+from quark.diagnosis import LayerDiagnosis, Step
 from quark.onnx.diagnose.pair import Side
 from quark.onnx.diagnose.rescaling import Factors
 from quark.onnx.diagnose.restored import Restored
 from quark.onnx.diagnose.sensitivity import Sensitivities
 from quark.onnx.diagnose.sites import Sites
 from quark.report.quantities import count_of, listed
+from quark.text import setting, shell_command
 
 WORST = 3
 WORTH_IT = 0.25  # share of the damage that the worst layers make up
@@ -69,7 +68,7 @@ def remarks_on_form(restored: Restored) -> tuple[str, ...]:
     return tuple(found)
 
 
-def advice_on(layers: Sequence[LayerDiagnosis]) -> tuple[str, ...]:
+def first_steps(layers: Sequence[LayerDiagnosis]) -> tuple[Step, ...]:
     """To leave the worst layers in float, where they are to blame for much."""
     worst = sorted((each for each in layers if each.share and each.weights), key=lambda each: -(each.share or 0))[
         :WORST
@@ -79,9 +78,9 @@ def advice_on(layers: Sequence[LayerDiagnosis]) -> tuple[str, ...]:
         return ()
     parameters = sum(each.parameters for each in layers) or 1
     cost = 100 * sum(each.parameters for each in worst) / parameters
-    names = json.dumps([node for each in worst for node in each.nodes])
+    names = [node for each in worst for node in each.nodes]
     text = (
         f"leave the {len(worst)} most sensitive layers in float ({100 * share:.0f} % of the damage, {cost:.1f} % of "
-        f"the parameters; not tried): --set {shlex.quote(f'nodes_to_exclude={names}')}"
+        "the parameters; not tried)"
     )
-    return (text,)
+    return (Step(text, shell_command(["--set", setting("nodes_to_exclude", names)])),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -17,12 +16,14 @@ from quark.onnx.diagnose.causes import (
 )
 from quark.onnx.diagnose.layer_facts import LayerFacts
 from quark.onnx.diagnose.operands import Kind, Operand
+from quark.text import setting
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 # the next wider element of OCP's formats, as the option has it
 WIDER_ELEMENTS = {"mxfp4_e2m1": "fp6_e2m3", "mxfp6_e2m3": "int8", "mxfp6_e3m2": "fp8_e4m3", "mxfp8_e5m2": "fp8_e4m3"}
 WIDER_MICROEXPONENTS = {"mx4": 13, "mx6": 16}
+LONGEST_KEY = 1000  # YAML, which --set reads, takes keys of up to 1024 characters
 
 
 def find_remedies(
@@ -101,9 +102,11 @@ def _more_bits(data: Operand, facts: LayerFacts) -> Remedy | None:
     is_needed = is_rounded_input(facts) or has_long_tail(facts)
     if data.kind is not Kind.AFFINE or data.element_bits > 8 or not is_needed:
         return None
-    override = json.dumps({str(data.source.name): [{"quant_type": "QuantType.QInt16"}]})
+    if len(setting("", [data.source.name])) > LONGEST_KEY:
+        return None
+    override = {str(data.source.name): [{"quant_type": "QuantType.QInt16"}]}
     text = "16 bits for its input" + ("; an NPU that takes 8 bits will not run it" if data.has_power_of_two else "")
-    return Remedy(Action.MORE_BITS, text, f"TensorQuantOverrides={override}")
+    return Remedy(Action.MORE_BITS, text, setting("TensorQuantOverrides", override))
 
 
 def _exclude(facts: LayerFacts, share: float | None) -> Remedy:
@@ -115,6 +118,4 @@ def _exclude(facts: LayerFacts, share: float | None) -> Remedy:
         else ": under 1 % of the damage"
     )
     cost = f", {facts.parameters:,} parameters in float" if facts.parameters else ""
-    return Remedy(
-        Action.EXCLUDE, f"leave it in float{gain}{cost}", f"nodes_to_exclude={json.dumps(list(facts.site.nodes))}"
-    )
+    return Remedy(Action.EXCLUDE, f"leave it in float{gain}{cost}", setting("nodes_to_exclude", list(facts.site.nodes)))

@@ -7,7 +7,6 @@ much larger (a result of more than twice its inputs, and more than 64 KB).
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ from quark.onnx.graph import (
 )
 from quark.onnx.large_tensors import is_large_tensor
 from quark.onnx.session import open_session
+from quark.text import get_logger
 
 SMALL_BYTES = 64 * 1024
 MAX_GROWTH = 2
@@ -51,7 +51,7 @@ _KEPT = frozenset(
     }
 )
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 Array = np.ndarray[Any, Any]
 
 

@@ -9,7 +9,6 @@ between.
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import ClassVar
 
@@ -18,11 +17,12 @@ import onnx_ir as ir
 from quark.onnx.graph import become, input_value, is_read_once, nodes, opset, readers
 from quark.onnx.optimize.normalization import made_by
 from quark.onnx.optimize.rewrite import scalar
+from quark.text import get_logger
 
 MIN_OPSET = 20
 TOLERANCE = 1e-3  # relative: exporters write these constants with four digits or with seven
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class FuseGelu:

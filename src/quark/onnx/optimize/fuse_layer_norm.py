@@ -8,7 +8,6 @@ and g and b are constants of the shape of these axes or narrower (either may be 
 
 from __future__ import annotations
 
-import logging
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +15,11 @@ import onnx_ir as ir
 
 from quark.onnx.graph import add_initializer, become, dimensions, nodes, opset
 from quark.onnx.optimize.normalization import Normalization, following_affine, match_normalization
+from quark.text import get_logger
 
 MIN_OPSET = 17
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class FuseLayerNorm:

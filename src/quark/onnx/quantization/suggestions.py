@@ -11,11 +11,9 @@ what the change does is all that is measured. Finetuning is left out of both, be
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from quark.card import Card
-from quark.diagnosis import Action, Diagnosis, LayerDiagnosis, Outcome, Suggestion
+from quark.diagnosis import Action, Diagnosis, LayerDiagnosis, Outcome, Step, Suggestion
 from quark.errors import InvalidValueError, QuarkError
 from quark.fidelity import (
     OutputFidelity,
@@ -36,6 +34,7 @@ from quark.fidelity import (
     worst_output,
 )
 from quark.fidelity.verdict import figure_text
+from quark.files.foreign import parse_yaml
 from quark.onnx.choose import AffineSpec
 from quark.onnx.data import Sample, Samples, input_infos, open_samples
 from quark.onnx.load import load
@@ -51,6 +50,7 @@ from quark.onnx.quantization.reproduction import settings_from
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.session import open_session, release_memory, running
 from quark.report.quantities import count_of
+from quark.text import one_line, setting, shell_command
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 WORST_LAYERS = 10  # whose remedies are candidates
@@ -96,8 +96,8 @@ class Candidate:
     def arguments(self) -> str:
         """The change as arguments of `quark quantize`, quoted for a shell."""
         if self.preset:
-            return f"--config {shlex.quote(self.preset)}"
-        return " ".join(f"--set {shlex.quote(f'{key}={_written(value)}')}" for key, value in self.changes)
+            return shell_command(["--config", self.preset])
+        return shell_command(part for key, value in self.changes for part in ("--set", setting(key, value)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,15 +136,15 @@ class Tried:
     note: str = ""
 
     @property
-    def advice(self) -> tuple[str, ...]:
+    def steps(self) -> tuple[Step, ...]:
         """What helped, with the gain; if nothing did, that."""
         helped = [each for each in self.suggestions if each.outcome is Outcome.HELPED]
         count = sum(each.outcome in (Outcome.HELPED, Outcome.NO_GAIN) for each in self.suggestions)
         if helped:
-            return tuple(each.line() for each in helped)
+            return tuple(each.step for each in helped)
         if count:
-            return (f"none of the {count} changes that were tried helped",)
-        return tuple(each.line() for each in self.suggestions)
+            return (Step(f"none of the {count} changes that were tried helped"),)
+        return tuple(each.step for each in self.suggestions)
 
 
 def untried(diagnosis: Diagnosis, reason: str) -> Tried:
@@ -153,8 +153,7 @@ def untried(diagnosis: Diagnosis, reason: str) -> Tried:
     for layer in _worst(diagnosis):
         for remedy in layer.remedies:
             if remedy.option and remedy.action is not Action.EXCLUDE:
-                arguments = f"--set {shlex.quote(remedy.option)}"
-                found.setdefault(arguments, Suggestion(remedy.text, arguments, reason=reason))
+                found.setdefault(remedy.option, Suggestion(remedy.text, remedy.arguments, reason=reason))
     excluded = [_exclude(diagnosis, count, (), ()) for count in EXCLUDED_COUNTS]
     first = [Suggestion(each.text, each.arguments, reason=reason) for each in excluded if each is not None][:1]
     return Tried((*first, *list(found.values())[:MOST_REMEDIES]), f"suggestions were not tried: {reason}")
@@ -312,7 +311,7 @@ def _remedies(diagnosis: Diagnosis, config: QuantizationConfig, making: Making) 
         for remedy in layer.remedies:
             key, _, value = remedy.option.partition("=")
             if key == "TensorQuantOverrides":
-                overrides |= json.loads(value)
+                overrides |= _read(value)
             elif remedy.option and remedy.action not in (Action.EXCLUDE, Action.ADAROUND):
                 plain.setdefault(key, Candidate(remedy.text, ((key, _read(value)),)))
     if overrides:
@@ -362,14 +361,7 @@ def _is_match(pattern: str, name: str) -> bool:
 
 
 def _read(text: str) -> Any:
-    import yaml
-
-    return yaml.safe_load(text)
-
-
-def _written(value: Any) -> str:
-    """A value as --set reads it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return parse_yaml(text, "a suggested value")
 
 
 # ---------------------------------------------------------------- trying it
@@ -512,7 +504,7 @@ class _Trials:
         try:
             after = self._figures(candidate)
         except QuarkError as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             return candidate, None, Suggestion(candidate.text, candidate.arguments, Outcome.FAILED, reason=reason)
         rivals = [figures for _, figures, _ in smaller if figures is not None]
         return self._compared(candidate, before, after, rivals)

@@ -11,6 +11,7 @@ from pathlib import Path
 from quark.report.checks.finding import Finding, Health
 from quark.report.checks.loading import explain
 from quark.report.checks.requirements import OURS, Requirement, requirements
+from quark.text import shell_command
 
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml", "onnx-ir": "onnx_ir", "ml-dtypes": "ml_dtypes"}
 CONSEQUENCES = {
@@ -40,10 +41,11 @@ def check_package(requirement: Requirement, consequence: str, health: Health = H
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, health, "not installed", consequence, f'pip install "{requirement}"')
+        return Finding(name, health, "not installed", consequence, shell_command(["pip", "install", str(requirement)]))
     if not requirement.is_met_by(version):
         detail = f"{version} is installed, {requirement} is needed"
-        return Finding(name, health, detail, consequence, f'pip install --upgrade "{requirement}"')
+        remedy = shell_command(["pip", "install", "--upgrade", str(requirement)])
+        return Finding(name, health, detail, consequence, remedy)
     return imported(name, version, consequence, health)
 
 

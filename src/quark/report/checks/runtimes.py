@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from quark.report.checks.finding import Finding, Health
 from quark.report.checks.packages import check_package, imported
 from quark.report.checks.requirements import OURS, Requirement, requirements
+from quark.text import shell_command
 
 ONNXRUNTIMES = {
     f"onnxruntime{suffix}"
@@ -23,11 +24,15 @@ def onnxruntime() -> Iterator[Finding]:
     """One distribution, new enough, whose module is whole and computes on the CPU."""
     names = sorted({canonical_name(each) for each in importlib.metadata.distributions()} & ONNXRUNTIMES)
     if len(names) > 1:
-        remedy = f"pip uninstall --yes {' '.join(names)}; then install one of them again: pip install {names[0]}"
+        removal, installation = (
+            shell_command(["pip", "uninstall", "--yes", *names]),
+            shell_command(["pip", "install", names[0]]),
+        )
+        remedy = f"{removal}; then install one of them again: {installation}"
         detail = f"{len(names)} distributions overwrite each other's files: {', '.join(names)}"
         yield Finding("onnxruntime", Health.BROKEN, detail, "which of them runs is chance", remedy)
     if not names and importlib.util.find_spec("onnxruntime") is None:
-        remedy = f'pip install "{OURS}[cpu]", or the distribution for your hardware'
+        remedy = f"{shell_command(['pip', 'install', f'{OURS}[cpu]'])}, or the distribution for your hardware"
         yield Finding("onnxruntime", Health.BROKEN, "not installed", _NO_RUNTIME, remedy)
         return
     yield _onnxruntime_module(names[0] if names else "onnxruntime")
@@ -38,14 +43,14 @@ def _onnxruntime_module(name: str) -> Finding:
     if module_state.health is not Health.OK:
         return module_state
     module = importlib.import_module("onnxruntime")
-    again = f"pip install --force-reinstall --no-cache-dir {name}"
+    again = shell_command(["pip", "install", "--force-reinstall", "--no-cache-dir", name])
     if not hasattr(module, "InferenceSession"):
         detail = f"the folder of {name} is left, and its files are gone: another distribution was uninstalled over it"
         return Finding("onnxruntime", Health.BROKEN, detail, _NO_RUNTIME, again)
     version, providers = str(module.__version__), list(module.get_available_providers())
     needed = next(iter(requirements("cpu")), Requirement("onnxruntime", "1.20"))
     if not needed.is_met_by(version):
-        remedy = f'pip install --upgrade "{name}>={needed.least}"'
+        remedy = shell_command(["pip", "install", "--upgrade", f"{name}>={needed.least}"])
         detail = f"{version} is installed, {needed.least} or newer is needed"
         return Finding("onnxruntime", Health.BROKEN, detail, "operators and opsets are missing", remedy)
     if "CPUExecutionProvider" not in providers:

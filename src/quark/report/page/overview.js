@@ -39,18 +39,17 @@ function reasonText() {
 }
 
 // What was tried and helped, or that nothing did. Without trials: what is said of the network as a whole, then, up to
-// three, the first remedies of the worst layers, each kind once. The option at the end of an advice can be copied.
+// three, the first remedies of the worst layers, each kind once. Arguments can be copied; they come quoted for a shell.
 function firstSteps() {
-  const steps = report.advice.slice(0, MOST_STEPS).map((text) => {
-    const [, words, option] = /^(.*?)[:,]?\s+(--[a-z].*)$/s.exec(text) ?? [null, text, ""];
-    return { action: option.includes("nodes_to_exclude") ? "exclude" : "", words: capitalized(words), option };
+  const steps = report.steps.slice(0, MOST_STEPS).map(({ text, arguments: option }) => {
+    return { action: option.includes("nodes_to_exclude=") ? "exclude" : "", words: capitalized(text), option };
   });
   if (report.verdict === "ok" || triedSuggestions().length) return steps;
-  const named = report.advice.join("\n");
+  const named = report.steps.map((each) => each.arguments).join("\n");
   for (const layer of worstLayers().slice(0, MOST_BLAMED)) {
-    for (const { action, text, option } of layer.remedies) {
-      const isKnown = steps.some((each) => each.action === action) || (option && named.includes(option));
-      if (steps.length < MOST_STEPS && option && !isKnown) steps.push({ action, words: `${capitalized(text)}; not tried`, option: asArgument(option), layer: isOfOneLayer(option) ? layer.name : "" });
+    for (const { action, text, option, arguments: quoted } of layer.remedies) {
+      const isKnown = steps.some((each) => each.action === action) || (quoted && named.includes(quoted));
+      if (steps.length < MOST_STEPS && quoted && !isKnown) steps.push({ action, words: `${capitalized(text)}; not tried`, option: quoted, layer: isOfOneLayer(option) ? layer.name : "" });
     }
   }
   return steps;

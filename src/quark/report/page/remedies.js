@@ -1,15 +1,9 @@
 // What is the matter with a layer, and what to do about it; and the list of the worst.
 const FIRST_SHOWN = 5;
 
-// As a shell takes it: in quotes where it holds more than plain characters.
-function asArgument(option) {
-  const quoted = /^[\w.,:=/@%+-]+$/.test(option) ? option : `'${option.replaceAll("'", "'\\''")}'`;
-  return option.startsWith("--") ? option : `--set ${quoted}`;
-}
-
 function remedyItem(remedy) {
   const label = facts.actions[remedy.action] ?? remedy.action;
-  return element("li", {}, element("strong", {}, `${label}: `), remedy.text, remedy.option ? copyable(asArgument(remedy.option), `the option for: ${label}`) : null);
+  return element("li", {}, element("strong", {}, `${label}: `), remedy.text, remedy.arguments ? copyable(remedy.arguments, `the option for: ${label}`) : null);
 }
 
 function causeList(layer) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from quark.plan import DynamicChoice
+from quark.text import get_logger
 from quark.torch.capture import capture, input_names, inputs_of_batch
 from quark.torch.export.errors import ExportError
 from quark.torch.freeze import freeze
@@ -19,7 +19,7 @@ from quark.torch.graph import Network
 from quark.torch.train.networks import QuantizedNetwork
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _IN_FLOAT32 = (torch.bfloat16, torch.float64)
 
 

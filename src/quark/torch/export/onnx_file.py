@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,13 @@ import quark
 from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.save import SaveOptions, check_output, finish, write_model
 from quark.plan import QuantizationPlan
+from quark.text import get_logger
 from quark.torch.export.deployable import deployable
 from quark.torch.export.exported_graph import exported_graph
 from quark.torch.export.parity import ParityReport, check_parity
 from quark.torch.export.samples import example_inputs, samples_around
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)

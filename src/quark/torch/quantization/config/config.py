@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.text import get_logger
 from quark.torch.equalize.options import CrossLayerOptions
 from quark.torch.quantization.config.algorithm import (
     AlgoConfig,
@@ -48,7 +48,7 @@ from quark.torch.quantization.config.type import QuantizationMode, parse
 from quark.torch.refine.options import BiasCorrectionOptions
 from quark.torch.specs import AffineSpec, Granularity, LayerSpecs, Settings, TensorSpec
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 LayerTypes = Mapping[Any, QuantizationConfig | None]
 LayerNames = Mapping[str, QuantizationConfig | None]
