@@ -104,7 +104,7 @@ def test_refuses_what_is_no_card(card, where, value):
         place = place[part]
     place[where[-1]] = value
     with pytest.raises(InvalidValueError, match="card") as caught:
-        Card.from_dict(content)
+        Card.from_json(json.dumps(content))
     assert len(str(caught.value)) < 400
 
 

@@ -79,9 +79,9 @@ def test_of_finds_all_choices_for_a_tensor():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not a quantization plan"),
-        ("[1]", "not a quantization plan"),
-        ("[" * 3000, "not a quantization plan"),
+        ("", "quantization plan is not valid JSON"),
+        ("[1]", "expected a mapping"),
+        ("[" * 3000, "quantization plan is nested"),
         ('{"version": 99}', "version 99"),
         ('{"version": 1, "tensors": [{}], "skipped": []}', "readers"),
         ('{"version": 1, "tensors": [], "skipped": [{"bad": 1}]}', "bad"),

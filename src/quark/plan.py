@@ -28,12 +28,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from quark.errors import InvalidValueError
+from quark.files.foreign import REPORT, Fields, parse_json, short
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS, get_format
 from quark.formats.spec import BlockFormat, FloatFormat, IntFormat, NonFinite, Rounding, ScaleRule, Specials, SubBlocks
 
 PLAN_VERSION = 1
 _MOST_LISTED = 4096  # numbers that a person might still look at
+_FLOAT_KINDS, _INTEGER_KINDS = ("<f4", "<f8"), ("|i1", "|u1", "<i2", "<u2", "<i4", "<i8")
+
+# What a plan from a file may say, so that what is computed from it stays within bounds.
+_MOST_INPUTS = 1 << 31
+_MOST_RANK = 64
+_MOST_BLOCK = 1 << 20
+_MOST_BITS, _MOST_EXPONENT_BITS = 32, 8
 
 
 class Role(str, Enum):
@@ -173,17 +181,22 @@ class QuantizationPlan:
         return json.dumps(content, indent=1, allow_nan=False)
 
     @staticmethod
-    def from_json(text: str) -> QuantizationPlan:
-        try:
-            content = json.loads(text)
-            if content["version"] != PLAN_VERSION:
-                raise InvalidValueError(f"plan of version {content['version']}: expected {PLAN_VERSION}")
-            tensors = tuple(_tensor_from_dict(each) for each in content["tensors"])
-            return QuantizationPlan(tensors, tuple(SkippedNode(**each) for each in content["skipped"]))
-        except InvalidValueError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise InvalidValueError(f"not a quantization plan: {type(error).__name__}: {error}") from error
+    def from_json(text: str, label: str = "quantization plan") -> QuantizationPlan:
+        """What `to_json` wrote, or a person. An error names the document as `label`, and the field that is wrong."""
+        return QuantizationPlan.from_dict(parse_json(text, label, REPORT), label)
+
+    @staticmethod
+    def from_dict(content: Any, label: str = "quantization plan") -> QuantizationPlan:
+        """The same from content that was parsed already."""
+        fields = Fields(content, label)
+        if fields.value("version") != PLAN_VERSION:
+            raise InvalidValueError(f"{label} of version {short(fields.value('version'))}: expected {PLAN_VERSION}")
+        tensors = tuple(_tensor_from(each, label) for each in fields.mappings("tensors"))
+        skipped = []
+        for each in fields.mappings("skipped"):
+            each.refuse_others(SkippedNode.__dataclass_fields__)
+            skipped.append(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")))
+        return QuantizationPlan(tensors, tuple(skipped))
 
     @property
     def digest(self) -> str:
@@ -201,10 +214,20 @@ def _tensor_to_dict(each: TensorChoice) -> dict[str, Any]:
     }
 
 
-def _tensor_from_dict(content: Mapping[str, Any]) -> TensorChoice:
-    readers = tuple(Reader(str(node), int(index)) for node, index in content["readers"])
-    choice = _choice_from_dict(content["choice"])
-    return TensorChoice(str(content["tensor"]), Role(content["role"]), choice, readers, str(content["reason"]))
+def _tensor_from(fields: Fields, label: str) -> TensorChoice:
+    readers = []
+    for reader in fields.array("readers"):
+        is_pair = isinstance(reader, list) and len(reader) == 2 and isinstance(reader[0], str)
+        if not is_pair or type(reader[1]) is not int or not 0 <= reader[1] < _MOST_INPUTS:
+            fields.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
+        readers.append(Reader(*reader))
+    name = fields.text("tensor")
+    try:
+        choice = _choice_from(fields.mapping("choice"))
+    except InvalidValueError as error:
+        raise InvalidValueError(str(error) if label in str(error) else f"{label}, tensor '{name}': {error}") from error
+    role = Role(fields.text("role", [each.value for each in Role]))
+    return TensorChoice(name, role, choice, tuple(readers), fields.text("reason"))
 
 
 _PLAIN_KINDS: Mapping[str, type[AffineChoice] | type[FloatChoice] | type[DynamicChoice]] = {
@@ -234,20 +257,34 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     return {"kind": kind, **asdict(choice)}
 
 
-def _choice_from_dict(content: Mapping[str, Any]) -> Choice:
-    fields = dict(content)
-    kind = fields.pop("kind")
+def _choice_from(fields: Fields) -> Choice:
+    kind = fields.text("kind", ["block", *_PLAIN_KINDS])
     if kind == "block":
-        fmt = _format_from_json(fields["format"]).with_block_size(int(fields["block_size"]))
         quantizer = BlockQuantizer(
-            fmt, ScaleRule(fields["scale_rule"]), Rounding(fields["rounding"]), NonFinite(fields["nonfinite"])
+            _format_from(fields).with_block_size(fields.integer("block_size", 1, _MOST_BLOCK)),
+            ScaleRule(fields.text("scale_rule", [each.value for each in ScaleRule])),
+            Rounding(fields.text("rounding", [each.value for each in Rounding])),
+            NonFinite(fields.text("nonfinite", [each.value for each in NonFinite])),
         )
-        return BlockChoice(quantizer, int(fields["axis"]), bool(fields["to_bfloat16_first"]))
-    if kind not in _PLAIN_KINDS:
-        raise InvalidValueError(f"kind {kind!r} of a choice: expected block, {', '.join(_PLAIN_KINDS)}")
-    if kind == "affine":
-        fields |= {name: _numbers_from_json(fields[name]) for name in ("scale", "zero_point")}
-    return _PLAIN_KINDS[kind](**fields)
+        return BlockChoice(
+            quantizer, fields.integer("axis", -_MOST_RANK, _MOST_RANK), fields.boolean("to_bfloat16_first")
+        )
+    fields.refuse_others(("kind", *_PLAIN_KINDS[kind].__dataclass_fields__))
+    fmt = get_format(fields.text("format"))
+    if kind == "dynamic":
+        return DynamicChoice(fmt.name)
+    if kind == "float":
+        return FloatChoice(fmt.name, fields.boolean("is_saturating"), fields.number("scale"))
+    zero_point = _numbers_from(fields, "zero_point", (int,))
+    if isinstance(fmt, IntFormat) and not all(fmt.qmin <= each <= fmt.qmax for each in zero_point):
+        fields.refuse("zero_point", f"integers from {fmt.qmin} to {fmt.qmax}, as {fmt.name} has them")
+    return AffineChoice(
+        fmt.name,
+        _numbers_from(fields, "scale", (int, float)),
+        zero_point,
+        fields.integer("axis", -_MOST_RANK, _MOST_RANK) if fields.has("axis") else None,
+        fields.integer("group_size", 1) if fields.has("group_size") else None,
+    )
 
 
 def _numbers_to_json(numbers: tuple[float, ...] | tuple[int, ...]) -> list[float] | dict[str, str]:
@@ -255,15 +292,27 @@ def _numbers_to_json(numbers: tuple[float, ...] | tuple[int, ...]) -> list[float
     if len(numbers) <= _MOST_LISTED:
         return list(numbers)
     wide = np.array(numbers)
-    kinds = ("<f4", "<f8") if wide.dtype.kind == "f" else ("|i1", "|u1", "<i2", "<u2", "<i4", "<i8")
+    kinds = _FLOAT_KINDS if wide.dtype.kind == "f" else _INTEGER_KINDS
     kind = next(each for each in kinds if (wide.astype(each).astype(wide.dtype) == wide).all())
     return {"type": kind, "base64": base64.b64encode(wide.astype(kind).tobytes()).decode()}
 
 
-def _numbers_from_json(content: list[Any] | Mapping[str, str]) -> tuple[Any, ...]:
-    if isinstance(content, list):
-        return tuple(content)
-    return tuple(np.frombuffer(base64.b64decode(content["base64"]), content["type"]).tolist())
+def _numbers_from(fields: Fields, name: str, types: tuple[type, ...]) -> tuple[Any, ...]:
+    if isinstance(fields.value(name), list):
+        numbers = fields.array(name)
+        if any(type(each) not in types for each in numbers):
+            fields.refuse(name, "a list of numbers" if float in types else "a list of integers")
+        return tuple(numbers)
+    packed = fields.mapping(name)
+    kind = packed.text("type", (*_INTEGER_KINDS, *(_FLOAT_KINDS if float in types else ())))
+    try:
+        content = base64.b64decode(packed.text("base64", most=REPORT.text), validate=True)
+        unpacked = np.frombuffer(content, kind)
+    except ValueError:
+        packed.refuse("base64", f"numbers of type {kind} in base64")
+    if kind in _FLOAT_KINDS and not np.isfinite(unpacked).all():
+        packed.refuse("base64", "finite numbers")
+    return tuple(unpacked.tolist())
 
 
 def _format_to_json(fmt: BlockFormat) -> str | dict[str, Any]:
@@ -274,18 +323,41 @@ def _format_to_json(fmt: BlockFormat) -> str | dict[str, Any]:
     return {**asdict(fmt), "element_kind": "float" if isinstance(fmt.element, FloatFormat) else "int"}
 
 
-def _format_from_json(content: str | Mapping[str, Any]) -> BlockFormat:
-    if isinstance(content, str):
-        row = get_format(content)
+def _format_from(choice: Fields) -> BlockFormat:
+    if isinstance(choice.value("format"), str):
+        row = get_format(choice.text("format"))
         if not isinstance(row, BlockFormat):
-            raise InvalidValueError(f"format '{content}' has no blocks")
+            choice.refuse("format", "a format with blocks")
         return row
-    fields = dict(content)
-    element = dict(fields.pop("element"))
-    if fields.pop("element_kind") == "float":
-        fields["element"] = FloatFormat(**{**element, "specials": Specials(element["specials"])})
-    else:
-        fields["element"] = IntFormat(**element)
-    if fields["sub_blocks"] is not None:
-        fields["sub_blocks"] = SubBlocks(**fields["sub_blocks"])
-    return BlockFormat(**{**fields, "default_nonfinite": NonFinite(fields["default_nonfinite"])})
+    fields = choice.mapping("format")
+    element, sub_blocks = _element_from(fields), None
+    if fields.has("sub_blocks"):
+        inner = fields.mapping("sub_blocks")
+        sub_blocks = SubBlocks(inner.integer("size", 1, _MOST_BLOCK), inner.integer("shift_bits", 0, _MOST_BITS))
+    return BlockFormat(
+        fields.text("name"),
+        element,
+        fields.integer("block_size", 1, _MOST_BLOCK),
+        sub_blocks,
+        fields.boolean("flush_subnormals"),
+        fields.boolean("carry"),
+        NonFinite(fields.text("default_nonfinite", [each.value for each in NonFinite])),
+    )
+
+
+def _element_from(fields: Fields) -> FloatFormat | IntFormat:
+    element = fields.mapping("element")
+    if fields.text("element_kind", ("float", "int")) == "float":
+        return FloatFormat(
+            element.text("name"),
+            element.integer("exponent_bits", 1, _MOST_EXPONENT_BITS),
+            element.integer("mantissa_bits", 0, _MOST_BITS),
+            Specials(element.text("specials", [each.value for each in Specials])),
+        )
+    return IntFormat(
+        element.text("name"),
+        element.integer("bits", 1, _MOST_BITS),
+        element.boolean("signed"),
+        element.integer("fraction_bits", 0, _MOST_BITS),
+        element.boolean("symmetric"),
+    )

@@ -9,16 +9,18 @@ from pathlib import Path
 from broken_sources import MODELS, RANGES_KEY
 
 from quark.errors import InvalidValueError
-from quark.evaluate.datasets import _read_archive
+from quark.files.foreign import read_json
 from quark.mixed_precision import MixedPlan
 from quark.onnx import quantize
 from quark.onnx.calibrate.cache import read_ranges
 from quark.onnx.data import input_infos
+from quark.onnx.data.array_files import read_array_file
 from quark.onnx.data.images import find_preprocessing
 from quark.onnx.data.sources import read_arrays, split_arrays
 from quark.onnx.diagnose.pair import read_side
 from quark.onnx.lint import lint
 from quark.onnx.load import load
+from quark.onnx.load.outline import read_proto, read_whole
 from quark.onnx.pack import pack_model, unpack_model
 from quark.onnx.quantization.card_file import read_card
 from quark.onnx.quantization.config.files import load_config
@@ -28,7 +30,6 @@ from quark.plan import QuantizationPlan
 from quark.report.inspection import inspect_model
 from quark.report.inspection_table import inspection_table
 from quark.report.weights import read_weights
-from quark.search.journal import _read
 from quark.search.trial import Trial
 
 
@@ -51,9 +52,13 @@ def _text(path: Path) -> str:
 
 
 def _inspect(path: Path) -> None:
-    inspection = inspect_model(path)
+    inspection = inspect_model(path, read_proto)
     inspection.to_json()
     inspection_table(inspection)
+
+
+def _weights(path: Path) -> None:
+    read_weights(path, read_whole)
 
 
 def _side(path: Path) -> None:
@@ -63,7 +68,7 @@ def _side(path: Path) -> None:
 
 def _quantize(path: Path) -> None:
     """What loads goes on to the runtime, which may refuse it: that, too, is to be told as an error of ours."""
-    quantize(path, config="XINT8")
+    quantize(path, config="XINT8", use_random_data=True)
 
 
 def _samples(path: Path) -> None:
@@ -75,7 +80,7 @@ def _samples(path: Path) -> None:
 def _layer(path: Path) -> None:
     checkpoint = Checkpoint(path.parent / "layers", ["facts"])
     path.replace(checkpoint.folder / "0003.npz")
-    checkpoint.read(3)
+    checkpoint.read(3, {"weight": 12, "bias": 4})
 
 
 def _ranges(path: Path) -> None:
@@ -100,17 +105,17 @@ DOORS = (
     Door("unpack", lambda path: unpack_model(path, path.with_name("out.onnx")), ("packed",), share=3),
     Door("card of a model", read_card, ("quantized", "blocks", "packed")),
     Door("quantize", _quantize, MODELS, share=0.4),
-    Door("weights", read_weights, MODELS),
-    Door("weights in an archive", read_weights, ("layer",), ".npz"),
+    Door("weights", _weights, MODELS),
+    Door("weights in an archive", _weights, ("layer",), ".npz"),
     Door("card", read_card, ("card",), ".json", 2),
     Door("plan", lambda path: QuantizationPlan.from_json(_text(path)), ("plan",), ".json", 2),
     Door("mixed plan", lambda path: MixedPlan.from_json(_text(path)), ("mixed plan",), ".json"),
-    Door("trial", lambda path: Trial.from_dict(_read(path)), ("trial",), ".json"),
+    Door("trial", lambda path: Trial.from_dict(read_json(path, "trial")), ("trial",), ".json"),
     Door("config json", lambda path: settings_of(load_config(path)), ("config", "old config"), ".json", 3),
     Door("config yaml", lambda path: settings_of(load_config(path)), ("config", "old config"), ".yaml", 1),
     Door("preprocessing", lambda path: find_preprocessing(path), ("preprocessing",), ".yaml"),
     Door("ranges", _ranges, ("ranges",), ".json"),
     Door("layer", _layer, ("layer",), ".npz"),
     Door("samples", _samples, ("samples",), ".npz"),
-    Door("archive", _read_archive, ("samples",), ".npz"),
+    Door("archive", lambda path: read_array_file(path, "archive"), ("samples",), ".npz"),
 )

@@ -11,17 +11,13 @@ from quark.card.card import (
     relative_path,
     samples_digest,
 )
-from quark.card.fields import MOST_BYTES, MOST_LEVELS, depth
 
 __all__ = [
     "CARD_KEY",
     "CARD_VERSION",
-    "MOST_BYTES",
-    "MOST_LEVELS",
     "Card",
     "DataFacts",
     "DataKind",
-    "depth",
     "differences",
     "platform_facts",
     "relative_path",

@@ -7,7 +7,8 @@ It lies in two places:
     beside it        MODEL.json, under `card`: the same, and what belongs to this one run: names, relative paths, the
                      platform, the command, and the hash of the result, which no file can hold of itself
 
-A card is read strictly: it may come from anybody. Names hold no folders, paths are relative, hashes are hashes.
+A card is read strictly: it may come from anybody. Names hold no folders, paths are relative, hashes are hashes, and
+numbers of samples are such as somebody might have.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from quark.account import FileFacts
-from quark.card import fields
 from quark.errors import InvalidValueError
+from quark.files.foreign import MOST_NAME, RECORD, Fields, parse_json, short
 from quark.formats.native import instruction_set
 
 CARD_VERSION = 1
 CARD_KEY = "quark.card"  # of the metadata of the model, and the last part of it in MODEL.json
-MOST_CHARACTERS = 32 << 20
+MOST_SAMPLES = 100_000_000  # more than any data set has
+_LIMITS = replace(RECORD, bytes=32 << 20)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _OF_ONE_RUN = ("platform", "command", "paths", "result")
 
 
@@ -95,18 +99,14 @@ class Card:
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
-    def from_json(text: str) -> Card:
-        if len(text) > MOST_CHARACTERS:
-            raise InvalidValueError(f"card of {len(text)} characters: expected at most {MOST_CHARACTERS}")
-        try:
-            return Card.from_dict(json.loads(text))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InvalidValueError(f"not a card: {type(error).__name__}: {error}") from error
+    def from_json(text: str, label: str = "card") -> Card:
+        """What `to_json` gave; anything else is an InvalidValueError. `label` names the card in messages."""
+        return Card.from_dict(parse_json(text, label, _LIMITS), label)
 
     @staticmethod
-    def from_dict(content: Any) -> Card:
-        """The card, every field of which is checked."""
-        return _card(fields.mapping(content, "card"))
+    def from_dict(content: Any, label: str = "card") -> Card:
+        """The same from content that was parsed already; every field is checked."""
+        return _card(Fields(content, label), label)
 
 
 def samples_digest(samples: Iterable[Mapping[str, Any]], held_out: Iterable[Mapping[str, Any]] = ()) -> str:
@@ -164,65 +164,82 @@ def _collect(one: Any, two: Any, where: str, found: list[str]) -> None:
         for key in sorted({*one, *two}, key=str):
             _collect(one.get(key), two.get(key), f"{where}.{key}" if where else str(key), found)
     elif one != two:
-        found.append(f"{where}: {fields.short(one)}, now {fields.short(two)}")
+        found.append(f"{where}: {_said(one)}, now {_said(two)}")
 
 
-def _card(content: dict[str, Any]) -> Card:
-    if "version" not in content:
-        raise InvalidValueError("there is no card in it: expected MODEL.json as quark writes it beside a model")
-    version = content.pop("version")
-    if version != CARD_VERSION:
-        raise InvalidValueError(
-            f"card of version {fields.short(version)}: this quark reads version {CARD_VERSION}; update it"
-        )
+def _said(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _card(fields: Fields, label: str) -> Card:
+    if "version" not in fields:
+        raise InvalidValueError(f"{label}: there is no card in it: expected the JSON that quark writes beside a model")
+    if fields.value("version") != CARD_VERSION:
+        version = short(fields.value("version"))
+        raise InvalidValueError(f"{label} of version {version}: this quark reads version {CARD_VERSION}; update it")
     known = set(Card.__dataclass_fields__)
-    if extra := sorted(set(content) - known):
-        raise InvalidValueError(f"card: unknown fields {', '.join(repr(fields.short(each)) for each in extra[:5])}")
-    if missing := sorted(known - set(_OF_ONE_RUN) - set(content)):
-        raise InvalidValueError(f"card: fields {', '.join(missing)} are missing")
-    result, seeds = content.get("result"), fields.mapping(content["seeds"], "seeds")
+    fields.refuse_others({*known, "version"})
+    if missing := sorted(known - set(_OF_ONE_RUN) - set(fields)):
+        raise InvalidValueError(f"{label}: fields {', '.join(missing)} are missing")
+    seeds = fields.mapping("seeds")
     return Card(
-        source=_file(content["source"], "source"),
-        config_name=fields.text(content["config_name"], "config_name"),
-        config=fields.shallow(fields.mapping(content["config"], "config"), "config"),
-        data=_data(fields.mapping(content["data"], "data")),
-        versions=fields.texts(content["versions"], "versions"),
-        plan_sha256=fields.sha256(content["plan_sha256"], "plan_sha256"),
-        seeds={name: fields.number(each, f"seeds.{name}") for name, each in seeds.items()},
-        functions=tuple(fields.text(each, "functions") for each in fields.list_of(content["functions"], "functions")),
-        packing=fields.text(content["packing"], "packing"),
-        platform=fields.texts(content.get("platform", {}), "platform"),
-        command=fields.text(content.get("command", ""), "command"),
-        paths=fields.relative_paths(content.get("paths", {})),
-        result=None if result is None else _file(result, "result"),
+        source=_file(fields.mapping("source")),
+        config_name=fields.text("config_name"),
+        config=dict(fields.mapping("config").content),
+        data=_data(fields.mapping("data")),
+        versions=_texts(fields.mapping("versions")),
+        plan_sha256=_sha256(fields, "plan_sha256"),
+        seeds={name: seeds.integer(name) for name in seeds},
+        functions=fields.texts("functions"),
+        packing=fields.text("packing"),
+        platform=_texts(fields.mapping("platform")) if "platform" in fields else {},
+        command=fields.text("command") if "command" in fields else "",
+        paths=_paths(fields.mapping("paths")) if "paths" in fields else {},
+        result=_file(fields.mapping("result")) if fields.has("result") else None,
     )
 
 
-def _data(content: dict[str, Any]) -> DataFacts:
-    fields.exactly(content, set(DataFacts.__dataclass_fields__), "data")
-    kinds = [each.value for each in DataKind]
-    if content["kind"] not in kinds:
-        raise InvalidValueError(
-            f"card: data.kind {fields.short(content['kind'])!r}: expected one of {', '.join(kinds)}"
-        )
-    count = content["count"]
+def _data(fields: Fields) -> DataFacts:
+    fields.refuse_others(DataFacts.__dataclass_fields__)
+    preprocessing = fields.mapping("preprocessing")
+    for name, value in preprocessing.content.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, bool) or not (each is None or isinstance(each, (int, float))):
+                preprocessing.refuse(name, "a number, or some")
     return DataFacts(
-        kind=DataKind(content["kind"]),
-        name=fields.file_name(content["name"], "data.name"),
-        count=None if count is None else fields.number(count, "data.count", least=1),
-        batch_size=fields.number(content["batch_size"], "data.batch_size", least=1),
-        preprocessing=fields.numbers(content["preprocessing"], "data.preprocessing"),
-        samples=fields.number(content["samples"], "data.samples"),
-        held_out=fields.number(content["held_out"], "data.held_out"),
-        sha256=fields.sha256(content["sha256"], "data.sha256") if content["sha256"] else "",
-        seed=fields.number(content["seed"], "data.seed"),
+        kind=DataKind(fields.text("kind", [each.value for each in DataKind])),
+        name=fields.file_name("name"),
+        count=None if fields.value("count") is None else fields.integer("count", 1, MOST_SAMPLES),
+        batch_size=fields.integer("batch_size", 1, MOST_SAMPLES),
+        preprocessing=dict(preprocessing.content),
+        samples=fields.integer("samples", 0, MOST_SAMPLES),
+        held_out=fields.integer("held_out", 0, MOST_SAMPLES),
+        sha256=_sha256(fields, "sha256") if fields.text("sha256") else "",
+        seed=fields.integer("seed"),
     )
 
 
-def _file(content: Any, what: str) -> FileFacts:
-    held = fields.mapping(content, what)
-    fields.exactly(held, {"name", "bytes", "sha256"}, what)
-    size = fields.number(held["bytes"], f"{what}.bytes")
-    return FileFacts(
-        fields.file_name(held["name"], f"{what}.name"), size, fields.sha256(held["sha256"], f"{what}.sha256")
-    )
+def _file(fields: Fields) -> FileFacts:
+    fields.refuse_others(("name", "bytes", "sha256"))
+    return FileFacts(fields.file_name("name"), fields.integer("bytes"), _sha256(fields, "sha256"))
+
+
+def _sha256(fields: Fields, name: str) -> str:
+    if not _SHA256.fullmatch(fields.text(name)):
+        fields.refuse(name, "64 hexadecimal digits")
+    return fields.text(name)
+
+
+def _texts(fields: Fields) -> dict[str, str]:
+    return {name: fields.text(name) for name in fields}
+
+
+def _paths(fields: Fields) -> dict[str, str]:
+    """Relative ones, of the source and the data."""
+    fields.refuse_others(("source", "data"))
+    for name, path in _texts(fields).items():
+        is_relative = not PurePosixPath(path).is_absolute() and not PureWindowsPath(path).anchor and "\0" not in path
+        if not is_relative or any(len(part) > MOST_NAME for part in path.split("/")):
+            fields.refuse(name, "a relative path")
+    return _texts(fields)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.errors import InvalidValueError
+
 if TYPE_CHECKING:
     from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 
@@ -20,18 +22,18 @@ Change = tuple[str, Any]
 
 
 def parse_changes(ctx: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> tuple[Change, ...]:
-    """KEY=VALUE as a key and a value, for click; what is none is a mistake in the command line."""
-    import yaml
+    """KEY=VALUE as a key and a value, for click; anything else is a mistake in the command line."""
+    from quark.files.foreign import parse_yaml, short
 
     changes = []
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            raise click.BadParameter(f"'{text}': expected KEY=VALUE", ctx)
+            raise click.BadParameter(f"{short(text)}: expected KEY=VALUE", ctx)
         try:
-            changes.append((key, yaml.safe_load(value)))
-        except yaml.YAMLError as error:
-            raise click.BadParameter(f"'{text}': the value is no YAML: {' '.join(str(error).split())}", ctx) from error
+            changes.append((key, parse_yaml(value, "the value")))
+        except InvalidValueError as error:
+            raise click.BadParameter(f"{short(text)}: {error}", ctx) from error
     return tuple(changes)
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
 from quark.errors import InvalidValueError, unknown_name
+from quark.files.foreign import REPORT, Fields, parse_json, short
 from quark.mixed_precision.figures import Figure, Metric
 
 VERSION = 1
@@ -98,24 +99,35 @@ class MixedPlan:
         return f'{head},\n "layers": [\n{layers}\n ]\n}}\n'
 
     @staticmethod
-    def from_json(text: str) -> MixedPlan:
-        """What `to_json` wrote, or a person. An error names the layer and the field that is wrong."""
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidValueError(f"not a plan of mixed precision: {error}") from error
-        if not isinstance(content, Mapping) or not isinstance(content.get("layers"), list):
-            raise InvalidValueError("not a plan of mixed precision: expected an object with a list of 'layers'")
-        if content.get("version", VERSION) != VERSION:
-            raise InvalidValueError(f"plan of mixed precision of version {content['version']!r}: expected {VERSION}")
-        layers = tuple(_layer(each, number) for number, each in enumerate(content["layers"], 1))
-        _refuse_duplicates([each.layer for each in layers])
+    def from_json(text: str, label: str = "plan of mixed precision") -> MixedPlan:
+        """What `to_json` wrote, or a person. An error names the document as `label`, and the field that is wrong."""
+        return MixedPlan.from_dict(parse_json(text, label, REPORT), label)
+
+    @staticmethod
+    def from_dict(content: Any, label: str = "plan of mixed precision") -> MixedPlan:
+        """The same from content that was parsed already."""
+        fields = Fields(content, label)
+        if "layers" not in fields:
+            raise InvalidValueError(f"{label}: not a plan of mixed precision: expected a list of 'layers'")
+        if fields.content.get("version", VERSION) != VERSION:
+            raise InvalidValueError(f"{label} has version {short(fields.value('version'))}: expected {VERSION}")
+        layers = tuple(_layer(each, label) for each in fields.mappings("layers"))
+        names: set[str] = set()
+        for each in layers:
+            if each.layer in names:
+                raise InvalidValueError(
+                    f"{label}: layer '{each.layer}' is in it more than once: leave one of the lines"
+                )
+            names.add(each.layer)
+        measured = fields.mapping("measured") if "measured" in fields else Fields({}, label, "measured")
         return MixedPlan(
             layers,
-            _text(content.get("high", ""), "high"),
-            _text(content.get("low", ""), "low"),
-            _figures(content.get("figures", [])),
-            **_measured(content.get("measured", {})),
+            fields.text("high") if "high" in fields else "",
+            fields.text("low") if "low" in fields else "",
+            tuple(map(_figure, fields.mappings("figures"))) if "figures" in fields else (),
+            model=measured.text("model") if "model" in measured else "",
+            basis=measured.text("basis") if "basis" in measured else "",
+            samples=measured.integer("samples") if measured.has("samples") else 0,
         )
 
 
@@ -125,84 +137,27 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def _layer(content: Any, number: int) -> LayerPrecision:
-    if not isinstance(content, Mapping) or not isinstance(content.get("layer"), str) or not content["layer"]:
-        raise InvalidValueError(f"layer {number} of the plan: expected an object with the name under 'layer'")
-    name = content["layer"]
+def _layer(content: Fields, label: str) -> LayerPrecision:
+    name = content.text("layer")
+    if not name:
+        content.refuse("layer", "the name of a layer")
     known = [each.name for each in fields(LayerPrecision)]
     for key in content:
         if key not in known:
             raise unknown_name(f"field of layer '{name}'", key, known)
-    choices = [each.value for each in Precision]
-    if content.get("choice") not in choices:
-        raise InvalidValueError(
-            f"layer '{name}' of the plan: choice {content.get('choice')!r}, expected {' or '.join(choices)}"
-        )
+    label = f"{label}, layer '{name}'"  # a person looks for the name, not for the number of the line
+    layer = Fields(content.content, label)
     return LayerPrecision(
         name,
-        _text(content.get("op_type", ""), f"op_type of layer '{name}'"),
-        _number(content.get("sensitivity"), f"sensitivity of layer '{name}'"),
-        _count(content.get("weights", 0), f"weights of layer '{name}'") or 0,
-        _count(content.get("macs"), f"macs of layer '{name}'"),
-        Precision(content["choice"]),
+        layer.text("op_type") if "op_type" in layer else "",
+        layer.number("sensitivity", 0, is_finite=False) if layer.has("sensitivity") else None,
+        layer.integer("weights") if layer.has("weights") else 0,
+        layer.integer("macs") if layer.has("macs") else None,
+        Precision(layer.text("choice", [each.value for each in Precision])),
     )
 
 
-def _figures(content: Any) -> tuple[Figure, ...]:
-    if not isinstance(content, list):
-        raise InvalidValueError(f"figures of the plan: {content!r}, expected a list, which may be left out")
-    return tuple(map(_figure, content))
-
-
-def _figure(content: Any) -> Figure:
-    try:
-        metric = Metric(content["metric"])
-        value, limit = _number(content["value"], "figure"), _number(content["limit"], "figure")
-        reference = _number(content.get("reference"), "figure")
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidValueError(f"figures of the plan: {content!r} is none; the list may be left out") from error
-    if value is None or limit is None:
-        raise InvalidValueError(f"figures of the plan: {content!r} has no value or no limit")
-    return Figure(metric, value, limit, reference)
-
-
-def _measured(content: Any) -> dict[str, Any]:
-    if not isinstance(content, Mapping):
-        raise InvalidValueError(f"measured of the plan: {content!r}, expected an object")
-    texts = {key: _text(content.get(key, ""), f"{key} under 'measured'") for key in ("model", "basis")}
-    return {**texts, "samples": _count(content.get("samples", 0), "samples under 'measured'") or 0}
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidValueError(f"{what} of the plan: {value!r}, expected text")
-    return value
-
-
-def _count(value: Any, what: str) -> int | None:
-    number = _number(value, what)
-    if number is not None and not math.isfinite(number):
-        raise InvalidValueError(f"{what} of the plan: {value!r}, expected a count")
-    return None if number is None else int(number)
-
-
-def _number(value: Any, what: str) -> float | None:
-    """A number of at least 0, or text that `_plain` made of one; figures may be below 0."""
-    if value is None:
-        return None
-    text = value if value in ("inf", "-inf", "nan") else None
-    if isinstance(value, bool) or not (text or isinstance(value, (int, float))):
-        raise InvalidValueError(f"{what} of the plan: {value!r}, expected a number")
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise InvalidValueError(f"{what} of the plan is too large: a number of {value.bit_length()} bits") from error
-    if what != "figure" and not number >= 0:
-        raise InvalidValueError(f"{what} of the plan: {value!r}, expected at least 0")
-    return number
-
-
-def _refuse_duplicates(names: list[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidValueError(f"layer '{name}' is in the plan more than once: leave one of the lines")
+def _figure(content: Fields) -> Figure:
+    value, limit = (content.number(name, is_finite=False) for name in ("value", "limit"))
+    reference = content.number("reference", is_finite=False) if content.has("reference") else None
+    return Figure(Metric(content.text("metric", [each.value for each in Metric])), value, limit, reference)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from quark.account import FileFacts
 from quark.errors import InvalidValueError, OutputError, QuarkError
+from quark.files.foreign import read_text
 from quark.onnx.lint import Level, lint
 from quark.onnx.pack import pack_model
 from quark.onnx.quantization.data import Data
@@ -125,7 +126,7 @@ def _weighed(path: Path, remarks: list[str]) -> tuple[Path, int, bool]:
     for file in target.parent.iterdir():
         file.replace(path.parent / file.name)
     facts = FileFacts(path.name, stored_bytes(path), file_hash(path))
-    write_text(packed_report(report.read_text(encoding="utf-8"), PROFILE, facts), report)
+    write_text(packed_report(read_text(report, f"report '{report}'"), PROFILE, facts), report)
     return path, facts.bytes, True
 
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +25,7 @@ from typing import Any
 
 from quark.errors import InvalidValueError, unknown_name
 from quark.fidelity import Verdict
+from quark.files.output import scratch_folder
 from quark.measures import Measure, MeasureResult
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.data import Sample
@@ -46,6 +45,7 @@ from quark.search.searching import PathLikeOrStr, Wanted, prepare, weight_count
 from quark.search.sizes import PROFILE
 from quark.search.skipping import COSTS
 from quark.search.trial import Measurement, Stage, Trial
+from quark.text import printable, shell_command
 
 DEFAULT_DROP = 1.0  # percent of the measure
 TIME_FACTOR = 10.0  # times that of BASELINE
@@ -206,7 +206,8 @@ def auto_quantize(
         raise InvalidValueError("metric and labelled data are two measures: give one of them")
     start = time.monotonic()
     path = Path(model)
-    destination = None if output is None else check_output(output, path)
+    function = metric.rpartition(":")[0] if isinstance(metric, str) else None  # FILE.py:FUNCTION
+    destination = None if output is None else check_output(output, path, data, labelled, preprocessing, function)
     measure = None if metric is None else Measure.of(metric)
     source = Data(_repeatable(data), num_samples, batch_size, preprocessing)
     loaded = load(path)
@@ -223,7 +224,7 @@ def auto_quantize(
     candidates = ladder_for(wanted_target, share > _MOSTLY_PRODUCTS, traits.has_products, bound.has_measure)
     with contextlib.ExitStack() as stack:
         if destination is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quark-auto-")))
+            folder = stack.enter_context(scratch_folder())
         else:
             folder = destination.with_name(f"{destination.name}.auto")
         journal = Journal(folder, basis, Keep.ALL, remedy="choose another OUT")
@@ -503,11 +504,12 @@ class _Search:
     def interruption(self) -> str:
         """What to say when the user stops the search: the best so far, and how to go on."""
         best = self._best()
-        text = f"interrupted after {count_of(len(self.trials), 'trial')}; "
+        lines = [f"interrupted after {count_of(len(self.trials), 'trial')}; "]
         if best is None:
-            text += "none has passed so far"
+            lines[0] += "none has passed so far"
         else:
-            parts = ["quark", "quantize", str(self.model), str(self.output or "OUT.onnx"), "--config", best.preset]
+            parts: list[str | PathLike[str]] = ["quark", "quantize", self.model, self.output or "OUT.onnx"]
+            parts += ["--config", best.preset]
             parts += set_arguments(best.changes)
             parts += ["--calib", str(self.data.source)] if isinstance(self.data.source, str) else []
             parts += [] if self.data.count is None else ["--num-calib", str(self.data.count)]
@@ -517,10 +519,11 @@ class _Search:
             parts += [] if self.metric is None else ["--metric", self.metric]
             parts += ["--pack"] if _figures(best).is_packed else []
             found = row_text(best, self.float_bytes)
-            text += f"best so far: {best.name} ({found})\nthis makes it: {shlex.join(parts)}"
+            lines[0] += f"best so far: {best.name} ({found})"
+            lines.append(f"this makes it: {shell_command(parts)}")
         if self.output is not None:
-            text += f"\nthe same command goes on from '{self.journal.folder}'"
-        return text
+            lines.append(f"the same command goes on from '{self.journal.folder}'")
+        return "\n".join(map(printable, lines))
 
 
 def row_text(row: Row, float_bytes: int) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from quark.errors import InvalidValueError
+from quark.files.foreign import Fields, read_json
 from quark.onnx.save import write_text, writing
 from quark.search.candidates import Candidate
 from quark.search.lock import LOCK, take
@@ -32,7 +33,6 @@ from quark.search.trial import Trial
 OUT_OF_MEMORY = "not enough memory"
 FILE_TROUBLE = "trouble with files"  # a full disk, say
 PASSING = (OUT_OF_MEMORY, FILE_TROUBLE)  # begin failures of the machine: another time it may work
-_MOST_BYTES = 1 << 26
 _PREFIX = ".trial-"
 _SPOKEN = {
     "model": "the model is another one",
@@ -113,17 +113,26 @@ class Journal:
     def finished(self, candidate: Candidate) -> Trial | None:
         """The trial of an earlier search, where it is still true."""
         path = self._trial_file(candidate.name)
-        if not path.is_file():
+        if not path.exists():
             return None
         try:
-            trial = Trial.from_dict(_read(path))
+            label = f"trial '{path.name}'"
+            trial = Trial.from_dict(read_json(path, label), label)
         except InvalidValueError as error:
             self.notes.append(f"{path.name} is damaged and tried again: {error}")
             return None
         if trial.basis != self.basis_of(candidate) or trial.failure.startswith(PASSING):
             return None
-        has_model = bool(trial.model) and self._model_file(trial.name).is_file()
-        return replace(trial, model=trial.model if has_model else "")
+        # names in the file are not used: they would become paths, and the file may come from anybody
+        target = self._model_file(candidate.name)
+        return replace(
+            trial,
+            name=candidate.name,
+            preset=candidate.preset,
+            stage=candidate.stage,
+            changes=candidate.changes,
+            model=target.name if trial.model and target.is_file() else "",
+        )
 
     @contextmanager
     def workplace(self) -> Iterator[Path]:
@@ -181,13 +190,12 @@ class Journal:
 
     def _earlier_basis(self) -> Mapping[str, Any] | None:
         path = self.folder / "search.json"
-        if not path.is_file():
+        if not path.exists():
             return None
         try:
-            content = _read(path)
-            return dict(content["basis"])
-        except (InvalidValueError, KeyError, TypeError, ValueError):
-            self.notes.append("search.json is damaged; the trials themselves are looked at")
+            return Fields(read_json(path, "'search.json'"), "'search.json'").mapping("basis").content
+        except InvalidValueError as error:
+            self.notes.append(f"search.json is damaged ({error}); the trials themselves are looked at")
             return None
 
     def _trial_file(self, name: str) -> Path:
@@ -195,15 +203,6 @@ class Journal:
 
     def _model_file(self, name: str) -> Path:
         return self.models_folder / f"{name}.onnx"
-
-
-def _read(path: Path) -> Any:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InvalidValueError("it is too large")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InvalidValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _remove_model(path: Path) -> None:

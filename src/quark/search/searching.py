@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import json
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from quark.search.ranking import excess, is_within, pareto_front, ranked
 from quark.search.sizes import PROFILE
 from quark.search.skipping import Situation, reason_to_skip
 from quark.search.trial import Trial
+from quark.text import printable, shell_command
 
 PathLikeOrStr = str | PathLike[str]
 
@@ -141,6 +141,8 @@ def search(
     """
     wanted = Wanted() if wanted is None else wanted
     measure = None if metric is None else Measure.of(metric)
+    if calib is None:
+        raise InvalidValueError("search needs data to judge by: give --calib (in Python: calib)")
     path = Path(model)
     start = time.monotonic()
     loaded = load(path)
@@ -248,7 +250,7 @@ class _Run:
         except KeyboardInterrupt as error:
             folder = self.journal.folder
             text = f"interrupted: {len(trials)} trials are in '{folder}'; the same command goes on from there"
-            raise KeyboardInterrupt(text) from error
+            raise KeyboardInterrupt(printable(text)) from error
         return self._written(trials, skipped, reused)
 
     def _tried(self, candidate: Candidate, trials: Sequence[Trial]) -> Trial:
@@ -271,7 +273,8 @@ class _Run:
 
     def _command(self, trial: Trial) -> str:
         model, data = self.bench.model, self.bench.data
-        parts = ["quark", "quantize", str(model), f"{model.stem}_{trial.name}.onnx", "--config", trial.preset]
+        target = Path(f"{model.stem}_{trial.name}.onnx")
+        parts: list[str | Path] = ["quark", "quantize", model, target, "--config", trial.preset]
         parts += set_arguments(trial.changes)
         if isinstance(data.source, str):
             parts += ["--calib", data.source]
@@ -279,4 +282,4 @@ class _Run:
         parts += [] if data.preprocessing == "imagenet" else ["--preprocess", str(data.preprocessing)]
         parts += [] if self.metric is None else ["--metric", self.metric]
         is_packed = trial.measured is not None and trial.measured.is_packed
-        return shlex.join([*parts, *(["--pack"] if is_packed else [])])
+        return shell_command([*parts, *(["--pack"] if is_packed else [])])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
 from quark.errors import InvalidValueError
+from quark.files.foreign import Fields
 
 
 class Stage(str, Enum):
@@ -80,49 +80,50 @@ class Trial:
         return content
 
     @staticmethod
-    def from_dict(content: Any) -> Trial:
-        """What `to_dict` gave; anything else is an error."""
-        try:
-            fields = dict(content)
-            measured = fields.pop("measured")
-            return Trial(
-                **{
-                    **fields,
-                    "name": _typed(fields["name"], str),
-                    "preset": _typed(fields["preset"], str),
-                    "failure": _typed(fields["failure"], str),
-                    "model": _typed(fields["model"], str),
-                    "basis": _typed(fields["basis"], str),
-                    "seconds": float(fields["seconds"]),
-                    "stage": Stage(fields["stage"]),
-                    "changes": tuple((_typed(key, str), value) for key, value in fields["changes"]),
-                    "remarks": tuple(_typed(each, str) for each in fields["remarks"]),
-                },
-                measured=None if measured is None else _measurement(measured),
-            )
-        except InvalidValueError:
-            raise
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise InvalidValueError(f"not a trial: {type(error).__name__}: {error}") from error
+    def from_dict(content: Any, label: str = "trial") -> Trial:
+        """What `to_dict` gave; anything else is an InvalidValueError, which calls it `label`."""
+        fields = Fields(content, label)
+        fields.refuse_others(Trial.__dataclass_fields__)
+        changes = []
+        for change in fields.array("changes"):
+            if not isinstance(change, list) or len(change) != 2 or not isinstance(change[0], str):
+                fields.refuse("changes", "a list of pairs [KEY, VALUE]")
+            changes.append((change[0], change[1]))
+        measured = _measurement(fields.mapping("measured")) if fields.has("measured") else None
+        failure = fields.text("failure")
+        if (measured is None) == (not failure):
+            raise InvalidValueError(f"{label}: expected 'measured', or 'failure' with the reason why there is nothing")
+        return Trial(
+            name=fields.file_name("name"),
+            preset=fields.text("preset"),
+            stage=Stage(fields.text("stage", [each.value for each in Stage])),
+            changes=tuple(changes),
+            measured=measured,
+            failure=failure,
+            seconds=fields.number("seconds", 0),
+            quantizing_seconds=fields.number("quantizing_seconds", 0) if "quantizing_seconds" in fields else 0.0,
+            remarks=fields.texts("remarks"),
+            model=fields.text("model"),
+            basis=fields.text("basis"),
+        )
 
 
-def _measurement(content: Mapping[str, Any]) -> Measurement:
-    fields = {name: _from_json(each) for name, each in dict(content).items()}
-    for name in ("size_bytes", "drop", "latency_ms"):
-        if isinstance(fields[name], bool) or not isinstance(fields[name], (int, float)) or math.isnan(fields[name]):
-            raise InvalidValueError(f"not a trial: {name} is {fields[name]!r}")
-    return Measurement(**fields)
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise InvalidValueError(f"not a trial: {str(value)[:60]!r} where {kind.__name__} was expected")
-    return value
+def _measurement(fields: Fields) -> Measurement:
+    fields.refuse_others(Measurement.__dataclass_fields__)
+    values: dict[str, Any] = {"size_bytes": fields.integer("size_bytes")}
+    for name in ("drop", "latency_ms"):
+        values[name] = fields.number(name, is_finite=False)
+        if math.isnan(values[name]):
+            fields.refuse(name, "a number")
+    for name, each in Measurement.__dataclass_fields__.items():
+        if name in values or name not in fields:
+            continue
+        if each.default is None:
+            values[name] = fields.number(name, is_finite=False) if fields.has(name) else None
+        else:
+            values[name] = fields.boolean(name) if isinstance(each.default, bool) else fields.text(name)
+    return Measurement(**values)
 
 
 def _to_json(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_json(value: Any) -> Any:
-    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -110,7 +110,7 @@ def test_a_file_of_fields_has_defaults_for_the_others(tmp_path: Path):
         ("extra_options: [1]", UnsupportedTypeError, "extra_options: expected a mapping"),
         ("- 1", UnsupportedTypeError, "expected a mapping of fields"),
         ("a: [", InvalidValueError, "is not valid"),
-        ("a: !!python/object/apply:os.getcwd []", InvalidValueError, "is not valid"),
+        ("a: !!python/object/apply:os.getcwd []", InvalidValueError, "is not read"),
         ("global_config: {wieght: {}}", UnknownNameError, "no place of a layer config 'wieght'. Did you mean weight"),
         ("global_config: {weight: {}}", InvalidValueError, "without 'data_type'"),
         ("global_config: {weight: {data_type: Int9}}", UnknownNameError, "no data type 'Int9'. Did you mean Int"),

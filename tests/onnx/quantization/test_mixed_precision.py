@@ -269,7 +269,7 @@ def test_a_plan_for_other_layers_types_or_models_is_noticed(tmp_path):
 def test_a_file_that_is_no_plan_is_named_and_kept(tmp_path, use):
     path = tmp_path / "plan.json"
     path.write_text("something else")
-    with pytest.raises(InvalidValueError, match=r"plan\.json.*not a plan"):
+    with pytest.raises(InvalidValueError, match=r"plan\.json.*not valid JSON"):
         mixed(mixed_config(PlanFile=path, UsePlan=use, NumTarget=1))
     assert path.read_text() == "something else"
 
@@ -356,7 +356,7 @@ def test_operators_without_weights_can_be_lowered_too():
 
 
 def test_random_data_do():
-    report = quantize(mixed_network(), None, mixed_config(SQNRTarget=20.0)).report
+    report = quantize(mixed_network(), None, mixed_config(SQNRTarget=20.0), use_random_data=True).report
     assert report.mixed.lowered
     assert any("random numbers" in each for each in report.remarks)
 

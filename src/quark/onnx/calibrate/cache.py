@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from quark.errors import InvalidValueError
+from quark.files.foreign import REPORT, Fields, read_json
 from quark.files.output import complete
 from quark.ranges import TensorRange
+from quark.text import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 CACHE_VERSION = 1
 
 
@@ -28,15 +29,17 @@ def cache_key(facts: Iterable[str]) -> str:
 def read_ranges(folder: Path, key: str, names: Iterable[str]) -> dict[str, TensorRange] | None:
     """The ranges of these tensors; None where they are not there."""
     path = _path(folder, key)
-    if not path.is_file():
+    if not path.exists():
         return None
+    label = f"calibration cache '{path}'"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["key"] != key:
-            raise ValueError("its key is another's")
-        return {name: _parse(*content["ranges"][name]) for name in names}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        _LOG.warning("calibration cache %s is ignored: %s: %s", path, type(error).__name__, error)
+        content = Fields(read_json(path, label, REPORT), label)
+        if content.text("key") != key:
+            content.refuse("key", f"'{key}'")
+        ranges = content.mapping("ranges")
+        return {name: _range(ranges, name) for name in names}
+    except InvalidValueError as error:
+        _LOG.warning("%s; it is ignored", error)
         return None
 
 
@@ -55,7 +58,8 @@ def _path(folder: Path, key: str) -> Path:
     return folder / f"ranges-{key[:32]}.json"
 
 
-def _parse(lowest: float, highest: float, position: int | None) -> TensorRange:
-    if position is not None and not isinstance(position, int):
-        raise InvalidValueError(f"position {position!r}")
-    return TensorRange(float(lowest), float(highest), position)
+def _range(ranges: Fields, name: str) -> TensorRange:
+    numbers = ranges.array(name, 3)
+    parts = Fields(dict(zip(("lowest", "highest", "position"), numbers, strict=True)), f"range of tensor '{name}'")
+    position = parts.integer("position", -1024, 1024) if parts.has("position") else None
+    return TensorRange(float(parts.number("lowest")), float(parts.number("highest")), position)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
+from quark.errors import InvalidValueError
+from quark.files.foreign import REPORT, Fields, read_json
 from quark.onnx.diagnose.operands import Constants, operands
 from quark.onnx.diagnose.pair import Side
 from quark.onnx.diagnose.sites import COMPUTING
 from quark.plan import SkippedNode
 
 NO_QUANTIZER = "no quantizer in the file"
-MOST_BYTES = 256 << 20  # of a report
 
 
 def find_skipped(side: Side) -> tuple[SkippedNode, ...]:
@@ -28,14 +27,13 @@ def find_skipped(side: Side) -> tuple[SkippedNode, ...]:
 
 def _told(side: Side) -> tuple[SkippedNode, ...] | None:
     path = None if side.path is None else side.path.with_suffix(".json")
+    if path is None or not path.is_file():
+        return None
     try:
-        if path is None or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        content = Fields(read_json(path, path.name, REPORT), path.name)
+        if content.mapping("result").text("sha256") != side.facts.sha256:
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["result"]["sha256"] != side.facts.sha256:
-            return None
-        return tuple(
-            SkippedNode(str(e["node"]), str(e["op_type"]), str(e["reason"])) for e in content["plan"]["skipped"]
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        nodes = content.mapping("plan").mappings("skipped")
+        return tuple(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")) for each in nodes)
+    except InvalidValueError:
         return None  # some other file of that name

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import onnx
+from onnx import TensorProto
 
 from quark.errors import ModelError, QuarkError
+from quark.files.foreign import RECORD, Fields, parse_json, short
 from quark.formats.spec import BlockFormat
 from quark.ops.schema import quantizer_of
 
 KEY = "quark.packed"
 VERSION = 1
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)  # what weights may be
 
 
 @dataclass(frozen=True)
@@ -71,42 +73,32 @@ def read_record(proto: onnx.ModelProto, name: str) -> Record:
     text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
     if text is None:
         raise ModelError(f"'{name}' is not packed: it has no entry '{KEY}' in its metadata. There is nothing to unpack")
-    try:
-        content = json.loads(text)
-        if content["version"] != VERSION:
-            raise ModelError(f"'{name}' is packed by version {content['version']}, and this is version {VERSION}")
-        weights = tuple(_weight(each) for each in content["weights"])
-        return Record(str(content["profile"]), int(content["ir_version"]), _texts(content["values"]), weights)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"'{name}': its metadata entry '{KEY}' is damaged: {error!r}. Pack the model again") from error
+    label = f"'{name}', metadata '{KEY}' (pack the model again if it is damaged)"
+    fields = Fields(parse_json(text, label, RECORD, ModelError), label, error=ModelError)
+    if fields.value("version") != VERSION:
+        version = short(fields.value("version"))
+        raise ModelError(f"'{name}' is packed by version {version}, and this is version {VERSION}")
+    weights = tuple(_weight(each) for each in fields.mappings("weights"))
+    return Record(fields.text("profile"), fields.integer("ir_version"), fields.texts("values"), weights)
 
 
-def _weight(content: Any) -> WeightRecord:
+def _weight(fields: Fields) -> WeightRecord:
+    if fields.integer("dtype") not in FLOATS:
+        fields.refuse("dtype", f"one of {', '.join(map(str, FLOATS))}")
+    planes = fields.mapping("planes")
     record = WeightRecord(
-        name=str(content["name"]),
-        operator=str(content["operator"]),
-        attributes={str(key): value for key, value in content["attributes"].items()},
-        shape=tuple(_size(each) for each in content["shape"]),
-        dtype=int(content["dtype"]),
-        layout=str(content["layout"]),
-        planes={str(role): str(each) for role, each in content["planes"].items()},
-        values=_texts(content["values"]),
-        position=_size(content["position"]),
+        name=fields.text("name"),
+        operator=fields.text("operator"),
+        attributes=dict(fields.mapping("attributes").content),
+        shape=fields.shape("shape"),
+        dtype=fields.integer("dtype"),
+        layout=fields.text("layout"),
+        planes={role: planes.text(role) for role in planes},
+        values=fields.texts("values"),
+        position=fields.integer("position"),
     )
     try:
         record.format  # noqa: B018 - an operator that we do not have is found out here
     except QuarkError as error:
         raise ModelError(f"weight '{record.name}': {error}") from error
     return record
-
-
-def _texts(content: Any) -> tuple[str, ...]:
-    return tuple(str(each) for each in content)
-
-
-def _size(content: Any) -> int:
-    if not isinstance(content, int) or isinstance(content, bool) or not 0 <= content < 1 << 48:
-        raise ValueError(f"{content!r} is no size")
-    return content

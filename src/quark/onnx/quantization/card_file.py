@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quark.card import CARD_KEY, MOST_BYTES, Card
+from quark.card import CARD_KEY, Card
 from quark.errors import InvalidValueError
+from quark.files.foreign import REPORT, Fields, open_regular, parse_json, read_json
 from quark.onnx.pack.record import KEY as PACKED_KEY
 
 
@@ -26,7 +26,7 @@ def read_card(path: Path) -> FoundCard:
     says more."""
     if path.is_dir():
         raise InvalidValueError(f"card '{path}' is a folder; expected a quantized model or its JSON")
-    if not path.is_file():
+    if not path.exists():
         raise InvalidValueError(f"card '{path}': there is no such file; expected a quantized model or its JSON")
     if path.suffix.lower() == ".json":
         card = _card_of_json(path)
@@ -42,18 +42,9 @@ def read_card(path: Path) -> FoundCard:
 
 
 def _card_of_json(path: Path) -> Card:
-    if path.stat().st_size > MOST_BYTES:
-        raise InvalidValueError(f"card '{path}' is too large for one: expected at most {MOST_BYTES >> 20} MB")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidValueError(f"card '{path}' cannot be read: {error}") from error
-    if isinstance(content, dict) and "card" in content:
-        content = content["card"]
-    try:
-        return Card.from_dict(content)
-    except InvalidValueError as error:
-        raise InvalidValueError(f"'{path}': {error}") from error
+    label = f"card '{path}'"
+    content = read_json(path, label, REPORT)
+    return Card.from_dict(content["card"] if isinstance(content, dict) and "card" in content else content, label)
 
 
 def _card_of_model(path: Path) -> Card:
@@ -61,7 +52,8 @@ def _card_of_model(path: Path) -> Card:
     from google.protobuf.message import DecodeError
 
     try:
-        proto = onnx.load(path, load_external_data=False)
+        with open_regular(path, f"card '{path}'") as file:
+            proto = onnx.load_model_from_string(file.read())
         said = {str(each.key): str(each.value) for each in proto.metadata_props}
     except (DecodeError, OSError, ValueError) as error:  # ValueError: text that is none
         raise InvalidValueError(f"card '{path}' cannot be read as an ONNX model: {error}") from error
@@ -69,17 +61,8 @@ def _card_of_model(path: Path) -> Card:
         raise InvalidValueError(
             f"model '{path}' has no card: its metadata has no '{CARD_KEY}'; quark writes one since there are cards"
         )
-    try:
-        return replace(Card.from_json(said[CARD_KEY]), packing=_profile(said.get(PACKED_KEY)))
-    except InvalidValueError as error:
-        raise InvalidValueError(f"model '{path}': {error}") from error
-
-
-def _profile(text: str | None) -> str:
-    """How the file is packed, by what packing says of itself; empty where it is not."""
-    if text is None:
-        return ""
-    try:
-        return str(json.loads(text)["profile"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidValueError(f"its entry '{PACKED_KEY}' is damaged: {error}") from error
+    card = Card.from_json(said[CARD_KEY], f"model '{path}', card")
+    if PACKED_KEY not in said:
+        return card
+    label = f"model '{path}', metadata '{PACKED_KEY}'"
+    return replace(card, packing=Fields(parse_json(said[PACKED_KEY], label), label).text("profile"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,9 +39,10 @@ from quark.onnx.refine.options import FinetuneOptions, Reconstruction
 from quark.plan import QuantizationPlan, SkippedNode
 from quark.reconstruction.problem import Fitted, Problem
 from quark.rounded import rounded
+from quark.text import get_logger, printable
 
 Array = NDArray[Any]
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
 
 
@@ -67,7 +67,7 @@ def finetune(
         folder = run.checkpoint.folder
         text = f"finetuning was interrupted; finished layers are in '{folder}', run the same again to go on"
         _LOG.warning("%s", text)
-        raise KeyboardInterrupt(text) from None
+        raise KeyboardInterrupt(printable(text)) from None
     finally:
         run.close()
     run.checkpoint.finish()
@@ -148,7 +148,8 @@ class _Finetuning:
 
     def _fitted_together(self, place: int, block: Block) -> list[tuple[int, TrainedLayer, Fitted]]:
         numbers = range(place, place + len(block.layers))
-        kept = [each for number in numbers if (each := self.checkpoint.read(number)) is not None]
+        read = [self._kept(number, layer) for number, layer in zip(numbers, block.layers, strict=True)]
+        kept = [each for each in read if each is not None]
         if len(kept) < len(numbers):
             start = time.monotonic()
             kept = self._fitter.fit(block, place)
@@ -159,7 +160,7 @@ class _Finetuning:
 
     def _fitted(self, stage: Mapping[int, TrainedLayer]) -> Any:
         """The layers of a stage one by one, each fitted when the one before it has been taken."""
-        kept = {number: self.checkpoint.read(number) for number in stage}
+        kept = {number: self._kept(number, layer) for number, layer in stage.items()}
         missing = {number: layer for number, layer in stage.items() if kept[number] is None}
         start = time.monotonic()
         outputs = {layer.name: str(self._exact[layer.name].outputs[0].name) for layer in missing.values()}
@@ -171,6 +172,12 @@ class _Finetuning:
                 fitted = self._fit(number, layer, targets.pop(layer.name))
                 self.checkpoint.write(number, fitted)
             yield [(number, layer, fitted)]
+
+    def _kept(self, number: int, layer: TrainedLayer) -> Fitted | None:
+        """The layer as an earlier run left it."""
+        weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])
+        sizes = {"weight": weight, "bias": bias}
+        return self.checkpoint.read(number, {name: 0 if each is None else each.size for name, each in sizes.items()})
 
     def _fit(self, number: int, layer: TrainedLayer, targets: Targets) -> Fitted:
         from quark.reconstruction.fit import fit

@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
-import yaml
 
 from quark.account import FileFacts
 from quark.card import CARD_KEY, Card, DataFacts, DataKind, platform_facts, relative_path, samples_digest
+from quark.files.foreign import REPORT, parse_json
 from quark.measures import FunctionMeasure
 from quark.onnx.data import Samples, find_preprocessing
 from quark.onnx.load import LoadedModel
@@ -23,6 +22,7 @@ from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.presets import PRESETS
 from quark.onnx.quantization.settings import Settings
 from quark.onnx.quantization.versions import versions
+from quark.text import shell_command
 
 CONFIG_FILE = "config.yaml"  # in commands, for what is no preset with changes
 USUAL_PREPROCESSING = "imagenet"
@@ -113,19 +113,21 @@ def placed(card: Card, target: Path, source: Any, data: Any, result: FileFacts |
 def command_of(card: Card, target: str = "OUT.onnx") -> str:
     """The line that makes the file, with names in the place of paths. A config that is no preset with a few changes
     stands as a file; `quark reproduce` needs none."""
-    parts = ["quark", "quantize", card.source.name or "MODEL.onnx", target]
+    parts: list[str | Path] = ["quark", "quantize", Path(card.source.name or "MODEL.onnx"), target]
     known = preset_and_changes(card.config)
     if known is None:
         parts += ["--config", CONFIG_FILE]
     else:
         parts += ["--config", known[0], *set_arguments(known[1])]
-    parts += _data_arguments(card.data)
-    return shlex.join([*parts, *(["--pack", card.packing] if card.packing else [])])
+    options = card.config.get("extra_options")
+    is_asked_for = isinstance(options, Mapping) and bool(options.get("UseRandomData"))
+    parts += ["--random"] if card.data.kind is DataKind.RANDOM and not is_asked_for else _data_arguments(card.data)
+    return shell_command([*parts, *(["--pack", card.packing] if card.packing else [])])
 
 
 def packed_report(text: str, profile: str, result: FileFacts) -> str:
     """The report on a file, MODEL.json, when that was packed afterwards: its own hash, and how it is packed."""
-    content = json.loads(text)
+    content = parse_json(text, "report", REPORT)
     content["result"] = asdict(result)
     if content.get("card"):
         card = replace(Card.from_dict(content["card"]), packing=profile, result=result)
@@ -139,6 +141,8 @@ def set_arguments(changes: tuple[Change, ...]) -> list[str]:
 
 
 def _yaml(value: Any) -> str:
+    import yaml
+
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
     return text.removesuffix("...").strip()
 

@@ -7,15 +7,14 @@ plan file       written after every step forward, so that a run that breaks off 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import onnx_ir as ir
 
 from quark.account import AlgorithmFacts
 from quark.errors import InvalidValueError, ModelError, unknown_name
+from quark.files.foreign import REPORT, read_json
 from quark.mixed_precision import (
     Figure,
     LayerPrecision,
@@ -236,17 +235,8 @@ def _read_plan(options: MixOptions) -> MixedPlan | None:
         if not path.parent.is_dir():
             raise InvalidValueError(f"AutoMixprecision.PlanFile '{path}': there is no folder '{path.parent}'")
         return None
-    with _naming(path):
-        return MixedPlan.from_json(path.read_text(encoding="utf-8"))
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """An error about a plan names its file."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, InvalidValueError) as error:
-        raise InvalidValueError(f"AutoMixprecision.PlanFile '{path}': {error}") from error
+    label = f"AutoMixprecision.PlanFile '{path}'"
+    return MixedPlan.from_dict(read_json(path, label, REPORT), label)
 
 
 def _as_given(plan: MixedPlan, given: MixedPlan) -> tuple[MixedPlan, tuple[str, ...]]:

@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def needs_data(self) -> bool:
-        """That the result hangs on samples, be they random numbers."""
+        """True if samples, real or random, affect the result."""
         return self.refine.finetune is not None or self._is_calibrated
 
     @property

@@ -21,7 +21,8 @@ import torch
 from torch import fx, nn
 
 import quark
-from quark.errors import MissingDependencyError, ModelError, UnsupportedTypeError
+from quark.errors import InvalidValueError, MissingDependencyError, ModelError, UnsupportedTypeError
+from quark.files.foreign import REPORT, Fields, read_json
 from quark.onnx.save import complete, write_text, writing
 from quark.plan import AffineChoice, Choice, QuantizationPlan
 from quark.torch.export.deployable import frozen
@@ -32,7 +33,6 @@ from quark.torch.train.quantizers import Quantizer
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VERSION = 1
-_MOST_CONFIG_BYTES = 256 << 20
 
 
 def export_safetensors(
@@ -77,11 +77,19 @@ def export_safetensors(
 
 def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> FrozenNetwork:
     """A copy of the network with the state that was written to the folder. A ModelError names what does not fit."""
-    content = _read_config(Path(folder) / CONFIG)
-    plan = QuantizationPlan.from_json(json.dumps(content["plan"]))
+    path = Path(folder) / CONFIG
+    label = f"'{path}' (export_safetensors writes it)"
+    content = Fields(read_json(path, label, REPORT, ModelError), label, error=ModelError)
+    if content.value("version") != VERSION:
+        raise ModelError(f"'{path}': expected the description of a quantized state of version {VERSION}")
+    try:
+        plan = QuantizationPlan.from_dict(content.value("plan"), f"'{path}', plan")
+    except InvalidValueError as error:
+        raise ModelError(str(error)) from error
     _check_plan(network, plan)
     state = network.state_dict()
-    described = {name: _stored(name, entry) for name, entry in content["tensors"].items()}
+    entries = content.mapping("tensors")
+    described = {name: _stored(entries.mapping(name)) for name in entries}
     _check_names(described, state)
     for name, stored in described.items():
         here = state[name]
@@ -93,10 +101,11 @@ def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> 
     tensors = _read_tensors(Path(folder) / WEIGHTS, described)
     choices = _choices_of(plan, parameter_choices(network))
     loaded = {name: restore(name, stored, tensors, choices.get(name)) for name, stored in described.items()}
+    config = dict(content.mapping("config").content)
     result = copy.deepcopy(network)
     result.load_state_dict(loaded)
     made: FrozenNetwork = with_state(
-        result, FrozenNetwork, {"plan": plan, "config": content["config"], "algorithms": network.algorithms}
+        result, FrozenNetwork, {"plan": plan, "config": config, "algorithms": network.algorithms}
     )
     return made.eval().requires_grad_(False)
 
@@ -159,34 +168,11 @@ def _check_names(described: Mapping[str, Stored], state: Mapping[str, torch.Tens
         raise ModelError(f"the file is not of this network: it {' and '.join(parts)}")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        size = path.stat().st_size
-        if size > _MOST_CONFIG_BYTES:
-            raise ModelError(f"'{path}' has {size} bytes: expected at most {_MOST_CONFIG_BYTES}")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read '{path}': {error.strerror or error}; export_safetensors writes it") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"'{path}' is no JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise ModelError(f"'{path}': expected the description of a quantized state of version {VERSION}")
-    for key in ("tensors", "plan", "config"):
-        if not isinstance(content.get(key), dict):
-            raise ModelError(f"'{path}' has no '{key}': export_safetensors writes it")
-    return content
-
-
-def _stored(name: str, entry: Any) -> Stored:
-    try:
-        shape = tuple(int(size) for size in entry["shape"])
-        parts = tuple(str(part) for part in entry["parts"])
-        stored = Stored(str(entry["kind"]), str(entry["format"]), shape, str(entry["dtype"]), parts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"the entry of '{name}' in {CONFIG} is none: {error}") from error
-    if stored.kind not in ("codes", "packed", "float") or not _is_type(stored.dtype):
-        raise ModelError(f"the entry of '{name}' in {CONFIG}: {stored.kind} of {stored.dtype} is not known")
-    return stored
+def _stored(fields: Fields) -> Stored:
+    kind = fields.text("kind", ("codes", "packed", "float"))
+    if not _is_type(fields.text("dtype")):
+        fields.refuse("dtype", "a type of torch")
+    return Stored(kind, fields.text("format"), fields.shape("shape"), fields.text("dtype"), fields.texts("parts"))
 
 
 def _is_type(name: str) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.export import ExportedProgram
 
 from quark.errors import InvalidValueError, UnsupportedTypeError
+from quark.files.foreign import REPORT, read_json
 from quark.mixed_precision import MixedPlan
 from quark.plan import QuantizationPlan
 from quark.torch.freeze import freeze
@@ -60,17 +59,15 @@ class ModelQuantizer:
 def read_plan(path: str | os.PathLike[str]) -> QuantizationPlan | MixedPlan:
     """The plan in a JSON file: one of mixed precision, one of all tensors, or the report that quark.onnx wrote beside a
     quantized file, which holds the second."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidValueError(f"{os.fspath(path)}: no plan can be read: {error}") from error
+    label = f"plan '{os.fspath(path)}'"
+    content = read_json(path, label, REPORT)
     content = content if isinstance(content, dict) else {}
     plan = content.get("plan")
     inner = plan if isinstance(plan, dict) else content
     if "layers" in inner:
-        return MixedPlan.from_json(json.dumps(inner))
+        return MixedPlan.from_dict(inner, label)
     if "tensors" in inner:
-        return QuantizationPlan.from_json(json.dumps(inner))
+        return QuantizationPlan.from_dict(inner, label)
     raise InvalidValueError(
-        f"{os.fspath(path)}: expected a plan (with 'tensors' or 'layers') or the report of a quantized ONNX file"
+        f"{label}: expected a plan (with 'tensors' or 'layers') or the report of a quantized ONNX file"
     )

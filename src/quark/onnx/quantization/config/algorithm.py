@@ -11,7 +11,8 @@ from dataclasses import MISSING, dataclass, fields
 from os import PathLike
 from typing import Any, ClassVar
 
-from quark.errors import InvalidValueError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.files.foreign import short
 from quark.onnx.quantization.config.spec import QLayerConfig
 from quark.reconstruction.options import TRAINED_OP_TYPES
 
@@ -35,9 +36,11 @@ class AlgoConfig:
     @staticmethod
     def from_dict(content: dict[str, Any]) -> AlgoConfig:
         """The algorithm that `to_dict` wrote."""
+        if not isinstance(content, dict):
+            raise UnsupportedTypeError(f"algorithm: expected a mapping with its name, got {short(content)}")
         settings = dict(content)
         name = settings.pop("name", None)
-        if name not in ALGORITHMS:
+        if not isinstance(name, str) or name not in ALGORITHMS:
             raise unknown_name("algorithm", name, ALGORITHMS)
         known = [each.name for each in fields(ALGORITHMS[name])]
         for key in settings:

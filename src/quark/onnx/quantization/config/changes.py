@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from quark.errors import InvalidValueError, unknown_name
+from quark.files.foreign import SETTINGS, short
 from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.option_table import OPTIONS
 
@@ -22,6 +23,8 @@ def changed(config: QuantizationConfig | QConfig, changes: Iterable[Change]) -> 
     content = config.to_dict()
     for key, value in changes:
         first, *rest = key.split(".")
+        if len(rest) > SETTINGS.levels:
+            raise InvalidValueError(f"--set {short(key)}: a key of more than {SETTINGS.levels} parts")
         if first not in known and first not in OPTIONS:
             raise unknown_name("field or option", first, [*known, *OPTIONS])
         place = content if first in known else content["extra_options"]
@@ -34,5 +37,5 @@ def changed(config: QuantizationConfig | QConfig, changes: Iterable[Change]) -> 
 def _inner(place: dict[str, Any], part: str, key: str) -> dict[str, Any]:
     inner = place.setdefault(part, {})
     if not isinstance(inner, dict):
-        raise InvalidValueError(f"--set {key}: '{part}' is {inner!r}, which has no parts")
+        raise InvalidValueError(f"--set {key}: '{part}' is {short(inner)}, which has no parts")
     return inner

@@ -97,9 +97,9 @@ class QuantizationConfig:
     @staticmethod
     def load(path: str | PathLike[str]) -> QuantizationConfig:
         """Read such a file."""
-        from quark.onnx.quantization.config.files import read
+        from quark.onnx.quantization.config.files import read_as
 
-        return QuantizationConfig.from_dict(read(path))
+        return read_as(QuantizationConfig.from_dict, path)
 
 
 @dataclass
@@ -187,9 +187,9 @@ class QConfig:
     @staticmethod
     def load(path: str | PathLike[str]) -> QConfig:
         """Read such a file."""
-        from quark.onnx.quantization.config.files import read
+        from quark.onnx.quantization.config.files import read_as
 
-        return QConfig.from_dict(read(path))
+        return read_as(QConfig.from_dict, path)
 
     @staticmethod
     def get_default_config(config_name: str) -> Config:

@@ -119,6 +119,6 @@ DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
 
 def parse_data_type(name: str) -> DataType:
     """The type of that name."""
-    if name not in DATA_TYPES:
+    if not isinstance(name, str) or name not in DATA_TYPES:
         raise unknown_name("data type", name, DATA_TYPES)
     return DATA_TYPES[name]

@@ -8,27 +8,29 @@ what differs; extra options are merged key by key:
     extra_options:
       CalibDataSize: 100
 
-A key that is not known is an error. Functions cannot be written.
+A key that is not known is an error. Functions cannot be written. Files come from anybody: `quark.files.foreign` reads
+them, and what is of the wrong type is an error that names the field.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from enum import Enum
+from math import isfinite
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
-
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
-from quark.onnx.data.yaml_text import parse_yaml
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError, unknown_name
+from quark.files.foreign import SETTINGS, key_path, read_json, read_yaml, short
 from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES
 from quark.onnx.quantization.config.spec import QLayerConfig
+
+_Made = TypeVar("_Made")
 
 _ENUMS = {cls.__name__: cls for cls in (*CALIBRATION_METHODS, *QUANT_TYPES, *QUANT_FORMATS)}
 
@@ -75,6 +77,19 @@ def without_places(content: Any) -> Any:
     return [without_places(each) for each in content] if isinstance(content, (list, tuple)) else content
 
 
+def refuse_infinite(content: Any, keys: tuple[Any, ...] = ()) -> None:
+    """Raise an error for a number that JSON cannot hold: the config is written into the file that is made by it."""
+    if isinstance(content, float) and not isfinite(content):
+        raise InvalidValueError(
+            f"'{key_path(keys)}' is {content}: expected a finite number; where it is a limit, leave it out"
+        )
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(content, (Mapping, list)):
+        items = content.items() if isinstance(content, Mapping) else enumerate(content)
+    for key, each in items:
+        refuse_infinite(each, (*keys, key))
+
+
 def restored(value: Any) -> Any:
     """What `plain` was made of, but for tuples."""
     if isinstance(value, str):
@@ -97,7 +112,7 @@ def _enum_of(text: str) -> Any:
 
 def _options(content: Any) -> dict[str, Any]:
     if not isinstance(content, Mapping):
-        raise UnsupportedTypeError(f"extra_options: expected a mapping, got {content!r}")
+        raise UnsupportedTypeError(f"extra_options: expected a mapping, got {short(content)}")
     options: dict[str, Any] = restored(content)
     for name in _OPTIONS_OF_PAIRS:
         if isinstance(options.get(name), list):
@@ -117,16 +132,18 @@ def quantization_config_from_dict(content: Any) -> QuantizationConfig:
     from quark.onnx.quantization.presets import get_default_config
 
     if not isinstance(content, Mapping):
-        raise UnsupportedTypeError(f"config: expected a mapping of fields, got {content!r}")
+        raise UnsupportedTypeError(f"config: expected a mapping of fields, got {short(content)}")
     values = dict(content)
     preset = values.pop("preset", None)
+    if preset is not None and not isinstance(preset, str):
+        raise UnsupportedTypeError(f"preset is {short(preset)}: expected the name of a preset")
     config = QuantizationConfig() if preset is None else get_default_config(preset)
     known = [each.name for each in fields(config)]
     for name, value in values.items():
         if name not in known:
             raise unknown_name("field of QuantizationConfig", name, [*known, "preset"])
         if name == "extra_options":
-            value = merged(config.extra_options, _options(value or {}))
+            value = merged(config.extra_options, _options({} if value is None else value))
         else:
             value = _subgraphs(value) if name == "subgraphs_to_exclude" else restored(value)
         setattr(config, name, value)
@@ -177,12 +194,33 @@ def _layers_to_list(layers: Mapping[Any, Any]) -> list[list[Any]]:
     return [[config and config.to_dict(), names] for config, names in layer_entries(layers)]
 
 
-def _layers_from_list(content: Any) -> dict[QLayerConfig | None, list[str]]:
+def _layers_from_list(content: Any, field: str) -> dict[QLayerConfig | None, list[str]]:
+    expected = "a list of pairs [CONFIG, [NAMES]], CONFIG being a mapping, or null for what stays in float"
     layers: dict[QLayerConfig | None, list[str]] = {}
-    for config, names in content:
-        key = None if config is None else QLayerConfig.from_dict(config)
+    for number, entry in enumerate(_list(content, field, expected)):
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+            raise InvalidValueError(f"{field}[{number}] is {short(entry)}: expected {expected}")
+        config, names = entry
+        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+            raise InvalidValueError(f"{field}[{number}][1] is {short(names)}: expected a list of names")
+        key = None if config is None else naming(f"{field}[{number}][0]", QLayerConfig.from_dict, config)
         layers[key] = [*layers.get(key, []), *names]
     return layers
+
+
+def _list(content: Any, field: str, expected: str) -> list[Any]:
+    """A field of a QConfig that is a list, or null for an empty one."""
+    if content is not None and not isinstance(content, (list, tuple)):
+        raise UnsupportedTypeError(f"{field} is {short(content)}: expected {expected}")
+    return list(content or [])
+
+
+def naming(field: str, make: Callable[[Any], _Made], content: Any) -> _Made:
+    """What is made of the content; an error about it names the field."""
+    try:
+        return make(content)
+    except (InvalidValueError, UnsupportedTypeError, UnsupportedOptionError) as error:
+        raise type(error)(f"{field}: {error}") from error
 
 
 def qconfig_from_dict(content: Any) -> QConfig:
@@ -192,14 +230,16 @@ def qconfig_from_dict(content: Any) -> QConfig:
     for name in content:
         if name not in known:
             raise unknown_name("field of QConfig", name, known)
+    exclude = content.get("exclude")
+    algorithms = _list(content.get("algo_config"), "algo_config", "a list of mappings with the name of an algorithm")
     return QConfig(
-        QLayerConfig.from_dict(content["global_config"]),
-        _layers_from_list(content.get("specific_layer_config") or []),
-        _layers_from_list(content.get("layer_type_config") or []),
-        _subgraphs(content.get("exclude") or []),
-        [AlgoConfig.from_dict(each) for each in content.get("algo_config") or []],
+        naming("global_config", QLayerConfig.from_dict, content["global_config"]),
+        _layers_from_list(content.get("specific_layer_config"), "specific_layer_config"),
+        _layers_from_list(content.get("layer_type_config"), "layer_type_config"),
+        _subgraphs([exclude] if isinstance(exclude, str) else _list(exclude, "exclude", "a list of names")),
+        [naming(f"algo_config[{i}]", AlgoConfig.from_dict, each) for i, each in enumerate(algorithms)],
         content.get("use_external_data_format", False),
-        extra_options=_options(content.get("extra_options") or {}),
+        extra_options=_options(content.get("extra_options", {})),
     )
 
 
@@ -209,6 +249,8 @@ def write(content: Mapping[str, Any], path: str | PathLike[str]) -> Path:
     if target.suffix.lower() == ".json":
         text = json.dumps(content, indent=1)
     elif _is_yaml(target):
+        import yaml
+
         text = yaml.safe_dump(dict(content), sort_keys=False)
     else:
         raise InvalidValueError(f"{str(target)!r}: expected a name that ends in .yaml, .yml or .json")
@@ -222,23 +264,18 @@ def _is_yaml(path: Path) -> bool:
     return path.suffix.lower() in (".yaml", ".yml")
 
 
-def read(path: str | PathLike[str]) -> Any:
-    """The content of such a file."""
-    source = Path(path)
-    try:
-        text = source.read_text(encoding="utf-8")
-        return json.loads(text) if source.suffix.lower() == ".json" else parse_yaml(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"config file {str(source)!r} cannot be read: {error}") from error
-    except (ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: no JSON, or a number of 5000 digits
-        raise InvalidValueError(f"config file {str(source)!r} is not valid: {' '.join(str(error).split())}") from error
+def read_as(make: Callable[[Any], _Made], path: str | PathLike[str]) -> _Made:
+    """What is made of the content of such a file; every error names it."""
+    label = f"config file {str(path)!r}"
+    read = read_json if Path(path).suffix.lower() == ".json" else read_yaml
+    return naming(label, make, read(path, label, SETTINGS))
 
 
 def load_config(path: str | PathLike[str]) -> QuantizationConfig | QConfig:
     """The config in a file, whichever kind it is."""
-    content = read(path)
-    try:
+
+    def make(content: Any) -> QuantizationConfig | QConfig:
         is_by_tensor = isinstance(content, Mapping) and "global_config" in content
         return qconfig_from_dict(content) if is_by_tensor else quantization_config_from_dict(content)
-    except (InvalidValueError, UnsupportedTypeError) as error:
-        raise type(error)(f"config file {str(path)!r}: {error}") from error
+
+    return read_as(make, path)

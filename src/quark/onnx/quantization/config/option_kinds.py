@@ -10,7 +10,10 @@ from os import PathLike
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.files.foreign import short
 from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES
+
+MOST_COUNTED = 1 << 63  # no integer of an option is as large
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,10 @@ class Kind:
         """Raise an error that names the option, what came and what is expected."""
         if not self.has_type(value):
             raise UnsupportedTypeError(
-                f"option '{name}': {value!r} has type {type(value).__name__}, expected {self.expected}"
+                f"option '{name}': {short(value)} has type {type(value).__name__}, expected {self.expected}"
             )
         if not self.is_legal(value):
-            raise InvalidValueError(f"option '{name}': {value!r} is not possible, expected {self.expected}")
+            raise InvalidValueError(f"option '{name}': {short(value)} is not possible, expected {self.expected}")
         if self.keys is not None:
             self._check_keys(self.keys, name, value)
 
@@ -58,7 +61,8 @@ def integer(lowest: int | None = None, highest: int | None = None) -> Kind:
     bounds = "" if lowest is None else f" of at least {lowest}" if highest is None else f" from {lowest} to {highest}"
 
     def is_within(value: int) -> bool:
-        return (lowest is None or value >= lowest) and (highest is None or value <= highest)
+        is_counted = abs(value) < MOST_COUNTED
+        return is_counted and (lowest is None or value >= lowest) and (highest is None or value <= highest)
 
     return Kind(f"an integer{bounds}", is_integer, is_within)
 
@@ -117,7 +121,7 @@ def member_of(classes: tuple[Any, ...], example: str) -> Kind:
 
 BOOL = Kind("True or False", lambda value: isinstance(value, bool))
 TEXT = Kind("a string", lambda value: isinstance(value, str))
-PATH = Kind("a path", lambda value: isinstance(value, (str, PathLike)))
+PATH = Kind("a path", lambda value: isinstance(value, (str, PathLike)), lambda value: "\0" not in str(value))
 NAMES = Kind("a list of strings", is_names)
 PAIRS = Kind("a list of pairs of operator types", _is_pair_list)
 FUNCTION = Kind("a function", callable)

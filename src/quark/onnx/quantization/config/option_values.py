@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError, unknown_name
+from quark.files.foreign import short
 from quark.onnx.choose.options import TensorOverride
 from quark.onnx.insert.options import NBitsOptions
 from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS
 from quark.onnx.quantization.config.option_kinds import BOOL, QUANT_TYPE, Kind, integer, is_integer, is_number
 from quark.onnx.quantization.config.quant_types import format_of_type
+
+MOST_SIZE = 1 << 40  # of a dimension
+_MOST_FLOAT = 3.4028234663852886e38  # of float32, which scales are stored in
 
 
 def fixed_shapes(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -30,9 +35,9 @@ def _named_shape(item: str) -> tuple[str, tuple[int, ...]]:
         sizes = tuple(int(size) for size in shape.strip()[1:-1].split(","))
     except ValueError:
         expected = "NAME:[SIZE,SIZE,...] like input:[1,3,224,224], several with ; between"
-        raise InvalidValueError(f"option 'FixShapes': {item!r}, expected {expected}") from None
-    if any(size < 1 for size in sizes):
-        raise InvalidValueError(f"option 'FixShapes': {item!r}, sizes are at least 1")
+        raise InvalidValueError(f"option 'FixShapes': {short(item)}, expected {expected}") from None
+    if not all(1 <= size < MOST_SIZE for size in sizes):
+        raise InvalidValueError(f"option 'FixShapes': {short(item)}, sizes are at least 1 and below {MOST_SIZE}")
     return name.strip(), sizes
 
 
@@ -59,19 +64,36 @@ def nbits_options(value: Mapping[str, Any]) -> NBitsOptions:
     )
 
 
-def _is_numbers(value: Any) -> bool:
-    return is_number(value) or (callable(getattr(value, "tolist", None)) or isinstance(value, (list, tuple)))
+def _is_one_number(value: Any) -> bool:
+    numbers = _listed(value)
+    return len(numbers) == 1 and is_number(numbers[0])
 
 
-_NUMBERS = Kind("a number", _is_numbers)
+def _listed(value: Any) -> list[Any]:
+    """The numbers of a number, a list or an array."""
+    plain = value.tolist() if callable(getattr(value, "tolist", None)) else value
+    return list(plain) if isinstance(plain, (list, tuple)) else [plain]
+
+
+_NUMBER = Kind("a number", _is_one_number, lambda value: isfinite(_listed(value)[0]))
+_NUMBERS = Kind(
+    "a number, or a list of numbers",
+    lambda value: all(map(is_number, _listed(value))),
+    lambda value: all(isfinite(each) and abs(each) <= _MOST_FLOAT for each in _listed(value)),
+)
+_INTEGERS = Kind(
+    "an integer, or a list of integers",
+    lambda value: all(map(is_number, _listed(value))),
+    lambda value: all(isfinite(each) and abs(each) < MOST_SIZE for each in _listed(value)),
+)
 OVERRIDE_KEYS = {
     "quant_type": QUANT_TYPE,
     "symmetric": BOOL,
     "reduce_range": BOOL,
-    "rmin": _NUMBERS,
-    "rmax": _NUMBERS,
+    "rmin": _NUMBER,
+    "rmax": _NUMBER,
     "scale": _NUMBERS,
-    "zero_point": _NUMBERS,
+    "zero_point": _INTEGERS,
     "axis": integer(),
 }
 
@@ -86,7 +108,7 @@ def _override(tensor: str, entries: Any) -> TensorOverride:
     is_list = isinstance(entries, (list, tuple)) and all(isinstance(each, Mapping) for each in entries)
     if not is_list or not entries:
         raise UnsupportedTypeError(
-            f"option '{subject}': {entries!r}, expected a list of one dictionary for the tensor, "
+            f"option '{subject}': {short(entries)}, expected a list of one dictionary for the tensor, "
             "or one for each channel"
         )
     for entry in entries:
@@ -99,8 +121,8 @@ def _override(tensor: str, entries: Any) -> TensorOverride:
         _override_format(subject, first),
         first.get("symmetric"),
         _override_range(subject, entries),
-        _gathered(entries, "scale", float),
-        _gathered(entries, "zero_point", int),
+        _gathered(subject, entries, "scale", float),
+        _gathered(subject, entries, "zero_point", int),
         first.get("axis"),
         first.get("reduce_range"),
     )
@@ -145,18 +167,16 @@ def _override_range(subject: str, entries: Any) -> tuple[float, float] | None:
             f"option '{subject}': rmin and rmax come together, and for a whole tensor; for channels give "
             "scale and zero_point"
         )
-    lowest, highest = float(first["rmin"]), float(first["rmax"])
+    lowest, highest = (float(_listed(first[key])[0]) for key in ("rmin", "rmax"))
     if not lowest <= highest:
         raise InvalidValueError(f"option '{subject}': rmin {lowest:g} above rmax {highest:g}")
     return lowest, highest
 
 
-def _gathered(entries: Any, key: str, number_type: type) -> Any:
+def _gathered(subject: str, entries: Any, key: str, number_type: type) -> Any:
     """The numbers under key of all entries, each a number or an array of numbers."""
     if key not in entries[0]:
         return None
-    numbers: list[Any] = []
-    for entry in entries:
-        value = entry[key].tolist() if hasattr(entry[key], "tolist") else entry[key]
-        numbers.extend(value if isinstance(value, (list, tuple)) else [value])
-    return tuple(map(number_type, numbers))
+    if any(key not in entry for entry in entries):
+        raise InvalidValueError(f"option '{subject}': '{key}' is in some entries and not in others")
+    return tuple(number_type(number) for entry in entries for number in _listed(entry[key]))

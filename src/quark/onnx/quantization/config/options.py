@@ -28,7 +28,15 @@ from quark.onnx.quantization.config.algorithm_options import (
 )
 from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
 from quark.onnx.quantization.config.field_checks import check_fields, preset_of, refuse_fields
-from quark.onnx.quantization.config.files import layer_entries, load_config, plain, qconfig_to_dict, without_places
+from quark.onnx.quantization.config.files import (
+    layer_entries,
+    load_config,
+    naming,
+    plain,
+    qconfig_to_dict,
+    refuse_infinite,
+    without_places,
+)
 from quark.onnx.quantization.config.layers import fields_of, layer_of
 from quark.onnx.quantization.config.mixed_precision_options import draft_low_spec, mix_options
 from quark.onnx.quantization.config.nbits_spec import nbits_spec
@@ -53,7 +61,15 @@ def settings_of(config: AnyConfig) -> Settings:
     >>> settings_of("MXINT8").choose.default.weight.quantizer.scale_rule.value
     'floor'
     """
-    name, wanted = _resolved(config)
+    if isinstance(config, (str, PathLike)) and config not in PRESETS:
+        path = Path(config)
+        if path.suffix.lower() not in CONFIG_SUFFIXES:
+            raise unknown_preset(str(config))
+        return naming(f"config file {str(path)!r}", lambda each: _settings(path.stem, each), load_config(path))
+    return _settings(*_resolved(config))
+
+
+def _settings(name: str | None, wanted: Any) -> Settings:
     if isinstance(wanted, QConfig):
         return _by_tensor(name, wanted)
     if not isinstance(wanted, QuantizationConfig):
@@ -68,11 +84,6 @@ def _resolved(config: Any) -> tuple[str | None, Any]:
     """A name to call it by, where it has one, and the config itself."""
     if isinstance(config, str) and config in PRESETS:
         return config, PRESETS[config].config()
-    if isinstance(config, (str, PathLike)):
-        path = Path(config)
-        if path.suffix.lower() not in CONFIG_SUFFIXES:
-            raise unknown_preset(str(config))
-        return path.stem, load_config(path)
     return None, config.global_quant_config if isinstance(config, Config) else config
 
 
@@ -179,6 +190,7 @@ def _tensor_precision(config: QuantizationConfig, draft: Draft) -> None:
 def _assembled(
     name: str, config: QuantizationConfig, draft: Draft, default: LayerSpec, record: Mapping[str, Any]
 ) -> Settings:
+    refuse_infinite(record)
     is_nbits = draft.spec_values.get("UseMatMulNBits", False)
     if not is_nbits and draft.of("insert").pop("matmul_nbits", None) is not None:
         draft.remarks.append("MatMulNBitsParams: UseMatMulNBits is not set")

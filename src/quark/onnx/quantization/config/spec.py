@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.files.foreign import short
 from quark.onnx.quantization.config.data_type import (
     BFP16,
     MX4,
@@ -205,7 +206,7 @@ class QLayerConfig:
     def from_dict(content: dict[str, Any]) -> QLayerConfig:
         """The layer config that `to_dict` wrote."""
         if not isinstance(content, dict):
-            raise UnsupportedTypeError(f"layer config: expected a mapping, got {content!r}")
+            raise UnsupportedTypeError(f"layer config: expected a mapping, got {short(content)}")
         known = [each.name for each in fields(QLayerConfig)]
         for key in content:
             if key not in known:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.files.foreign import short
 from quark.onnx.quantization.config.data_type import DataType, parse_data_type
 
 
@@ -90,7 +91,7 @@ class QTensorConfig:
     def from_dict(content: dict[str, Any]) -> QTensorConfig:
         """The tensor config that `to_dict` wrote. A lone data type, or what differs from its usual spec, will do."""
         if not isinstance(content, dict):
-            raise UnsupportedTypeError(f"tensor config: expected a mapping, got {content!r}")
+            raise UnsupportedTypeError(f"tensor config: expected a mapping, got {short(content)}")
         known = [each.name for each in fields(QTensorConfig)]
         for key in content:
             if key not in known:
@@ -125,8 +126,10 @@ def _parse(key: str, value: Any) -> Any:
     if key == "data_type":
         return parse_data_type(value)
     if key not in _ENUMS:
+        if not isinstance(value, bool):
+            raise UnsupportedTypeError(f"{key} of a tensor config: {short(value)}, expected true or false")
         return value
     by_text = {str(member): member for member in _ENUMS[key]}
-    if value not in by_text:
+    if not isinstance(value, str) or value not in by_text:
         raise unknown_name(key, value, by_text)
     return by_text[value]

@@ -7,18 +7,20 @@ options, versions. A file that cannot be read is ignored with a warning, and its
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from quark.errors import InvalidValueError
 from quark.files.output import complete
+from quark.onnx.data.array_files import read_array_file
 from quark.reconstruction.problem import Fitted
+from quark.text import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 class Checkpoint:
@@ -32,19 +34,30 @@ class Checkpoint:
         self._is_usable = True
         self._make_folder()
 
-    def read(self, place: int) -> Fitted | None:
-        """The layer with that number, where it was finished before."""
+    def read(self, place: int, sizes: Mapping[str, int]) -> Fitted | None:
+        """The layer with that number, where it was finished before. `sizes` says how many numbers its `weight` and its
+        `bias` have: what was kept for another layer is of no use."""
         path = self._path(place)
-        if not self._is_usable or not path.is_file():
+        if not self._is_usable or not path.exists():
             return None
+        label = f"'{path.name}'"
         try:
-            with np.load(path, allow_pickle=False) as content:
-                weight, bias = (content.get(name) for name in ("weight", "bias"))
-                before, after, iterations, rate = (float(each) for each in content["numbers"])
-                return Fitted(weight, bias, before, after, int(iterations), rate, str(content["remark"]))
-        except Exception as error:  # numpy raises what its zip, its parser or the system does
-            _LOG.warning("checkpoint %s is ignored: %s: %s", path, type(error).__name__, error)
+            content = read_array_file(path, label)
+            for name, size in {**sizes, "numbers": 4}.items():
+                array = content.get(name)
+                if array is None and name != "numbers":
+                    continue  # the layer was left as it stood
+                if array is None or array.dtype.kind != "f" or array.size != size or not np.isfinite(array).all():
+                    raise InvalidValueError(f"{label}: '{name}' is not {size} finite numbers")
+            before, after, iterations, rate = content["numbers"].reshape(-1).tolist()
+            remark = content.get("remark")
+            if remark is None or remark.dtype.kind != "U" or remark.size != 1:
+                raise InvalidValueError(f"{label}: 'remark' is not one text")
+        except InvalidValueError as error:
+            _LOG.warning("checkpoint %s is ignored: %s", path, error)
             return None
+        weight, bias = (content.get(name) for name in ("weight", "bias"))
+        return Fitted(weight, bias, before, after, int(iterations), rate, str(remark.item()))
 
     def write(self, place: int, fitted: Fitted) -> None:
         """All or nothing; a folder that cannot be written is a warning."""
