@@ -32,7 +32,7 @@ QUANTIZE = """
 import sys, time
 from quark.onnx import quantize
 begin = time.perf_counter()
-quantize(sys.argv[1], config=sys.argv[3]).save(sys.argv[2])
+quantize(sys.argv[1], config=sys.argv[3], use_random_data=True).save(sys.argv[2])
 print(time.perf_counter() - begin)
 """
 

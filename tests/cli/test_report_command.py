@@ -88,7 +88,8 @@ def test_the_summary_and_the_default_name(tmp_path, model, quantized, data, with
     assert "DEGRADED" in result.stdout
     assert result.stdout.strip().endswith(f"written: {tmp_path / 'copy.html'}")
     assert content_of_page(tmp_path / "copy.html")["making"]["config_name"] == "XINT8"
-    assert without_layers == [(model, copy, str(data), {"num_samples": 3, "preprocessing": "lite"})]
+    options = {"num_samples": 3, "preprocessing": "lite", "use_random_data": False}
+    assert without_layers == [(model, copy, str(data), options)]
 
 
 def test_suggestions_are_tried_unless_told_not_to(tmp_path, model, quantized, data, without_layers):
@@ -128,7 +129,9 @@ def test_mistakes_are_found_before_the_work(tmp_path, model, quantized, data, wi
     assert_one_line_error(fails("-o", page, model=tmp_path / "no.onnx"), "no.onnx", "no such file")
     assert_one_line_error(fails("-o", page, "--data", tmp_path / "gone"), "gone")
     assert_one_line_error(fails("-o", page, "--data", tmp_path / "flat"), "no labels", "leave it out")
+    assert_one_line_error(fails("-o", page), "--calib", "--random")
     assert fails("-o", page, "--limit", 3).exit_code == 2
+    assert fails("-o", page, "--calib", data, "--random").exit_code == 2
     assert run("report", quantized).exit_code == 2
     assert without_layers == []
     assert not page.exists()
@@ -138,7 +141,7 @@ def test_a_failure_leaves_the_old_page(tmp_path, model, quantized, monkeypatch):
     page = tmp_path / "page.html"
     page.write_text("old")
     monkeypatch.setattr("quark.onnx.diagnose.diagnose", lambda *_, **__: 1 / 0, raising=False)
-    assert_one_line_error(run("report", quantized, "--float", model, "-o", page), "ZeroDivisionError")
+    assert_one_line_error(run("report", quantized, "--float", model, "-o", page, "--random"), "ZeroDivisionError")
     assert page.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -202,7 +205,7 @@ def test_a_report_of_another_file_does_not_count(tmp_path, model, quantized):
         path.with_suffix(".json").write_bytes(text.encode("utf-8", "surrogateescape"))
         made = making_of(path, FileFacts("moved.onnx", 1, "a" * 64), model, Calibration())
         assert made["config_name"] == "XINT8"  # the metadata of the file still says so
-        assert any("another hash" in note for note in made["notes"])
+        assert any("is not the report of this file" in note for note in made["notes"])
         assert "calibration" not in made or made["calibration"].get("kind")  # at most what the card inside says
 
 

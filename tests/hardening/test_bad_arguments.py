@@ -44,7 +44,7 @@ def _with(**options: Any) -> Callable[[Path], Any]:
                 setattr(config, name, value)
             else:
                 config.extra_options[name] = value
-        return quantize(model, config=config)
+        return quantize(model, config=config, use_random_data=True)
 
     return call
 

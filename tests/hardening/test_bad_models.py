@@ -33,13 +33,13 @@ def test_quantize_refuses_it(broken: BrokenModel, place: Path) -> None:
     path = broken.make(place)
     quantizer = ModelQuantizer(QConfig.get_default_config("XINT8"))
     with untouched(place.parent):
-        refused(lambda: quantizer.quantize_model(path, place / "out.onnx"), QuarkError, broken.words)
+        refused(lambda: quantizer.quantize_model(path, place / "out.onnx", None), QuarkError, broken.words)
 
 
 @ANY
 def test_the_command_says_so_in_one_line(broken: BrokenModel, place: Path) -> None:
     path = broken.make(place)
-    command_refused(place.parent, ["quantize", path, place / "out.onnx"], broken.words)
+    command_refused(place.parent, ["quantize", path, place / "out.onnx", "--random"], broken.words)
 
 
 @ANY
@@ -62,5 +62,9 @@ FINDINGS = {"inspect": (0, 1), "lint": (0, 1, 3)}
 
 
 def _arguments(command: str, path: Path) -> list[object]:
-    more = {"report": ["--float", path], "debug": [path], "evaluate": ["--data", path.with_name("none.npz")]}
+    more = {
+        "report": ["--float", path, "--random"],
+        "debug": [path, "--random"],
+        "evaluate": ["--data", path.with_name("none.npz")],
+    }
     return [command, path, *more.get(command, [])]

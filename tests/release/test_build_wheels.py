@@ -17,7 +17,7 @@ TOOLS = ROOT / ".venv-release" / "bin" / "python"
 USER_PROGRAM = """
 from quark.onnx import QuantizedModel, get_default_config, get_library_path, quantize
 
-result: QuantizedModel = quantize("a.onnx", None, get_default_config("XINT8"))
+result: QuantizedModel = quantize("a.onnx", None, get_default_config("XINT8"), use_random_data=True)
 wrong: int = get_library_path()
 """
 QUANTIZE_AND_RUN = """

@@ -92,7 +92,7 @@ BROKEN_FILES = (
     BrokenData("no samples", _archive(input=GOOD[:0]), ("no samples",)),
     BrokenData("objects in npz", _archive(input=_OBJECTS), ("data.npz", "Python objects", "not loaded")),
     BrokenData("pickle called npy", _file("data.npy", pickle.dumps([1])), ("data.npy", "not loaded")),
-    BrokenData("huge header", _file("data.npy", _header("(1000000000000, 3, 16, 16)")), ("data.npy", "PiB")),
+    BrokenData("huge header", _file("data.npy", _header("(1000000000000, 3, 16, 16)")), ("data.npy", "announces")),
     BrokenData("negative header", _file("data.npy", _header("(-1, 3, 16, 16)")), ("data.npy", "not a readable")),
     BrokenData("header of nonsense", _file("data.npy", _header("nonsense")), ("data.npy", "not a readable")),
     BrokenData("half of an image", _images(_png()[:900]), ("one.png", "cannot be read")),

@@ -6,17 +6,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 DEFAULT_PREPROCESS = "imagenet"
+
+random_option = click.option(
+    "--random",
+    "is_random",
+    is_flag=True,
+    help="Use random numbers in the place of data. Ranges and figures from them mean little.",
+)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`count` samples of the data at `path`, evenly spaced over the sorted files; all of them where it is None."""
+    """`count` samples of the data at `path`, evenly spaced over the sorted files; all of them where it is None.
+    `is_random` is True if random numbers were asked for in the place of data."""
 
     path: Path | None = None
     count: int | None = None
     batch_size: int = 1
     preprocess: str = DEFAULT_PREPROCESS
+    is_random: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_random and self.path is not None:
+            raise click.UsageError("--random is for runs without data: give --calib or --random")
 
     def arguments(self) -> dict[str, Any]:
         """The data, and what differs from the defaults."""
@@ -24,6 +39,7 @@ class Calibration:
 
         find_preprocessing(self.preprocess)  # wrong even where nothing is to be prepared
         given = {"num_samples": self.count, "batch_size": self.batch_size, "preprocessing": self.preprocess}
-        usual = {"num_samples": None, "batch_size": 1, "preprocessing": DEFAULT_PREPROCESS}
+        given["use_random_data"] = self.is_random
+        usual = {"num_samples": None, "batch_size": 1, "preprocessing": DEFAULT_PREPROCESS, "use_random_data": False}
         changed = {name: value for name, value in given.items() if value != usual[name]}
         return {"data": None if self.path is None else str(self.path), **changed}

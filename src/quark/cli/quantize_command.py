@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.calibration_option import Calibration
+from quark.cli.calibration_option import Calibration, random_option
 from quark.cli.config_option import DEFAULT_CONFIG, Change, parse_changes
 from quark.cli.data_options import metric_option, preprocess_option
 from quark.cli.pack_command import PROFILES
+from quark.cli.terminal import say
 
 if TYPE_CHECKING:
     from quark.measures import MeasureResult
@@ -51,9 +52,10 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What the model will see: a folder of images, or arrays [n, ...] named like its inputs. Without it, random "
-    "numbers.",
+    help="What the model will see: a folder of images, or arrays [n, ...] named like its inputs. Configurations that "
+    "measure no ranges do without.",
 )
+@random_option
 @click.option(
     "--num-calib",
     type=click.IntRange(min=1),
@@ -111,6 +113,7 @@ def quantize(
     config: str,
     runs_on: str | None,
     calib: Path | None,
+    is_random: bool,
     num_calib: int | None,
     batch_size: int,
     preprocess: str,
@@ -152,9 +155,11 @@ def quantize(
         )
     if data is not None and metric is not None and page is None:
         raise click.UsageError("--data and --metric are two measures for --max-drop: give one of them")
-    calibration = Calibration(calib, num_calib, batch_size, preprocess)
+    calibration = Calibration(calib, num_calib, batch_size, preprocess, is_random)
+    if page is not None and calib is None and not is_random:
+        raise click.UsageError("--report compares the models on data: give --calib, or --random")
     if page is not None:
-        check_page(page, model_in, model_out)
+        check_page(page, model_in, model_out, calib, data, config, preprocess)
     if data is not None:
         check_data(data)
     if is_auto:
@@ -174,7 +179,7 @@ def quantize(
     if max_drop is not None:
         drop = measured_drop(result.report, model_in, model_out, data, preprocess)
         if drop.points > max_drop:
-            click.echo(f"Error: {drop} lost, more than --max-drop {max_drop:g}", err=True)
+            say(f"Error: {drop} lost, more than --max-drop {max_drop:g}", err=True)
             raise SystemExit(DROP_EXCEEDED)
 
 
@@ -193,4 +198,4 @@ def _write_page(
     labelled = None if data is None else LabelledData(data)
     diagnose_and_write(model_in, model_out, calibration, page, labelled, measure)
     if not is_quiet:
-        click.echo(f"report: {page}")
+        say(f"report: {page}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from quark.cli.calibration_option import Calibration
+from quark.cli.calibration_option import Calibration, random_option
 from quark.cli.errors import ErrorReportingCommand, debug_option
 
 
@@ -16,6 +16,7 @@ from quark.cli.errors import ErrorReportingCommand, debug_option
     "--output_model_path", required=True, type=click.Path(path_type=Path), help="Where the quantized one goes."
 )
 @click.option("--calibration_dataset_path", type=click.Path(path_type=Path), help="A folder of images.")
+@random_option
 @click.option("--config", required=True, metavar="NAME|FILE.yaml", help="A preset, such as MXINT8, or a file.")
 @click.option("--num_calib_data", type=click.IntRange(min=1), default=1000, show_default=True, help="Images to take.")
 @click.option("--batch_size", type=click.IntRange(min=1), default=1, show_default=True)
@@ -24,6 +25,7 @@ def quantize_model(
     input_model_path: Path,
     output_model_path: Path,
     calibration_dataset_path: Path | None,
+    is_random: bool,
     config: str,
     num_calib_data: int,
     batch_size: int,
@@ -35,7 +37,7 @@ def quantize_model(
 
     providers = providers_of(device)
     changes = () if device == "cpu" else (("execution_providers", list(providers)),)
-    calibration = Calibration(calibration_dataset_path, num_calib_data, batch_size)
+    calibration = Calibration(calibration_dataset_path, num_calib_data, batch_size, is_random=is_random)
     quantization = Quantization(input_model_path, output_model_path, config, changes, calibration)
     quantization.show(quantization.run())
 

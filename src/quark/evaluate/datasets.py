@@ -17,17 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
 from quark.evaluate.network import Network
-from quark.evaluate.prepare import class_folders, images_in
+from quark.evaluate.prepare import MOST_LABEL_BYTES, class_folders, images_in
+from quark.files.foreign import read_text
+from quark.onnx.data.array_files import read_array_file
 from quark.onnx.data.images import find_preprocessing, image_loader
 
 Array = NDArray[Any]
 READERS = 2
 LABELS = "labels"
+MOST_LABEL_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -139,14 +143,13 @@ def _open_folder(path: Path, network: Network, preprocess: str, limit: int | Non
 
 def _read_numbers(labels: Path) -> dict[str, int]:
     """File name to class number, from lines "NAME NUMBER"."""
-    try:
-        lines = [line for line in labels.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"labels file '{labels}' cannot be read as text: {error}") from error
+    text = read_text(labels, f"labels file '{labels}'", MOST_LABEL_BYTES)
     numbers = {}
-    for line in lines:
-        name, *rest = line.replace(",", " ").split()
-        if not rest or not rest[0].isdecimal():
+    for line in text.splitlines():
+        name, *rest = line.replace(",", " ").split() or [""]
+        if not name:
+            continue
+        if not rest or not rest[0].isdecimal() or len(rest[0]) > MOST_LABEL_DIGITS:
             raise InvalidValueError(
                 f"labels file '{labels}': expected lines of a file name and a number, such as 'one.png 3', got "
                 f"{line[:60]!r}"
@@ -164,8 +167,16 @@ def _number_of(image: Path, numbers: dict[str, int], labels: Path | None) -> int
 
 
 def _open_archive(path: Path, network: Network, limit: int | None) -> Dataset:
-    arrays = _read_archive(path)
+    arrays = read_array_file(path, f"data '{path}'")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf" and array.dtype.type is not ml_dtypes.bfloat16:
+            raise InvalidValueError(f"data '{path}': array '{name}' holds {array.dtype}; expected real numbers")
     labels = arrays.pop(LABELS, None)
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.ndim != 1):
+        raise InvalidValueError(
+            f"data '{path}': array '{LABELS}' holds {labels.dtype} of shape {list(labels.shape)}; expected a list of "
+            "integers, the number of the class of each sample"
+        )
     inputs = {each.name for each in network.inputs}
     if len(arrays) == 1 and len(inputs) == 1:
         arrays = dict(zip(inputs, arrays.values(), strict=True))
@@ -184,13 +195,3 @@ def _open_archive(path: Path, network: Network, limit: int | None) -> Dataset:
         labels=None if labels is None else labels[chosen].astype(np.int64),
         read=lambda number: {name: array[chosen[number]] for name, array in arrays.items()},
     )
-
-
-def _read_archive(path: Path) -> dict[str, Array]:
-    if not path.is_file():
-        raise InvalidValueError(f"data '{path}': there is no such file")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # numpy raises what its zip, its parser or the system does
-        raise InvalidValueError(f"data '{path}' cannot be read as an .npz archive of arrays: {error}") from error

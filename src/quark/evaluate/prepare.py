@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quark.errors import InvalidValueError
-from quark.onnx.data.images import SUFFIXES
+from quark.files.foreign import read_text
+from quark.onnx.data.images import SUFFIXES, find_files
 from quark.onnx.save import complete, writing
 
+MOST_LABEL_BYTES = 1 << 27  # ImageNet's largest list of labels has some 60 MB
 LABEL_SUFFIXES = {".txt", ".csv"}
 NAME_WITH_CLASS = re.compile(r"(?P<stem>.+)_(?P<label>n\d{8})$")
 SYNSET = re.compile(r"n\d{8}")
@@ -60,9 +62,7 @@ def class_folders(root: Path) -> list[Path]:
 
 def images_in(folder: Path) -> list[Path]:
     """The images right in the folder, sorted by name; hidden files are none."""
-    return sorted(
-        each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES and not each.name.startswith(".")
-    )
+    return [each for each in find_files(folder, SUFFIXES, is_deep=False) if not each.name.startswith(".")]
 
 
 def _check_folders(val_data: Path, calib_data: Path) -> None:
@@ -113,10 +113,8 @@ def _label_file(val_data: Path, labels: Path | None, plain: list[Path]) -> Path:
 
 def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
     """File name to class folder, for all of the images."""
-    try:
-        lines = [line.replace(",", " ").split() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(f"labels file '{path}' cannot be read as text: {error}") from error
+    text = read_text(path, f"labels file '{path}'", MOST_LABEL_BYTES)
+    lines = [line.replace(",", " ").split() for line in text.splitlines()]
     rows = [line for line in lines if line and line[0] != "ImageId"]
     if rows and all(len(row) == 1 for row in rows):
         return _by_position(path, [row[0] for row in rows], images)
@@ -145,7 +143,7 @@ def _folder_name(path: Path, label: str) -> str:
     """A synset as it is; a number with zeros before it, so that the folders' order is the classes' order."""
     if SYNSET.fullmatch(label):
         return label
-    if label.isdecimal() and int(label) < 100_000:
+    if label.isdecimal() and len(label) < 10 and int(label) < 100_000:
         return f"{int(label):05d}"
     raise InvalidValueError(f"labels file '{path}': label '{label}' is neither a synset (n01440764) nor a number")
 

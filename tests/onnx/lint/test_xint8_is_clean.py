@@ -28,11 +28,11 @@ def test_odd_models(name):
 
 
 def test_the_demo_network():
-    (found,) = lint(quantize(network_path(), None, "XINT8").model)
+    (found,) = lint(quantize(network_path(), None, "XINT8", use_random_data=True).model)
     assert (found.rule, found.level) == ("Batch", Level.WARNING)
     config = get_default_config("XINT8")
     config.extra_options["FixShapes"] = "[1,1,8,8]"
-    assert lint(quantize(network_path(), None, config).model) == ()
+    assert lint(quantize(network_path(), None, config, use_random_data=True).model) == ()
 
 
 def uneven(seed=0):

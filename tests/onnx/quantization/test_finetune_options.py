@@ -366,7 +366,7 @@ def test_random_data_stay_few(data_size):
     config = get_default_config("MXINT8")
     config.include_fast_ft = True
     config.extra_options["FastFinetune"] = {} if data_size is None else {"DataSize": data_size}
-    samples = Data().open(ir.from_proto(mixed_network()), settings_of(config))
+    samples = Data(is_random=True).open(ir.from_proto(mixed_network()), settings_of(config))
     assert samples.is_random
     assert samples.count == 8
 
@@ -376,7 +376,8 @@ def test_random_data_stay_few(data_size):
 def test_a_model_is_finetuned(name, has_data, tmp_path):
     config = get_default_config(name)
     config.extra_options["FastFinetune"] |= {"NumIterations": 5, "DataSize": 12, "CacheDir": tmp_path}
-    report = quantize(mixed_network(), images() if has_data else None, config).report
+    data = images() if has_data else None
+    report = quantize(mixed_network(), data, config, use_random_data=not has_data).report
     facts = report.algorithms[-1]
     assert facts.name == ("AdaRound" if "ADAROUND" in name else "AdaQuant")
     assert facts.changed or facts.left

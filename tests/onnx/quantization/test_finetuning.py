@@ -204,6 +204,6 @@ def test_what_the_settings_change(network: onnx.ModelProto, settings: dict[str, 
     assert (found == usual) is is_only_memory
 
 
-def test_without_data_it_runs_on_random_numbers(network: onnx.ModelProto) -> None:
-    found = quantize(network, None, config(NumIterations=5))
+def test_it_runs_on_random_numbers_if_asked_to(network: onnx.ModelProto) -> None:
+    found = quantize(network, None, config(NumIterations=5), use_random_data=True)
     assert any("random numbers" in each for each in found.report.remarks)

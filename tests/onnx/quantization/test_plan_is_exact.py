@@ -164,7 +164,7 @@ def test_the_result_does_not_depend_on_the_process():
 def test_a_moving_average_of_nothing_is_remarked_on(preset, is_remarked):
     config = get_default_config(preset)
     config.extra_options["CalibMovingAverage"] = True
-    remarks = quantize(network(), None, config).report.remarks
+    remarks = quantize(network(), None, config, use_random_data=True).report.remarks
     assert any("CalibMovingAverage" in each for each in remarks) is is_remarked
 
 

@@ -150,7 +150,7 @@ def test_a_network_that_8_bits_suit_costs_no_search(preset: str, monkeypatch: py
 
 
 def test_random_numbers_start_no_search() -> None:
-    report = quantize(loud_channel(), None, "INT8_CNN_DEFAULT").report
+    report = quantize(loud_channel(), None, "INT8_CNN_DEFAULT", use_random_data=True).report
     assert report.calibration.is_random
     assert report.protection is None
 

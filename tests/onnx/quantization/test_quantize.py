@@ -207,9 +207,9 @@ def test_the_classic_call_returns_or_writes(tmp_path):
     assert target.read_bytes() == model.SerializeToString(deterministic=True)
 
 
-def test_without_data_random_numbers_serve_and_the_report_says_so(caplog):
+def test_random_numbers_serve_if_asked_for_and_the_report_says_so(caplog):
     with caplog.at_level(logging.WARNING, "quark"):
-        result = quantize(network_path(), None, "A8W8")
+        result = quantize(network_path(), None, "A8W8", use_random_data=True)
     assert result.report.calibration.is_random
     assert any("random" in remark for remark in result.report.remarks)
     assert "random" in caplog.text

@@ -17,7 +17,7 @@ from quark.errors import InvalidValueError, QuarkError
 from quark.onnx.data.check_sample import Sample, as_sample
 from quark.onnx.data.images import Preprocessing, find_preprocessing
 from quark.onnx.data.input_info import InputInfo, input_infos
-from quark.onnx.data.random_data import RANDOM_COUNT, random_samples
+from quark.onnx.data.random_data import RANDOM_COUNT, check_random_size, random_samples
 from quark.onnx.data.readers import CachedDataReader, PathDataReader, RandomDataReader
 from quark.onnx.data.samples import Samples, held_out_count
 from quark.onnx.data.sources import Source, from_object, from_path
@@ -71,7 +71,10 @@ def open_samples(
     for sample in _checked(source, inputs, limit):
         store.append(sample)
     if not len(store):
-        raise InvalidValueError(f"calibration data ({source.description}): no samples in it")
+        raise InvalidValueError(
+            f"calibration data ({source.description}): no samples in it; give what the model will see, or leave the "
+            "data out and ask for random numbers with --random (in Python: use_random_data=True)"
+        )
     return Samples(store, source.description, spare=_spare(len(store), source, count, use), is_random=data is None)
 
 
@@ -94,6 +97,7 @@ def _find_source(
     if data is None:
         wanted = count or RANDOM_COUNT
         spare = held_out_count(wanted)
+        check_random_size(inputs, wanted + spare)
         return Source(random_samples(inputs, wanted + spare, seed), f"{wanted} random samples", spare)
     if isinstance(data, (str, os.PathLike)):
         return from_path(Path(data), inputs, count, batch_size, preprocessing)
@@ -110,6 +114,11 @@ def _checked(source: Source, inputs: Sequence[InputInfo], limit: int | None) -> 
             return
         except QuarkError:
             raise
+        except MemoryError as error:
+            raise InvalidValueError(
+                f"calibration data ({source.description}): sample {index} does not fit into memory; give smaller "
+                "samples, or smaller batches of them"
+            ) from error
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InvalidValueError(

@@ -8,19 +8,31 @@ the pixels as they are, 0 to 255. A YAML file gives the fields of `Preprocessing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quark.errors import InvalidValueError, unknown_name
+from quark.files.foreign import SETTINGS, open_regular, read_yaml, short
 from quark.onnx.data.input_info import InputInfo
-from quark.onnx.data.yaml_text import parse_yaml
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
+# PIL decodes dozens of formats, some of them by starting other programs. These are the ones that images come in.
+FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
+MOST_PIXELS = 89_478_485  # of an image; PIL warns of decompression bombs from there on
+MOST_BYTES = 1 << 30  # of an image file
+MOST_SIDE = 1 << 14  # of an array made of an image
+MOST_ENTRIES = 10_000_000  # in a folder and those below
+_MOST_RESIZED = 1 << 25  # pixels of a resized image; beyond them only the part that is used is computed
 _DEFAULT_SIZE = 224
 _DEFAULT_SHORT_SIDE = 256
 _MARGIN = 32  # what the short side has beyond the crop at other sizes
@@ -28,9 +40,15 @@ _MARGIN = 32  # what the short side has beyond the crop at other sizes
 
 def _as_numbers(name: str, value: Any) -> tuple[float, ...]:
     numbers = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if len(numbers) not in (1, 3) or not all(isinstance(each, (int, float)) for each in numbers):
-        raise InvalidValueError(f"{name} {value}: expected one number, or one for each of three channels")
+    if len(numbers) not in (1, 3) or not all(_is_number(each) for each in numbers):
+        raise InvalidValueError(f"{name} {short(value)}: expected one number, or one for each of three channels")
     return tuple(float(each) for each in numbers)
+
+
+def _is_number(value: Any) -> bool:
+    """True if it is a finite number, also in float32."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) <= float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -47,12 +65,14 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _as_numbers("mean", self.mean))
         object.__setattr__(self, "std", _as_numbers("std", self.std))
+        if not _is_number(self.divisor):
+            raise InvalidValueError(f"divisor {short(self.divisor)}: expected a number")
         if not all(self.std) or not self.divisor:
             raise InvalidValueError(f"std {self.std}, divisor {self.divisor}: expected no zeros")
         for name in ("short_side", "size"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InvalidValueError(f"{name} {value}: expected a positive number of pixels")
+            if value is not None and (type(value) is not int or not 1 <= value <= MOST_SIDE):
+                raise InvalidValueError(f"{name} {short(value)}: expected a number of pixels from 1 to {MOST_SIDE}")
 
     def normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Of (height, width, channels); computed in float64 where it is not exact in float32, rounded once."""
@@ -82,12 +102,7 @@ def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing:
 
 
 def _read_yaml(path: Path) -> Preprocessing:
-    import yaml
-
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InvalidValueError(f"preprocessing file {path} cannot be read: {error}") from error
+    content = read_yaml(path, f"preprocessing file {path}", SETTINGS)
     known = [each.name for each in fields(Preprocessing)]
     if not isinstance(content, dict):
         raise InvalidValueError(f"preprocessing file {path}: expected a mapping with {', '.join(known)}")
@@ -111,25 +126,20 @@ class ImageLoader:
     dtype: np.dtype[Any]
 
     def load(self, path: Path) -> npt.NDArray[Any]:
-        from PIL import Image
-
+        """Read, resize, crop and normalize an image. An image that cannot be used is an InvalidValueError."""
+        image = read_image(path, "L" if self.channels == 1 else "RGB")
         try:
-            with Image.open(path) as opened:
-                image = opened.convert("L" if self.channels == 1 else "RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InvalidValueError(f"image {path} cannot be read: {error}") from error
-        width, height = image.size
-        short = self._short_side
-        if min(width, height) != short:
-            factor = short / min(width, height)
-            image = image.resize((round(width * factor), round(height * factor)), Image.Resampling.BILINEAR)
+            part = _resized_centre(image, self._short_side, self.size)
+            pixels = part.astype(np.float32).reshape(self.size, self.size, self.channels)
+            values = self._normalize(pixels)
+            laid_out = values if self.has_channels_last else values.transpose(2, 0, 1)
+            return np.ascontiguousarray(laid_out)
+        except MemoryError as error:
             width, height = image.size
-        left, top = (width - self.size) // 2, (height - self.size) // 2
-        cropped = image.crop((left, top, left + self.size, top + self.size))
-        pixels = np.asarray(cropped, np.float32).reshape(self.size, self.size, self.channels)
-        values = self._normalize(pixels)
-        laid_out = values if self.has_channels_last else values.transpose(2, 0, 1)
-        return np.ascontiguousarray(laid_out)
+            raise InvalidValueError(
+                f"image {path}: there is not enough memory to bring {width} x {height} pixels to {self.size} x "
+                f"{self.size}; scale the image down or take it out of the data"
+            ) from error
 
     @property
     def _short_side(self) -> int:
@@ -157,6 +167,8 @@ def image_loader(info: InputInfo, preprocessing: Preprocessing) -> ImageLoader:
     if channels not in (1, 3) or len(sides) > 1:
         raise InvalidValueError(f"a folder of images for input {info}: expected 1 or 3 channels and a square image")
     own = next(iter(sides), None)
+    if own and own > MOST_SIDE:
+        raise InvalidValueError(f"a folder of images for input {info}: expected at most {MOST_SIDE} pixels a side")
     wanted = preprocessing.size
     if own and wanted and own != wanted:
         raise InvalidValueError(
@@ -165,9 +177,147 @@ def image_loader(info: InputInfo, preprocessing: Preprocessing) -> ImageLoader:
     return ImageLoader(preprocessing, own or wanted or _DEFAULT_SIZE, int(channels), has_channels_last, info.dtype)
 
 
+def read_image(path: Path, mode: str) -> Image.Image:
+    """Decode an image file as mode 'RGB' or 'L'; of several frames the first.
+
+    Raises InvalidValueError, with the file's name, for what is not a regular file, is of none of the FORMATS, is
+    damaged, or has more than MOST_PIXELS.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]  # PIL may be built without WEBP
+    too_large = f"image {path} has more than {MOST_PIXELS:,} pixels: scale it down or take it out of the data"
+    with open_regular(path, f"image {path}") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise InvalidValueError(f"image {path} has {size:,} bytes: expected at most {MOST_BYTES:,}")
+        try:
+            with Image.open(file, formats=formats) as opened:
+                if opened.width * opened.height > MOST_PIXELS:
+                    raise InvalidValueError(too_large)
+                image: Image.Image = opened.convert(mode)
+                return image
+        except InvalidValueError:
+            raise
+        except Image.DecompressionBombError as error:
+            raise InvalidValueError(too_large) from error
+        except UnidentifiedImageError as error:
+            raise InvalidValueError(f"image {path} cannot be read: expected {', '.join(FORMATS)}") from error
+        except MemoryError as error:
+            raise InvalidValueError(
+                f"image {path} does not fit into memory: scale it down or take it out of the data"
+            ) from error
+        except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, zlib.error and more
+            raise InvalidValueError(f"image {path} cannot be read: {str(error) or type(error).__name__}") from error
+
+
+def _resized_centre(image: Image.Image, short: int, size: int) -> npt.NDArray[np.uint8]:
+    """The pixels of an image whose short side was resized to `short`, and whose centre was cropped to a square of
+    `size`. What the crop needs beyond the image is black."""
+    from PIL import Image
+
+    width, height = image.size
+    resized = width, height
+    if min(width, height) != short:
+        factor = short / min(width, height)
+        resized = round(width * factor), round(height * factor)
+    left, top = (resized[0] - size) // 2, (resized[1] - size) // 2
+    if resized[0] * resized[1] <= max(_MOST_RESIZED, width * height):
+        if resized != (width, height):
+            image = image.resize(resized, Image.Resampling.BILINEAR)
+        return np.asarray(image.crop((left, top, left + size, top + size)))
+    # A narrow image enlarged by its short side: one of 1 x 15000 would become 256 x 3,840,000. The part that is used is
+    # computed here, by the arithmetic of PIL, which makes both ways equal in every pixel.
+    columns, rows = (
+        range(max(start, 0), min(start + size, end)) for start, end in zip((left, top), resized, strict=True)
+    )
+    first_column, column_weights = _bilinear_weights(width, resized[0], columns)
+    first_row, row_weights = _bilinear_weights(height, resized[1], rows)
+    corner = int(first_column[0]), int(first_row[0])
+    end = min(int(first_column[-1]) + 3, width), min(int(first_row[-1]) + 3, height)
+    pixels = np.asarray(image.crop((*corner, *end))).astype(np.int64)
+    pixels = _weighted(pixels.swapaxes(0, 1), first_column - corner[0], column_weights).swapaxes(0, 1)
+    pixels = _weighted(pixels, first_row - corner[1], row_weights)
+    part = np.zeros((size, size, *pixels.shape[2:]), np.uint8)
+    part[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left] = pixels
+    return part
+
+
+_WEIGHT_BITS = 22  # of a weight's fraction: PIL sums pixels as integers
+
+
+def _bilinear_weights(size: int, resized: int, places: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For an axis that is enlarged from `size` to `resized`: for each of the places there, the first of the pixels that
+    it is made of, and the weights of that and the two after it."""
+    centre = (np.arange(places.start, places.stop) + 0.5) * (size / resized)
+    first = np.maximum((centre - 0.5).astype(np.int64), 0)
+    last = np.minimum((centre + 1.5).astype(np.int64), size)
+    pixels = first[:, None] + np.arange(3)
+    weights = np.maximum(1.0 - np.abs(pixels - centre[:, None] + 0.5), 0.0)
+    weights[pixels >= last[:, None]] = 0.0
+    weights /= weights[:, :1] + weights[:, 1:2] + weights[:, 2:]
+    return first, (0.5 + weights * (1 << _WEIGHT_BITS)).astype(np.int64)
+
+
+def _weighted(
+    pixels: npt.NDArray[np.int64], first: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Sums of neighbours along the first axis, rounded to pixels."""
+    axes = (-1, *(1,) * (pixels.ndim - 1))
+    total = sum(pixels[np.minimum(first + tap, len(pixels) - 1)] * weights[:, tap].reshape(axes) for tap in range(3))
+    return np.asarray((total + (1 << (_WEIGHT_BITS - 1))) >> _WEIGHT_BITS)
+
+
 def find_images(folder: Path) -> list[Path]:
     """All images of the folder and those below, sorted by path."""
-    return sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and each.is_file())
+    return find_files(folder, SUFFIXES)
+
+
+def find_files(folder: Path, suffixes: Collection[str], is_deep: bool = True) -> list[Path]:
+    """Regular files with one of the suffixes in a folder, and in those below it unless `is_deep` is False, sorted by
+    path. Links to files count, links to folders are not followed.
+
+    A pipe, a device or a link to nothing with such a name is an error, rather than data that is left out.
+    """
+    found: list[str] = []
+    count, waiting = 0, [os.fspath(folder)]
+    while waiting:
+        current = waiting.pop()
+        try:
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > MOST_ENTRIES:
+                        raise InvalidValueError(
+                            f"folder {folder}: more than {MOST_ENTRIES:,} files and folders in it; give the one with "
+                            "the data"
+                        )
+                    if entry.is_dir(follow_symlinks=False):
+                        if is_deep:
+                            waiting.append(entry.path)
+                    elif os.path.splitext(entry.name)[1].lower() in suffixes:
+                        if entry.is_file(follow_symlinks=False) or stat.S_ISREG(_kind(entry.path)):
+                            found.append(entry.path)
+                        elif not stat.S_ISDIR(_kind(entry.path)):
+                            raise InvalidValueError(
+                                f"{entry.path} is a pipe, a device or a link to nothing: expected a file, take it out "
+                                "of the data"
+                            )
+        except PermissionError as error:
+            if current == os.fspath(folder):
+                raise InvalidValueError(f"folder {folder} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise InvalidValueError(f"folder {current} cannot be read: {error.strerror or error}") from error
+    return [Path(each) for each in sorted(found, key=lambda path: path.split(os.sep))]
+
+
+def _kind(path: str) -> int:
+    """The mode of what a path leads to; 0 if it leads nowhere."""
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return 0
 
 
 def evenly_spaced(files: list[Path], count: int) -> list[Path]:

@@ -5,20 +5,32 @@ Floats are normally distributed. Integers are taken for indices, small and not n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quark.errors import UnsupportedTypeError
+from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.onnx.data.check_sample import Sample
 from quark.onnx.data.input_info import InputInfo
 
 RANDOM_COUNT = 8
+MOST_RANDOM, MOST_RANDOM_BYTES = 100_000, 16 << 30
 _IMAGE_SIDE = 224
 _OTHER_SIZE = 16
 _INDICES = 10
+
+
+def check_random_size(inputs: Sequence[InputInfo], count: int) -> None:
+    """Raise an error if there is no use for that many: they would be drawn to the disk one by one."""
+    size = count * sum(math.prod(concrete_shape(each)) * each.dtype.itemsize for each in inputs)
+    if count > MOST_RANDOM or size > MOST_RANDOM_BYTES:
+        raise InvalidValueError(
+            f"{count:,} random samples of together {size:,} bytes: expected at most {MOST_RANDOM:,} and "
+            f"{MOST_RANDOM_BYTES:,} bytes. Ask for fewer (CalibDataSize, --num-calib), or give calibration data"
+        )
 
 
 def random_samples(

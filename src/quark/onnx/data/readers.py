@@ -18,6 +18,7 @@ from quark.onnx.data.input_info import InputInfo, input_infos
 from quark.onnx.data.random_data import RANDOM_COUNT, concrete_shape, random_samples
 from quark.onnx.data.sources import from_path, read_reader
 from quark.onnx.data.store import SampleStore
+from quark.onnx.load.outline import read_proto
 
 
 class _StoredReader:
@@ -105,7 +106,7 @@ def _convert(sample: Sample, to_nhwc: bool, to_float16: bool) -> Sample:
 
 def _inputs_of(model: str | Path | onnx.ModelProto) -> tuple[InputInfo, ...]:
     if isinstance(model, (str, os.PathLike)):
-        return input_infos(ir.from_proto(onnx.load(model, load_external_data=False)))
+        return input_infos(ir.from_proto(read_proto(Path(model))))
     return input_infos(ir.from_proto(model))
 
 

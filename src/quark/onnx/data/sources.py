@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quark.errors import InvalidValueError, UnsupportedTypeError
-from quark.onnx.data.images import ImageLoader, Preprocessing, evenly_spaced, find_images, image_loader
+from quark.onnx.data.array_files import ARRAY_SUFFIXES, read_array_file
+from quark.onnx.data.check_sample import as_numpy
+from quark.onnx.data.images import ImageLoader, Preprocessing, evenly_spaced, find_files, find_images, image_loader
 from quark.onnx.data.input_info import InputInfo, list_inputs
 from quark.onnx.data.samples import held_out_count
 
-_ARRAY_SUFFIXES = (".npy", ".npz")
 _DECODERS = 2
 LABELS = "labels"  # an archive for evaluation has these beside the inputs
 
@@ -43,27 +44,31 @@ def read_reader(reader: Any) -> Iterator[Any]:
     """What get_next gives until it gives nothing; a reader that was used before is rewound, and left rewound."""
     rewind = getattr(reader, "rewind", None)
     item = reader.get_next()
-    if not item and callable(rewind):
+    if _is_nothing(item) and callable(rewind):
         rewind()
         item = reader.get_next()
-    while item:
+    while not _is_nothing(item):
         yield item
         item = reader.get_next()
     if callable(rewind):
         rewind()
 
 
+def _is_nothing(item: Any) -> bool:
+    return item is None or (isinstance(item, (Mapping, tuple, list)) and not item)
+
+
 def from_path(
     path: Path, inputs: Sequence[InputInfo], count: int | None, batch_size: int, preprocessing: Preprocessing
 ) -> Source:
-    if not path.exists():
+    if not os.path.lexists(path):
         raise InvalidValueError(f"calibration data {path}: no such file or folder")
-    if path.is_file():
+    if not path.is_dir():
         return Source(_named(path, split_arrays(read_arrays(path), inputs, batch_size)), str(path))
     images = find_images(path)
     if images:
         return _from_images(path, images, inputs, count, batch_size, preprocessing)
-    arrays = sorted(each for each in path.rglob("*") if each.suffix.lower() in _ARRAY_SUFFIXES)
+    arrays = find_files(path, ARRAY_SUFFIXES)
     if not arrays:
         raise InvalidValueError(f"calibration data {path}: no images in it, and no .npy or .npz files")
     return Source((_single_file(each) for each in arrays), f"{len(arrays)} files of {path}")
@@ -103,28 +108,25 @@ def _batches(files: list[Path], batch: int) -> list[list[Path]]:
 
 def _load_batches(loader: ImageLoader, batches: list[list[Path]]) -> Iterator[npt.NDArray[Any]]:
     """Decoding lets other threads run; a few batches ahead are in memory, not all."""
+
+    def load(files: list[Path]) -> npt.NDArray[Any]:
+        try:
+            return np.stack([loader.load(each) for each in files])
+        except MemoryError as error:
+            raise InvalidValueError(
+                f"{len(files)} images from {files[0]} on do not fit into memory together; choose smaller batches"
+            ) from error
+
     with ThreadPoolExecutor(_DECODERS) as pool:
         for start in range(0, len(batches), _DECODERS):
-            part = batches[start : start + _DECODERS]
-            yield from pool.map(lambda files: np.stack([loader.load(each) for each in files]), part)
+            yield from pool.map(load, batches[start : start + _DECODERS])
 
 
 def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     """The arrays of a .npz file, or that of a .npy file under the name ''. Pickled objects are refused."""
-    if path.suffix.lower() not in _ARRAY_SUFFIXES:
+    if path.suffix.lower() not in ARRAY_SUFFIXES:
         raise InvalidValueError(f"calibration data {path}: expected a folder, a .npz or a .npy file")
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"": loaded}
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except Exception as error:  # numpy raises what its zip, its parser or the system does
-        # numpy takes whatever it does not know for a pickle, and says how to load it unsafely
-        reason = "it is none, or holds Python objects, which are not loaded" if "pickle" in str(error) else error
-        raise InvalidValueError(
-            f"calibration data {path}: not a readable numpy file: {reason}; np.savez writes one"
-        ) from error
+    return read_array_file(path, f"calibration data {path}")
 
 
 def _named(path: Path, items: Iterator[Any]) -> Iterator[Any]:
@@ -176,12 +178,11 @@ def from_object(data: Any, inputs: Sequence[InputInfo], batch_size: int) -> Sour
     kind = type(data).__name__
     if callable(getattr(data, "get_next", None)):
         return Source(read_reader(data), f"reader {kind}")
-    if hasattr(data, "detach"):
-        data = data.detach().cpu().numpy()
-    if isinstance(data, np.ndarray):
-        return Source(split_arrays({"": data}, inputs, batch_size), f"array of shape {data.shape}")
+    if isinstance(data, np.ndarray) or hasattr(data, "detach"):
+        array = as_numpy(data, "calibration data")
+        return Source(split_arrays({"": array}, inputs, batch_size), f"array of shape {array.shape}")
     if isinstance(data, Mapping):
-        arrays = {str(name): np.asarray(each) for name, each in data.items()}
+        arrays = {str(name): as_numpy(each, f"calibration data, array '{name}'") for name, each in data.items()}
         return Source(split_arrays(arrays, inputs, batch_size), "a dict of arrays")
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, os.PathLike)):
         return Source(data, f"{kind} of samples")

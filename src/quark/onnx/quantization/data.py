@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from quark.errors import InvalidValueError
 from quark.onnx.data import Preprocessing, Samples, input_infos, open_samples
 from quark.onnx.quantization.settings import Settings
 
@@ -15,19 +16,29 @@ from quark.onnx.quantization.settings import Settings
 @dataclass(frozen=True, eq=False)
 class Data:
     """`source` is anything that `open_samples` takes. `count` and `batch_size` matter to folders and arrays, and
-    `preprocessing` to images."""
+    `preprocessing` to images. `is_random` is True if random numbers were asked for in the place of data."""
 
     source: Any = None
     count: int | None = None
     batch_size: int = 1
     preprocessing: str | Path | Preprocessing = "imagenet"
+    is_random: bool = False
 
     def open(self, model: ir.Model, settings: Settings) -> Samples:
-        """The samples, checked against the model: as many as are of use, a few where only the verdict looks at them.
-        Random numbers, and few, are made where there is nothing else and the result hangs on samples."""
+        """The samples, checked against the model: as many as are of use, a few if only the verdict looks at them.
+
+        Without data they are random numbers. If the result depends on samples, that has to be asked for, by `is_random`
+        or by the option UseRandomData; it is an InvalidValueError otherwise.
+        """
         options, use = settings.calibrate, settings.sample_use
         source = None if options.has_random_data else self.source
         if source is None:
+            if settings.needs_data and not (self.is_random or options.has_random_data):
+                raise InvalidValueError(
+                    f"config '{settings.name}' needs calibration data, and none was given: give --calib (in Python: "
+                    "data), what the model will see, or ask for random numbers with --random (in Python: "
+                    "use_random_data=True, or the option UseRandomData), by which accuracy is not to be judged"
+                )
             use = None if settings.needs_data else 0
         return open_samples(
             source,

@@ -6,7 +6,6 @@ is drawn on the CPU, so that all devices see the same.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quark.errors import InvalidValueError
+from quark.onnx.data.array_files import read_array_file
 from quark.onnx.data.images import Preprocessing
 from quark.vision.training.data import Batch
 from quark.vision.training.processes import Processes
@@ -41,15 +41,15 @@ class Arrays:
     @classmethod
     def read(cls, path: Path, images: str, labels: str) -> Arrays:
         """Two arrays of an .npz archive, by their names in it."""
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                missing = [name for name in (images, labels) if name not in archive.files]
-                if missing:
-                    known = ", ".join(archive.files)
-                    raise InvalidValueError(f"data '{path}' has no array '{missing[0]}': it has {known}")
-                return cls(torch.from_numpy(archive[images]), torch.from_numpy(archive[labels].astype(np.int64)))
-        except (OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            raise InvalidValueError(f"data '{path}' cannot be read as an .npz archive: {error}") from error
+        arrays = read_array_file(path, f"data '{path}'", (images, labels))
+        if len(arrays) != 2:
+            raise InvalidValueError(f"data '{path}': expected an .npz archive with arrays '{images}' and '{labels}'")
+        if arrays[images].dtype != np.uint8 or arrays[labels].dtype.kind not in "iu" or arrays[labels].ndim != 1:
+            found = ", ".join(f"'{name}' of {each.dtype} {list(each.shape)}" for name, each in arrays.items())
+            raise InvalidValueError(
+                f"data '{path}' has {found}: expected images of uint8, and a list of integer labels"
+            )
+        return cls(torch.from_numpy(arrays[images]), torch.from_numpy(arrays[labels].astype(np.int64)))
 
     def to(self, device: torch.device) -> Arrays:
         return Arrays(self.images.to(device), self.labels.to(device))

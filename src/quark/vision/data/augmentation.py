@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from quark.errors import InvalidValueError
-from quark.onnx.data.images import Preprocessing
+from quark.onnx.data.images import Preprocessing, read_image
 
 TRIES = 10
 MOST_ASPECT = 4 / 3
@@ -45,11 +44,7 @@ class TrainingTransform:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
 
     def load(self, path: Path, random: np.random.Generator) -> NDArray[np.float32]:
-        try:
-            with Image.open(path) as opened:
-                image = opened.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InvalidValueError(f"image {path} cannot be read: {error}") from error
+        image = read_image(path, "RGB")
         width, height = image.size
         box = random_box(width, height, self.smallest_area, random)
         cut = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)

@@ -11,12 +11,14 @@ so can a few of ImageNet's classes keep their numbers.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from quark.errors import InvalidValueError
 from quark.evaluate.datasets import evenly_spaced
-from quark.evaluate.prepare import class_folders, images_in
+from quark.evaluate.prepare import MOST_LABEL_BYTES, class_folders, images_in
+from quark.files.foreign import read_text
 
 TRAIN, CALIB, VAL = ("train", "train_data"), ("calib", "calib_data"), ("val", "val_data", "validation")
 CLASSES_FILE = "classes.txt"
@@ -80,8 +82,9 @@ def _first_of(root: Path, names: tuple[str, ...]) -> Path | None:
 
 def _classes(root: Path, parts: list[Path]) -> tuple[str, ...]:
     file = root / CLASSES_FILE
-    if file.is_file():
-        names = tuple(line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    if os.path.lexists(file):
+        text = read_text(file, f"'{file}'", MOST_LABEL_BYTES)
+        names = tuple(line.split()[0] for line in text.splitlines() if line.strip())
         if len(set(names)) != len(names):
             raise InvalidValueError(f"'{file}' has a class twice: expected the name of one class folder in each line")
         return names
