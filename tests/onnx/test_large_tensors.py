@@ -13,7 +13,8 @@ import pytest
 
 from quark.onnx import large_tensors
 from quark.onnx.graph import add_copy, add_initializer, constant, is_constant, set_constant
-from quark.onnx.large_tensors import ComputedTensor, MappedFile, MappedTensor, byte_pieces, is_large_model, pieces
+from quark.onnx.input_files import MappedFile
+from quark.onnx.large_tensors import ComputedTensor, MappedTensor, byte_pieces, is_large_model, pieces
 
 TYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.int32, np.float64, ml_dtypes.int4, ml_dtypes.uint4)
 
@@ -107,7 +108,7 @@ def mapped_megabytes(path: Path) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is mapped")
 def test_what_was_read_does_not_stay_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(large_tensors, "_RECENT_BYTES", 1 << 20)
+    monkeypatch.setattr("quark.onnx.input_files._RECENT_BYTES", 1 << 20)
     array = np.zeros((64, 1 << 18), np.float32)  # 67 MB
     path = tmp_path / "w"
     tensor = mapped(path, array)

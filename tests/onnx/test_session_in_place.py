@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx_models import Net, random_feed, run_model
 
-from quark.onnx import session
+from quark.onnx import large_tensors, session
 from quark.onnx.graph import set_constant
 from quark.onnx.load import load
 from quark.onnx.session import open_session
@@ -35,6 +35,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(session, "_create_from_file", noting)
     monkeypatch.setattr(session, "_FILE_FROM_BYTES", 1000)
+    monkeypatch.setattr(large_tensors, "LARGE_MODEL_BYTES", 0)
     return found
 
 
@@ -84,8 +85,7 @@ def test_a_runtime_that_does_not_know_the_folder_gets_a_copy(model_path, copies,
     assert copies
 
 
-def test_weights_at_odd_places_are_copied(tmp_path, copies, monkeypatch):
-    monkeypatch.setattr("quark.onnx.load.source.MAPPED_FROM_BYTES", 1)
+def test_weights_at_odd_places_are_copied(tmp_path, copies):
     for filler in range(4):
         model = network()
         model.doc_string = "x" * filler

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError, ModelError
 from quark.onnx.data import InputInfo
+from quark.onnx.input_files import held_still
+from quark.onnx.load.outline import watch_external_data
 from quark.onnx.session import open_session, running
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ class Network:
     def __init__(self, model: Path, threads: int | None = None, providers: tuple[str, ...] = CPU) -> None:
         self.path = model
         self.name = model.name
-        self._session: onnxruntime.InferenceSession = open_session(
-            checked_file(model), threads=threads, providers=providers
-        )
+        self._files = watch_external_data(checked_file(model))  # which the runtime maps
+        with held_still(self._files):
+            self._session: onnxruntime.InferenceSession = open_session(model, threads=threads, providers=providers)
         self.inputs = tuple(_input(each) for each in self._session.get_inputs())
         self.outputs = tuple(each.name for each in self._session.get_outputs())
 
@@ -69,7 +71,7 @@ class Network:
 
     def _run(self, inputs: dict[str, Array]) -> list[Array]:
         feeds = {each.name: inputs[each.name].astype(each.dtype, copy=False) for each in self.inputs}
-        with running(f"model '{self.path}'"):
+        with held_still(self._files), running(f"model '{self.path}'"):
             return [np.asarray(each) for each in self._session.run(None, feeds)]
 
 

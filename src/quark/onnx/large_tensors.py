@@ -1,36 +1,34 @@
 """Weights too large to be held in memory: read, computed and written piece by piece.
 
-A large weight lies in a mapped file (`MappedTensor`), or is computed when it is wanted (`ComputedTensor`). Whoever
-reads all of one goes through `pieces`, or `byte_pieces` for what a file holds of it, and has some megabytes of it at a
-time. A page of a mapped file that was read counts as memory of this process until it is let go of: the iterators do
-that behind them; of weights that were read as a whole, `note_read` keeps the last few.
+A large weight lies in a mapped file (`MappedTensor`), or is computed when it is wanted (`ComputedTensor`). `pieces`, or
+`byte_pieces` for the bytes as a file holds them, goes through all of it with some megabytes in memory at a time. It
+copies them from the file instead of using the mapping, because another program may cut the file off; see `input_files`.
+`numpy()` is a view of the mapping. Its pages count as memory of this process once they were read; `note_read` keeps
+those of the last few weights.
 
-Small models are none the wiser: below `LARGE_MODEL_BYTES` of weights everything is computed at once and kept.
+Of a model with at most `LARGE_MODEL_BYTES` of weights, everything is read and computed at once and kept.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import mmap
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.onnx.input_files import MappedFile
+
 Array = NDArray[Any]
 
 LARGE_MODEL_BYTES = 256 << 20  # of weights; beyond, large ones are not held
 LARGE_TENSOR_BYTES = 1 << 20
 PIECE_BYTES = 16 << 20  # enough for every thread of the native code, and little beside what a runtime takes
+READ_BYTES = 1 << 20  # at once, of what goes through no native code
 
-_RECENT_BYTES = 128 << 20  # of weights read as a whole that stay mapped
-_NEIGHBOURHOOD = 1 << 21  # around a page that is read, the system maps up to so many bytes
 _IS_LARGE = "quark.onnx.large_tensors.is_large"  # in the model's meta store
 
 
@@ -43,40 +41,9 @@ class Piece:
     along: slice
 
 
-class MappedFile(mmap.mmap):
-    """A file mapped for reading, which knows its path. An empty file cannot be mapped."""
-
-    path = Path()  # stays empty for a file without a name
-
-    @staticmethod
-    def open(path: Path) -> MappedFile:
-        with path.open("rb") as file:
-            result = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
-        result.path = path
-        return result
-
-    def release(self, start: int, stop: int) -> None:
-        """Let go of the pages of these bytes, and of neighbours that came along with them."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            first = max(0, start - _NEIGHBOURHOOD) // mmap.PAGESIZE * mmap.PAGESIZE
-            self.madvise(mmap.MADV_DONTNEED, first, min(len(self), stop + _NEIGHBOURHOOD) - first)
-
-    def note_read(self, start: int, stop: int) -> None:
-        """Whoever reads much at once says so: what was read before the last of it is let go of."""
-        if (start, stop) in self._recent:
-            self._recent.remove((start, stop))
-        self._recent.append((start, stop))
-        while len(self._recent) > 1 and sum(last - first for first, last in self._recent) > _RECENT_BYTES:
-            self.release(*self._recent.popleft())
-
-    @functools.cached_property
-    def _recent(self) -> deque[tuple[int, int]]:
-        """What was read and is not let go of, the oldest first."""
-        return deque()
-
-
 class MappedTensor(ir.Tensor[Array]):
-    """A tensor in a mapped file. The array is a view; its pages come when they are touched."""
+    """A tensor in a mapped file. The array is a view; its pages come when they are touched. Reading it raises a
+    ModelError if the file has changed since it was opened."""
 
     def __init__(self, file: MappedFile, offset: int, dtype: ir.DataType, shape: ir.Shape, name: str | None) -> None:
         dims = tuple(shape.numpy())
@@ -85,25 +52,33 @@ class MappedTensor(ir.Tensor[Array]):
         super().__init__(array, dtype, name=name)
         self.file, self.offset = file, offset
 
-    @staticmethod
-    def of(view: memoryview, dtype: ir.DataType, shape: ir.Shape, name: str) -> MappedTensor:
-        """The same of a view into a mapped file."""
-        assert isinstance(view.obj, MappedFile)
-        offset = _address(view) - _address(memoryview(view.obj)) if len(view) else 0
-        return MappedTensor(view.obj, offset, dtype, shape, name)
-
     def named(self, name: str) -> MappedTensor:
         """The same numbers as another constant."""
         return MappedTensor(self.file, self.offset, self.dtype, ir.Shape(self.shape.numpy()), name)
 
-    def release(self, start: int = 0, stop: int | None = None) -> None:
-        """Let go of the memory of these bytes. They can be read again."""
-        self.file.release(self.offset + start, self.offset + (self.nbytes if stop is None else stop))
+    def release(self) -> None:
+        """Let go of the memory of its pages. They can be read again."""
+        self.file.release(self.offset, self.offset + self.nbytes)
 
     def note_read(self) -> None:
-        """Whoever reads the whole array says so: of large weights, the last few stay in memory."""
+        """Note that the whole array is read. Of large weights, only the last few stay in memory."""
         if is_large_tensor(self):
             self.file.note_read(self.offset, self.offset + self.nbytes)
+
+    def numpy(self) -> Array:
+        self.file.check()
+        return super().numpy()
+
+    def __array__(self, dtype: Any = None) -> Array:
+        self.file.check()
+        return super().__array__(dtype)
+
+    def read(self, start: int, stop: int) -> Array:
+        """A copy of these bytes of it, as a flat array."""
+        return np.frombuffer(self.file.read_bytes(self.offset + start, self.offset + stop), self.raw.dtype)
+
+    def tobytes(self) -> bytes:
+        return self.file.read_bytes(self.offset, self.offset + self.nbytes)
 
     def tofile(self, file: BinaryIO) -> None:
         for piece in byte_pieces(self):
@@ -124,6 +99,25 @@ class ComputedTensor(ir.LazyTensor):
             file.write(piece)
 
 
+def tensor_of(view: memoryview, dtype: ir.DataType, shape: ir.Shape, name: str) -> ir.TensorProtocol:
+    """The tensor whose bytes, as a file holds them, were read or mapped."""
+    file, dims = view.obj, tuple(shape.numpy())
+    if not isinstance(file, MappedFile):
+        if dtype.bitwidth < 8:
+            return ir.PackedTensor(np.frombuffer(view, np.uint8), dtype, shape=shape, name=name)
+        array = np.frombuffer(view, np.dtype(dtype.numpy()).newbyteorder("<")).reshape(dims)
+        return ir.Tensor(array, dtype, name=name)
+    start = _address(view) - _address(memoryview(file)) if len(view) else 0
+    if dtype.bitwidth >= 8:
+        return MappedTensor(file, start, dtype, shape, name)
+    stop = start + len(view)
+
+    def read() -> ir.TensorProtocol:
+        return ir.PackedTensor(np.frombuffer(file.read_bytes(start, stop), np.uint8), dtype, shape=shape, name=name)
+
+    return ir.LazyTensor(read, dtype, shape, name=name)
+
+
 def is_large_model(model: ir.Model) -> bool:
     """That the weights are too many to be held twice. The first answer for a model holds, whatever it becomes."""
     if _IS_LARGE not in model.meta:
@@ -142,22 +136,39 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
+def mapped_files(model: ir.Model) -> list[MappedFile]:
+    """The files that constants of the main graph are read from."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return list(dict.fromkeys(tensor.file for tensor in tensors if isinstance(tensor, MappedTensor)))
+
+
+def whole(tensor: ir.TensorProtocol) -> Array:
+    """All of a tensor at once, aligned for native code. What lies in a mapped file is copied: going through all of it
+    takes a while, in which another program may cut the file off."""
+    if isinstance(tensor, MappedTensor):
+        return tensor.read(0, tensor.nbytes).reshape(tensor.raw.shape)
+    return np.require(tensor.numpy(), requirements=["C", "A"])
+
+
 def pieces(tensor: ir.TensorProtocol, axis: int | None = None, multiple: int = 1) -> Iterator[Piece]:
     """All of a tensor in its order. Along `axis` a piece begins at a multiple of `multiple`; without an axis it is a
-    run of elements. What was mapped for a piece is let go of when the next one is asked for."""
-    array = tensor.numpy()
+    run of elements. Pieces of a mapped file are copies, which nobody else has."""
+    mapped = tensor if isinstance(tensor, MappedTensor) else None
+    array = tensor.numpy() if mapped is None else mapped.raw  # whose pages are not touched
     dims = array.shape or (1,)
     if axis is None:
         outer, length, inner = 1, array.size, 1
     else:
         axis %= len(dims)
         outer, length, inner = math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])
-    whole = array.reshape(outer, length, inner)
+    cube = array.reshape(outer, length, inner)
     for part, along in _cuts(outer, length, inner * array.itemsize, multiple):
-        yield Piece(np.require(whole[part, along], requirements=["C", "A"]), part, along)
-        if isinstance(tensor, MappedTensor):
-            start = (part.start * length + along.start) * inner * array.itemsize
-            tensor.release(start, ((part.stop - 1) * length + along.stop) * inner * array.itemsize)
+        if mapped is None:
+            yield Piece(np.require(cube[part, along], requirements=["C", "A"]), part, along)
+            continue
+        start = (part.start * length + along.start) * inner * array.itemsize
+        stop = ((part.stop - 1) * length + along.stop) * inner * array.itemsize
+        yield Piece(mapped.read(start, stop).reshape(cube[part, along].shape), part, along)
 
 
 def byte_pieces(tensor: ir.TensorProtocol) -> Iterator[memoryview | bytes]:
@@ -165,24 +176,18 @@ def byte_pieces(tensor: ir.TensorProtocol) -> Iterator[memoryview | bytes]:
     if tensor.dtype.bitwidth < 8 or tensor.dtype == ir.DataType.STRING:
         yield tensor.tobytes()  # packed, several in a byte
         return
-    for array in tensor.compute() if isinstance(tensor, ComputedTensor) else _copies(tensor):
+    arrays = tensor.compute() if isinstance(tensor, ComputedTensor) else (piece.array for piece in pieces(tensor))
+    for array in arrays:
         little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
         yield little.reshape(-1).view(np.uint8).data
 
 
-def mapped_pieces(data: bytes | memoryview) -> Iterator[memoryview]:
-    """Bytes in pieces; where they are a whole mapped file, its pages are let go of."""
+def mapped_pieces(data: bytes | memoryview) -> Iterator[memoryview | bytes]:
+    """Bytes in pieces; those of a whole mapped file are read from it."""
     view = memoryview(data)
-    for start in range(0, len(view), PIECE_BYTES):
-        yield view[start : start + PIECE_BYTES]
-        if isinstance(view.obj, MappedFile):
-            view.obj.release(start, start + PIECE_BYTES)
-
-
-def _copies(tensor: ir.TensorProtocol) -> Iterator[Array]:
-    """The pieces; copies of what is mapped, since looking at that again would bring its pages back."""
-    for piece in pieces(tensor):
-        yield piece.array.copy() if isinstance(tensor, MappedTensor) else piece.array
+    for start in range(0, len(view), READ_BYTES):
+        stop = min(len(view), start + READ_BYTES)
+        yield view.obj.read_bytes(start, stop) if isinstance(view.obj, MappedFile) else view[start:stop]
 
 
 def _cuts(outer: int, length: int, step_bytes: int, multiple: int) -> Iterator[tuple[slice, slice]]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import logging
 import os
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,12 +21,15 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.files.output import Scratch
 from quark.formats.native import library_file
-from quark.onnx.large_tensors import MappedTensor, weight_bytes
+from quark.onnx.input_files import check_unchanged, held_still
+from quark.onnx.large_tensors import MappedTensor, mapped_files, weight_bytes
 from quark.onnx.message import refer, split
 from quark.onnx.without_library import ModelSource, with_functions
+from quark.text import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _FILE_FROM_BYTES = 8 << 20  # weights beyond this take the way through a file
 _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
 _QUIET = 4  # nothing: an error is an exception as well, whose message says the same
@@ -136,9 +137,14 @@ def _create(source: str | bytes, options: Any, providers: Sequence[str], name: s
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about a file of ONNX's own small types, which the CPU has no kernels for."""
-    if "Could not find an implementation for DequantizeLinear" not in str(error):
+    """What to do about a file of types that the CPU has no kernels for: ONNX's own small ones, float64, bfloat16."""
+    if "Could not find an implementation for" not in str(error):
         return ""
+    if "implementation for DequantizeLinear" not in str(error):
+        return (
+            ". This ONNX Runtime has no such operator for the types of the model; most often layers of float64 or "
+            "bfloat16, which 'quark quantize' converts: to run the model itself, export it in float32"
+        )
     return (
         ". Its weights are of a type that this ONNX Runtime does not compute with, as those of files that were packed "
         "with the profile native: give the model that 'quark unpack' makes of it, or pack with the profile portable"
@@ -159,9 +165,13 @@ def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], na
         location = tensor.file.path.relative_to(folder).as_posix()
         refer(proto, location, tensor.offset, tensor.nbytes)
     options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
+    files = mapped_files(model)
+    release_memory()  # pieces of weights that were read
     try:
-        return _create(message.proto.SerializeToString(), options, providers, name)
+        with held_still(files):  # the runtime opens them by their names
+            return _create(message.proto.SerializeToString(), options, providers, name)
     except ModelError as error:
+        check_unchanged(files)  # the runtime's own error does not tell
         _LOG.debug("%s: weights are not used in place: %s", name, error)
         return None
 
@@ -175,24 +185,21 @@ def _is_in_place(tensor: ir.TensorProtocol) -> bool:
 
 def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
     """A failure to write the file is not one of the model: then the bytes have to do."""
-    folder = tempfile.TemporaryDirectory(prefix="quark-", ignore_cleanup_errors=True)
-    path = Path(folder.name) / "model.onnx"
-    try:
-        ir.save(model, path, external_data="weights", size_threshold_bytes=_EXTERNAL_FROM_BYTES)
-    except OSError as error:
-        folder.cleanup()
-        _LOG.info("%s: no temporary file (%s), loading it from memory", name, error)
-        return _create(ir.to_proto(model).SerializeToString(), options, providers, name)
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = Scratch()
+            stack.callback(folder.remove)
+            path = folder.path / "model.onnx"
+            ir.save(model, path, external_data="weights", size_threshold_bytes=_EXTERNAL_FROM_BYTES)
+        except OSError as error:
+            stack.close()
+            _LOG.info("%s: no temporary file (%s), loading it from memory", name, error)
+            return _create(ir.to_proto(model).SerializeToString(), options, providers, name)
         session = _create(str(path), options, providers, name)
-    except BaseException:
-        folder.cleanup()
-        raise
-    if os.name == "nt":  # mapped files cannot be removed there
-        weakref.finalize(session, folder.cleanup)
-    else:
-        folder.cleanup()
-    return session
+        if os.name == "nt":  # mapped files cannot be removed there
+            stack.pop_all()
+            weakref.finalize(session, folder.remove)
+        return session
 
 
 def _as_ir(model: ModelSource) -> ir.Model:

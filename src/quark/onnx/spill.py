@@ -6,16 +6,17 @@ model are written to files without a name, which the system removes with the pro
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from typing import IO, Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.onnx.large_tensors import MappedFile, MappedTensor, byte_pieces, is_large_model, is_large_tensor
+from quark.onnx.input_files import MappedFile
+from quark.onnx.large_tensors import MappedTensor, byte_pieces, is_large_model, is_large_tensor
+from quark.text import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _SPILL = "quark.onnx.spill"  # in the model's meta store
 _SEGMENT_BYTES = 1 << 30  # of one file, and one mapping: a mapping takes a descriptor, of which there are not many
 _ALIGNMENT = 4096

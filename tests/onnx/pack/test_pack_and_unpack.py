@@ -88,7 +88,7 @@ def test_the_same_bytes_every_time(source, tmp_path):
 
 
 def test_in_memory_the_message_stays_as_it_was(source):
-    message, _ = read_message(source("mxfp4_e2m1"))
+    message, _, _ = read_message(source("mxfp4_e2m1"))
     before = message.proto.SerializeToString()
     packed, facts = pack_message(message)
     assert message.proto.SerializeToString() == before

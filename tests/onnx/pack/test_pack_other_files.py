@@ -128,7 +128,7 @@ def test_nothing_to_pack_is_an_error_that_says_why(tmp_path):
     with pytest.raises(ModelError, match="no weight is in a block format"):
         pack_model(save(model_of(weights), tmp_path / "m.onnx"), tmp_path / "packed.onnx")
     assert not (tmp_path / "packed.onnx").exists()
-    message, _ = read_message(tmp_path / "m.onnx")
+    message, _, _ = read_message(tmp_path / "m.onnx")
     same, facts = pack_message(message)
     assert same is message
     assert not facts.packed

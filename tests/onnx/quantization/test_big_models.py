@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from onnx_models import Net, run_model
 
 from quark.fidelity import Verdict
-from quark.onnx import ModelQuantizer, get_default_config, large_tensors, quantize
+from quark.onnx import ModelQuantizer, free_memory, get_default_config, large_tensors, quantize
 from quark.onnx.graph import constant
 from quark.onnx.large_tensors import ComputedTensor
 from quark.onnx.load import load
@@ -62,7 +62,7 @@ def everything_large(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def written(model: object, preset: str, folder: Path, data: object = None, **fields: object) -> dict[str, bytes]:
     folder.mkdir()
     config = replace(get_default_config(preset), **fields)
-    quantize(model, data, config).save(folder / "out.onnx")
+    quantize(model, data, config, use_random_data=data is None).save(folder / "out.onnx")
     return {each.name: each.read_bytes() for each in folder.iterdir()}
 
 
@@ -102,7 +102,7 @@ def test_weights_are_computed_when_the_file_is_written(preset, model_path, tmp_p
 
     monkeypatch.setattr(ComputedTensor, "__init__", noting)
     config = replace(get_default_config(preset), extra_options={"VerdictMemoryLimit": 0})
-    result = quantize(model_path, config=config)
+    result = quantize(model_path, config=config, use_random_data=True)
     assert not any(read)
     result.save(tmp_path / "out.onnx")
     read = [name for name in read if name]
@@ -150,7 +150,7 @@ def test_a_model_beyond_the_limit_has_no_verdict_and_says_so(model_path, tmp_pat
 
 def test_what_runs_for_other_reasons_has_its_verdict(monkeypatch):
     monkeypatch.setattr(memory, "USUAL_LIMIT_BYTES", 1000)
-    assert quantize(network(), config="A8W8").report.outputs
+    assert quantize(network(), config="A8W8", use_random_data=True).report.outputs
     data = np.random.default_rng(0).standard_normal((6, 40, 6, 6)).astype(np.float32)
     config = get_default_config("MXINT8")
     for has_correction in (False, True):
@@ -162,39 +162,44 @@ def test_what_runs_for_other_reasons_has_its_verdict(monkeypatch):
 @pytest.mark.parametrize("preset", ["MXINT8", "A8W8"])
 def test_the_user_decides_where_she_wants(preset, monkeypatch):
     config = get_default_config(preset)
-    never = quantize(network(), config=replace(config, extra_options={"VerdictMemoryLimit": 0})).report
+
+    def limited(megabytes):
+        options = {"VerdictMemoryLimit": megabytes}
+        return quantize(network(), config=replace(config, extra_options=options), use_random_data=True).report
+
+    never = limited(0)
     assert not never.outputs
     assert any("VerdictMemoryLimit allows" in each for each in never.remarks)
     monkeypatch.setattr(memory, "USUAL_LIMIT_BYTES", 1000)
     monkeypatch.setattr(memory, "free_memory", lambda: 0)
-    assert quantize(network(), config=replace(config, extra_options={"VerdictMemoryLimit": 1})).report.outputs
+    assert limited(1).outputs
 
 
 @pytest.mark.parametrize("free", [None, 0, 1 << 40])
 def test_memory_that_is_short_is_a_reason_too(free, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: free)
     model, settings = ir.from_proto(network()), settings_of("A8W8")
-    obstacle = memory.verdict_obstacle(model, Data().open(model, settings), settings)
+    obstacle = memory.verdict_obstacle(model, Data(is_random=True).open(model, settings), settings)
     assert ("half of the memory" in str(obstacle)) == (free == 0)
 
 
 def test_free_memory_is_the_least_that_the_system_tells(tmp_path, monkeypatch):
     machine, limit, use = (tmp_path / name for name in ("meminfo", "max", "stat"))
     for name, path in (("_MEMORY_INFO", machine), ("_GROUP_LIMIT", limit), ("_GROUP_USE", use)):
-        monkeypatch.setattr(memory, name, path)
-    assert memory.free_memory() is None
+        monkeypatch.setattr(free_memory, name, path)
+    assert free_memory.free_memory() is None
     machine.write_text("MemTotal:  99 kB\nMemAvailable:  50 kB\n")
-    assert memory.free_memory() == 50 * 1024
+    assert free_memory.free_memory() == 50 * 1024
     limit.write_text("max\n")
     use.write_text("anon 1000\nfile 9000\n")
-    assert memory.free_memory() == 50 * 1024
+    assert free_memory.free_memory() == 50 * 1024
     limit.write_text("31000\n")
-    assert memory.free_memory() == 30_000
+    assert free_memory.free_memory() == 30_000
 
 
 def test_a_large_file_is_mapped_and_hashed_all_the_same(model_path, monkeypatch):
     held = load(model_path)
-    monkeypatch.setattr("quark.onnx.load.source.MAPPED_FROM_BYTES", 1)
+    monkeypatch.setattr(large_tensors, "LARGE_MODEL_BYTES", 0)
     monkeypatch.setattr("quark.onnx.load.external_data.SLOW_BYTES", 1)
     found = load(model_path)
     assert (found.sha256, found.bytes) == (held.sha256, held.bytes)
@@ -202,10 +207,9 @@ def test_a_large_file_is_mapped_and_hashed_all_the_same(model_path, monkeypatch)
         np.testing.assert_array_equal(constant(found.model.graph.initializers[name]), constant(value))
 
 
-def test_weights_of_a_mapped_model_file_are_not_aligned_and_read_well(tmp_path, monkeypatch, everything_large):
+def test_weights_of_a_mapped_model_file_are_not_aligned_and_read_well(tmp_path, everything_large):
     path = tmp_path / "net.onnx"
     onnx.save(network(), path)
-    monkeypatch.setattr("quark.onnx.load.source.MAPPED_FROM_BYTES", 1)
     streamed = written(path, "MXINT8", tmp_path / "a")
     everything_large.undo()
     assert streamed == written(path, "MXINT8", tmp_path / "b")

@@ -24,7 +24,8 @@ import onnx_ir as ir
 
 from quark.errors import InvalidValueError
 from quark.onnx.graph import attribute
-from quark.onnx.large_tensors import byte_pieces
+from quark.onnx.input_files import MappedFile, held_still
+from quark.onnx.large_tensors import byte_pieces, mapped_files
 from quark.onnx.session import check_computed, open_session, release_memory, running
 
 _FLOAT = "tensor(float)"
@@ -54,6 +55,7 @@ class FloatRunner:
         self._providers, self._threads = providers, max(1, processors // self.workers)
         self._opening = threading.Lock()
         self._opened: Any = None
+        self._files: list[MappedFile] = []  # that the session may have mapped as well
         self._is_closed = False
 
     @property
@@ -62,6 +64,7 @@ class FloatRunner:
             raise InvalidValueError("this runner is closed")
         with self._opening:
             if self._opened is None:
+                self._files = mapped_files(self._model)
                 self._opened = open_session(
                     self._model, extra_outputs=self._extra, providers=self._providers, threads=self._threads
                 )
@@ -95,7 +98,7 @@ class FloatRunner:
 
         session = self._session
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
-        with running("the float model"):
+        with held_still(self._files), running("the float model"):
             values: list[Any] = session.run_with_ort_values(list(names), feeds)
         return values
 

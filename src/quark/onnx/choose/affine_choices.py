@@ -28,7 +28,7 @@ from quark.onnx.choose.options import TensorOverride
 from quark.onnx.choose.overrides import overridden
 from quark.onnx.choose.specs import AffineSpec
 from quark.onnx.choose.weight_ranges import weight_extremes
-from quark.onnx.large_tensors import MappedTensor, pieces
+from quark.onnx.large_tensors import pieces, whole
 from quark.plan import AffineChoice
 from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
 
@@ -74,13 +74,13 @@ def choice_of_weight(
         if has_extremes:
             (low,), (high,) = weight_extremes(weight)
             return choice_of_range(spec, TensorRange(float(low), float(high)), override)
-        return choice_of_range(spec, range_of(_array(weight), spec.method, spec.integer, spec.is_symmetric), override)
+        return choice_of_range(spec, range_of(whole(weight), spec.method, spec.integer, spec.is_symmetric), override)
     if channels.group_size is not None:
         return _of_ranges(spec, *weight_extremes(weight, channels.axis, channels.group_size), channels)
     if has_extremes:
         low, high = weight_extremes(weight, channels.axis)
     else:
-        low, high = ranges_of_channels(_array(weight), channels.axis, spec.method, spec.integer, spec.is_symmetric)
+        low, high = ranges_of_channels(whole(weight), channels.axis, spec.method, spec.integer, spec.is_symmetric)
     return overridden(_of_ranges(spec, low, high, channels), override)
 
 
@@ -128,13 +128,6 @@ def derived_bias(spec: AffineSpec, activation: AffineChoice, weight: AffineChoic
 def own_bias(spec: AffineSpec, bias: Array, override: TensorOverride | None = None) -> AffineChoice:
     """A bias with a range of its own, symmetric."""
     return choice_of_weight(spec, ir.Tensor(bias), None, override)
-
-
-def _array(weight: ir.TensorProtocol) -> Array:
-    """All of a weight at once, aligned for native code."""
-    if isinstance(weight, MappedTensor):
-        weight.note_read()
-    return np.require(weight.numpy(), requirements=["C", "A"])
 
 
 def check_finite(name: str, values: Array | ir.TensorProtocol) -> None:

@@ -24,7 +24,7 @@ from quark.onnx.diagnose.networks import Networks, differing_shapes
 from quark.onnx.diagnose.operands import is_quantizing
 from quark.onnx.diagnose.outputs import compare_outputs
 from quark.onnx.diagnose.pair import ModelFile, Side, check_pair, read_side
-from quark.onnx.diagnose.remarks import advice_on, remarks_on, remarks_on_form
+from quark.onnx.diagnose.remarks import first_steps, remarks_on, remarks_on_form
 from quark.onnx.diagnose.remedies import find_remedies
 from quark.onnx.diagnose.rescaling import Factors
 from quark.onnx.diagnose.restored import restore
@@ -32,6 +32,7 @@ from quark.onnx.diagnose.sensitivity import Sensitivities, find_sensitivities
 from quark.onnx.diagnose.sites import COMPUTING, Site, Sites, find_sites
 from quark.onnx.diagnose.skipped import find_skipped
 from quark.onnx.diagnose.weight_facts import find_weight_facts
+from quark.onnx.input_files import check_unchanged
 from quark.onnx.session import release_memory
 
 HISTOGRAM_SAMPLES = 8
@@ -51,8 +52,10 @@ def diagnose(
     batch_size: int = 1,
     preprocessing: Any = "imagenet",
     has_sensitivity: bool = True,
+    use_random_data: bool = False,
 ) -> Diagnosis:
-    """Compare two forms of one network on `data`, which can be all that `quark.onnx.quantize` takes; None: random.
+    """Compare two forms of one network on `data`, which can be all that `quark.onnx.quantize` takes. Without data it
+    is an InvalidValueError, unless `use_random_data` asks for random numbers.
 
     `num_samples` are looked at, and `sensitivity_samples` of them, evenly spaced, for sensitivities, which take most of
     the time: fewer for a large network of many layers. The `histograms` worst layers have pictures. Accuracy, speed,
@@ -63,6 +66,11 @@ def diagnose(
     """
     exact, other = read_side(float_model), read_side(quantized)
     check_pair(exact, other)
+    if (data is None) != use_random_data:
+        raise InvalidValueError(
+            "the models are compared on data: give --calib (in Python: data), or ask for random numbers with --random "
+            "(in Python: use_random_data=True), and not for both"
+        )
     restored = restore(exact.model, other.model)
     samples = open_samples(
         data, input_infos(exact.model), count=num_samples, batch_size=batch_size, preprocessing=preprocessing
@@ -73,6 +81,7 @@ def diagnose(
     layers = _layers(exact, other, looked, _first(samples, HISTOGRAM_SAMPLES), histograms, in_float)
     facts = list(looked.facts)
     found = looked.sensitivities
+    check_unchanged((*exact.files, *other.files))
     return Diagnosis(
         exact.facts,
         other.facts,
@@ -81,7 +90,7 @@ def diagnose(
         layers,
         skipped,
         find_weight_facts(exact.model, other.model, facts),
-        advice=advice_on(layers),
+        steps=first_steps(layers),
         remarks=remarks_on(
             exact,
             looked.sites,

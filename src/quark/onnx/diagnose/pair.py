@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +13,13 @@ import onnx_ir as ir
 
 from quark.account import FileFacts
 from quark.errors import InvalidValueError
+from quark.files.foreign import parse_json
 from quark.onnx.diagnose.operands import is_quantizing
-from quark.onnx.lint.read_graph import read_graph
+from quark.onnx.input_files import MappedFile
+from quark.onnx.lint.read_graph import graph_of
 from quark.onnx.load.external_data import ExternalData
 from quark.onnx.load.source import read_source
-from quark.onnx.load.tensors import check_tensors
+from quark.onnx.load.structure import check_ports
 from quark.onnx.load.wire import carve
 
 ModelFile: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
@@ -33,6 +34,7 @@ class Side:
     model: ir.Model
     facts: FileFacts
     path: Path | None
+    files: tuple[MappedFile, ...] = ()  # that weights are still read from
 
     @property
     def is_quantized(self) -> bool:
@@ -42,22 +44,23 @@ class Side:
     def config(self) -> Mapping[str, Any]:
         """The configuration that the file says it was made by; empty where it does not."""
         try:
-            content = json.loads(self.model.metadata_props.get(CONFIG_KEY, "{}"))
-        except ValueError:
-            return {}
-        return content if isinstance(content, dict) else {}
+            content = parse_json(self.model.metadata_props.get(CONFIG_KEY, "{}"), CONFIG_KEY)
+        except InvalidValueError:
+            return {}  # it only helps to word the advice
+        is_config = isinstance(content, dict) and isinstance(content.get("extra_options", {}), dict)
+        return content if is_config else {}
 
 
 def read_side(source: ModelFile) -> Side:
     """What is no ONNX model is a ModelError."""
     read = read_source(source)
     external = ExternalData(read)
-    check_tensors(read, carve(read), external)
+    check_ports(carve(read).proto, read.name)
+    model = graph_of(read, external)
     facts = FileFacts(read.name, len(read.data) + external.bytes, external.digest().hexdigest())
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    model = read_graph(source)
     model.graph.sort()  # other tools leave that to the runtime
-    return Side(model, facts, path)
+    return Side(model, facts, path, external.mapped)
 
 
 def check_pair(exact: Side, quantized: Side) -> None:

@@ -16,6 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.onnx.calibrate.runner import Tensor, processor_count
+from quark.onnx.input_files import held_still
+from quark.onnx.large_tensors import mapped_files
 from quark.onnx.session import open_session, release_memory, running
 
 Array = NDArray[Any]
@@ -32,6 +34,7 @@ class Run:
         self, model: ir.Model, what: str, *, extra: Sequence[str] = (), has_integer_kernels: bool = False
     ) -> None:
         self._what = what
+        self._files = mapped_files(model)
         for value in model.graph.inputs:
             if value.type is None:  # inference does not find every type
                 value.type = ir.TensorType(ir.DataType.FLOAT)
@@ -50,7 +53,7 @@ class Run:
         given = {
             name: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(feeds[name], order="C")) for name in self.inputs
         }
-        with running(self._what):
+        with held_still(self._files), running(self._what):
             values = self._session.run_with_ort_values(wanted, given)
         return {name: Tensor(value).array for name, value in zip(wanted, values, strict=True)}
 

@@ -15,6 +15,7 @@ from quark.onnx.equalize.channels import Array, Layer, reach_of_channels
 from quark.onnx.equalize.options import CrossLayerOptions
 from quark.onnx.equalize.regions import Region
 from quark.onnx.graph import constant, input_value
+from quark.onnx.large_tensors import whole
 
 
 class Weights:
@@ -25,8 +26,8 @@ class Weights:
 
     def of(self, layer: Layer) -> ChannelMagnitudes:
         if layer.weight not in self._by_weight:
-            array = constant(layer.weight)
-            assert array is not None
+            assert layer.weight.const_value is not None
+            array = whole(layer.weight.const_value)
             view = layer.view(array if array.dtype in (np.float32, np.float64) else array.astype(np.float32))
             self._by_weight[layer.weight] = layer, ChannelMagnitudes(largest_of_pairs(view))
         return self._by_weight[layer.weight][1]

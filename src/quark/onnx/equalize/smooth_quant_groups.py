@@ -17,7 +17,6 @@ import onnx_ir as ir
 from quark.equalization.smooth import LayerWeight
 from quark.onnx.graph import (
     attribute,
-    constant,
     dimensions,
     input_value,
     is_constant,
@@ -26,6 +25,7 @@ from quark.onnx.graph import (
     rank,
     readers,
 )
+from quark.onnx.large_tensors import whole
 from quark.plan import SkippedNode
 
 Array = np.ndarray[Any, Any]
@@ -89,9 +89,8 @@ class Layer:
         return np.asarray(weight * scales.reshape(shape))
 
     def _array(self) -> Array:
-        array = constant(self.weight)
-        assert array is not None
-        return array
+        assert self.weight.const_value is not None
+        return whole(self.weight.const_value)
 
     def _by_group(self, weight: Array) -> Array:
         return weight.reshape(self.groups, weight.shape[0] // self.groups, weight.shape[1], -1)

@@ -14,20 +14,21 @@ from os import PathLike
 import onnx
 import onnx_ir as ir
 
-from quark.errors import ModelError
 from quark.onnx.graph import infer_shapes
+from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.load.digest import Digest
 from quark.onnx.load.external_data import ExternalData
-from quark.onnx.load.float16 import convert_to_float32
+from quark.onnx.load.functions import check_functions
 from quark.onnx.load.lift_opset import lift_opset
-from quark.onnx.load.normalize import InSubgraph, nodes_in_subgraphs, normalize
+from quark.onnx.load.normalize import InSubgraph, check_layers, drop_empty_inputs, nodes_in_subgraphs, normalize
 from quark.onnx.load.operators import check_operators, shorten_domains
 from quark.onnx.load.options import LoadOptions
 from quark.onnx.load.shapes import fix_shapes
 from quark.onnx.load.source import read_source
-from quark.onnx.load.structure import check_structure
-from quark.onnx.load.tensors import attach, check_tensors
-from quark.onnx.load.wire import Carved, carve
+from quark.onnx.load.structure import check_ports, check_structure
+from quark.onnx.load.tensors import check_tensors, to_graph
+from quark.onnx.load.to_float32 import convert_to_float32, unusual_layer_types
+from quark.onnx.load.wire import carve
 from quark.plan import SkippedNode
 
 __all__ = ["Digest", "LoadOptions", "LoadedModel", "load"]
@@ -49,6 +50,11 @@ class LoadedModel:
     digest: Digest
     remarks: tuple[str, ...] = ()
     skipped: tuple[SkippedNode, ...] = ()
+    files: tuple[MappedFile, ...] = ()  # that weights are still read from; none for a model that is held in memory
+
+    def check_unchanged(self) -> None:
+        """Raise a ModelError if a file that weights are still read from has changed since it was opened."""
+        check_unchanged(self.files)
 
     @property
     def sha256(self) -> str:
@@ -61,21 +67,26 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     """Read, check and normalize a model; see LoadedModel for what can be relied on.
 
     A model that cannot be quantized is a ModelError: no ONNX, damaged, unsafe external data, an operator or domain that
-    nobody knows, an opset that is too new or cannot be lifted, quantized already.
+    nobody knows, an opset that is too new or cannot be lifted, sequences as inputs or outputs, quantized already.
     """
     options = LoadOptions() if options is None else options
     read = read_source(source)
     carved = carve(read)
     shorten_domains(carved.proto)
     check_structure(carved.proto, read.name)
+    check_ports(carved.proto, read.name)
+    check_functions(carved.proto, read.name)
     external = ExternalData(read)
     views = check_tensors(read, carved, external)
     check_operators(carved.proto, read.name)
-    carved, remarks = lift_opset(carved, options.opset, read.name)
-    model = _to_graph(carved, views, read.name)
+    unusual = unusual_layer_types(carved.proto)
+    carved, remarks = lift_opset(carved, options.opset, read.name, is_runnable=not unusual)
+    drop_empty_inputs(carved.proto)
+    model = to_graph(carved, views, read.name)
     remarks += normalize(model, read.name, keeps_inputs=options.has_initializers_as_inputs)
-    if options.has_fp16_converted:
-        remarks += convert_to_float32(model)
+    kinds = [*unusual, ir.DataType.FLOAT16] if options.has_fp16_converted else unusual
+    remarks += convert_to_float32(model, kinds, read.name)
+    check_layers(model, read.name)
     remarks += fix_shapes(model, options.fixed_shapes)
     infer_shapes(model)
     inside = nodes_in_subgraphs(model)
@@ -83,16 +94,7 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
         remarks.append(f"left in float, with everything inside: {_holders(inside)}")
     skipped = tuple(each.skipped for each in inside)
     size = len(read.data) + external.bytes
-    return LoadedModel(model, read.name, size, external.digest(), tuple(remarks), skipped)
-
-
-def _to_graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:
-    try:
-        model = ir.serde.deserialize_model(carved.proto)
-    except (ir.serde.SerdeError, ValueError, TypeError) as error:
-        raise ModelError(f"'{name}' cannot be read: {error.__cause__ or error}") from error
-    attach(model, views)
-    return model
+    return LoadedModel(model, read.name, size, external.digest(), tuple(remarks), skipped, external.mapped)
 
 
 def _holders(inside: list[InSubgraph]) -> str:

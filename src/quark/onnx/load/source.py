@@ -1,4 +1,4 @@
-"""The bytes of a model, from wherever it is; those of a large file are mapped, and come when they are read."""
+"""The bytes of a model, from wherever it is. A large file is mapped, and must not change from then on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import onnx
 
 from quark.errors import ModelError, UnsupportedTypeError
-from quark.onnx.large_tensors import MappedFile
+from quark.onnx import large_tensors
+from quark.onnx.input_files import MappedFile, read_file
 
 MAX_BYTES = 2**31 - 1  # protobuf's own limit for one message
-MAPPED_FROM_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,15 @@ class Source:
     real_folder: Path | None = None
 
 
-def read_source(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> Source:
-    """The model's bytes, read once; every later step has views of them."""
+def read_source(source: str | os.PathLike[str] | onnx.ModelProto | bytes, max_held_bytes: int | None = None) -> Source:
+    """The model's bytes, read once; every later step has views of them. A file larger than `max_held_bytes` is mapped;
+    without that, one larger than the weights of a large model."""
     if isinstance(source, onnx.ModelProto):
         return Source(_serialize(source), source.graph.name or "model")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _not_empty(Source(bytes(source), "model"))
     if isinstance(source, (str, os.PathLike)):
-        return _read_file(Path(source))
+        return _read_file(Path(source), large_tensors.LARGE_MODEL_BYTES if max_held_bytes is None else max_held_bytes)
     raise UnsupportedTypeError(f"model: expected a path, an onnx.ModelProto or bytes, got {type(source).__name__}")
 
 
@@ -48,7 +49,7 @@ def _serialize(proto: onnx.ModelProto) -> bytes:
         ) from error
 
 
-def _read_file(path: Path) -> Source:
+def _read_file(path: Path, max_held_bytes: int) -> Source:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -60,8 +61,8 @@ def _read_file(path: Path) -> Source:
                 f"'{path}' has {status.st_size} bytes, and one ONNX file holds at most {MAX_BYTES}: save the model "
                 "with external data"
             )
-        is_large = status.st_size >= MAPPED_FROM_BYTES
-        data = memoryview(MappedFile.open(path.resolve())) if is_large else path.read_bytes()
+        is_large = status.st_size > max_held_bytes
+        data = memoryview(MappedFile.open(path.resolve())) if is_large else read_file(path)
     except FileNotFoundError as error:
         raise ModelError(f"no such file: '{path}'. Expected an ONNX model") from error
     except OSError as error:

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError, QuarkError, unknown_name
+from quark.onnx.input_files import check_unchanged
 from quark.onnx.message import Message
 from quark.onnx.pack.block_codes import encode, obstacle
 from quark.onnx.pack.editing import Editing
@@ -22,7 +23,7 @@ from quark.onnx.pack.packed_forms import CustomForm, Form, NativeForm, PortableF
 from quark.onnx.pack.quantized_weights import round_block_weights, store_integer_codes
 from quark.onnx.pack.record import Record, WeightRecord, is_packed, write_record
 from quark.onnx.pack.source import read_message
-from quark.onnx.save import SaveOptions, check_output, write_model
+from quark.onnx.save import SaveOptions, check_output, together, write_model
 from quark.ops.constant_marks import is_constant_mark
 from quark.ops.onnx_nodes import all_nodes, node_attributes, subgraphs
 from quark.ops.schema import quantizer_of
@@ -56,15 +57,17 @@ def pack_model(
     The input is never overwritten. A file that is packed already is a ModelError; so is one with nothing to pack.
     """
     chosen = profile_of(profile)
-    path = check_output(target, source)
-    message, size = read_message(source)
+    path = check_output(target, source, has_report=False)
+    message, size, files = read_message(source)
     try:
         packed, facts = pack_message(message, chosen)
     except ModelError as error:
         raise ModelError(f"'{os.fspath(source)}': {error}") from error
     if not facts.packed:
         raise ModelError(f"'{os.fspath(source)}': {facts.remarks[0]}")
-    written = write_model(packed, path, SaveOptions())
+    with together(path):
+        written = write_model(packed, path, SaveOptions())
+        check_unchanged(files)
     return replace(facts, bytes_before=size, bytes_after=written.bytes)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.large_tensors import MappedFile, MappedTensor
+from quark.onnx.input_files import MappedFile
+from quark.onnx.large_tensors import tensor_of
 from quark.onnx.load.external_data import ExternalData
+from quark.onnx.load.functions import check_functions
 from quark.onnx.load.operators import check_forms, opset_versions, shorten_domains
 from quark.onnx.load.source import read_source
 from quark.onnx.load.structure import check_structure
@@ -19,12 +20,13 @@ from quark.onnx.load.wire import carve
 from quark.onnx.message import Message
 
 
-def read_message(path: str | os.PathLike[str]) -> tuple[Message, int]:
-    """The model, whose weights come when they are read, and its size on the disk."""
+def read_message(path: str | os.PathLike[str]) -> tuple[Message, int, tuple[MappedFile, ...]]:
+    """The model, its size on the disk, and the files that its weights are still read from, which must not change."""
     read = read_source(path)
     carved = carve(read)
     shorten_domains(carved.proto)
     check_structure(carved.proto, read.name)
+    check_functions(carved.proto, read.name)
     check_forms(carved.proto, read.name)
     external = ExternalData(read)
     views = check_tensors(read, carved, external)
@@ -33,9 +35,10 @@ def read_message(path: str | os.PathLike[str]) -> tuple[Message, int]:
     weights: dict[str, ir.TensorProtocol] = {}
     for tensor in carved.proto.graph.initializer:
         if tensor.name in views:
-            weights[tensor.name] = _attached(tensor, views[tensor.name])
+            dtype, shape = ir.DataType(tensor.data_type), ir.Shape(list(tensor.dims))
+            weights[tensor.name] = tensor_of(views[tensor.name], dtype, shape, tensor.name)
             empty(tensor)
-    return Message(carved.proto, weights), len(read.data) + external.bytes
+    return Message(carved.proto, weights), len(read.data) + external.bytes, external.mapped
 
 
 def empty(tensor: onnx.TensorProto) -> None:
@@ -44,13 +47,3 @@ def empty(tensor: onnx.TensorProto) -> None:
         tensor.ClearField(name)
     tensor.ClearField("data_location")
     tensor.raw_data = b""
-
-
-def _attached(tensor: onnx.TensorProto, view: memoryview) -> ir.TensorProtocol:
-    dtype, shape = ir.DataType(tensor.data_type), ir.Shape(list(tensor.dims))
-    if dtype.bitwidth < 8:
-        return ir.PackedTensor(np.frombuffer(view, np.uint8), dtype, shape=shape, name=tensor.name)
-    if isinstance(view.obj, MappedFile):
-        return MappedTensor.of(view, dtype, shape, tensor.name)
-    array = np.frombuffer(view, np.dtype(dtype.numpy()).newbyteorder("<")).reshape(list(tensor.dims))
-    return ir.Tensor(array, dtype, name=tensor.name)

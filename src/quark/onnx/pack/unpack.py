@@ -13,7 +13,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.onnx.large_tensors import PIECE_BYTES, ComputedTensor
+from quark.onnx.input_files import check_unchanged
+from quark.onnx.large_tensors import PIECE_BYTES, ComputedTensor, MappedTensor
 from quark.onnx.message import Message
 from quark.onnx.pack.block_codes import BlockCodes, Geometry, obstacle
 from quark.onnx.pack.editing import Editing
@@ -24,7 +25,7 @@ from quark.onnx.pack.record import KEY, Record, WeightRecord, read_record
 from quark.onnx.pack.source import read_message
 from quark.onnx.pack.unpacking import Unpacking
 from quark.onnx.pack.writers import FUNCTION_DOMAIN
-from quark.onnx.save import SaveOptions, check_output, write_model
+from quark.onnx.save import SaveOptions, check_output, together, write_model
 from quark.ops.onnx_nodes import all_nodes
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -33,10 +34,12 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def unpack_model(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> UnpackFacts:
     """Write the model that a file was packed from. A file that is not packed, or that was changed since, is a
     ModelError; the input is never overwritten."""
-    path = check_output(target, source)
-    message, size = read_message(source)
+    path = check_output(target, source, has_report=False)
+    message, size, files = read_message(source)
     unpacked, facts = unpack_message(message, os.fspath(source))
-    written = write_model(unpacked, path, SaveOptions())
+    with together(path):
+        written = write_model(unpacked, path, SaveOptions())
+        check_unchanged(files)
     return replace(facts, bytes_before=size, bytes_after=written.bytes)
 
 
@@ -59,6 +62,8 @@ def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.Ten
     codes = _codes(editing, record, f"'{name}': weight '{record.name}'")
     dtype = ir.DataType(record.dtype)
     geometry = codes.geometry
+    planes = [editing.tensor(plane) for plane in record.planes.values()]
+    files = {plane.file for plane in planes if isinstance(plane, MappedTensor)}
 
     def compute() -> Iterator[NDArray[Any]]:
         rows, steps = _cuts(geometry)
@@ -68,6 +73,7 @@ def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.Ten
                     slice(outer, min(geometry.outer, outer + rows)),
                     slice(along, min(geometry.length, along + steps)),
                 )
+                check_unchanged(files)  # the codes are views
                 with np.errstate(over="ignore", invalid="ignore"):
                     yield codes.values(*part).astype(dtype.numpy(), copy=False)
 

@@ -29,6 +29,7 @@ import onnx_ir as ir
 from quark.onnx.choose import Target
 from quark.onnx.choose.operators import Kind, facts
 from quark.onnx.graph import attribute, constant, dimensions, is_constant, readers
+from quark.onnx.large_tensors import pieces
 from quark.onnx.mix.candidates import weight_count
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -154,9 +155,8 @@ def _attention(nodes: list[ir.Node]) -> list[ir.Node]:
     found = [node for node in nodes if node.op_type in ("Softmax", "LogSoftmax")]
     masked: set[ir.Node] = set()
     for node in nodes:
-        has_mask = any(_holds_mask(value) for value in node.inputs)
         is_reached = any(producer in masked for producer in _producers(node))
-        if node.op_type in PASSING_MASKS and (has_mask or is_reached):
+        if node.op_type in PASSING_MASKS and (is_reached or any(_holds_mask(value) for value in node.inputs)):
             masked.add(node)
     softmax = _closure(found, lambda node: [each for each in _producers(node) if each in masked])
     return [node for node in nodes if node in softmax]
@@ -176,11 +176,12 @@ def _long_attention(nodes: list[ir.Node]) -> list[ir.Node]:
 
 
 def _holds_mask(value: ir.Value | None) -> bool:
-    values = constant(value) if value is not None and is_constant(value) else None
-    if values is None or values.dtype.kind != "f" or not values.size:
+    tensor = value.const_value if value is not None and is_constant(value) else None
+    if tensor is None or tensor.dtype.numpy().kind != "f":
         return False
     with np.errstate(invalid="ignore"):
-        return bool(values.min() <= -MASK_VALUE)
+        lowest = [piece.array.min() for piece in pieces(tensor) if piece.array.size]
+    return bool(lowest) and bool(np.min(lowest) <= -MASK_VALUE)
 
 
 def _gated_activations(nodes: list[ir.Node]) -> list[ir.Node]:

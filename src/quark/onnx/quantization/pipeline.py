@@ -17,6 +17,7 @@ from quark.measures import Measure, MeasureResult
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.choose import BlockSpec, RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.onnx.data import Samples
+from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.insert import insert
 from quark.onnx.load import Digest, LoadedModel, load
 from quark.onnx.message import Message
@@ -59,6 +60,11 @@ class Outcome:
     account: Report  # without the hash of the source, which takes as long as all else where that is large
     digest: Digest
     card: Card
+    files: tuple[MappedFile, ...] = ()  # of the source, that weights are still read from
+
+    def check_unchanged(self) -> None:
+        """Raise a ModelError if a file that weights are still read from has changed since it was opened."""
+        check_unchanged(self.files)
 
     @property
     def report(self) -> Report:
@@ -72,7 +78,10 @@ def quantize_graph(
     settings: Settings,
     metric: Measure | None = None,
 ) -> Outcome:
-    """Quantize a model by the settings; nothing is written. `metric` is taken of both models, for the account."""
+    """Quantize a model by the settings; nothing is written. `metric` is taken of both models, for the account.
+
+    The files of a large model are read until the result is saved. A change to them is a ModelError in the next step.
+    """
     loaded = load(source, settings.load)
     model = loaded.model
     check_overrides(model, settings.choose.overrides)
@@ -85,10 +94,13 @@ def quantize_graph(
     judge = None if metric is None else open_judge(metric, model, samples, settings.calibrate.providers)
     expected = float_outputs(model, samples, settings) if settings.optimize.changes_outputs else []
     original = model.clone() if settings.mix is not None and settings.optimize.changes_outputs else None
+    loaded.check_unchanged()
     rewrites = optimize(model, settings.optimize)
+    loaded.check_unchanged()
     equalized = equalize(model, samples, settings)
     if settings.refine.changes_biases and not samples.is_random:
         give_biases(model)
+    loaded.check_unchanged()
     mixed = None if settings.mix is None else mix(model, original, samples, settings, names)
     choose, structures = (mixed.choose, Structures()) if mixed else protect_structures(model, settings)
     settings = replace(settings, choose=choose)
@@ -102,6 +114,7 @@ def quantize_graph(
         first = _carry_out(model.clone(), origin, plain, known)
         known = first.ranges
         if needs_protection(first.outputs):
+            loaded.check_unchanged()
             protected = protect(model, samples, plain, first.ranges, structures, names)
             second = _carry_out(model.clone(), origin, replace(plain, choose=protected.choose), protected.ranges)
             if is_better(second.outputs, first.outputs):
@@ -111,8 +124,10 @@ def quantize_graph(
                 protection = without_effect(protected.facts, protection)
         run = first if settings.refine.finetune is None else None
     run = run or _carry_out(model, origin, settings, known)
+    loaded.check_unchanged()
     mixed = mixed.judged(run.message, settings) if mixed else None
     measured = None if judge is None else judged(judge, run.message, settings.calibrate.providers)
+    loaded.check_unchanged()
     unmeasured = [unmeasured_remark(metric)] if metric is not None and measured is None else []
     course = _Course(
         loaded=loaded,
@@ -126,7 +141,7 @@ def quantize_graph(
         measured=measured,
         remarks=unmeasured,
     )
-    return Outcome(run.message, _account(course, settings), loaded.digest, run.card)
+    return Outcome(run.message, _account(course, settings), loaded.digest, run.card, loaded.files)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +174,8 @@ class _Source:
 
 def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapping[RangeKey, TensorRange]) -> _Run:
     """Place, calibrate, decide, insert and compare, in place; ranges that are known are not measured again."""
-    samples, expected = source.samples, source.expected
+    loaded, samples, expected = source.loaded, source.samples, source.expected
+    loaded.check_unchanged()
     placement = place(model, settings.choose, vanished=source.names)
     op_types = _op_types(model)
     wanted = tensors_to_measure(placement)
@@ -167,13 +183,16 @@ def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapp
         model, _watched(wanted, model, samples, settings), providers=settings.calibrate.providers
     ) as runner:
         ranges = measure(runner, wanted, samples, settings, known)
+        loaded.check_unchanged()
         expected = expected or [runner.outputs(sample) for sample in samples.held_out]
         exact = model.clone() if settings.refine.finetune is not None else None
         simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
         plan, refined = decide(model, placement, ranges, runner, samples, expected, settings, exact)
+    loaded.check_unchanged()
     insert(model, plan, settings.insert)
-    card = card_of(settings, source.loaded, source.fed, plan.digest)
+    card = card_of(settings, loaded, source.fed, plan.digest)
     message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
+    loaded.check_unchanged()
     outputs = compare_outputs(message, samples.held_out, expected, settings.calibrate.providers) if plan.tensors else ()
     return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, outputs)
 
