@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import onnx
 import pytest
-from onnx_models import conv_bn_relu
 
+from quark.demo import network_path
 from quark.errors import OutputError, QuarkError
-from quark.files.output import PREFIX, temporary
+from quark.files.output import scratch_folder, temporary
 from quark.onnx.save import SaveOptions, complete, together, write_model, write_text, writing
 
 
@@ -58,28 +60,59 @@ def test_a_result_has_the_rights_of_an_ordinary_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_somebody_still_writes_is_left_alone(tmp_path: Path) -> None:
-    """It is old, as it is when a large model takes long, and its writer holds the lock."""
     with temporary(tmp_path / "large.onnx") as unfinished:
-        os.utime(unfinished, (time.time() - 1000,) * 2)
         write_text("{}", tmp_path / "other.json")
         assert unfinished.exists()
     assert names(tmp_path) == ["other.json"]
 
 
-def test_what_nobody_writes_any_more_is_removed_when_it_is_old(tmp_path: Path) -> None:
-    fresh, old = tmp_path / f"{PREFIX}fresh.onnx", tmp_path / f"{PREFIX}old.onnx"
-    for each in (fresh, old):
-        each.write_bytes(b"half of a model")
-    os.utime(old, (time.time() - 1000,) * 2)
-    (tmp_path / f"{PREFIX}link").symlink_to(old)
+def test_a_file_that_waits_for_others_keeps_its_lock(tmp_path: Path) -> None:
+    """Another process that writes into the folder must not take it for abandoned."""
+    program = "import sys; from pathlib import Path; from quark.onnx.save import write_text; "
+    program += "write_text('{}', Path(sys.argv[1]))"
+    with together(tmp_path / "a.onnx"):
+        write_text("{}", tmp_path / "a.json")
+        subprocess.run([sys.executable, "-c", program, str(tmp_path / "b.json")], check=True)
+        assert (tmp_path / "b.json").exists()
+    assert names(tmp_path) == ["a.json", "b.json"]
+
+
+def test_only_what_quark_itself_left_is_removed(tmp_path: Path) -> None:
+    """A temporary file and a lock without an owner are; files of the user's with similar names stay."""
+    ours = [".quark-0123456789abcdef.tmp.onnx", ".quark-0123456789abcdef.tmp", ".quark-0123456789abcdef.lock"]
+    own = [".quark-notes", ".quark-0123456789abcdef", ".quark-0123456789abcdef.tmp.tar.gz", ".quark-settings.json"]
+    for name in (*ours, *own):
+        (tmp_path / name).write_bytes(b"half of a model")
+        os.utime(tmp_path / name, (1e9, 1e9))
+    (tmp_path / ".quark-00000000000000ff.tmp").symlink_to(tmp_path / ".quark-notes")
+    os.mkfifo(tmp_path / ".quark-00000000000000fe.tmp")
     write_text("{}", tmp_path / "other.json")
-    assert names(tmp_path) == sorted([fresh.name, f"{PREFIX}link", "other.json"])
+    kept = [*own, ".quark-00000000000000ff.tmp", ".quark-00000000000000fe.tmp", "other.json"]
+    assert names(tmp_path) == sorted(kept)
+
+
+def test_a_scratch_folder_of_a_dead_process_is_removed_by_the_next(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    program = "import os, signal; from quark.files.output import Scratch; folder = Scratch(); "
+    program += "(folder.path / 'weights').write_bytes(b'x' * 100); os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", program], check=False)
+    (left,) = tmp_path.iterdir()
+    assert (left / "files" / "weights").stat().st_size == 100
+    (tmp_path / "quark-mine").mkdir()
+    with scratch_folder() as folder:
+        assert not left.exists()
+        assert list(folder.iterdir()) == []
+        with scratch_folder() as other:
+            assert folder.exists()
+            assert other != folder
+    assert names(tmp_path) == ["quark-mine"]
 
 
 def _write_both(folder: Path, *, report: Path) -> None:
     before = [name for name in names(folder) if name.startswith("out")]
-    with together():
-        write_model(conv_bn_relu(), folder / "out.onnx", SaveOptions(has_external_data=True))
+    with together(folder / "out.onnx"):
+        write_model(onnx.load(network_path()), folder / "out.onnx", SaveOptions(has_external_data=True))
         assert [name for name in names(folder) if name.startswith("out")] == before
         write_text("{}", report)
 

@@ -1,11 +1,12 @@
 """Kill runs that write files at random moments, and look at what they leave.
 
-    python killed_runs.py WORK FOLDER [--kills N] [--seed S]
+    python killed_runs.py WORK FOLDER [--kills N] [--seed S] [--all-signals]
 
 WORK is one of WORKS below. This process imports everything, makes no session, and forks a child for each run; the child
 is killed after a random time while this process reads the output again and again. What it may see is a file that was
 there before, or one of those that a run that nobody kills writes, whole; beside them only temporary names, which the
-next run removes. A child writes its files again and again, so that many kills fall around the renaming.
+next run removes. A child writes its files again and again, so that many kills fall around the renaming. With
+--all-signals the children are ended by every signal that ends a process, in turn, instead of SIGKILL alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -37,6 +39,15 @@ from quark.onnx.pack import pack_model
 OLD = b"what was here before"
 SAMPLES = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
 CACHE = "cache"
+INTERRUPTED = 130
+SIGNALS = tuple(
+    getattr(signal, f"SIG{name}")
+    for name in (
+        *("KILL", "TERM", "INT", "HUP", "QUIT", "ABRT", "SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ALRM", "VTALRM"),
+        *("PROF", "USR1", "USR2", "XCPU", "IO", "PWR", "STKFLT", "PIPE", "XFSZ"),
+    )
+    if hasattr(signal, f"SIG{name}")
+)
 
 
 def write_quantized(folder: Path, tell: Callable[[], None]) -> None:
@@ -104,8 +115,11 @@ def start(work: str, folder: Path, tell: Callable[[], None] = nothing) -> int:
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         WORKS[work](folder, tell)
         os._exit(0)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
     except BaseException as error:
         print(f"the run itself failed: {error!r}", flush=True)
         os._exit(7)
@@ -113,7 +127,7 @@ def start(work: str, folder: Path, tell: Callable[[], None] = nothing) -> int:
 
 def finish(process: int) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    if status not in (0, -signal.SIGKILL):
+    if status not in (0, INTERRUPTED) and -status not in SIGNALS:
         raise SystemExit(f"the run ended with status {status}")
 
 
@@ -158,13 +172,13 @@ class Witness:
                 raise SystemExit(f"'{tensor.name}' is in '{places['location']}', which is gone")
 
 
-def watch(process: int, seconds: float, witness: Witness) -> None:
+def watch(process: int, seconds: float, witness: Witness, number: int) -> None:
     """Read until it is time, then kill."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         witness.look(is_running=True)
         time.sleep(0.0005)
-    os.kill(process, signal.SIGKILL)
+    os.kill(process, number)
     finish(process)
 
 
@@ -198,10 +212,8 @@ def learn(work: str, folder: Path, witness: Witness) -> float:
 
 
 def check_cleaning(work: str, folder: Path) -> int:
-    """That the next run removes what killed ones left, once it is no longer fresh."""
+    """That the next run removes what killed ones left."""
     left = [each for each in folder.iterdir() if each.name.startswith(PREFIX)]
-    for each in left:
-        os.utime(each, (time.time() - 1000,) * 2)
     finish(start(work, folder))
     still = [each.name for each in folder.iterdir() if each.name.startswith(PREFIX)]
     if still:
@@ -215,6 +227,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--all-signals", action="store_true")
     arguments = parser.parse_args()
     random = np.random.default_rng(arguments.seed)
     folder = arguments.folder / "out"
@@ -224,7 +237,8 @@ def main() -> None:
     resumed = 0
     for kill in range(arguments.kills):
         prepare(folder, has_old=bool(kill % 2))
-        watch(start(arguments.work, folder), float(random.uniform(0.2, 1.05)) * seconds, witness)
+        number = SIGNALS[kill % len(SIGNALS)] if arguments.all_signals else signal.SIGKILL
+        watch(start(arguments.work, folder), float(random.uniform(0.2, 1.05)) * seconds, witness, number)
         witness.look(is_running=False)
         resumed += len(list((arguments.folder / CACHE).glob("*/*.npz")))
     left = check_cleaning(arguments.work, folder)

@@ -17,8 +17,8 @@ PROGRAM = Path(__file__).with_name("killed_runs.py")
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs fork and SIGKILL")
 
 
-def kill_runs(work: str, folder: Path, kills: int) -> str:
-    command = [sys.executable, PROGRAM, work, folder, "--kills", str(kills), "--seed", "3"]
+def kill_runs(work: str, folder: Path, kills: int, *options: str) -> str:
+    command = [sys.executable, PROGRAM, work, folder, "--kills", str(kills), "--seed", "3", *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -34,3 +34,9 @@ def test_files_are_whole_whenever_a_run_is_killed(tmp_path: Path) -> None:
 )
 def test_files_are_whole_however_often_runs_are_killed(work: str, kills: int, tmp_path: Path) -> None:
     assert f"{kills} kills" in kill_runs(work, tmp_path, kills)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["quantize", "save", "save two files", "pack"])
+def test_files_are_whole_by_whatever_signal_a_run_is_ended(work: str, tmp_path: Path) -> None:
+    assert "69 kills" in kill_runs(work, tmp_path, 69, "--all-signals")

@@ -1,31 +1,54 @@
-"""Files that are there whole or not at all.
+"""The door that everything goes through that quark writes: files are there whole or not at all.
 
-Everything is written under a temporary name, `.quark-...`, in the folder of the result, and renamed when it is
-complete: a crash leaves the old file, the new file or none. What cannot be written is an OutputError that names it.
+A file is written under a temporary name in the folder of the result, and renamed when it is complete: a crash leaves
+the old file, the new file or none. Only a regular file is ever replaced. What cannot be written is an OutputError that
+names it.
 
-A process that is killed cannot remove its temporary file. It holds a lock on it, though, which ends with the process,
-so that the next one that writes into the folder knows what nobody works on any more, and removes it. Where there are no
-such locks (Windows, some network disks), these files stay until somebody removes them; nothing ever reads them.
+Several files that make one result (`together`) take their places one right after the other, while a lock on the name
+of the result is held: of two processes that write the same result, the second waits for the first.
+
+    .quark-<16 hex>.tmp.*    a file that is being written
+    .quark-<16 hex>.lock     the lock on a result; it lists weights that are unused if the process dies while renaming
+
+A process that is killed cannot remove these. It holds a lock of the operating system on each of them, though, which
+ends with the process, so that the next process that writes into the folder knows which ones nobody works on any more,
+and removes them. Temporary folders (`scratch_folder`) are locked and removed in the same way. Where there are no such
+locks (Windows, some network disks), leftovers stay until somebody removes them, and two processes do not wait for each
+other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
+import re
+import secrets
+import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from quark.errors import OutputError, QuarkError
+from quark.errors import InvalidValueError, OutputError, QuarkError
+from quark.text import get_logger
 
 PREFIX = ".quark-"
-_FRESH_SECONDS = 60.0  # a file that was just made may not have its lock yet
+SCRATCH_PREFIX = "quark-"
+_TEMPORARY = re.compile(r"\.quark-[0-9a-f]{16}\.tmp(\.[A-Za-z0-9]+)?")
+_LOCK = re.compile(r"\.quark-[0-9a-f]{16}\.lock")
+_SCRATCH = re.compile(r"quark-[0-9a-f]{16}")
+_SCRATCH_LOCK = "lock"
+_PIECE = 1 << 20
+_PATIENCE_SECONDS = 1.0  # before a user is told what is waited for
+_MOST_JOURNAL = 1 << 16
 
-# files that are complete and wait for others, each with how it takes its place; None outside of `together`
-_WAITING: ContextVar[dict[Path, Callable[[], None]] | None] = ContextVar("waiting", default=None)
+_LOG = get_logger(__name__)
 
 _REMEDIES = {
     errno.ENOSPC: "free some space, or choose another disk",
@@ -35,6 +58,14 @@ _REMEDIES = {
     errno.EACCES: "choose another folder, or get the right to write there",
     errno.EPERM: "choose another folder, or get the right to write there",
 }
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 @contextlib.contextmanager
@@ -50,23 +81,158 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OutputError(f"'{os.fspath(path)}' cannot be written: {reason}{'; ' if remedy else ''}{remedy}") from error
 
 
+def check_place(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str]] = ()) -> Path:
+    """Return the path if a file can be written there, without losing anything: the name is free or that of a regular
+    file, and that file is none of those that the run reads."""
+    target = Path(path)
+    if "\0" in os.fspath(path):
+        raise InvalidValueError(f"output {os.fspath(path)!r}: a name cannot have a null character in it")
+    if target.is_dir():
+        raise InvalidValueError(f"output '{target}' is a folder: expected the name of a file, such as model.onnx")
+    if not target.parent.is_dir():
+        raise InvalidValueError(f"output '{target}': there is no folder '{target.parent}'; create it first")
+    _refuse_special(target)
+    for each in reads:
+        if is_same_file(target, each):
+            raise InvalidValueError(
+                f"output '{target}' is a file that is read, '{os.fspath(each)}': choose another name, it is not "
+                "overwritten"
+            )
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise InvalidValueError(f"output '{target}': its folder cannot be written to ({error.strerror})") from error
+    return target
+
+
+def is_same_file(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
+    """True if both names lead to one file, by links as well, or would if it were there."""
+    try:
+        return os.path.samefile(first, second)
+    except ValueError:  # a null character, which no name has
+        return False
+    except OSError:  # one of them is not there
+        return os.path.realpath(first) == os.path.realpath(second)
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse a name that is taken by anything but a regular file: replacing it would destroy a device or a link."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a name that is too long, say
+        raise InvalidValueError(f"output '{path}' cannot be used: {error.strerror}") from error
+    if stat.S_ISREG(mode):
+        return
+    kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "not a file")
+    if stat.S_ISLNK(mode):
+        kind += f" to '{os.readlink(path)}'"
+    raise InvalidValueError(f"output '{path}' is {kind}, and only a regular file is replaced: choose another name")
+
+
+@dataclass(eq=False)
+class _Temporary:
+    """A file that is being written. Its descriptor holds the lock until the file has its place or is removed."""
+
+    path: Path
+    descriptor: int | None  # None where there are no locks: a file that is open cannot be renamed everywhere
+
+    @staticmethod
+    def create(folder: Path, suffix: str) -> _Temporary:
+        suffix = suffix if re.fullmatch(r"\.[A-Za-z0-9]+", suffix) else ""
+        while True:
+            path = folder / f"{PREFIX}{secrets.token_hex(8)}.tmp{suffix}"
+            try:
+                # with the rights of an ordinary file, as the umask has them
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                continue
+            is_taken = _take_lock(descriptor)
+            # a process that cleans up may have found the file before it was locked, and removed it
+            if is_taken and _is_at(descriptor, path):
+                return _Temporary(path, descriptor)
+            os.close(descriptor)
+            if is_taken is None:
+                return _Temporary(path, None)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        _close(self.descriptor)
+
+
+@dataclass(eq=False)
+class _Transaction:
+    """Files that take their places together, and the locks that are held until they have."""
+
+    waiting: list[tuple[_Temporary, Path]] = field(default_factory=list)
+    companions: list[tuple[Path, str]] = field(default_factory=list)  # a model, and weights that it named or will name
+    locks: dict[Path, int | None] = field(default_factory=dict)
+
+    def lock(self, path: Path) -> None:
+        """Wait for other processes and threads that write the result of this name, whatever its suffix."""
+        file = _lock_file(path)
+        if file in self.locks:
+            return
+        with writing(path):
+            self.locks[file] = _wait_for_lock(file, path)
+
+    def place(self) -> None:
+        """Give all files their names. The lock lists what is of no use if this process does not come to the end."""
+        for _, path in self.waiting:
+            _refuse_special(path)
+        for file, descriptor in self.locks.items():
+            names = [[owner.name, name] for owner, name in self.companions if _lock_file(owner) == file]
+            if names and descriptor is not None:
+                with writing(file):
+                    os.write(descriptor, json.dumps(names).encode())
+        try:
+            while self.waiting:
+                unfinished, path = self.waiting[0]
+                with writing(path):
+                    unfinished.path.replace(path)
+                _close(unfinished.descriptor)
+                del self.waiting[0]
+        finally:  # weights that the old model named or, after a failure, the new one would have
+            for owner, name in self.companions:
+                _remove_unused(owner.parent, [(owner.name, name)])
+
+    def close(self) -> None:
+        for unfinished, _ in self.waiting:
+            unfinished.remove()
+        for file, descriptor in self.locks.items():
+            if descriptor is not None:
+                file.unlink(missing_ok=True)  # while it is locked: a process that waits for it sees that it is gone
+                os.close(descriptor)
+
+
+_CURRENT: ContextVar[_Transaction | None] = ContextVar("transaction", default=None)
+
+
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def together(path: Path | None = None) -> Iterator[None]:
     """Files that are written inside the block take their places when it ends well, one right after the other, or none
-    of them does: a model and the report on it. Within another such block, they wait for the end of that one."""
-    if _WAITING.get() is not None:
+    of them does: a model, its weights and the report on it. Within another such block, they wait for the end of that
+    one. Until then the result called `path` is locked: other processes that write it wait."""
+    current = _CURRENT.get()
+    if current is not None:
+        if path is not None:
+            current.lock(path)
         yield
         return
-    waiting: dict[Path, Callable[[], None]] = {}
-    token = _WAITING.set(waiting)
+    transaction = _Transaction()
+    token = _CURRENT.set(transaction)
     try:
+        if path is not None:
+            with contextlib.suppress(OSError):  # there may be no usable folder for temporary files
+                _remove_abandoned_folders(Path(tempfile.gettempdir()))
+            transaction.lock(path)
         yield
-        for take_place in waiting.values():
-            take_place()
+        transaction.place()
     finally:
-        _WAITING.reset(token)
-        for unfinished in waiting:
-            unfinished.unlink(missing_ok=True)
+        _CURRENT.reset(token)
+        transaction.close()
 
 
 @contextlib.contextmanager
@@ -79,60 +245,241 @@ def complete(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` that is gone when the block ends, unless it was given its place. To be opened for
-    `r+b`: what is truncated and written anew, ext4 writes to the disk before it closes the file."""
+    """An empty file beside `path` that is gone when the block ends, unless `put` gave it a place. To be opened for
+    `r+b`: what is truncated and then written, ext4 writes to the disk before it closes the file."""
     with writing(path):
+        _refuse_special(path)
         _remove_abandoned(path.parent)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX, suffix=path.suffix)
+        file = _Temporary.create(path.parent, path.suffix)
+        _UNFINISHED[file.path] = file
         try:
-            _take_lock(descriptor)
-            yield Path(name)
+            yield file.path
         finally:
-            os.close(descriptor)
-            if Path(name) not in (_WAITING.get() or {}):
-                Path(name).unlink(missing_ok=True)
+            if _UNFINISHED.pop(file.path, None) is not None:
+                file.remove()
 
 
-def put(unfinished: Path, path: Path, then: Callable[[], None] = lambda: None) -> None:
-    """Give a temporary file its place, and do what is to be done then. mkstemp makes files that only their owner reads;
-    a result is an ordinary one."""
-    umask = os.umask(0)
-    os.umask(umask)
-    unfinished.chmod(0o666 & ~umask)
+_UNFINISHED: dict[Path, _Temporary] = {}  # of all threads; the names are random
 
-    def take_place() -> None:
+
+def put(unfinished: Path, path: Path) -> None:
+    """Give a file of `temporary` its place, or let it wait for the end of `together`."""
+    file = _UNFINISHED.pop(unfinished)
+    transaction = _CURRENT.get()
+    if transaction is not None:
+        transaction.waiting.append((file, path))
+        return
+    try:
         with writing(path):
-            unfinished.replace(path)
-            then()
+            _refuse_special(path)
+            file.path.replace(path)
+    except BaseException:
+        file.path.unlink(missing_ok=True)
+        raise
+    finally:
+        _close(file.descriptor)
 
-    waiting = _WAITING.get()
-    if waiting is None:
-        take_place()
-    else:
-        waiting[unfinished] = take_place
+
+def note_weights(model: Path, names: Iterable[str]) -> None:
+    """Say which files beside a model it named before, and which one it will name. When everything inside `together` has
+    its place, those that no model in the folder names are removed; if this process dies before, by the next one."""
+    transaction = _CURRENT.get()
+    assert transaction is not None, "note_weights belongs inside together()"
+    transaction.companions += [(model, name) for name in names]
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder that is gone when the block ends. What a killed process left is removed by the next one that
+    asks for such a folder."""
+    folder = Scratch()
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
+
+
+class Scratch:
+    """A temporary folder until `remove` is called; see `scratch_folder`, which does that."""
+
+    def __init__(self) -> None:
+        with writing("a temporary folder"):
+            root = Path(tempfile.gettempdir())
+            _remove_abandoned_folders(root)
+            while True:
+                self._folder = root / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}"
+                self._folder.mkdir(mode=0o700)
+                lock = self._folder / _SCRATCH_LOCK
+                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                is_taken = _take_lock(descriptor)
+                is_ours = is_taken and _is_at(descriptor, lock)  # else a process that cleans up was faster
+                self._descriptor = descriptor if is_ours else None
+                if not is_ours:
+                    os.close(descriptor)
+                if is_ours or is_taken is None:
+                    self.path = self._folder / "files"
+                    self.path.mkdir()
+                    return
+
+    def remove(self) -> None:
+        """Delete the folder and what is in it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        _close(self._descriptor)
+        self._descriptor = None
+
+
+def _take_lock(descriptor: int) -> bool | None:
+    """True if the file is this process's now, False if it is another's, None where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return True
+
+
+def _lock_file(path: Path) -> Path:
+    """The lock on a result: a model, its weights and its report differ in the suffix alone."""
+    name = hashlib.sha256(os.fsencode(path.stem)).hexdigest()[:16]
+    return path.parent / f"{PREFIX}{name}.lock"
+
+
+def _wait_for_lock(file: Path, result: Path) -> int | None:
+    """The descriptor of the locked file, None where there are no locks. A file that its owner removed while this one
+    waited is no lock any more: another one is made."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            while (is_taken := _take_lock(descriptor)) is False and time.monotonic() < patience:
+                time.sleep(_PATIENCE_SECONDS / 100)
+            if is_taken is False:
+                import fcntl
+
+                _LOG.warning("'%s' is being written by another process: waiting for it", result)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_taken is not None and _is_at(descriptor, file):
+                _remove_unused(file.parent, _journal(descriptor))  # of a process that was killed
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if is_taken is None:
+            file.unlink(missing_ok=True)
+            return None
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """True if the open file still has this name."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    own = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Temporary files of processes that are no more."""
-    for each in folder.glob(f"{PREFIX}*"):
-        # another process may do the same, or be its owner; what cannot be looked at is left
+    """Temporary files and locks of processes that are no more. What cannot be looked at is left."""
+    for name in _names(folder):
+        is_lock = _LOCK.fullmatch(name) is not None
+        if not is_lock and not _TEMPORARY.fullmatch(name):
+            continue
+        path = folder / name
+        with contextlib.suppress(OSError), _opened_if_abandoned(path) as descriptor:
+            if descriptor is not None:
+                if is_lock:
+                    _remove_unused(folder, _journal(descriptor))
+                path.unlink()
+
+
+def _remove_abandoned_folders(root: Path) -> None:
+    """Temporary folders of processes of this user that are no more."""
+    for name in _names(root):
+        if not _SCRATCH.fullmatch(name):
+            continue
         with contextlib.suppress(OSError):
-            if each.is_symlink() or not each.is_file() or time.time() - each.stat().st_mtime < _FRESH_SECONDS:
+            status = os.lstat(root / name)
+            if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
                 continue
-            descriptor = os.open(each, os.O_RDWR)
-            try:
-                if _take_lock(descriptor):
-                    each.unlink()
-            finally:
-                os.close(descriptor)
+            with _opened_if_abandoned(root / name / _SCRATCH_LOCK) as descriptor:
+                if descriptor is not None:
+                    shutil.rmtree(root / name, ignore_errors=True)
 
 
-def _take_lock(descriptor: int) -> bool:
-    """Whether the file is this process's now; never, where there are no locks."""
+@contextlib.contextmanager
+def _opened_if_abandoned(path: Path) -> Iterator[int | None]:
+    """The descriptor of a file whose lock nobody holds, locked; None if somebody does, or there are no locks."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     try:
-        import fcntl
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        yield descriptor if is_file and _take_lock(descriptor) and _is_at(descriptor, path) else None
+    finally:
+        os.close(descriptor)
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # it may be written to and not be listed; nothing is cleaned up then
+        return []
+
+
+def _journal(descriptor: int) -> list[tuple[str, str]]:
+    """What an abandoned lock lists: pairs of an owner's name and the name of a file beside it."""
+    try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        content = json.loads(os.read(descriptor, _MOST_JOURNAL) or b"[]")
+        return [(str(owner), str(name)) for owner, name in content]
+    except (OSError, ValueError, TypeError, RecursionError):  # a process died while writing it, or it is not ours
+        return []
+
+
+_WEIGHTS = re.compile(r"(.+)-[0-9a-f]{12}\.data", re.DOTALL)
+
+
+def _remove_unused(folder: Path, companions: Iterable[tuple[str, str]]) -> None:
+    """Remove weights that no model names any more: neither their own nor another one in the folder, such as a copy."""
+    for owner, name in companions:
+        found = _WEIGHTS.fullmatch(name)
+        if found is None or found[1] != Path(owner).stem or Path(name).name != name or Path(owner).name != owner:
+            continue
+        path = folder / name
+        with contextlib.suppress(OSError):
+            models = [
+                each for each in _names(folder) if each.lower().endswith(".onnx") and not _TEMPORARY.fullmatch(each)
+            ]
+            if stat.S_ISREG(os.lstat(path).st_mode) and not any(
+                _mentions(folder / each, os.fsencode(name)) for each in {owner, *models}
+            ):
+                path.unlink()
+
+
+def _mentions(path: Path, name: bytes) -> bool:
+    """True if a file has this text in it, or cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
         return False
-    return True
+    except OSError:
+        return True
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        rest = b""
+        while piece := file.read(_PIECE):
+            if name in rest + piece:
+                return True
+            rest = piece[-len(name) :]
+    return False

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from quark.errors import ModelError
 from quark.onnx.fingerprint import Fingerprint
+from quark.onnx.load.outline import read_proto, read_whole
 from quark.report.quantities import count_of, listed
 
 _PIECE = 1 << 22
@@ -38,7 +39,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 def external_files(path: Path) -> list[Path]:
     """Those that hold weights of the model, in the order in which it names them first."""
-    proto = onnx.load(path, load_external_data=False)
+    proto = read_proto(path)
     names = [
         entry.value
         for tensor in proto.graph.initializer
@@ -55,7 +56,7 @@ def external_files(path: Path) -> list[Path]:
 
 def file_differences(first: Path, second: Path) -> list[str]:
     """What is not the same in the second file; empty where only the order of bytes could differ."""
-    one, two = ir.load(first), ir.load(second)
+    one, two = read_whole(first), read_whole(second)
     return [*_initializers(one, two), *_nodes(one, two), *_metadata(one, two)]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -27,12 +26,13 @@ from quark.onnx.quantization.settings import Settings
 from quark.onnx.save import SaveOptions, check_output, together, write_model, write_text
 from quark.plan import QuantizationPlan
 from quark.report.summary import print_summary
+from quark.text import get_logger
 
 Source = str | os.PathLike[str] | onnx.ModelProto | bytes
 
 AUTO = "auto"  # the name of the configuration that is searched for
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class QuantizedModel:
@@ -42,11 +42,19 @@ class QuantizedModel:
     `model` has them all.
     """
 
-    def __init__(self, outcome: Outcome, save_options: SaveOptions, source: Source | None, data: Any = None) -> None:
+    def __init__(
+        self,
+        outcome: Outcome,
+        save_options: SaveOptions,
+        source: Source | None,
+        data: Any = None,
+        reads: Iterable[Any] = (),
+    ) -> None:
+        """`source`, `data` and `reads` are what was read, of which paths are kept: these files are not overwritten."""
         self._outcome = outcome
         self._save_options = save_options
-        self._source = source if isinstance(source, (str, os.PathLike)) else None  # it is not overwritten
-        self._data = data if isinstance(data, (str, os.PathLike)) else None  # arrays are not held for its sake
+        self._source, self._data = _path(source), _path(data)  # arrays are not held
+        self._reads = tuple(path for each in reads if (path := _path(each)) is not None)
         self._card = outcome.card
         self._model: onnx.ModelProto | None = None
         self._written: FileFacts | None = None
@@ -57,6 +65,8 @@ class QuantizedModel:
         """The model with its weights. Whoever changes it, saves what it became."""
         if self._model is None:
             self._model = self._outcome.message.filled()
+            self._outcome.check_unchanged()
+            self._outcome = replace(self._outcome, files=())  # all weights are in memory now
         return self._model
 
     @property
@@ -68,7 +78,8 @@ class QuantizedModel:
     def with_search(self, auto: Mapping[str, Any], measure: MeasureResult | None) -> QuantizedModel:
         """The same model with a report that also says which configurations were tried, and what was measured."""
         account = replace(self._outcome.account, auto=auto, measure=measure)
-        return QuantizedModel(replace(self._outcome, account=account), self._save_options, self._source, self._data)
+        outcome = replace(self._outcome, account=account)
+        return QuantizedModel(outcome, self._save_options, self._source, self._data, self._reads)
 
     @property
     def plan(self) -> QuantizationPlan:
@@ -81,13 +92,15 @@ class QuantizedModel:
         `pack` stores weights of block formats in their true width: 'portable', 'custom' or 'native', see
         docs/packed_files.md. Where nothing can be packed, as integers already are, the log says so.
         """
-        target = check_output(path, self._source)
+        target = check_output(path, self._source, self._data, *self._reads)
+        self._outcome.check_unchanged()
         content = self._outcome.message if self._model is None else self._model
         self._packing = None
         if pack is not None:
             content = self._packed(content, pack)
-        with together():
+        with together(target):
             self._written = write_model(content, target, self._save_options)
+            self._outcome.check_unchanged()
             card = replace(self._outcome.card, packing=self._packing.profile if self._packing else "")
             self._card = placed(card, target, self._source, self._data, self._written)
             write_text(self.report.to_json(), target.with_suffix(".json"))
@@ -113,13 +126,17 @@ def quantize(
     batch_size: int = 1,
     preprocessing: Any = "imagenet",
     metric: str | Measure | Callable[[Any], Any] | None = None,
+    use_random_data: bool = False,
 ) -> QuantizedModel:
     """Quantize a model: `quantize("in.onnx", images, "XINT8").save("out.onnx")`.
 
     `data` is what the model will see: an ONNX Runtime reader, any iterable of dicts or arrays, a torch DataLoader, an
-    array, a .npz file or a folder of images. Without it, formats that need calibration get random data, and the report
-    says so. `config` is the name of a preset, a YAML or JSON file, or a configuration object. 'auto' tries several
-    presets and takes the fastest whose outputs are close enough to the float model's: `auto_quantize` has more options.
+    array, a .npz file or a folder of images. A configuration that needs calibration is refused without data, unless
+    `use_random_data` is True or the configuration has the option UseRandomData; ranges found on random numbers mean
+    nothing, and the report says so.
+
+    `config` is the name of a preset, a YAML or JSON file, or a configuration object. 'auto' tries several presets and
+    takes the fastest whose outputs are close enough to the float model's: `auto_quantize` has more options.
 
     Of a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by `preprocessing`:
     'imagenet', 'lite', 'none', a YAML file or a `Preprocessing`.
@@ -128,6 +145,8 @@ def quantize(
     compares them on the held-out samples, 'FILE.py:FUNCTION', or a function that takes an ONNX Runtime session and
     returns a number.
     """
+    if data is not None and use_random_data:
+        raise InvalidValueError("data and use_random_data: give one of them")
     if isinstance(config, str) and config == AUTO:
         # by its name: quark.search lies right of quark.onnx
         auto_quantize = import_module("quark.search").auto_quantize
@@ -143,9 +162,10 @@ def quantize(
         return cast(QuantizedModel, found.model)
     settings = settings_of(config)
     measure = None if metric is None else Measure.of(metric)
-    outcome = quantize_graph(model, Data(data, num_samples, batch_size, preprocessing), settings, measure)
+    source = Data(data, num_samples, batch_size, preprocessing, use_random_data)
+    outcome = quantize_graph(model, source, settings, measure)
     _warn(outcome.account)
-    return QuantizedModel(outcome, settings.save, model, data)
+    return QuantizedModel(outcome, settings.save, model, data, files_read(settings, config, preprocessing, metric))
 
 
 class ModelQuantizer:
@@ -164,23 +184,42 @@ class ModelQuantizer:
         self,
         model_input: Source,
         model_output: str | os.PathLike[str] | None = None,
-        calibration_data_reader: Any = None,
+        calibration_data_reader: Any = ...,
         calibration_data_path: str | os.PathLike[str] | None = None,
     ) -> onnx.ModelProto | None:
         """Quantize a model. With an output path the file is written there, and the report beside it as JSON; without
-        one, the quantized model is returned. A summary is printed unless `print_summary` is False."""
-        if calibration_data_reader is not None and calibration_data_path is not None:
+        one, the quantized model is returned. A summary is printed unless `print_summary` is False.
+
+        A configuration that needs calibration is refused without data. `calibration_data_reader=None` asks for random
+        numbers, and so does the option UseRandomData.
+        """
+        is_random = calibration_data_reader is None
+        reader = None if calibration_data_reader is ... else calibration_data_reader
+        if reader is not None and calibration_data_path is not None:
             raise InvalidValueError("calibration_data_reader and calibration_data_path: give one of them")
-        data = calibration_data_reader if calibration_data_path is None else Path(calibration_data_path)
-        target = None if model_output is None else check_output(model_output, model_input)
-        outcome = quantize_graph(model_input, Data(data), self.settings)
-        result = QuantizedModel(outcome, self.settings.save, model_input, data)
+        data = reader if calibration_data_path is None else Path(calibration_data_path)
+        reads = files_read(self.settings)
+        target = None if model_output is None else check_output(model_output, model_input, data, *reads)
+        outcome = quantize_graph(model_input, Data(data, is_random=is_random), self.settings)
+        result = QuantizedModel(outcome, self.settings.save, model_input, data, reads)
         if target is not None:
             result.save(target)
         _warn(outcome.account)
         if self.settings.has_summary:
             print_summary(result.report)
         return None if target is not None else result.model
+
+
+def files_read(settings: Settings, config: Any = None, preprocessing: Any = None, metric: Any = None) -> list[str]:
+    """The files other than model and data that a run by these arguments reads; names of presets are none."""
+    plan = None if settings.mix is None else settings.mix.plan_file
+    function = metric.rpartition(":")[0] if isinstance(metric, str) else None  # FILE.py:FUNCTION
+    paths = [_path(each) for each in (config, preprocessing, plan, function)]
+    return [os.fspath(path) for path in paths if path is not None and os.path.isfile(path)]
+
+
+def _path(source: Any) -> str | os.PathLike[str] | None:
+    return source if isinstance(source, (str, os.PathLike)) else None
 
 
 def _warn(report: Report) -> None:

@@ -11,27 +11,33 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quark.account import FileFacts
 from quark.card import Card, DataKind, differences, platform_facts
-from quark.errors import InvalidValueError, UnsupportedOptionError
+from quark.errors import InvalidValueError, ModelError, UnsupportedOptionError
+from quark.files.foreign import check_folder, short
+from quark.files.output import scratch_folder
 from quark.onnx.data import Preprocessing
 from quark.onnx.load import load
 from quark.onnx.pack import pack_message
 from quark.onnx.quantization.card_file import FoundCard, read_card
 from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
+from quark.onnx.quantization.config.files import naming
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.file_differences import external_files, file_differences, file_hash
 from quark.onnx.quantization.making import card_of, data_facts, placed, put_card
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
+from quark.onnx.quantization.quantizer import files_read
 from quark.onnx.quantization.settings import Settings
-from quark.onnx.save import SaveOptions, check_output, write_model, write_text
+from quark.onnx.save import SaveOptions, check_output, together, write_model, write_text
 from quark.onnx.session import release_memory
+
+MOST_ENTRIES = 200_000  # of a folder that a card names
 
 
 @dataclass(frozen=True)
@@ -70,19 +76,24 @@ def reproduce(
     found = read_card(Path(card))
     _check(found)
     expected, warnings = _expected(found)
-    settings = settings_from(found.card)
+    settings = naming(f"card '{found.file}'", settings_from, found.card)
     source = _find_source(found, None if model is None else Path(model))
     samples = _find_data(found, None if data is None else Path(data))
     warnings += _compare_inputs(found.card, source, samples, settings)
-    target = None if output is None else _checked(output, source, found)
+    reads = (source, found.file, found.model, samples.source, *files_read(settings))
+    target = None if output is None else check_output(output, *reads)
     outcome = quantize_graph(source, samples, settings)
+    if outcome.digest.hexdigest() != found.card.source.sha256:
+        raise ModelError(f"model '{source}' changed after it was compared with the card: start again")
     options = _save_options(found, settings)
     made, differing = _compared(outcome, found, expected, options)
     if target is not None:
         # another file than the card's says itself how it was made
         own = found.card if made.sha256 == expected else replace(outcome.card, packing=found.card.packing)
-        beside = placed(own, target, source, samples.source, _write(outcome, own, target, options))
-        write_text(json.dumps({"card": beside.to_dict()}, indent=1), target.with_suffix(".json"))
+        with together(target):
+            beside = placed(own, target, source, samples.source, _write(outcome, own, target, options))
+            outcome.check_unchanged()
+            write_text(json.dumps({"card": beside.to_dict()}, indent=1), target.with_suffix(".json"))
     return Reproduction(expected, made, tuple(warnings), tuple(differing))
 
 
@@ -111,6 +122,7 @@ def _expected(found: FoundCard) -> tuple[str, list[str]]:
 def settings_from(card: Card) -> Settings:
     """The settings that the card's config means. Nothing is written but the result: folders that keep ranges, layers
     or plans are left out, which a card could name to write where it likes."""
+    _refuse_functions(card.config, "config")
     kind = QConfig if "global_config" in card.config else QuantizationConfig
     settings = replace(settings_of(kind.from_dict(dict(card.config))), name=card.config_name)
     finetune, mix = settings.refine.finetune, settings.mix
@@ -119,6 +131,18 @@ def settings_from(card: Card) -> Settings:
     if mix is not None and not mix.is_plan_given:
         settings = replace(settings, mix=replace(mix, plan_file=None))
     return replace(settings, calibrate=replace(settings.calibrate, cache=None))
+
+
+def _refuse_functions(content: Any, where: str) -> None:
+    """Raise an error if a config names a Python function as its measure: to load it would run somebody else's code."""
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            if name == "Metric" and isinstance(value, str) and ":" in value.partition("?")[0]:
+                raise UnsupportedOptionError(
+                    f"card: field '{where}.{name}' is {short(value)}, a Python function, which is not run from a card; "
+                    "run the script that made the file again"
+                )
+            _refuse_functions(value, f"{where}.{name}")
 
 
 def _find_source(found: FoundCard, given: Path | None) -> Path:
@@ -147,14 +171,17 @@ def _find_data(found: FoundCard, given: Path | None) -> Data:
     fields = facts.preprocessing
     try:
         preprocessing = Preprocessing(**fields)
-    except TypeError as error:
-        raise InvalidValueError(f"card '{found.file}': data.preprocessing {dict(fields)}: {error}") from error
+    except (TypeError, InvalidValueError) as error:
+        raise InvalidValueError(f"card '{found.file}': field 'data.preprocessing': {error}") from error
     if facts.kind in (DataKind.RANDOM, DataKind.UNUSED):
-        return Data(None, facts.count, facts.batch_size, preprocessing)
+        return Data(None, facts.count, facts.batch_size, preprocessing, is_random=True)
     folder = found.file.parent
-    names = [found.card.paths.get("data"), facts.name if facts.kind is not DataKind.OBJECT else ""]
-    candidates = [given] if given is not None else [folder / name for name in names if name]
-    path = next((each for each in candidates if each.exists()), None)
+    names = ["", ""] if facts.kind is DataKind.OBJECT else [found.card.paths.get("data", ""), facts.name]
+    # the path ends in the name of the data, so that a card cannot lead to whatever lies above it
+    named = [folder / name for name in names if name and name.rpartition("/")[2] == (facts.name or name)]
+    path = next((each for each in ([given] if given is not None else named) if each.exists()), None)
+    if path is not None and given is None and path.is_dir():
+        check_folder(path, f"card '{found.file}': its calibration data '{path}', to be given by --calib,", MOST_ENTRIES)
     if path is None:
         what = f"'{facts.name}'" if facts.name else f"{facts.samples} samples of a {facts.kind.value}"
         missing = f"'{given}': there is no such file or folder" if given else f"{what} was not found; give --calib"
@@ -183,23 +210,15 @@ def _compare_inputs(card: Card, source: Path, data: Data, settings: Settings) ->
     return found
 
 
-def _checked(output: str | os.PathLike[str], source: Path, found: FoundCard) -> Path:
-    """Where the result goes: neither the float model nor the file that it is compared with."""
-    check_output(output, found.model)
-    target = check_output(output, source)
-    if target.with_suffix(".json") == found.file:
-        raise InvalidValueError(f"output '{target}': its card would overwrite '{found.file}'; choose another name")
-    return target
-
-
 def _compared(outcome: Outcome, found: FoundCard, expected: str, options: SaveOptions) -> tuple[FileFacts, list[str]]:
     """The file, and what differs in it. It is written under the name that it had: weights in a file of their own are
     called after it, which the model says."""
     known = found.card.result.name if found.card.result is not None else ""
     name = found.model.name if found.model is not None else known or "model.onnx"
-    with tempfile.TemporaryDirectory(prefix="quark-reproduce-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / name
+    with scratch_folder() as folder:
+        path = folder / name
         made = _write(outcome, found.card, path, options)
+        outcome.check_unchanged()
         if expected in (made.sha256, file_hash(path)):
             return replace(made, sha256=expected), []
         if found.model is None:

@@ -12,11 +12,13 @@ from quark.onnx.save.options import SaveOptions
 from quark.ops.constant_marks import define_constant_marks
 from quark.ops.portable_functions import define_portable_functions
 
+PRODUCER = "quark"
+
 
 def finish(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -> Message:
     """The model as a message, with what is to be known about its making. This uses the model up: its weights belong to
     the message now."""
-    model.producer_name = "quark"
+    model.producer_name = PRODUCER
     model.producer_version = metadata.get("quark.version", "")
     model.metadata_props.update(metadata)
     message = split(model)
