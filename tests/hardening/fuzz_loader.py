@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from broken_bytes import broken_archive, broken_bytes, broken_json, broken_message
+from broken_bytes import broken_archive, broken_bytes, broken_json, broken_message, hostile_message
 from broken_sources import MODELS, Arrays, sources
 from loader_doors import DOORS, Door
 
@@ -65,8 +65,11 @@ def make_case(seed: int, number: int, known: dict[str, Any], only: str | None) -
     if isinstance(source, str):
         return Case(number, door, broken_json(rng, source).encode("utf-8", "surrogateescape"), origin)
     other = known[MODELS[rng.integers(len(MODELS))]].SerializeToString()
-    if rng.random() < 0.35:
+    kind = rng.random()
+    if kind < 0.35:
         return Case(number, door, broken_bytes(rng, source.SerializeToString(), other), origin)
+    if kind < 0.5:
+        return Case(number, door, hostile_message(rng, source), origin)
     return Case(number, door, broken_message(rng, source), origin)
 
 

@@ -7,6 +7,7 @@ The same generator gives the same content.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import zipfile
 from collections.abc import Iterator
@@ -63,6 +64,79 @@ def broken_message(rng: Random, model: onnx.ModelProto) -> bytes:
         chosen = [each for each in messages if _is_interesting(each)] if rng.random() < 0.5 else messages
         _change_field(rng, (chosen or messages)[rng.integers(len(chosen or messages))], messages)
     return bytes(changed.SerializeToString())
+
+
+def hostile_message(rng: Random, model: onnx.ModelProto) -> bytes:
+    """A model that costs more than it should: tiny fields, equal names, functions of functions, values that are no
+    tensors, parts that come twice, layers of sizes and types that nobody has."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    kind = rng.integers(6)
+    count = int(10 ** rng.uniform(0, 5))
+    if kind == 0:  # so many empty fields of any number, in a message of the model, the graph, a node or a tensor
+        tiny = bytes([int(rng.integers(1, 16)) << 3 | int(rng.choice([0, 2])), 0]) * count
+        target = [changed, graph, *graph.node, *graph.initializer][int(rng.integers(2 + len(graph.node)))]
+        target.MergeFromString(tiny)
+    elif kind == 1:
+        parts = [graph.node, graph.initializer, graph.input, graph.output, graph.value_info, changed.opset_import]
+        chosen = parts[rng.integers(len(parts))]
+        if rng.random() < 0.5 and chosen is graph.node:
+            for node in graph.node:
+                node.name = "same"
+        for _ in range(min(count, 5000) if len(chosen) else 0):
+            chosen.add().CopyFrom(chosen[0])
+    elif kind == 2:
+        _add_functions(rng, changed)
+    elif kind == 3:
+        infos = [*graph.input, *graph.output, *graph.value_info]
+        for info in infos[int(rng.integers(len(infos))) :][:2]:
+            inner = onnx.TypeProto()
+            inner.CopyFrom(info.type)
+            for _ in range(int(rng.choice([1, 1, 2, 40]))):
+                outer = onnx.TypeProto()
+                name = ["sequence_type", "optional_type"][rng.integers(2)]
+                getattr(outer, name).elem_type.CopyFrom(inner)
+                if rng.random() < 0.2:
+                    outer.map_type.key_type = 7
+                    outer.map_type.value_type.CopyFrom(inner)
+                inner = outer
+            info.type.CopyFrom(inner)
+        if graph.node and rng.random() < 0.5:
+            graph.node.add(op_type="SequenceConstruct", input=[graph.output[0].name], output=["sequence"])
+            graph.output.add(name="sequence").type.sequence_type.elem_type.tensor_type.elem_type = 1
+    elif kind == 4:  # protobuf merges what is there twice
+        once = changed.SerializeToString()
+        again = onnx.ModelProto(graph=graph).SerializeToString()
+        return bytes(once + [once, again, once[len(once) // 2 :]][rng.integers(3)])
+    else:
+        numbers = [0, 0, 1, 127, 2**31]
+        for tensor in graph.initializer:
+            if rng.random() < 0.5:
+                tensor.data_type = int(rng.choice([1, 8, 10, 11, 16]))
+                tensor.dims.extend([numbers[rng.integers(len(numbers))]] * int(rng.choice([0, 1, 70, count])))
+    return bytes(changed.SerializeToString())
+
+
+def _add_functions(rng: Random, model: onnx.ModelProto) -> None:
+    """Functions that call each other, the first one from a node of the graph; some call those before them."""
+    depth, calls = int(rng.integers(1, 40)), int(rng.integers(1, 5))
+    model.opset_import.add(domain="f", version=1)
+    for level in range(depth):
+        function = model.functions.add(domain="f", name=f"f{level}", input=["a"], output=["b"])
+        function.opset_import.extend(model.opset_import)
+        names = ["a", *(f"t{index}" for index in range(1, calls)), "b"]
+        for before, after in itertools.pairwise(names):
+            other = int(rng.integers(level + 1)) if rng.random() < 0.02 else level + 1
+            is_last = other >= depth
+            function.node.add(
+                op_type="Relu" if is_last else f"f{other}",
+                domain="" if is_last else "f",
+                input=[before],
+                output=[after],
+            )
+    if model.graph.input:
+        model.graph.node.add(op_type="f0", domain="f", input=[model.graph.input[0].name], output=["called"])
 
 
 def _is_interesting(message: Message) -> bool:

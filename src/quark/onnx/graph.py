@@ -1,7 +1,7 @@
 """The few functions through which the steps reach the graph, an onnx_ir model that is changed in place.
 
     reading     opset  nodes  constant  is_constant  readers  is_read_once  input_value  attribute  dimensions ...
-    naming      fresh_name
+    naming      fresh_name  FreeNames
     changing    add_initializer  add_copy  set_constant  add_node  become  replace_input  replace_value  bypass
                 remove_node  remove_dead  infer_shapes
 
@@ -10,11 +10,13 @@ A value that a node inside a subgraph reads is read by that node: `readers` and 
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
@@ -26,6 +28,7 @@ FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFL
 
 # In the meta store of a node: it stays in float, and reads its input before that is quantized for others.
 READS_FLOAT = "quark.onnx.reads_float"
+_MAX_COPIES = 100_000_000  # of the type of a value, while shapes are inferred: about 10 seconds
 _NAMES = "quark.onnx.graph.names"  # key of the names in use, in the model's meta store
 
 
@@ -98,7 +101,7 @@ def rank(value: ir.Value | None) -> int | None:
 
 def is_float(value: ir.Value | None) -> bool:
     """That the value is known to be a tensor of float32, float16, bfloat16 or float64."""
-    return value is not None and value.dtype in FLOAT_TYPES
+    return value is not None and isinstance(value.type, ir.TensorType) and value.dtype in FLOAT_TYPES
 
 
 def fresh_name(model: ir.Model, base: str) -> str:
@@ -106,13 +109,34 @@ def fresh_name(model: ir.Model, base: str) -> str:
 
     The model remembers what was handed out. A name that was made up elsewhere after the first call is not known.
     """
-    names = _names(model)
-    name, count = base, 0
-    while name in names:
-        count += 1
-        name = f"{base}_{count}"
-    names.add(name)
-    return name
+    return _names(model).free(base)
+
+
+class FreeNames:
+    """The names that are in use, and numbers for those that are asked for again.
+
+    Numbers go on where they ended for the same name, so that thousands of equal names take linear time.
+    """
+
+    def __init__(self, taken: Iterable[str | None] = (), *, first: int = 1) -> None:
+        self._taken = {name for name in taken if name is not None}
+        self._first = first
+        self._next: dict[str, int] = {}
+
+    def take(self, names: Iterable[str | None]) -> None:
+        """Note names that are in use."""
+        self._taken.update(name for name in names if name is not None)
+
+    def free(self, base: str) -> str:
+        """`base`, or else that with the first number whose name is not in use. It is in use from now on."""
+        name = base
+        if base in self._taken:
+            number = self._next.get(base, self._first)
+            while (name := f"{base}_{number}") in self._taken:
+                number += 1
+            self._next[base] = number + 1
+        self._taken.add(name)
+        return name
 
 
 def add_initializer(model: ir.Model, name: str, content: np.ndarray[Any, Any] | ir.TensorProtocol) -> ir.Value:
@@ -268,8 +292,12 @@ def remove_dead(model: ir.Model) -> bool:
 def infer_shapes(model: ir.Model) -> None:
     """Fill in the types and shapes that ONNX's inference finds; what it cannot find stays as declared.
 
-    The large weights stay out of it. Inference that fails altogether is no error: shapes are a help to later steps.
+    The large weights stay out of it. Inference that fails altogether is no error: shapes are a help to later steps. It
+    is left out where ONNX would copy what it knows of too many values for too many subgraphs.
     """
+    subgraphs = sum(1 for _ in model.graphs()) - 1
+    if subgraphs * sum(len(node.outputs) for node in model.graph) > _MAX_COPIES:
+        return
     # where inference fails, onnx_ir's message is malformed, and logging would print a traceback of its own
     log = logging.getLogger("onnx_ir.passes.common.shape_inference")
     was_disabled, log.disabled = log.disabled, True
@@ -277,6 +305,50 @@ def infer_shapes(model: ir.Model) -> None:
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
         log.disabled = was_disabled
+    _forget_types_of_sequences(model.graph, model.opset_imports)
+
+
+def _forget_types_of_sequences(graph: ir.Graph, versions: Mapping[str, int]) -> None:
+    """Take back the types that onnx_ir gives to sequences, maps and optional values without a declared type.
+
+    It gives them the type of their elements, as if they were tensors.
+    """
+    for node in graph:
+        inner = [each for attr in node.attributes.values() for each in graphs_in(attr)]
+        for each in inner:
+            _forget_types_of_sequences(each, versions)
+        for index, value in enumerate(node.outputs):
+            if node.domain == "" and node.op_type in ("If", "Loop") and inner:
+                given = inner[0].outputs  # of a Loop, the first is the condition
+                position = index if node.op_type == "If" else index + 1
+                is_tensor = position >= len(given) or given[position].type is not None
+            elif node.domain == "" and node.op_type == "Identity":
+                is_tensor = node.inputs[0] is None or node.inputs[0].type is not None
+            else:
+                is_tensor = index not in _sequence_outputs(node.domain, node.op_type, versions.get(node.domain, 1))
+            if not is_tensor and isinstance(value.type, ir.TensorType):
+                value.type = value.shape = None
+
+
+@functools.lru_cache(maxsize=4096)
+def _sequence_outputs(domain: str, op_type: str, version: int) -> frozenset[int]:
+    """Which outputs of an operator are no tensors, whatever its inputs are."""
+    is_known = domain in ("", "ai.onnx.ml") and 0 < version < 2**31  # onnx can be asked for such versions only
+    if not is_known or not onnx.defs.has(op_type, version, domain):
+        return frozenset()
+    outputs = onnx.defs.get_schema(op_type, version, domain).outputs
+    return frozenset(
+        index for index, each in enumerate(outputs) if not any(kind.startswith("tensor(") for kind in each.types)
+    )
+
+
+def graphs_in(attr: ir.Attr) -> Sequence[ir.Graph]:
+    """The graphs that an attribute holds."""
+    if attr.is_ref():
+        return ()
+    if attr.type == ir.AttributeType.GRAPH:
+        return (attr.as_graph(),)
+    return attr.as_graphs() if attr.type == ir.AttributeType.GRAPHS else ()
 
 
 def _inherit(old: ir.Value, new: ir.Value) -> None:
@@ -286,15 +358,15 @@ def _inherit(old: ir.Value, new: ir.Value) -> None:
         new.type = old.type
 
 
-def _names(model: ir.Model) -> set[str]:
+def _names(model: ir.Model) -> FreeNames:
     names = model.meta.get(_NAMES)
-    if isinstance(names, set):
+    if isinstance(names, FreeNames):
         return names
-    found = {""}
+    names = FreeNames([""])
     for graph in model.graphs():
-        found.update(value.name or "" for value in (*graph.inputs, *graph.initializers.values()))
+        names.take(value.name for value in (*graph.inputs, *graph.initializers.values()))
         for node in graph:
-            found.add(node.name or "")
-            found.update(value.name or "" for value in node.outputs)
-    model.meta[_NAMES] = found
-    return found
+            names.take([node.name])
+            names.take(value.name for value in node.outputs)
+    model.meta[_NAMES] = names
+    return names

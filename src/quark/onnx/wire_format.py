@@ -39,12 +39,12 @@ def fields(view: memoryview, position: int, end: int) -> Iterator[Field]:
     """The fields of the message that lies there; a BrokenError where none does."""
     while position < end:
         start = position
-        tag, position = _read_varint(view, position, end)
+        tag, position = read_varint(view, position, end)
         kind, content = tag & 7, position
         if kind == 0:
-            _, position = _read_varint(view, position, end)
+            _, position = read_varint(view, position, end)
         elif kind == LENGTH_DELIMITED:
-            size, content = _read_varint(view, position, end)
+            size, content = read_varint(view, position, end)
             position = content + size
         elif kind in (1, 5):
             position += 8 if kind == 1 else 4
@@ -73,10 +73,13 @@ def varint(number: int) -> bytes:
     return bytes(result)
 
 
-def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
+    """The number at a position, and the position behind it."""
+    if position < end and data[position] < 0x80:
+        return data[position], position + 1
     result = shift = 0
     while position < end and shift < 70:
-        byte = view[position]
+        byte = data[position]
         position += 1
         result |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -11,10 +11,11 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitial
 from quark.errors import ModelError
 from quark.onnx.graph import infer_shapes
 from quark.onnx.load.external_data import ExternalData
+from quark.onnx.load.functions import check_functions
 from quark.onnx.load.operators import check_forms, shorten_domains
-from quark.onnx.load.source import read_source
+from quark.onnx.load.source import Source, read_source
 from quark.onnx.load.structure import check_structure
-from quark.onnx.load.tensors import attach, check_tensors
+from quark.onnx.load.tensors import check_tensors, to_graph
 from quark.onnx.load.wire import carve
 
 
@@ -24,18 +25,20 @@ def read_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> ir.M
     What is no ONNX model is a ModelError.
     """
     read = read_source(source)
+    return graph_of(read, ExternalData(read))
+
+
+def graph_of(read: Source, external: ExternalData) -> ir.Model:
+    """The same of a model that was read."""
     carved = carve(read)
     shorten_domains(carved.proto)
     check_structure(carved.proto, read.name)
+    check_functions(carved.proto, read.name)
     check_forms(carved.proto, read.name)
-    views = check_tensors(read, carved, ExternalData(read))
+    views = check_tensors(read, carved, external)
     if not any(not each.domain for each in carved.proto.opset_import):
         raise ModelError(f"'{read.name}' does not say which opset it is of (opset_import). Export it again")
-    try:
-        model = ir.serde.deserialize_model(carved.proto)
-    except (ir.serde.SerdeError, ValueError, TypeError) as error:
-        raise ModelError(f"'{read.name}' cannot be read: {error.__cause__ or error}") from error
-    attach(model, views)
+    model = to_graph(carved, views, read.name)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     RemoveInitializersFromInputsPass()(model)
     _name_nodes(model)

@@ -1,7 +1,7 @@
-"""The hash of a model and its external data.
+"""The hash of a model and its external data, as `quark.account.FileFacts` defines it.
 
-Of gigabytes it takes as long as much else that is done with them, so that it is computed beside that, by a thread that
-nobody waits for until the hash is wanted.
+Hashing gigabytes takes about a second each, so a thread does it while the model is quantized, and is joined when the
+hash is first needed. The files are hashed one after the other: a second thread would compete with the quantization.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 from collections.abc import Sequence
 
 from quark.errors import ModelError
-from quark.onnx.fingerprint import Fingerprint
 from quark.onnx.large_tensors import mapped_pieces
 
 
 class Digest:
-    """SHA-256 of the model's bytes, followed by the fingerprints of its files. `is_slow` lets a thread do it."""
+    """SHA-256 of the model's bytes followed by the SHA-256 digests of its external files. If `is_slow`, a thread
+    computes it."""
 
     def __init__(self, model: bytes | memoryview, files: Sequence[memoryview], *, is_slow: bool) -> None:
         self._model, self._files = model, files
@@ -41,10 +41,10 @@ class Digest:
             for piece in mapped_pieces(self._model):
                 self._state.update(piece)
             for file in self._files:
-                fingerprint = Fingerprint()
+                external = hashlib.sha256()
                 for piece in mapped_pieces(file):
-                    fingerprint.update(piece)
-                self._state.update(fingerprint.digest())
+                    external.update(piece)
+                self._state.update(external.digest())
         except ModelError as error:
             self._error = error
         self._model, self._files = b"", ()

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import (
-    InlinePass,
-    LiftConstantsToInitializersPass,
-    RemoveInitializersFromInputsPass,
-)
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
 
 from quark.errors import ModelError
-from quark.onnx.graph import remove_dead
+from quark.onnx.graph import FreeNames, graphs_in, remove_dead
+from quark.onnx.load.functions import inline_functions
+from quark.onnx.load.structure import all_nodes
 from quark.plan import SkippedNode
+
+
+def drop_empty_inputs(proto: onnx.ModelProto) -> None:
+    """Remove inputs that are left out at the end of a node, in place.
+
+    The standard lets them be named "", and ONNX Runtime has crashed on it (LayerNormalization without a bias).
+    """
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        for node in all_nodes(nodes):
+            while node.input and not node.input[-1]:
+                node.input.pop()
 
 
 def normalize(model: ir.Model, name: str, *, keeps_inputs: bool) -> list[str]:
     """Functions inlined, constants as initializers, names, order, nothing dead. Returns what a user should know."""
     remarks: list[str] = []
-    if model.functions:
+    has_functions = bool(model.functions)
+    if has_functions:
         remarks.append(f"{len(model.functions)} functions of the model were inlined")
-        _inline(model, name)
+        try:
+            inline_functions(model)
+        except ValueError as error:
+            raise ModelError(
+                f"'{name}': the model's functions cannot be inlined: {error}. Export it without functions"
+            ) from error
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     doubles = [value.name for value in model.graph.inputs if value.is_initializer()]
     if doubles and not keeps_inputs:
@@ -30,11 +45,29 @@ def normalize(model: ir.Model, name: str, *, keeps_inputs: bool) -> list[str]:
         remarks.append(
             f"{len(doubles)} initializers were also inputs of the graph, such as '{doubles[0]}'; now constants"
         )
-    _drop_empty_inputs(model)
+    if has_functions:
+        _drop_empty_inputs(model)
     _name_nodes(model)
     model.graph.sort()
     remove_dead(model)
     return remarks
+
+
+def check_layers(model: ir.Model, name: str) -> None:
+    """Raise ModelError if a convolution of the main graph has a weight without any value: it has no features.
+
+    ONNX Runtime does not take such a convolution. A product without features is one of zeros, which is fine.
+    """
+    for node in model.graph:
+        if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
+            continue
+        for value in node.inputs:
+            tensor = None if value is None else value.const_value
+            if value is not None and tensor is not None and tensor.size == 0:
+                raise ModelError(
+                    f"'{name}': {node.op_type} '{node.name}' has no features: its weight '{value.name}' is of shape "
+                    f"{list(tensor.shape.numpy())}. Remove the layer, or export the model again"
+                )
 
 
 @dataclass(frozen=True)
@@ -49,7 +82,7 @@ def nodes_in_subgraphs(model: ir.Model) -> list[InSubgraph]:
     """The nodes of the main graph that hold subgraphs, each followed by everything inside."""
     result: list[InSubgraph] = []
     for node in model.graph:
-        graphs = list(_graphs(node))
+        graphs = [graph for attr in node.attributes.values() for graph in graphs_in(attr)]
         if not graphs:
             continue
         reason = "holds a subgraph, which is left in float"
@@ -62,28 +95,8 @@ def nodes_in_subgraphs(model: ir.Model) -> list[InSubgraph]:
     return result
 
 
-def _graphs(node: ir.Node) -> Iterable[ir.Graph]:
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH:
-            yield attr.as_graph()
-        elif attr.type == ir.AttributeType.GRAPHS:
-            yield from attr.as_graphs()
-
-
-def _inline(model: ir.Model, name: str) -> None:
-    try:
-        InlinePass()(model)
-        model.functions.clear()
-    except Exception as error:  # onnx_ir wraps the reason
-        reason = error.__cause__ or error
-        raise ModelError(
-            f"'{name}': the model's functions cannot be inlined: {reason}. Export it without functions"
-        ) from error
-
-
 def _drop_empty_inputs(model: ir.Model) -> None:
-    """Inputs that are left out at the end of a node: the standard lets them be named "", ONNX Runtime has crashed on it
-    (LayerNormalization without a bias)."""
+    """The same for inputs of inlined functions that a call leaves out."""
     for node in model.graph.all_nodes():
         count = len(node.inputs)
         while count and node.inputs[count - 1] is None:
@@ -94,19 +107,13 @@ def _drop_empty_inputs(model: ir.Model) -> None:
 
 def _name_nodes(model: ir.Model) -> None:
     """A name of its own for every node, also in subgraphs: the one it has, where it is the first with that name."""
-    all_nodes = list(model.graph.all_nodes())
-    taken: set[str] = set()
-    nameless: list[ir.Node] = []
-    for node in all_nodes:
-        if node.name and node.name not in taken:
-            taken.add(node.name)
+    unnamed: list[ir.Node] = []
+    seen: set[str] = set()
+    for node in model.graph.all_nodes():
+        if node.name and node.name not in seen:
+            seen.add(node.name)
         else:
-            nameless.append(node)
-    for node in nameless:
-        base = node.name or (node.outputs[0].name if node.outputs else "") or node.op_type
-        candidate, count = base, 0
-        while candidate in taken:
-            count += 1
-            candidate = f"{base}_{count}"
-        node.name = candidate
-        taken.add(candidate)
+            unnamed.append(node)
+    names = FreeNames(seen)
+    for node in unnamed:
+        node.name = names.free(node.name or (node.outputs[0].name if node.outputs else "") or node.op_type)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 
 import onnx
 
 from quark.errors import ModelError, unknown_name
-from quark.onnx.load.structure import describe, subgraphs
+from quark.onnx.load.structure import all_nodes, describe, subgraphs
 
 KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")  # those that ONNX Runtime's CPU build runs
 QUARK_DOMAINS = (
@@ -55,7 +56,7 @@ def check_operators(proto: onnx.ModelProto, name: str) -> None:
     for function in proto.functions:
         for node in all_nodes(function.node):
             _check_not_quantized(node, name)
-        _check_nodes(function.node, {**opsets, **opset_versions(function.opset_import)}, functions, name)
+        _check_nodes(function.node, ChainMap(opset_versions(function.opset_import), opsets), functions, name)
 
 
 def check_forms(proto: onnx.ModelProto, name: str) -> None:
@@ -88,14 +89,6 @@ def _check_type(node: onnx.NodeProto, attribute: onnx.AttributeProto, expected: 
             f"'{name}': attribute '{attribute.name}' of {describe(node)} is of type {kind}, expected {expected}. "
             "Export the model again"
         )
-
-
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes, each followed by those of the subgraphs that it holds."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from all_nodes(graph.node)
 
 
 def shorten_domains(proto: onnx.ModelProto) -> None:

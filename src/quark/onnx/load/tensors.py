@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.large_tensors import MappedFile, MappedTensor
+from quark.onnx.large_tensors import tensor_of
 from quark.onnx.load.external_data import ExternalData
 from quark.onnx.load.source import Source
+from quark.onnx.load.structure import all_nodes, check_ports, describe
 from quark.onnx.load.wire import Carved
 
 MAX_ELEMENTS = 2**40  # a shape beyond is no shape: nobody has the memory
+MAX_RANK = 64  # numpy's limit
 
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _STRING = onnx.TensorProto.STRING
+_TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 
 
 def check_tensors(source: Source, carved: Carved, external: ExternalData) -> dict[str, memoryview]:
     """Check every tensor of the model; return the bytes of those initializers that lie outside the message: carved out
     of it, or in external files. A tensor whose size is not what its shape needs is a ModelError that names it."""
     views: dict[str, memoryview] = {}
+    tensors = (*carved.proto.graph.initializer, *inner_tensors(carved.proto))
+    external.open(tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
     for tensor in carved.proto.graph.initializer:
         raw = carved.raw.get(tensor.name)
         size = _bytes_needed(tensor, source)
@@ -35,7 +39,7 @@ def check_tensors(source: Source, carved: Carved, external: ExternalData) -> dic
             views[tensor.name] = raw
         else:
             _check_content(tensor, size, source)
-    for tensor in _inner_tensors(carved.proto):
+    for tensor in inner_tensors(carved.proto):
         size = _bytes_needed(tensor, source)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _embed(tensor, external.view(tensor, size))
@@ -45,21 +49,59 @@ def check_tensors(source: Source, carved: Carved, external: ExternalData) -> dic
     return views
 
 
-def attach(model: ir.Model, views: dict[str, memoryview]) -> None:
+def check_shapes(proto: onnx.ModelProto, source: Source) -> None:
+    """Raise ModelError if a tensor, an input or an output has a type or shape that cannot be."""
+    for tensor in (*proto.graph.initializer, *inner_tensors(proto)):
+        _bytes_needed(tensor, source)
+    _check_declared_shapes(proto, source)
+
+
+def to_graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:
+    """The model as a graph, whose large initializers are views of the bytes that were read."""
+    _check_texts(carved.proto, name)
+    try:
+        model = ir.serde.deserialize_model(carved.proto)
+    except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
+        check_ports(carved.proto, name)  # onnx_ir knows no maps
+        reason: BaseException = error
+        while reason.__cause__ is not None:  # what is around the first cause shows whole messages
+            reason = reason.__cause__
+        raise ModelError(f"'{name}' cannot be read: {reason}") from error
+    _attach(model, views)
+    return model
+
+
+def _check_texts(proto: onnx.ModelProto, name: str) -> None:
+    """Raise ModelError if a text in a tensor or an attribute is not UTF-8: protobuf has bytes there."""
+    for tensor in (*proto.graph.initializer, *inner_tensors(proto)):
+        _check_utf8(tensor.string_data, f"'{name}': tensor '{tensor.name}'")
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        for node in all_nodes(nodes):
+            for attribute in node.attribute:
+                if attribute.s or attribute.strings:
+                    texts = (attribute.s, *attribute.strings)
+                    _check_utf8(texts, f"'{name}': attribute '{attribute.name}' of {describe(node)}")
+
+
+def _check_utf8(texts: Iterable[bytes], label: str) -> None:
+    for text in texts:
+        if not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                raise ModelError(
+                    f"{label} holds the text {text[:20]!r}, which is not UTF-8 as ONNX has it. Export the model with "
+                    "UTF-8 texts"
+                ) from error
+
+
+def _attach(model: ir.Model, views: dict[str, memoryview]) -> None:
     """Give the initializers their bytes, as views, which know the file that they are mapped from."""
     for name, view in views.items():
         value = model.graph.initializers[name]
         assert value.const_value is not None
-        dtype, shape = value.const_value.dtype, value.const_value.shape
-        if dtype.bitwidth < 8:
-            packed = np.frombuffer(view, np.uint8)
-            value.const_value = ir.PackedTensor(packed, dtype, shape=ir.Shape(shape.numpy()), name=name)
-            continue
-        if isinstance(view.obj, MappedFile):
-            value.const_value = MappedTensor.of(view, dtype, ir.Shape(shape.numpy()), name)
-            continue
-        array = np.frombuffer(view, np.dtype(dtype.numpy()).newbyteorder("<")).reshape(shape.numpy())
-        value.const_value = ir.Tensor(array, dtype, name=name)
+        dtype, shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
+        value.const_value = tensor_of(view, dtype, shape, name)
 
 
 def _embed(tensor: onnx.TensorProto, view: memoryview) -> None:
@@ -71,8 +113,10 @@ def _embed(tensor: onnx.TensorProto, view: memoryview) -> None:
 
 def _bytes_needed(tensor: onnx.TensorProto, source: Source) -> int:
     label = f"'{source.name}': tensor '{tensor.name}'"
-    if tensor.data_type not in onnx.TensorProto.DataType.values() or tensor.data_type == onnx.TensorProto.UNDEFINED:
+    if tensor.data_type not in _TYPES:
         raise ModelError(f"{label} has data type {tensor.data_type}, which ONNX does not define")
+    if len(tensor.dims) > MAX_RANK:
+        raise ModelError(f"{label} has {len(tensor.dims)} dimensions: expected at most {MAX_RANK}")
     dims: list[int] = list(tensor.dims)
     if any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
         raise ModelError(f"{label} has shape {dims}: expected sizes from 0 on, and at most {MAX_ELEMENTS} elements")
@@ -113,7 +157,7 @@ def _values_needed(tensor: onnx.TensorProto) -> int:
     return -(-count * bits // 8) if bits < 8 else count
 
 
-def _inner_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def inner_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Tensors in attributes, subgraphs and functions: all but the main graph's initializers."""
     graphs: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
     while graphs:
@@ -134,6 +178,11 @@ def _check_declared_shapes(proto: onnx.ModelProto, source: Source) -> None:
     for info in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         if not info.type.HasField("tensor_type"):
             continue
+        if len(info.type.tensor_type.shape.dim) > MAX_RANK:
+            count = len(info.type.tensor_type.shape.dim)
+            raise ModelError(
+                f"'{source.name}': '{info.name}' is declared with {count} dimensions: expected at most {MAX_RANK}"
+            )
         dims = [dim for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
         sizes = [dim.dim_value for dim in dims]
         if any(size < -1 for size in sizes) or math.prod(abs(size) for size in sizes) > MAX_ELEMENTS:
