@@ -19,8 +19,11 @@ from quark.plan import QuantizationPlan, Role, SkippedNode
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A model file: its name without folders, its size with external data, and the hash of its content: SHA-256 of the
-    file, or, where weights lie in files of their own, of the model's bytes and the fingerprints of those."""
+    """A model file: its name without folders, its size including external data, and a hash of its content.
+
+    Without external data, `sha256` is the SHA-256 of the file. With external data, it is the SHA-256 of the bytes of
+    the model file followed by the SHA-256 digests (32 bytes each) of the external files, sorted by path.
+    """
 
     name: str
     bytes: int

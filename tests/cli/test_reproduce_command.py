@@ -145,6 +145,28 @@ def test_another_model_or_other_data_are_named_before_the_work(out, model, calib
     assert_one_line_error(run("reproduce", out, "--calib", tmp_path / "none"), "none", "no such")
 
 
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
+def test_hashes_of_external_data_that_version_1_0_wrote_are_explained(tmp_path, version):
+    source, out = tmp_path / "apart.onnx", tmp_path / "small.onnx"
+    onnx.save(onnx.load(network_path()), source, save_as_external_data=True, location="apart.data", size_threshold=0)
+    options = ("--config", "MXINT8", "--set", "use_external_data_format=true")
+    assert run("quantize", source, out, *options).exit_code == 0
+    report = out.with_suffix(".json")
+    content = json.loads(report.read_text())
+    content["card"]["versions"]["quark"] = version
+    content["card"]["result"]["sha256"] = "0" * 64
+    report.write_text(json.dumps(content))
+    warned = run("reproduce", report)
+    assert "has changed since" in warned.stdout
+    assert ("quark 1.0 hashed external data in another way" in warned.stdout) == (version == "1.0.0")
+    content["card"]["source"]["sha256"] = "0" * 64
+    report.write_text(json.dumps(content))
+    words = ("is not the card's",) + (("quark 1.0 hashed external data",) if version == "1.0.0" else ())
+    result = run("reproduce", report)
+    assert_one_line_error(result, *words)
+    assert ("quark 1.0" in result.output) == (version == "1.0.0")
+
+
 def test_what_differs_is_listed(out, tmp_path):
     proto = onnx.load(out)
     changed = next(each for each in proto.graph.initializer if each.raw_data and "scale" not in each.name)

@@ -13,8 +13,8 @@ import pytest
 from onnx_models import Net, random_feed, run_model
 
 from quark.errors import ModelError
-from quark.onnx.fingerprint import Fingerprint
 from quark.onnx.load import load
+from quark.onnx.quantization.file_differences import file_hash
 
 SIZE = 64
 
@@ -57,13 +57,25 @@ def test_it_is_read_and_counted(model_path: Path) -> None:
     loaded = load(model_path)
     weights = model_path.with_name("weights.bin").read_bytes()
     assert loaded.bytes == model_path.stat().st_size + len(weights)
-    fingerprint = Fingerprint()
-    fingerprint.update(weights)
-    assert loaded.sha256 == hashlib.sha256(model_path.read_bytes() + fingerprint.digest()).hexdigest()
+    digest = hashlib.sha256(weights).digest()
+    assert loaded.sha256 == hashlib.sha256(model_path.read_bytes() + digest).hexdigest()
     model = _net()
     feed = random_feed(model)
     got = run_model(ir.serde.serialize_model(loaded.model), feed)
     np.testing.assert_array_equal(got["y"], run_model(model, feed)["y"])
+
+
+def test_the_hash_of_several_files_does_not_depend_on_their_order_in_the_model(tmp_path: Path) -> None:
+    net = Net()
+    net.input("x", (2, SIZE))
+    hidden = net.node("MatMul", "x", net.weight(SIZE, SIZE, name="b"))
+    model = net.model(net.node("MatMul", hidden, net.weight(SIZE, SIZE, name="a"), output="y"))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    assert [tensor.name for tensor in onnx.load(path).graph.initializer] == ["b", "a"]
+    digests = [hashlib.sha256((tmp_path / name).read_bytes()).digest() for name in ("a", "b")]
+    assert load(path).sha256 == hashlib.sha256(path.read_bytes() + b"".join(digests)).hexdigest()
+    assert file_hash(path) == load(path).sha256
 
 
 def test_a_relative_path_will_do(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
-from quark.onnx.fingerprint import Fingerprint
 from quark.onnx.load.outline import read_proto, read_whole
 from quark.report.quantities import count_of, listed
 
@@ -18,16 +17,15 @@ _PIECE = 1 << 22
 
 
 def file_hash(path: Path) -> str:
-    """What `quark.account.FileFacts.sha256` is of this file: with external data, of the model's bytes and the
-    fingerprints of the files, in the order in which the model names them first."""
+    """Return `quark.account.FileFacts.sha256` of this model, external data included."""
     state = hashlib.sha256()
     for piece in _pieces(path):
         state.update(piece)
-    for file in external_files(path):
-        fingerprint = Fingerprint()
+    for file in sorted(external_files(path)):
+        external = hashlib.sha256()
         for piece in _pieces(file):
-            fingerprint.update(piece)
-        state.update(fingerprint.digest())
+            external.update(piece)
+        state.update(external.digest())
     return state.hexdigest()
 
 

@@ -116,7 +116,15 @@ def _expected(found: FoundCard) -> tuple[str, list[str]]:
     now = file_hash(found.model)
     if found.file == found.model or result is None or result.sha256 == now:
         return now, []
-    return result.sha256, [f"'{found.model.name}' beside the card has changed since: SHA-256 {now[:16]}"]
+    warning = f"'{found.model.name}' beside the card has changed since: SHA-256 {now[:16]}"
+    return result.sha256, [warning + _old_hash(found.card, bool(external_files(found.model)))]
+
+
+def _old_hash(card: Card, has_external_data: bool) -> str:
+    """What to add to a message about different hashes if they may not be comparable; mostly empty."""
+    if not has_external_data or not card.versions.get("quark", "").startswith("1.0."):
+        return ""
+    return "; quark 1.0 hashed external data in another way, and only it can compare the hashes of its cards"
 
 
 def settings_from(card: Card) -> Settings:
@@ -195,6 +203,7 @@ def _compare_inputs(card: Card, source: Path, data: Data, settings: Settings) ->
     if loaded.sha256 != card.source.sha256:
         raise InvalidValueError(
             f"model '{source}' is not the card's: SHA-256 {loaded.sha256[:16]}, expected {card.source.sha256[:16]}"
+            f"{_old_hash(card, loaded.bytes > source.stat().st_size)}"
         )
     samples = data.open(loaded.model, settings)
     facts = data_facts(data, samples, settings)

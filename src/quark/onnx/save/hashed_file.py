@@ -1,11 +1,12 @@
-"""A file whose content is hashed while it is written, by another thread: hashing can take longer than writing."""
+"""A file whose SHA-256 is computed while it is written, by another thread: hashing can take longer than writing."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import onnx_ir as ir
 
@@ -15,20 +16,12 @@ MAX_PENDING = 2  # pieces that wait to be hashed, and are in memory
 WRITE_BYTES = 1 << 18  # at once: Linux takes half the time for what it takes for larger writes
 
 
-class Hash(Protocol):
-    """As hashlib has them."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def digest(self) -> bytes: ...
-
-
 class HashedFile:
     """A context manager around an open file, which it leaves open. What was handed to `write` must not change."""
 
-    def __init__(self, file: BinaryIO, digest: Hash) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._digest = digest
+        self._state = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1)
         self._pending: deque[Future[None]] = deque()
 
@@ -36,7 +29,7 @@ class HashedFile:
         """Write, and take into the hash."""
         if len(self._pending) >= MAX_PENDING:
             self._pending.popleft().result()
-        self._pending.append(self._pool.submit(self._digest.update, data))
+        self._pending.append(self._pool.submit(self._state.update, data))
         view = memoryview(data)
         for start in range(0, len(view), WRITE_BYTES):
             self._file.write(view[start : start + WRITE_BYTES])
@@ -56,10 +49,10 @@ class HashedFile:
         return self._file.tell()
 
     def digest(self) -> bytes:
-        """The hash of all that was written so far."""
+        """SHA-256 of everything written so far."""
         while self._pending:
             self._pending.popleft().result()
-        return self._digest.digest()
+        return self._state.digest()
 
     def __enter__(self) -> HashedFile:
         return self

@@ -23,7 +23,6 @@ from quark.errors import InvalidValueError, QuarkError
 from quark.files.foreign import REPORT, read_json
 from quark.files.output import check_place, complete, is_same_file, note_weights, put, temporary, together
 from quark.onnx.data.images import SUFFIXES
-from quark.onnx.fingerprint import Fingerprint
 from quark.onnx.load.outline import external_names, read_proto
 from quark.onnx.message import MIN_APART_BYTES, Message, refer
 from quark.onnx.save.finish import PRODUCER
@@ -107,11 +106,7 @@ def write_model(model: Message | onnx.ModelProto, path: Path, options: SaveOptio
         note_weights(path, _own_weights(path))
         if options.has_external_data or message.weight_bytes >= PROTOBUF_LIMIT_BYTES:
             return _write_two_files(message, path)
-        with (
-            complete(path) as unfinished,
-            unfinished.open("r+b") as stream,
-            HashedFile(stream, hashlib.sha256()) as file,
-        ):
+        with complete(path) as unfinished, unfinished.open("r+b") as stream, HashedFile(stream) as file:
             for part in parts(message):
                 if isinstance(part, (bytes, memoryview)):
                     file.write(part)
@@ -133,7 +128,7 @@ def _write_two_files(message: Message, path: Path) -> FileFacts:
     slim.CopyFrom(message.proto)
     with temporary(path.with_suffix(".data")) as weights, temporary(path) as model:
         places = []
-        with weights.open("r+b") as stream, HashedFile(stream, Fingerprint()) as file:
+        with weights.open("r+b") as stream, HashedFile(stream) as file:
             for tensor, weight in Message(slim, message.weights).apart():
                 offset = file.fill(ALIGNMENT)
                 file.write_tensor(weight)
