@@ -1,4 +1,4 @@
-"""The search as one page: the recommendation, the plot and the table. It needs no network, and opens from the disk."""
+"""The page of a search: the recommendation, the plot and the table, in the frame and style of the report's page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
+from quark.report.page import document
 from quark.report.quantities import count_of, size_text
 from quark.search.plot import plot
 from quark.search.ranking import is_within
@@ -15,79 +16,97 @@ if TYPE_CHECKING:
     from quark.search.searching import SearchResult
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60666c; --line: #dfe3e6; --front: #0b68cb;
-  --direct: #0b68cb; --recipe: #12805c; --mixed: #a35200; --finetuned: #8e3fb0; --limit: #c62a2f; --good: #e6f6ec; }
-@media (prefers-color-scheme: dark) { :root { --paper: #15181b; --ink: #e8eaec; --soft: #9aa2a9; --line: #2c3237;
-  --front: #6cb2ff; --direct: #6cb2ff; --recipe: #4cc38a; --mixed: #ffb86b; --finetuned: #cf8ff0; --limit: #ff6369;
-  --good: #14301f; } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 1040px; padding: 0 1rem; }
-h1 { font-size: 1.35rem; margin: 0 0 .3rem; } p { margin: .3rem 0 .8rem; } .soft { color: var(--soft); }
-code { background: var(--line); border-radius: 4px; padding: .15em .35em; overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-.grid { stroke: var(--line); } svg .tick, svg .axis { fill: var(--soft); }
-.limit { stroke: var(--limit); stroke-dasharray: 6 4; } .front { fill: none; stroke: var(--front); stroke-width: 1.5; }
-.dot { stroke: var(--paper); stroke-width: 1; } .dot.beyond { fill-opacity: .35; }
-.direct { fill: var(--direct); } .recipe { fill: var(--recipe); } .mixed { fill: var(--mixed); }
-.finetuned { fill: var(--finetuned); } .legend span { margin-right: 1.1em; }
-.legend i { border-radius: 50%; display: inline-block; height: .7em; margin-right: .35em; width: .7em; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child, td.words { text-align: left; white-space: normal; }
-th button { all: unset; cursor: pointer; font-weight: 600; }
-th button:focus-visible { outline: 2px solid var(--front); }
-tr.within { background: var(--good); } li { margin: .15rem 0; }
-@media print { body { margin: 0; } }
+.verdict h1 { font-size: 1.4rem; overflow-wrap: anywhere; }
+.chart svg { cursor: auto; }
+.chart .limit { stroke: var(--collapsed); }
+.chart .front { fill: none; stroke: var(--accumulated); stroke-width: 1.5; }
+.chart .dot { stroke: var(--surface); }
+.chart .dot.beyond { fill-opacity: 0.35; }
+.chart .dot.direct { fill: var(--accumulated); }
+.chart .dot.recipe { fill: var(--ok); }
+.chart .dot.mixed { fill: var(--local); }
+.chart .dot.finetuned { fill: var(--share); }
+.chart .label { fill: var(--text); font-weight: 400; }
+.legend i { width: 0.7rem; height: 0.7rem; border: 0; border-radius: 50%; background: var(--accumulated); }
+.legend .recipe i { background: var(--ok); }
+.legend .mixed i { background: var(--local); }
+.legend .finetuned i { background: var(--share); }
+#trials .within td { background: var(--ok-soft); }
+#trials td.name, #trials td.reason { white-space: normal; overflow-wrap: anywhere; }
 """
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _SCRIPT = """
-document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", () => {
-  const head = button.closest("th"), body = head.closest("table").tBodies[0];
-  const column = head.cellIndex, up = head.getAttribute("aria-sort") !== "ascending";
-  head.parentNode.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
-  head.setAttribute("aria-sort", up ? "ascending" : "descending");
-  const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
-  const order = (a, b) => { const [x, y] = [key(a), key(b)], [m, n] = [Number(x), Number(y)];
-    return Number.isNaN(m) || Number.isNaN(n) ? x.localeCompare(y) : m - n; };
-  const [able, failed] = ["tr:not(.failed)", "tr.failed"].map((each) => [...body.querySelectorAll(each)]);
-  body.append(...able.sort((a, b) => (up ? 1 : -1) * order(a, b)), ...failed);
-}));
+setUpTheme();
+const command = byId("command");
+if (command) command.replaceWith(copyable(command.textContent, "the command"));
+
+const table = byId("trials");
+const rows = [...table.tBodies[0].rows];
+const able = rows.filter((row) => !row.classList.contains("failed"));
+const failed = rows.filter((row) => row.classList.contains("failed"));
+let sorted = { column: null, direction: 1 };
+
+function valueOf(row, column) {
+  const { dataset, textContent } = row.cells[column];
+  return dataset.value === undefined ? textContent : dataset.value === "" ? null : Number(dataset.value);
+}
+
+function sortBy(column) {
+  sorted = { column, direction: sorted.column === column ? -sorted.direction : 1 };
+  const order = (a, b) => compareValues(valueOf(a, column), valueOf(b, column), sorted.direction);
+  table.tBodies[0].replaceChildren(...[...able].sort(order), ...failed);
+  markSorted(table, column, sorted.direction);
+}
+
+for (const heading of table.tHead.rows[0].cells) {
+  heading.replaceChildren(sortButton(heading.textContent, () => sortBy(heading.cellIndex)));
+}
+document.documentElement.dataset.ready = "true";
 """
 _HEADINGS = ("configuration", "stage", "size", "of float", "drop", "divergence", "ms/sample", "seconds", "front")
 _STAGES = (("direct", "preset"), ("recipe", "with a recipe"), ("mixed", "mixed"), ("finetuned", "finetuned"))
 
 
 def page(result: SearchResult) -> str:
-    """HTML, all in one; whatever came from names is escaped."""
+    """Return the page as HTML. Names are escaped."""
     source = result.source
     top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
     top1 += "" if source.value is None else f", {source.metric} {source.value:.4g}; drop in percent of it"
     facts = f"float: {size_text(source.size_bytes)}, {source.latency_ms:.2f} ms{top1}; judged on {source.judged_on}"
-    legend = "".join(f'<span><i style="background:var(--{name})"></i>{words}</span>' for name, words in _STAGES)
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        f"<title>Search: {escape(source.name)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(source.name)}: {escape(_headline(result))}</h1>",
-        f'<p class="soft">{escape(facts)}{_limits(result)}</p>',
-        f"<p><code>{escape(result.command)}</code></p>" if result.command else "",
-        plot(result.trials, result.limits),
-        f'<p class="legend soft">{legend}pale: beyond a budget; line: least drop for its size</p>',
-        f'<div class="wide">{_table(result)}</div>',
-        _list("Notes", list(result.notes)),
-        _list("Not tried", [f"{name}: {reason}" for name, reason in result.skipped]),
-        f"<script>{_SCRIPT}</script></body></html>",
-    ]
-    return "\n".join(part for part in parts if part)
+    legend = "".join(f'<span class="{name}"><i></i>{words}</span>' for name, words in _STAGES)
+    tone, headline = _headline(result)
+    lists = _list("Notes", list(result.notes))
+    lists += _list("Not tried", [f"{name}: {reason}" for name, reason in result.skipped])
+    body = f"""<main id="main" tabindex="-1">
+<section class="verdict {tone}">
+<p class="verdict-files">{escape(source.name)}</p>
+<h1>{escape(headline)}</h1>
+<p class="why">{escape(facts)}{_limits(result)}</p>
+{f'<code id="command">{escape(result.command)}</code>' if result.command else ""}
+</section>
+<section id="plot" aria-labelledby="plot-title">
+<h2 id="plot-title">Size and accuracy drop</h2>
+<p class="lead">Pale dots are beyond a budget. The line connects the smallest drops for their size.</p>
+<p class="legend">{legend}</p>
+<div class="chart">{plot(result.trials, result.limits)}</div>
+</section>
+<section id="table" aria-labelledby="table-title">
+<h2 id="table-title">All trials</h2>
+<p class="lead">Rows within the budgets are highlighted.</p>
+<div class="table-frame" role="region" aria-labelledby="table-title" tabindex="0">{_table(result)}</div>
+</section>
+<section aria-label="Notes">{lists}</section>
+</main>"""
+    sections = (("plot", "Plot"), ("table", "Trials"))
+    return document("search", f"Search: {source.name}", body, style=_STYLE, script=_SCRIPT, sections=sections)
 
 
-def _headline(result: SearchResult) -> str:
+def _headline(result: SearchResult) -> tuple[str, str]:
+    """The tone of the headline, a class of the shared style, and its words."""
     if result.best is not None:
-        return f"{result.best.name} fits best"
+        return "is-ok", f"{result.best.name} fits best"
     if result.nearest is not None:
-        return f"nothing is within the budgets, {result.nearest.name} is nearest"
-    return "nothing worked" if result.trials else "nothing was tried yet"
+        return "is-degraded", f"nothing is within the budgets, {result.nearest.name} is nearest"
+    return ("is-collapsed", "nothing worked") if result.trials else ("is-unchecked", "nothing was tried yet")
 
 
 def _limits(result: SearchResult) -> str:
@@ -103,16 +122,17 @@ def _limits(result: SearchResult) -> str:
 
 def _table(result: SearchResult) -> str:
     front = {each.name for each in result.front}
-    heads = "".join(f'<th scope="col"><button type="button">{each}</button></th>' for each in _HEADINGS)
+    kinds = ["", "", *(' class="number"' for _ in _HEADINGS[2:])]
+    heads = "".join(f'<th scope="col"{kind}>{each}</th>' for kind, each in zip(kinds, _HEADINGS, strict=True))
     rows = "\n".join(_row(each, result, each.name in front) for each in result.trials)
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<table id="trials" class="sheet"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def _row(trial: Trial, result: SearchResult, is_on_front: bool) -> str:
     figures = trial.measured
-    start = f"<td>{escape(trial.name)}</td><td>{trial.stage.value}</td>"
+    start = f'<td class="name">{escape(trial.name)}</td><td>{trial.stage.value}</td>'
     if figures is None:
-        return f'<tr class="failed">{start}<td class="words" colspan="7">{escape(trial.failure)}</td></tr>'
+        return f'<tr class="failed">{start}<td class="reason" colspan="7">{escape(trial.failure)}</td></tr>'
     share = 100 * figures.size_bytes / result.source.size_bytes
     error = "" if figures.error is None else f" ± {figures.error:.2f}"
     cells = (
@@ -125,8 +145,13 @@ def _row(trial: Trial, result: SearchResult, is_on_front: bool) -> str:
         (int(is_on_front), "yes" if is_on_front else ""),
     )
     kind = ' class="within"' if is_within(trial, result.limits) else ""
-    rest = "".join(f'<td data-value="{value}">{text}</td>' for value, text in cells)
+    rest = "".join(f'<td class="number" data-value="{_sort_key(value)}">{text}</td>' for value, text in cells)
     return f"<tr{kind}>{start}{rest}</tr>"
+
+
+def _sort_key(value: float | None) -> str:
+    """A number as JavaScript reads it; empty if there is none."""
+    return "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
 def _list(heading: str, items: list[str]) -> str:
@@ -134,4 +159,5 @@ def _list(heading: str, items: list[str]) -> str:
         return ""
     words = f"{heading} ({count_of(len(items), 'line')})" if len(items) > 1 else heading
     lines = "".join(f"<li>{escape(each)}</li>" for each in items)
-    return f"<details{' open' if heading == 'Notes' else ''}><summary>{words}</summary><ul>{lines}</ul></details>"
+    is_open = " open" if heading == "Notes" else ""
+    return f"<details{is_open}><summary>{words}</summary><ul>{lines}</ul></details>"

@@ -1,46 +1,23 @@
 """The page as text: whole, the same every time, and nothing in it but what was put there."""
 
-import base64
-import hashlib
 import json
-import re
-from html.parser import HTMLParser
 
 import pytest
 from made_diagnosis import ODD_NAMES, bare_diagnosis, made_diagnosis
+from page_outline import Outline, check_self_contained
 
 from quark.diagnosis import Action
 from quark.fidelity import OutputFidelity, PartFidelity, Verdict
 from quark.report.page import page_of
-from quark.report.page.document import ACTIONS, SCRIPTS, STYLES, as_json_block
-
-VOID = {"meta", "link", "input", "br"}
-
-
-class Outline(HTMLParser):
-    """Elements by name with their attributes, the text of scripts and styles, and whether each end has its start."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.elements, self.raw = [], [], {}
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1][0] in ("script", "style"):
-            tag, attributes = self.open[-1]
-            self.raw.setdefault(attributes.get("id", tag), []).append(data)
-
-    def text_of(self, name):
-        return "".join(self.raw[name])
+from quark.report.page.document import (
+    ACTIONS,
+    PRINT_STYLE,
+    REPORT_SCRIPTS,
+    REPORT_STYLES,
+    SHARED_SCRIPTS,
+    SHARED_STYLES,
+    as_json_block,
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +67,8 @@ def test_no_name_becomes_markup(page, outline):
     assert "<" not in block[block.index(">") + 1 : block.index("</script>")]
 
 
-def test_the_policy_allows_its_own_script_and_style_and_no_connection(page, outline):
-    policy = next(
-        each["content"] for tag, each in outline.elements if each.get("http-equiv") == "Content-Security-Policy"
-    )
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    for kind in ("script", "style"):
-        digest = hashlib.sha256(outline.text_of(kind).encode()).digest()
-        assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
-    assert not [each for _, each in outline.elements if "src" in each or "style" in each]
-    assert not re.findall(r"""(?:href|url|import)[=(\s]+['"]?(?:https?:)?//""", page)
+def test_the_policy_allows_its_own_script_and_style_and_no_connection(page):
+    check_self_contained(page)
 
 
 def test_the_same_diagnosis_gives_the_same_bytes(page):
@@ -117,7 +85,8 @@ def test_every_part_is_used_and_there():
     from importlib.resources import files
 
     parts = {each.name for each in files("quark.report.page").iterdir() if each.name.endswith((".css", ".js", ".html"))}
-    assert parts == {*STYLES, *SCRIPTS, "page.html"}
+    shared = {*SHARED_STYLES, *SHARED_SCRIPTS, PRINT_STYLE, "page.html"}
+    assert parts == shared | {*REPORT_STYLES, *REPORT_SCRIPTS, "report.html"}
 
 
 def test_every_action_and_verdict_has_words(outline):

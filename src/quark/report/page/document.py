@@ -1,7 +1,10 @@
-"""The page as text: its parts joined, the diagnosis inside as JSON.
+"""Pages that consist of one file, and the accuracy report as one of them.
 
-The page may run its own script and style and nothing else: a Content Security Policy names them by their hashes, and
-forbids every connection. The same diagnosis gives the same bytes.
+    document    any page: head, header with the brand and the theme button, styles, body, data, script
+    page_of     the accuracy report of a diagnosis
+
+A page may run its own script and style and nothing else: a Content Security Policy names them by their hashes, and
+forbids every connection. The same content gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -19,11 +23,12 @@ from quark.fidelity import COLLAPSED_COSINE, COLLAPSED_SQNR_DB, OK_COSINE, OK_SQ
 from quark.report.summary import MEANINGS
 
 FOLDER = "quark.report.page"
-STYLES = ("colours.css", "layout.css", "parts.css", "layers.css", "print.css")  # print last: it overrules the others
-SCRIPTS = (
-    "elements.js",
+SHARED_STYLES = ("colours.css", "layout.css", "parts.css", "tables.css")
+PRINT_STYLE = "print.css"  # last: it overrides the others
+SHARED_SCRIPTS = ("elements.js", "theme.js", "tables.js")
+REPORT_STYLES = ("layers.css",)
+REPORT_SCRIPTS = (
     "numbers.js",
-    "theme.js",
     "overview.js",
     "chart.js",
     "histograms.js",
@@ -33,6 +38,13 @@ SCRIPTS = (
     "findings.js",
     "making.js",
     "start.js",
+)
+REPORT_SECTIONS = (
+    ("ranking", "Where it died"),
+    ("layers", "Layers"),
+    ("skipped", "In float"),
+    ("lint", "NPU"),
+    ("making", "Making"),
 )
 ACTIONS: Mapping[Action, str] = {
     Action.EXCLUDE: "Leave in float",
@@ -48,16 +60,53 @@ ACTIONS: Mapping[Action, str] = {
 
 def page_of(diagnosis: Diagnosis) -> str:
     """The page. It holds `diagnosis.to_dict()` whole, in the script element with the id `diagnosis`."""
-    style = "\n".join(_part(name) for name in STYLES)
-    script = '(() => {\n"use strict";\n' + "\n".join(_part(name) for name in SCRIPTS) + "})();\n"
+    return document(
+        "accuracy report",
+        "quark accuracy report",
+        _part("report.html"),
+        style="\n".join(map(_part, REPORT_STYLES)),
+        script="\n".join(map(_part, REPORT_SCRIPTS)),
+        sections=REPORT_SECTIONS,
+        tools='<button type="button" id="save-json" class="quiet">Save JSON</button>',
+        data={"facts": _facts(), "diagnosis": diagnosis.to_dict()},
+    )
+
+
+def document(
+    what: str,
+    title: str,
+    body: str,
+    *,
+    style: str = "",
+    script: str = "",
+    sections: Sequence[tuple[str, str]] = (),
+    tools: str = "",
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a page as text.
+
+    `what` stands beside the brand. `body` and `tools` (buttons of the header) are HTML, so names in them have to be
+    escaped. `style` and `script` come after the shared ones. `sections` are ids and labels of the navigation. `data` is
+    JSON by the id of its script element.
+    """
+    style = "\n".join([*map(_part, SHARED_STYLES), style, _part(PRINT_STYLE)])
+    script = '(() => {\n"use strict";\n' + "\n".join([*map(_part, SHARED_SCRIPTS), script]) + "})();\n"
+    blocks = (
+        f'<script type="application/json" id="{name}">{as_json_block(content)}</script>'
+        for name, content in (data or {}).items()
+    )
     places = {
         "policy": _policy(style, script),
+        "title": escape(title),
         "style": style,
+        "what": escape(what),
+        "sections": "".join(f'<a href="#{name}">{escape(label)}</a>' for name, label in sections),
+        "tools": tools,
+        "body": body,
+        "blocks": "\n".join(blocks),
         "script": script,
-        "facts": as_json_block(_facts()),
-        "diagnosis": as_json_block(diagnosis.to_dict()),
     }
-    # in one pass: what was put in is not looked at again
+    # in one pass: what was put in is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _part("page.html"))
 
 

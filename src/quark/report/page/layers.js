@@ -85,15 +85,8 @@ function revealLayer(index) {
   row.scrollIntoView({ block: "center" });
 }
 
-// What has no value stands last, whichever way; equals stay in graph order.
 function compareBy(column, direction) {
-  const rank = (value) => (value === null || value === undefined || Number.isNaN(value) ? 1 : 0);
-  return (a, b) => {
-    const [x, y] = [column.value(a.layer), column.value(b.layer)];
-    if (rank(x) || rank(y)) return rank(x) - rank(y) || a.layer.index - b.layer.index;
-    const order = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x < y ? -1 : x > y ? 1 : 0;
-    return direction * order || a.layer.index - b.layer.index;
-  };
+  return (a, b) => compareValues(column.value(a.layer), column.value(b.layer), direction) || a.layer.index - b.layer.index;
 }
 
 function sortBy(key, direction) {
@@ -102,18 +95,12 @@ function sortBy(key, direction) {
   const ordered = [...rows].sort(compareBy(column, direction));
   const isOpen = (entry) => entry.row.classList.contains("is-open");
   byId("layer-table").tBodies[0].replaceChildren(...ordered.flatMap((entry) => (isOpen(entry) ? [entry.row, entry.detail] : [entry.row])));
-  for (const heading of byId("layer-table").tHead.rows[0].cells) {
-    const isThis = heading.dataset.key === key;
-    if (isThis) heading.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
-    else heading.removeAttribute("aria-sort");
-    heading.querySelector(".arrow").textContent = isThis && direction < 0 ? "▼" : "▲";
-  }
+  markSorted(byId("layer-table"), COLUMNS.indexOf(column), direction);
 }
 
 function headingOf(column) {
-  const button = element("button", { type: "button" }, element("span", {}, column.title), element("span", { class: "arrow", "aria-hidden": "true" }, "▲"));
-  button.addEventListener("click", () => sortBy(column.key, sorting.key === column.key ? -sorting.direction : column.first));
-  return element("th", { scope: "col", class: column.kind, "data-key": column.key }, button);
+  const toggle = () => sortBy(column.key, sorting.key === column.key ? -sorting.direction : column.first);
+  return element("th", { scope: "col", class: column.kind, "data-key": column.key }, sortButton(column.title, toggle));
 }
 
 function showLayers() {
