@@ -115,7 +115,7 @@ test-matrix: install
 generated: install
 	@$(BIN)/python -m quark.formats.codegen --check
 	@$(BIN)/python -m quark.onnx.quantization.config.options_document --check
-	@$(BIN)/python -m quark.cli.reference --check
+	@$(BIN)/python -m tools.reference --check
 	@$(BIN)/python -m bench.document --check
 
 test-oldest: $(OLDEST)/.stamp
@@ -154,4 +154,4 @@ $(RELEASE)/.stamp: constraints.txt
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(RELEASE) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

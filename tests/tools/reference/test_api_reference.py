@@ -1,5 +1,6 @@
 """The API reference has every public name, and nothing of it is made up."""
 
+import doctest
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -7,12 +8,13 @@ from importlib import import_module
 import pytest
 
 from quark.cli.main import main as commands
-from quark.cli.reference import __main__ as writing
-from quark.cli.reference.api import PAGES, api_pages, public_names
-from quark.cli.reference.commands import command_reference
-from quark.cli.reference.docstrings import docstring, to_markdown
-from quark.cli.reference.signatures import signature_of
 from quark.errors import InvalidValueError
+from tools.reference import __main__ as writing
+from tools.reference import docstrings, markdown, signatures
+from tools.reference.api import PAGES, api_pages, public_names
+from tools.reference.commands import command_reference
+from tools.reference.docstrings import docstring, to_markdown
+from tools.reference.signatures import signature_of
 
 
 class Colour(Enum):
@@ -66,3 +68,10 @@ def test_what_is_not_as_the_code_says_is_named(tmp_path, monkeypatch, capsys):
     errors = capsys.readouterr().err
     assert "a.md is not what the code says" in errors
     assert "left.md is not what the code says" in errors
+
+
+@pytest.mark.parametrize("module", [docstrings, markdown, signatures], ids=lambda module: module.__name__)
+def test_docstring_examples(module):
+    found = doctest.testmod(module)
+    assert found.attempted
+    assert not found.failed

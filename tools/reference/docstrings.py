@@ -15,8 +15,8 @@ import re
 import textwrap
 from typing import Any
 
-from quark.cli.reference.markdown import fenced, plain
 from quark.errors import InvalidValueError
+from tools.reference.markdown import fenced, plain
 
 _ALIGNED = re.compile(r"\S {2,}\S")
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import quark.demo
-from quark.cli.reference.format_support import OPSETS, format_rows
-from quark.cli.reference.operator_support import columns
-from quark.cli.reference.support import support_matrix
 from quark.onnx import get_default_config, quantize
 from quark.onnx.choose.operators import OPERATORS
 from quark.onnx.quantization.presets import PRESETS
+from tools.reference.format_support import OPSETS, format_rows
+from tools.reference.operator_support import columns
+from tools.reference.support import support_matrix
 
 IMAGES = np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from quark.cli.main import main
-from quark.cli.reference.markdown import code, fenced, generated, table
+from tools.reference.markdown import code, fenced, generated, table
 
 _WIDTH = 100
 INTRODUCTION = """
-`quark --help` and `quark COMMAND --help` print what is here. `--debug`, anywhere on the line, shows the traceback of an
-error. Exit codes: [quantizing ONNX models](quantizing_onnx.md#exit-codes-and-errors).
+This page shows the output of `quark COMMAND --help` for every command. `--debug`, anywhere on the command line, shows
+the traceback of an error. Exit codes: [quantizing ONNX models](quantizing_onnx.md#exit-codes-and-errors).
 """
 
 

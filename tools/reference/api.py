@@ -13,9 +13,9 @@ from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from quark.cli.reference.docstrings import docstring, to_markdown
-from quark.cli.reference.markdown import code, fenced, generated, table
-from quark.cli.reference.signatures import signature_of
+from tools.reference.docstrings import docstring, to_markdown
+from tools.reference.markdown import code, fenced, generated, table
+from tools.reference.signatures import signature_of
 
 _CONFIG = "quark.torch.quantization.config"
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from quark.cli.reference.format_support import OPSETS, FormatRow, format_rows
-from quark.cli.reference.markdown import code, generated, table
-from quark.cli.reference.operator_support import Column, columns
 from quark.npu.rules import RULES
 from quark.onnx.choose.operators import OPERATORS
 from quark.onnx.insert.integer_forms import FORMS
 from quark.onnx.simulate import SUBSTITUTION_OF_OPTION, SUBSTITUTIONS
 from quark.torch.choose.operators import ATEN_NAMES
+from tools.reference.format_support import OPSETS, FormatRow, format_rows
+from tools.reference.markdown import code, generated, table
+from tools.reference.operator_support import Column, columns
 
 INTRODUCTION = """
 What is quantized, how it is written, and where it runs: as the code decides it. What an operator of your model became,

@@ -1,7 +1,7 @@
 """Write docs/api/*.md, docs/cli.md and docs/support_matrix.md from the code.
 
-python -m quark.cli.reference            writes them
-python -m quark.cli.reference --check    exit 1 when one of them is not what the code says
+python -m tools.reference            writes them
+python -m tools.reference --check    exit 1 when one of them is not what the code says
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from quark.cli.reference.api import api_pages
-from quark.cli.reference.commands import command_reference
-from quark.cli.reference.support import support_matrix
+from tools.reference.api import api_pages
+from tools.reference.commands import command_reference
+from tools.reference.support import support_matrix
 
-COMMAND = "python -m quark.cli.reference"
+COMMAND = "python -m tools.reference"
 DOCS = Path("docs")
 
 
