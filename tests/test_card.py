@@ -1,5 +1,6 @@
 """Cards survive JSON, hold nothing of where they were made inside the model, and refuse what is no card."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from quark.card import Card, DataFacts, DataKind, differences, relative_path, sa
 from quark.errors import InvalidValueError
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.making import command_of, preset_and_changes, set_arguments
+from quark.onnx.quantization.making import _changes, command_of, preset_and_changes, set_arguments
+from quark.onnx.quantization.preset import Preset
 from quark.onnx.quantization.presets import PRESETS
 
 SHA = "0123456789abcdef" * 4
@@ -162,6 +164,56 @@ def test_a_preset_is_found_by_its_config_and_made_of_it_again(name):
     assert preset_and_changes(settings.config) == (name, ())
     again = settings_of(QuantizationConfig.from_dict(dict(settings.config)))
     assert (again.name, again.config) == (settings.name, settings.config)
+
+
+@pytest.fixture(scope="module")
+def dictionaries():
+    return {name: preset.config().to_dict() for name, preset in PRESETS.items()}
+
+
+EDITS = {
+    "none": lambda config: None,
+    "fields": lambda config: config.update(per_channel=not config["per_channel"], nodes_to_exclude=["a", "b"]),
+    "an option more": lambda config: config["extra_options"].setdefault("WeightsOnly", True),
+    "options of other presets": lambda config: config["extra_options"].update(
+        BiasCorrection=True, Protect="auto", ActivationSymmetric=True, CLESteps=1
+    ),
+    "other values": lambda config: config.update(extra_options=changed_values(config["extra_options"])),
+    "an option less": lambda config: config["extra_options"].pop(next(iter(config["extra_options"]), ""), None),
+    "no options": lambda config: config["extra_options"].clear(),
+    "too many": lambda config: config["extra_options"].update({f"Option{number}": number for number in range(13)}),
+    "no mapping": lambda config: config.update(extra_options=None),
+    "a field less": lambda config: config.pop("per_channel"),
+}
+
+
+def changed_values(options):
+    return {
+        key: changed_values(value) if isinstance(value, dict) else [value, "changed"] for key, value in options.items()
+    }
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_nearest_preset_is_the_one_that_a_comparison_with_all_finds(edit, dictionaries):
+    for content in dictionaries.values():
+        config = copy.deepcopy(content)
+        EDITS[edit](config)
+        compared = [
+            (len(changes), number, name, changes)
+            for number, (name, base) in enumerate(dictionaries.items())
+            if (changes := _changes(base, config)) is not None and len(changes) <= 12
+        ]
+        assert preset_and_changes(config) == (min(compared)[2:] if compared else None)
+
+
+@pytest.mark.parametrize("name", ["XINT8", "MATMUL_NBITS", "BF16_MIXED_MXINT8_ADAQUANT"])
+def test_few_presets_are_built_to_find_the_nearest(name, dictionaries, monkeypatch):
+    built = []
+    config = Preset.config
+    monkeypatch.setattr(Preset, "config", lambda self: built.append(self.name) or config(self))
+    assert preset_and_changes(dictionaries[name]) == (name, ())
+    assert name in built
+    assert len(built) < 6
 
 
 def test_the_command_says_presets_changes_and_data(card):

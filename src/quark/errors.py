@@ -7,7 +7,10 @@ Python programmer would catch for the same mistake, so neither `except ValueErro
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, TypeVar
 
 from quark.text import one_line, printable
 
@@ -80,6 +83,50 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.6)]
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     listing = f" Known: {', '.join(names)}." if len(names) <= _MOST_LISTED else ""
+    listing = listing if names else " There are none."
     if len(names) > _MOST_LISTED and not nearest:
         listing = f" Known are {len(names)}, such as {', '.join(names[:_FEW_LISTED])}."
     return UnknownNameError(f"no {kind} {name!r}.{hint}{listing}")
+
+
+_Class = TypeVar("_Class")
+
+
+def refuse_unknown_fields(cls: type[_Class]) -> type[_Class]:
+    """Class decorator for dataclasses that people edit: assigning to a misspelt field raises an error.
+
+    Place it above `@dataclass`. Subclasses inherit the check, except frozen dataclasses, which need the decorator
+    again. Properties with a setter count as fields. Raises UnknownNameError with the nearest fields, and
+    FrozenInstanceError where the class is frozen.
+
+    >>> from dataclasses import dataclass
+    >>> @refuse_unknown_fields
+    ... @dataclass
+    ... class Options:
+    ...     steps: int = 1
+    >>> Options().step = 2
+    Traceback (most recent call last):
+    quark.errors.UnknownNameError: no field of Options 'step'. Did you mean steps? Known: steps.
+    """
+    made: Any = cls
+    assign, is_frozen = made.__setattr__, made.__dataclass_params__.frozen
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807 - becomes the method of that name
+        kind: Any = type(self)
+        if name not in _assignable(kind):
+            raise unknown_name(f"field of {kind.__name__}", name, _assignable(kind))
+        if is_frozen:
+            raise FrozenInstanceError(
+                f"{kind.__name__}.{name} cannot be assigned: make a changed copy, dataclasses.replace(..., {name}=...)"
+            )
+        assign(self, name, value)
+
+    made.__setattr__ = __setattr__
+    return cls
+
+
+@functools.cache
+def _assignable(cls: Any) -> dict[str, None]:
+    """Fields and properties with a setter, in order."""
+    properties = [name for name in dir(cls) if getattr(getattr(cls, name), "fset", None) is not None]
+    return dict.fromkeys([*(each.name for each in fields(cls)), *properties])

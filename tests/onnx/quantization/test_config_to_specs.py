@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.onnx.choose.specs import AffineSpec, FloatSpec
 from quark.onnx.insert.options import NodeStyle
 from quark.onnx.quantization.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.layers import RunFields
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
@@ -231,3 +234,10 @@ def test_where_things_are_kept_meanwhile_is_not_in_the_file():
     there.extra_options |= {"CalibCacheDir": "ranges", "TmpDir": "scratch"}
     there.extra_options["FastFinetune"] = {**there.extra_options["FastFinetune"], "CacheDir": "layers"}
     assert settings_of(there).config == settings_of(here).config
+
+
+def test_run_fields_have_the_defaults_of_a_flat_config():
+    usual = QuantizationConfig()
+    plain = {each.name: getattr(RunFields(), each.name) for each in fields(RunFields)}
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+    assert listed == {name: getattr(usual, name) for name in plain}

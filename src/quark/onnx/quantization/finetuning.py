@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,10 +126,15 @@ class _Finetuning:
         with track(len(self.layers), "finetuning") as advance:
             for stage, block in self._stages():
                 place = self.layers.index(stage[0])
-                numbered = dict(enumerate(stage, place))
-                for found in self._fitted(numbered) if block is None else [self._fitted_together(place, block)]:
-                    self._take([(layer, fitted) for _, layer, fitted in found])
-                    for number, layer, fitted in found:
+                # the layers of a block are kept or rolled back together, others one by one
+                groups: Iterable[list[tuple[int, TrainedLayer, Fitted]]] = (
+                    ([fitted] for fitted in self._fitted(dict(enumerate(stage, place))))
+                    if block is None
+                    else [self._fitted_together(place, block)]
+                )
+                for group in groups:
+                    self._take([(layer, fitted) for _, layer, fitted in group])
+                    for number, layer, fitted in group:
                         self._log(number, layer, fitted, time.monotonic() - begin)
                         advance()
                 self._go_on(place + len(stage))
@@ -158,8 +163,8 @@ class _Finetuning:
                 self.checkpoint.write(number, fitted)
         return list(zip(numbers, block.layers, kept, strict=True))
 
-    def _fitted(self, stage: Mapping[int, TrainedLayer]) -> Any:
-        """The layers of a stage one by one, each fitted when the one before it has been taken."""
+    def _fitted(self, stage: Mapping[int, TrainedLayer]) -> Iterator[tuple[int, TrainedLayer, Fitted]]:
+        """Yield the layers of a stage one by one, each fitted only after the caller has applied the one before."""
         kept = {number: self._kept(number, layer) for number, layer in stage.items()}
         missing = {number: layer for number, layer in stage.items() if kept[number] is None}
         start = time.monotonic()
@@ -171,7 +176,7 @@ class _Finetuning:
             if fitted is None:
                 fitted = self._fit(number, layer, targets.pop(layer.name))
                 self.checkpoint.write(number, fitted)
-            yield [(number, layer, fitted)]
+            yield number, layer, fitted
 
     def _kept(self, number: int, layer: TrainedLayer) -> Fitted | None:
         """The layer as an earlier run left it."""

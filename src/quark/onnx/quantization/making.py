@@ -168,12 +168,25 @@ def _preprocessing_name(fields: Mapping[str, Any]) -> str:
 def preset_and_changes(config: Mapping[str, Any]) -> tuple[str, tuple[Change, ...]] | None:
     """The preset that a config is nearest to, and the changes that make it that config, as --set takes them. None for
     a config by tensors, one that leaves out what every near preset has, or one with many changes."""
-    found: list[tuple[int, int, str, tuple[Change, ...]]] = []
-    for number, (name, preset) in enumerate(PRESETS.items()):
+    options = config.get("extra_options")
+    if not isinstance(options, Mapping):
+        return None
+    # Few presets have to be built. One with an option that the config lacks is out, since --set takes nothing away; and
+    # from any other there are at least as many changes as options it lacks, so the closest come first.
+    candidates = sorted(
+        (len(options) - len(preset.options), number, preset)
+        for number, preset in enumerate(PRESETS.values())
+        if preset.options.keys() <= options.keys()
+    )
+    best: tuple[int, int, str, tuple[Change, ...]] | None = None
+    for least, number, preset in candidates:
+        if least > _MOST_CHANGES or (best is not None and (least, number) > best[:2]):
+            break
         changes = _changes(preset.config().to_dict(), config)
         if changes is not None and len(changes) <= _MOST_CHANGES:
-            found.append((len(changes), number, name, changes))
-    return min(found)[2:] if found else None
+            candidate = (len(changes), number, preset.name, changes)
+            best = candidate if best is None or candidate[:2] < best[:2] else best
+    return None if best is None else best[2:]
 
 
 def _changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Change, ...] | None:

@@ -11,12 +11,13 @@ from dataclasses import MISSING, dataclass, fields
 from os import PathLike
 from typing import Any, ClassVar
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.files.foreign import short
 from quark.onnx.quantization.config.spec import QLayerConfig
 from quark.reconstruction.options import TRAINED_OP_TYPES
 
 
+@refuse_unknown_fields
 @dataclass
 class AlgoConfig:
     """An algorithm with its settings."""

@@ -28,7 +28,6 @@ from quark.onnx.quantization.config.algorithm import (
     CLEConfig,
     SmoothQuantConfig,
 )
-from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.finetune_entry import finetune_settings
 from quark.onnx.quantization.config.finetune_options import finetune_options
 from quark.onnx.quantization.config.mixed_precision_entry import mixed_precision_settings
@@ -116,12 +115,6 @@ def _settings(algorithm: AlgoConfig, entry: _Entry) -> list[tuple[str, Any]]:
     usual = type(algorithm)()
     values = {name: getattr(algorithm, name) for name in entry.settings}
     return [(entry.settings[name], value) for name, value in values.items() if value != getattr(usual, name)]
-
-
-def switched_on(config: QuantizationConfig) -> frozenset[str]:
-    """The fields and extra options of this config that turn an algorithm on."""
-    fields = [name for name in (CROSS_LAYER, SMOOTH, MIXED_PRECISION, FINETUNE) if getattr(config, name)]
-    return frozenset(fields + [name for name in (BIAS_CORRECTION,) if config.extra_options.get(name)])
 
 
 def equalize_options(draft: Draft) -> EqualizeOptions:

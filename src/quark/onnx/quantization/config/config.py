@@ -10,19 +10,28 @@ frozen typed options there. `save` and `load` keep them as YAML or JSON, without
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from quark.errors import UnsupportedTypeError, unknown_name
+from quark.errors import (
+    InvalidValueError,
+    UnknownNameError,
+    UnsupportedTypeError,
+    refuse_unknown_fields,
+    unknown_name,
+)
+from quark.files.foreign import short
 from quark.onnx.quantization.config.algorithm import AlgoConfig
+from quark.onnx.quantization.config.option_kinds import is_subgraph
 from quark.onnx.quantization.config.quant_types import CalibrationMethod, QuantFormat, QuantType
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 
 LayerMap = dict[Any, Any]  # {QLayerConfig or None: [names]}, or the other way round
 
 
+@refuse_unknown_fields
 @dataclass
 class QuantizationConfig:
     """How a model is quantized.
@@ -70,11 +79,6 @@ class QuantizationConfig:
     log_severity_level: int = 1
     extra_options: dict[str, Any] = field(default_factory=dict)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__dataclass_fields__:
-            raise unknown_name("field of QuantizationConfig", name, self.__dataclass_fields__)
-        super().__setattr__(name, value)
-
     def to_dict(self) -> dict[str, Any]:
         """Every field, as JSON can hold it; enums as 'QuantType.QInt8'. A function among the options is an error."""
         from quark.onnx.quantization.config.files import quantization_config_to_dict
@@ -104,13 +108,69 @@ class QuantizationConfig:
 
 @dataclass
 class Config:
-    """What ModelQuantizer takes: the config for the whole model."""
+    """What ModelQuantizer takes, and what QConfig.get_default_config returns: the config for the whole model.
+
+    `exclude` lists nodes and subgraphs to leave in float, as in a QConfig, beside those that `global_quant_config`
+    excludes. `extra_options` and `use_external_data_format` are those of `global_quant_config`.
+
+    >>> config = QConfig.get_default_config("XINT8")
+    >>> config.exclude = ["classifier", r"block4\\..*"]
+    >>> config.whole().nodes_to_exclude
+    ['classifier', 'block4\\\\..*']
+    """
 
     global_quant_config: QuantizationConfig
+    exclude: list[Any] = field(default_factory=list)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = ("global_quant_config", "exclude", "extra_options", "use_external_data_format")
+        if name in known:
+            super().__setattr__(name, value)
+        elif name in QuantizationConfig.__dataclass_fields__:
+            raise UnknownNameError(f"no field of Config {name!r}: set config.global_quant_config.{name}")
+        elif name in QConfig.__dataclass_fields__:
+            raise UnknownNameError(
+                f"no field of Config {name!r}: a preset has one setting for the whole model. Edit "
+                f"config.global_quant_config, or build a QConfig with {name}"
+            )
+        else:
+            raise unknown_name("field of Config", name, known)
+
+    @property
+    def extra_options(self) -> dict[str, Any]:
+        """The extra options of `global_quant_config`."""
+        return self.global_quant_config.extra_options
+
+    @extra_options.setter
+    def extra_options(self, value: dict[str, Any]) -> None:
+        self.global_quant_config.extra_options = value
+
+    @property
+    def use_external_data_format(self) -> bool:
+        """The field of that name of `global_quant_config`."""
+        return self.global_quant_config.use_external_data_format
+
+    @use_external_data_format.setter
+    def use_external_data_format(self, value: bool) -> None:
+        self.global_quant_config.use_external_data_format = value
+
+    def whole(self) -> QuantizationConfig:
+        """`global_quant_config`, with `exclude` added to what it excludes."""
+        flat = self.global_quant_config
+        if not self.exclude:
+            return flat
+        if not isinstance(flat, QuantizationConfig):
+            raise UnsupportedTypeError(f"global_quant_config {short(flat)}: expected a QuantizationConfig")
+        nodes, subgraphs = exclusions(self.exclude)
+        return replace(
+            flat,
+            nodes_to_exclude=[*(flat.nodes_to_exclude or ()), *nodes],
+            subgraphs_to_exclude=[*(flat.subgraphs_to_exclude or ()), *subgraphs],
+        )
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write to a .yaml, .yml or .json file; the content is the QuantizationConfig's."""
-        return self.global_quant_config.save(path)
+        """Write to a .yaml, .yml or .json file; the content is that of `whole()`."""
+        return self.whole().save(path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Config:
@@ -118,6 +178,28 @@ class Config:
         return Config(QuantizationConfig.load(path))
 
 
+def exclusions(exclude: Any) -> tuple[list[str], list[Any]]:
+    """The names of nodes, and the subgraphs, in an `exclude` list."""
+    nodes: list[str] = []
+    subgraphs: list[Any] = []
+    if not isinstance(exclude, (str, list, tuple, set, frozenset)):
+        raise UnsupportedTypeError(f"exclude: {short(exclude)}, expected a list of names")
+    for each in [exclude] if isinstance(exclude, str) else exclude:
+        if isinstance(each, str):
+            nodes.append(each)
+        elif is_subgraph(each):
+            subgraphs.append(each)
+        elif isinstance(each, list) and all(map(is_subgraph, each)):
+            subgraphs.extend(each)
+        else:
+            raise InvalidValueError(
+                f"exclude: {each!r}, expected a name, a regular expression, or for a subgraph a pair "
+                "(['first'], ['last'])"
+            )
+    return nodes, subgraphs
+
+
+@refuse_unknown_fields
 @dataclass(init=False, eq=False)
 class QConfig:
     """Quantization by tensor and by layer.

@@ -15,7 +15,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from quark.errors import unknown_name
+from quark.errors import refuse_unknown_fields, unknown_name
 from quark.onnx.quantization.config.quant_types import (
     BFP_FAMILY,
     MX_FAMILY,
@@ -26,14 +26,24 @@ from quark.onnx.quantization.config.quant_types import (
 from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, MX_QUANTIZE_DEQUANTIZE
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class DataType:
-    """A number type: `map_onnx_format` is the same type as a QuantizationConfig names it."""
+    """A number type: `map_onnx_format` is the same type as a QuantizationConfig names it; `attributes` is read-only."""
 
     name: str
     map_onnx_format: Any
     onnx_proto_dtype: int = TensorProto.UNDEFINED
-    attributes: Mapping[str, int | str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    attributes: Mapping[str, int | str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A type of the table is copied and pickled by its name, any other by its fields."""
+        if DATA_TYPES.get(self.name) is self:
+            return self.name
+        return DataType, (self.name, self.map_onnx_format, self.onnx_proto_dtype, dict(self.attributes))
 
     @property
     def format(self) -> str:
@@ -66,7 +76,7 @@ def _block_float(name: str, bit_width: int, block_size: int) -> DataType:
         "block_size": block_size,
         "rounding_mode": HALF_EVEN,
     }
-    return DataType(name, ExtendedQuantType.QBFP, attributes=MappingProxyType(attributes))
+    return DataType(name, ExtendedQuantType.QBFP, attributes=attributes)
 
 
 def _microexponents(name: str, bit_width: int) -> DataType:
@@ -79,7 +89,7 @@ def _microexponents(name: str, bit_width: int) -> DataType:
         "sub_block_shift_bits": 1,
         "rounding_mode": HALF_EVEN,
     }
-    return DataType(name, ExtendedQuantType.QBFP, attributes=MappingProxyType(attributes))
+    return DataType(name, ExtendedQuantType.QBFP, attributes=attributes)
 
 
 def _microscaling(name: str, element: str, scale_rule: str) -> DataType:
@@ -90,7 +100,7 @@ def _microscaling(name: str, element: str, scale_rule: str) -> DataType:
         "rounding_mode": HALF_EVEN,
         "scale_rule": scale_rule,
     }
-    return DataType(name, ExtendedQuantType.QMX, attributes=MappingProxyType(attributes))
+    return DataType(name, ExtendedQuantType.QMX, attributes=attributes)
 
 
 Int8 = DataType("Int8", QuantType.QInt8, TensorProto.INT8)

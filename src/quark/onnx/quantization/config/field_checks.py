@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantization.config.layers import RunFields
 from quark.onnx.quantization.config.option_kinds import (
     BOOL,
     CALIBRATION_METHOD,
@@ -16,17 +16,11 @@ from quark.onnx.quantization.config.option_kinds import (
     QUANT_TYPE,
     Kind,
     integer,
-    is_names,
+    is_subgraph,
     optional,
 )
 from quark.onnx.quantization.config.quant_types import VitisQuantFormat
 from quark.onnx.quantization.presets import PRESETS
-
-
-def is_subgraph(value: Any) -> bool:
-    """A pair of lists of names: the first nodes and the last."""
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_names, value))
-
 
 SUBGRAPHS = Kind(
     "a list of pairs of lists of names, like [(['first'], ['last'])]",
@@ -58,16 +52,16 @@ REFUSED_FIELDS: Mapping[str, str] = {
 }
 
 
-def check_fields(config: QuantizationConfig) -> None:
+def check_fields(config: QuantizationConfig | RunFields) -> None:
     """Raise an error that names the first field with an impossible value."""
     try:
-        for name, kind in FIELD_KINDS.items():
-            kind.check(name, getattr(config, name))
+        for each in fields(config):
+            FIELD_KINDS[each.name].check(each.name, getattr(config, each.name))
     except (UnsupportedTypeError, InvalidValueError) as error:
         raise type(error)(str(error).replace("option ", "field ", 1)) from None
 
 
-def refuse_fields(config: QuantizationConfig) -> None:
+def refuse_fields(config: RunFields) -> None:
     """Raise an error for a field that asks for what this version does not have, with what to do instead."""
     for name, reason in REFUSED_FIELDS.items():
         if getattr(config, name):

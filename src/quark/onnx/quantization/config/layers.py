@@ -1,20 +1,35 @@
-"""The two kinds of config as one: a QuantizationConfig's types and methods as a QLayerConfig, a QConfig's as fields."""
+"""What both kinds of config come to, on the way to Settings.
+
+    QuantizationConfig, QConfig   ->   RunFields       what is about the whole run
+    QuantizationConfig            ->   QLayerConfig    its types and methods, as a QConfig gives them
+
+`options` turns these into Settings; nothing is turned back into a config.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedTypeError
-from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
+from quark.onnx.quantization.config.algorithm_options import fields_and_options
+from quark.onnx.quantization.config.config import QConfig, QuantizationConfig, exclusions
 from quark.onnx.quantization.config.data_type import DataType
-from quark.onnx.quantization.config.field_checks import is_subgraph
+from quark.onnx.quantization.config.options_of_algorithms import (
+    BIAS_CORRECTION,
+    CROSS_LAYER,
+    FINETUNE,
+    MIXED_PRECISION,
+    SMOOTH,
+)
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
     Int16Method,
     LayerWiseMethod,
     PowerOfTwoMethod,
+    QuantFormat,
     format_of_type,
 )
 from quark.onnx.quantization.config.spec import CalibMethod, QLayerConfig, QTensorConfig, QuantGranularity, ScaleType
@@ -30,6 +45,73 @@ _METHODS: Mapping[Any, tuple[CalibMethod, ScaleType]] = {
     PowerOfTwoMethod.MinMSE: (CalibMethod.MinMSE, ScaleType.PowerOf2),
     Int16Method.MinMax: (CalibMethod.MinMax, ScaleType.Int16),
 }
+
+
+@dataclass(frozen=True)
+class RunFields:
+    """The settings of a whole run, with the names and defaults of QuantizationConfig. In a QConfig, specs replace
+    `per_channel` and `specific_tensor_precision`."""
+
+    quant_format: Any = QuantFormat.QDQ
+    input_nodes: Sequence[str] = ()
+    output_nodes: Sequence[str] = ()
+    op_types_to_quantize: Sequence[str] = ()
+    nodes_to_quantize: Sequence[str] = ()
+    extra_op_types_to_quantize: Sequence[str] = ()
+    nodes_to_exclude: Sequence[str] = ()
+    subgraphs_to_exclude: Sequence[Any] = ()
+    specific_tensor_precision: bool = False
+    execution_providers: Sequence[str] = ("CPUExecutionProvider",)
+    per_channel: bool = False
+    reduce_range: bool = False
+    optimize_model: bool = True
+    use_external_data_format: bool = False
+    convert_fp16_to_fp32: bool = False
+    convert_nchw_to_nhwc: bool = False
+    include_sq: bool = False
+    include_rotation: bool = False
+    include_cle: bool = False
+    include_auto_mp: bool = False
+    include_fast_ft: bool = False
+    enable_npu_cnn: bool = False
+    enable_npu_transformer: bool = False
+    debug_mode: bool = False
+    crypto_mode: bool = False
+    print_summary: bool = True
+    ignore_warnings: bool = True
+    log_severity_level: int | None = 1
+    extra_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: QuantizationConfig) -> RunFields:
+        """The fields of a flat config that have these names."""
+        return RunFields(**{each.name: getattr(config, each.name) for each in fields(RunFields)})
+
+    @staticmethod
+    def by_tensor(config: QConfig) -> RunFields:
+        """The fields that a QConfig implies. Its algorithms become the fields and extra options that ask for the same;
+        power-of-two scales for all tensors imply the NPU, which their spec is made for."""
+        algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
+        layer = config.global_config
+        if not isinstance(layer, QLayerConfig):
+            raise UnsupportedTypeError(f"global_config: expected a QLayerConfig, got {layer!r}")
+        tensors = (layer.inputs, layer.weight)
+        has_power_of_two = all(tensor is not None and tensor.scale_type is ScaleType.PowerOf2 for tensor in tensors)
+        nodes, subgraphs = exclusions(config.exclude)
+        return RunFields(
+            nodes_to_exclude=nodes,
+            subgraphs_to_exclude=subgraphs,
+            use_external_data_format=config.use_external_data_format,
+            enable_npu_cnn=has_power_of_two and config.extra_options.get("EnableNPUCnn", True),
+            extra_options=extra_options,
+            **algorithms,
+        )
+
+    @property
+    def switched_on(self) -> frozenset[str]:
+        """The fields and extra options that turn an algorithm on."""
+        names = [name for name in (CROSS_LAYER, SMOOTH, MIXED_PRECISION, FINETUNE) if getattr(self, name)]
+        return frozenset([*names, BIAS_CORRECTION] if self.extra_options.get(BIAS_CORRECTION) else names)
 
 
 def layer_of(config: QuantizationConfig, values: Mapping[str, Any]) -> QLayerConfig:
@@ -66,38 +148,3 @@ def layer_of(config: QuantizationConfig, values: Mapping[str, Any]) -> QLayerCon
 def data_type_of(quant_type: Any) -> DataType:
     """A quant type as a spec names it."""
     return DataType(f"{type(quant_type).__name__}.{quant_type.name}", quant_type)
-
-
-def fields_of(config: QConfig) -> QuantizationConfig:
-    """The fields that a QConfig implies. Power-of-two scales for all mean the NPU, as their spec is made for it."""
-    layer = config.global_config
-    if not isinstance(layer, QLayerConfig):
-        raise UnsupportedTypeError(f"global_config: expected a QLayerConfig, got {layer!r}")
-    tensors = (layer.inputs, layer.weight)
-    has_power_of_two = all(tensor is not None and tensor.scale_type is ScaleType.PowerOf2 for tensor in tensors)
-    nodes, subgraphs = _exclusions(config.exclude)
-    return QuantizationConfig(
-        nodes_to_exclude=nodes,
-        subgraphs_to_exclude=subgraphs,
-        use_external_data_format=config.use_external_data_format,
-        enable_npu_cnn=has_power_of_two and config.extra_options.get("EnableNPUCnn", True),
-        extra_options=config.extra_options,
-    )
-
-
-def _exclusions(exclude: Any) -> tuple[list[str], list[Any]]:
-    nodes: list[str] = []
-    subgraphs: list[Any] = []
-    for each in [exclude] if isinstance(exclude, str) else exclude:
-        if isinstance(each, str):
-            nodes.append(each)
-        elif is_subgraph(each):
-            subgraphs.append(each)
-        elif isinstance(each, list) and all(map(is_subgraph, each)):
-            subgraphs.extend(each)
-        else:
-            raise InvalidValueError(
-                f"exclude: {each!r}, expected a name, a regular expression, or for a subgraph a pair "
-                "(['first'], ['last'])"
-            )
-    return nodes, subgraphs

@@ -7,7 +7,7 @@ from typing import Any
 
 from quark.onnx.choose.specs import AffineSpec, LayerSpec
 from quark.onnx.insert.options import NBitsOptions
-from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantization.config.layers import RunFields
 from quark.onnx.quantization.config.option_treatments import Draft
 
 # What it decides by itself, and the values that ask for the same.
@@ -22,7 +22,7 @@ _DECIDED: Mapping[str, Any] = {
 }
 
 
-def nbits_spec(config: QuantizationConfig, draft: Draft) -> LayerSpec:
+def nbits_spec(config: RunFields, draft: Draft) -> LayerSpec:
     """The spec of every layer; what else it takes goes into the draft."""
     _remark_on_what_it_decides(config, draft)
     nbits = draft.steps.setdefault("insert", {}).setdefault("matmul_nbits", NBitsOptions())
@@ -35,7 +35,7 @@ def nbits_spec(config: QuantizationConfig, draft: Draft) -> LayerSpec:
     return LayerSpec(None, weight)
 
 
-def _remark_on_what_it_decides(config: QuantizationConfig, draft: Draft) -> None:
+def _remark_on_what_it_decides(config: RunFields, draft: Draft) -> None:
     values = {**config.extra_options, **draft.spec_values}
     given = [name for name, same in _DECIDED.items() if values.get(name, same) != same]
     given += ["op_types_to_quantize"] if config.op_types_to_quantize else []

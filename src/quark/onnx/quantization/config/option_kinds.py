@@ -57,6 +57,11 @@ def is_names(value: Any) -> bool:
     return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(each, str) for each in value)
 
 
+def is_subgraph(value: Any) -> bool:
+    """True if value is a pair of lists of names: the first nodes and the last."""
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_names, value))
+
+
 def integer(lowest: int | None = None, highest: int | None = None) -> Kind:
     bounds = "" if lowest is None else f" of at least {lowest}" if highest is None else f" from {lowest} to {highest}"
 

@@ -20,12 +20,7 @@ from quark.onnx.insert.options import InsertOptions, NodeStyle
 from quark.onnx.load.options import LoadOptions
 from quark.onnx.optimize.options import OptimizeOptions
 from quark.onnx.protect.options import ProtectMode, ProtectOptions
-from quark.onnx.quantization.config.algorithm_options import (
-    equalize_options,
-    fields_and_options,
-    refine_options,
-    switched_on,
-)
+from quark.onnx.quantization.config.algorithm_options import equalize_options, refine_options
 from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
 from quark.onnx.quantization.config.field_checks import check_fields, preset_of, refuse_fields
 from quark.onnx.quantization.config.files import (
@@ -37,7 +32,7 @@ from quark.onnx.quantization.config.files import (
     refuse_infinite,
     without_places,
 )
-from quark.onnx.quantization.config.layers import fields_of, layer_of
+from quark.onnx.quantization.config.layers import RunFields, layer_of
 from quark.onnx.quantization.config.mixed_precision_options import draft_low_spec, mix_options
 from quark.onnx.quantization.config.nbits_spec import nbits_spec
 from quark.onnx.quantization.config.npu_options import npu_options
@@ -84,43 +79,40 @@ def _resolved(config: Any) -> tuple[str | None, Any]:
     """A name to call it by, where it has one, and the config itself."""
     if isinstance(config, str) and config in PRESETS:
         return config, PRESETS[config].config()
-    return None, config.global_quant_config if isinstance(config, Config) else config
+    return None, config.whole() if isinstance(config, Config) else config
 
 
 def _by_fields(name: str | None, config: QuantizationConfig) -> Settings:
     check_fields(config)
     preset = preset_of(config)
-    resolved, draft = _drafted(config)
+    run, draft = _drafted(RunFields.of(config))
     values = draft.spec_values
-    options = _spec_options(resolved, draft)
-    if values.get("UseMatMulNBits"):
-        default = nbits_spec(resolved, draft)
-    else:
-        layer = layer_spec(layer_of(resolved, values), options)
-        default = _dynamic_spec(layer, resolved, draft) if resolved.use_dynamic_quant else layer
-    draft_low_spec(draft, layer_of(resolved, values), options, default)
-    _tensor_precision(resolved, draft)
-    return _assembled(preset or name or "custom", resolved, draft, default, plain(vars(config), "", str))
+    options = _spec_options(run, draft)
+    default = nbits_spec(run, draft) if values.get("UseMatMulNBits") else None
+    layer = layer_of(config, values)
+    if default is None:
+        default = layer_spec(layer, options)
+        default = _dynamic_spec(default, config) if config.use_dynamic_quant else default
+    draft_low_spec(draft, layer, options, default)
+    _tensor_precision(run, draft)
+    return _assembled(preset or name or "custom", run, draft, default, plain(vars(config), "", str))
 
 
 def _by_tensor(name: str | None, config: QConfig) -> Settings:
-    algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
-    flat = replace(fields_of(config), extra_options=extra_options, **algorithms)
-    check_fields(flat)
-    resolved, draft = _drafted(flat)
+    given = RunFields.by_tensor(config)
+    check_fields(given)
+    run, draft = _drafted(given)
     for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod", "MixedPrecisionTensor"):
         if draft.spec_values.pop(option, None) is not None:
             draft.remarks.append(f"{option}: in a QConfig the specs say it")
-    options = _spec_options(resolved, draft)
+    options = _spec_options(run, draft)
     default = (
-        nbits_spec(resolved, draft)
-        if draft.spec_values.get("UseMatMulNBits")
-        else layer_spec(config.global_config, options)
+        nbits_spec(run, draft) if draft.spec_values.get("UseMatMulNBits") else layer_spec(config.global_config, options)
     )
     draft_low_spec(draft, config.global_config, options, default)
     draft.put("choose", "by_node", _layer_specs(config.specific_layer_config, options, default))
     draft.put("choose", "by_op_type", _layer_specs(config.layer_type_config, options, default))
-    return _assembled(name or "custom", resolved, draft, default, qconfig_to_dict(config, str))
+    return _assembled(name or "custom", run, draft, default, qconfig_to_dict(config, str))
 
 
 def _layer_specs(layers: Mapping[Any, Any], options: SpecOptions, default: LayerSpec) -> tuple[Any, ...]:
@@ -128,9 +120,9 @@ def _layer_specs(layers: Mapping[Any, Any], options: SpecOptions, default: Layer
     return tuple((name, layer and layer_spec(layer, options, default)) for layer, names in entries for name in names)
 
 
-def _drafted(config: QuantizationConfig) -> tuple[QuantizationConfig, Draft]:
-    """The config with the fields that options are other names of, and all other options where they go."""
-    given = config.extra_options
+def _drafted(run: RunFields) -> tuple[RunFields, Draft]:
+    """The fields with those that options are other names of, and all other options where they go."""
+    given = run.extra_options
     for name, value in given.items():
         if name not in OPTIONS:
             raise unknown_name("extra option", name, OPTIONS)
@@ -139,31 +131,31 @@ def _drafted(config: QuantizationConfig) -> tuple[QuantizationConfig, Draft]:
     same = {name: value for name, value in given.items() if isinstance(OPTIONS[name].treatment, SameAs)}
     for name, value in same.items():
         OPTIONS[name].treatment.apply(draft, name, value)
-    resolved = replace(config, **draft.fields)
+    resolved = replace(run, **draft.fields)
     refuse_fields(resolved)
     draft.members = _usual_members(resolved)
-    draft.switched_on = switched_on(resolved)
+    draft.switched_on = resolved.switched_on
     for name, value in given.items():
         if name not in same:
             OPTIONS[name].treatment.apply(draft, name, value)
     return resolved, draft
 
 
-def _usual_members(config: QuantizationConfig) -> dict[str, set[str]]:
+def _usual_members(run: RunFields) -> dict[str, set[str]]:
     usual = ChoiceOptions(LayerSpec(None, None))
     members = {"aligned": set(usual.aligned), "fused_activations": set(usual.fused_activations)}
-    if config.enable_npu_cnn:
+    if run.enable_npu_cnn:
         members["aligned"].update(POOLS)
         members["fused_activations"].update(("LeakyRelu", "PRelu"))
     return members
 
 
-def _spec_options(config: QuantizationConfig, draft: Draft) -> SpecOptions:
+def _spec_options(run: RunFields, draft: Draft) -> SpecOptions:
     placement = draft.of("choose").get("block_placement", BlockPlacement.COMPUTE)
-    return spec_options(draft.spec_values, placement, config.enable_npu_cnn, config.reduce_range)
+    return spec_options(draft.spec_values, placement, run.enable_npu_cnn, run.reduce_range)
 
 
-def _dynamic_spec(layer: LayerSpec, config: QuantizationConfig, draft: Draft) -> LayerSpec:
+def _dynamic_spec(layer: LayerSpec, config: QuantizationConfig) -> LayerSpec:
     if not isinstance(layer.weight, AffineSpec) or layer.weight.format not in ("int8", "uint8"):
         raise InvalidValueError(
             f"use_dynamic_quant with weight_type {config.weight_type}: expected QuantType.QInt8 or QuantType.QUInt8"
@@ -171,12 +163,12 @@ def _dynamic_spec(layer: LayerSpec, config: QuantizationConfig, draft: Draft) ->
     return LayerSpec(DynamicSpec("uint8"), layer.weight)
 
 
-def _tensor_precision(config: QuantizationConfig, draft: Draft) -> None:
+def _tensor_precision(run: RunFields, draft: Draft) -> None:
     """The older way to give tensors types by name."""
     by_type = draft.spec_values.get("MixedPrecisionTensor")
     if by_type is None:
         return
-    if not config.specific_tensor_precision:
+    if not run.specific_tensor_precision:
         draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so that it is not used")
         return
     overrides = tuple(
@@ -187,51 +179,49 @@ def _tensor_precision(config: QuantizationConfig, draft: Draft) -> None:
     draft.put("choose", "overrides", overrides)
 
 
-def _assembled(
-    name: str, config: QuantizationConfig, draft: Draft, default: LayerSpec, record: Mapping[str, Any]
-) -> Settings:
+def _assembled(name: str, run: RunFields, draft: Draft, default: LayerSpec, record: Mapping[str, Any]) -> Settings:
     refuse_infinite(record)
     is_nbits = draft.spec_values.get("UseMatMulNBits", False)
     if not is_nbits and draft.of("insert").pop("matmul_nbits", None) is not None:
         draft.remarks.append("MatMulNBitsParams: UseMatMulNBits is not set")
-    npu = npu_options(draft.npu_values, config.enable_npu_cnn, default)
-    choose = replace(_choice_options(config, draft, default), positions=npu.positions)
+    npu = npu_options(draft.npu_values, run.enable_npu_cnn, default)
+    choose = replace(_choice_options(run, draft, default), positions=npu.positions)
     equalize, refine = equalize_options(draft), refine_options(draft)
-    style = _node_style(config, default)
+    style = _node_style(run, default)
     mix = mix_options(draft, choose, npu.simulate, style)
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
     protect = ProtectOptions(**draft.of("protect"))
     if "mac_budget" in draft.of("protect") and protect.mode is not ProtectMode.AUTO:
         draft.remarks.append("ProtectBudget: Protect is not 'auto', so that there is nothing for it to limit")
-    remarks = [*draft.remarks, *npu.remarks, *_field_remarks(config, default), *irrelevant(draft.spec_values, specs)]
+    remarks = [*draft.remarks, *npu.remarks, *_field_remarks(run, default), *irrelevant(draft.spec_values, specs)]
     return Settings(
         choose,
         name,
-        load=LoadOptions(has_fp16_converted=config.convert_fp16_to_fp32, **draft.of("load")),
-        optimize=_optimize_options(config, draft),
+        load=LoadOptions(has_fp16_converted=run.convert_fp16_to_fp32, **draft.of("load")),
+        optimize=_optimize_options(run, draft),
         equalize=equalize,
-        calibrate=CalibrationOptions(providers=tuple(config.execution_providers or ()), **draft.of("calibrate")),
+        calibrate=CalibrationOptions(providers=tuple(run.execution_providers or ()), **draft.of("calibrate")),
         simulate=npu.simulate,
         refine=refine,
         protect=protect,
         mix=mix,
         insert=InsertOptions(style=style, **draft.of("insert")),
-        save=SaveOptions(has_external_data=config.use_external_data_format, **draft.of("save")),
-        has_summary=config.print_summary,
+        save=SaveOptions(has_external_data=run.use_external_data_format, **draft.of("save")),
+        has_summary=run.print_summary,
         config=without_places(record),
         remarks=tuple(dict.fromkeys(remarks)),
     )
 
 
-def _choice_options(config: QuantizationConfig, draft: Draft, default: LayerSpec) -> ChoiceOptions:
+def _choice_options(run: RunFields, draft: Draft, default: LayerSpec) -> ChoiceOptions:
     target = Target.ONNX_RUNTIME
-    if config.enable_npu_cnn:
+    if run.enable_npu_cnn:
         target = Target.NPU_CNN
-    elif config.enable_npu_transformer:
+    elif run.enable_npu_transformer:
         target = Target.NPU_TRANSFORMER
     return ChoiceOptions(
         default,
-        selection=_selection(config, draft),
+        selection=_selection(run, draft),
         target=target,
         has_quantized_bias=draft.spec_values.get("QuantizeBias", True),
         **{name: frozenset(members) for name, members in draft.members.items()},  # type: ignore[arg-type]
@@ -239,30 +229,30 @@ def _choice_options(config: QuantizationConfig, draft: Draft, default: LayerSpec
     )
 
 
-def _selection(config: QuantizationConfig, draft: Draft) -> Selection:
-    subgraphs = config.subgraphs_to_exclude or []
+def _selection(run: RunFields, draft: Draft) -> Selection:
+    subgraphs = run.subgraphs_to_exclude or []
     wanted = {
-        "op_types": frozenset(config.op_types_to_quantize) if config.op_types_to_quantize else None,
-        "extra_op_types": frozenset(config.extra_op_types_to_quantize or ()),
-        "nodes": tuple(config.nodes_to_quantize or ()),
-        "excluded_nodes": tuple(config.nodes_to_exclude or ()),
+        "op_types": frozenset(run.op_types_to_quantize) if run.op_types_to_quantize else None,
+        "extra_op_types": frozenset(run.extra_op_types_to_quantize or ()),
+        "nodes": tuple(run.nodes_to_quantize or ()),
+        "excluded_nodes": tuple(run.nodes_to_exclude or ()),
         "excluded_subgraphs": tuple((tuple(first), tuple(last)) for first, last in subgraphs),
-        "input_nodes": tuple(config.input_nodes or ()),
-        "output_nodes": tuple(config.output_nodes or ()),
+        "input_nodes": tuple(run.input_nodes or ()),
+        "output_nodes": tuple(run.output_nodes or ()),
     }
     return Selection(**{**wanted, **draft.of("selection")})
 
 
-def _optimize_options(config: QuantizationConfig, draft: Draft) -> OptimizeOptions:
+def _optimize_options(run: RunFields, draft: Draft) -> OptimizeOptions:
     on = frozenset(name for name, is_on in draft.rewrites.items() if is_on)
     off = frozenset(draft.rewrites) - on
     fields = dict(draft.of("optimize"))
-    has_defaults = fields.pop("is_on", True) and config.optimize_model
+    has_defaults = fields.pop("is_on", True) and run.optimize_model
     return OptimizeOptions(off if has_defaults else off | (default_rewrites() - on), on, **fields)
 
 
-def _node_style(config: QuantizationConfig, default: LayerSpec) -> NodeStyle:
-    if config.quant_format.name != "QOperator":
+def _node_style(run: RunFields, default: LayerSpec) -> NodeStyle:
+    if run.quant_format.name != "QOperator":
         return NodeStyle.QDQ
     if not isinstance(default.activation, AffineSpec) or not isinstance(default.weight, AffineSpec):
         raise InvalidValueError(
@@ -274,16 +264,16 @@ def _node_style(config: QuantizationConfig, default: LayerSpec) -> NodeStyle:
 _LOGGING = "messages go to the logger 'quark'; set its level: logging.getLogger('quark').setLevel(...)"
 
 
-def _field_remarks(config: QuantizationConfig, default: LayerSpec) -> list[str]:
-    usual = QuantizationConfig()
+def _field_remarks(run: RunFields, default: LayerSpec) -> list[str]:
+    usual = RunFields()
     names = ("debug_mode", "ignore_warnings", "log_severity_level")
-    remarks = [f"{each}: {_LOGGING}" for each in names if getattr(config, each) not in (getattr(usual, each), None)]
+    remarks = [f"{each}: {_LOGGING}" for each in names if getattr(run, each) not in (getattr(usual, each), None)]
     if not isinstance(default.weight, AffineSpec):
-        given = [each for each in ("per_channel", "reduce_range") if getattr(config, each)]
-        given += [each for each in ("AddQDQPairToWeight",) if config.extra_options.get(each)]
+        given = [each for each in ("per_channel", "reduce_range") if getattr(run, each)]
+        given += [each for each in ("AddQDQPairToWeight",) if run.extra_options.get(each)]
         remarks += [f"{each}: weights are not of integers with a scale" for each in given]
-    if config.extra_options.get("SimplifyModel") and not config.optimize_model:
+    if run.extra_options.get("SimplifyModel") and not run.optimize_model:
         remarks.append("SimplifyModel: optimize_model is False, so that only the rewrites that are asked for run")
-    if config.specific_tensor_precision and "MixedPrecisionTensor" not in config.extra_options:
+    if run.specific_tensor_precision and "MixedPrecisionTensor" not in run.extra_options:
         remarks.append("specific_tensor_precision: MixedPrecisionTensor gives no tensors")
     return remarks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.files.foreign import short
 from quark.onnx.quantization.config.data_type import (
     BFP16,
@@ -176,12 +176,13 @@ class MXInt8Spec(Float16Spec):
     data_type: DataType = MXInt8
 
 
+@refuse_unknown_fields
 @dataclass(eq=False)
 class QLayerConfig:
     """What is wanted around a layer. `activation` and `input_tensors` are two names for one thing: give either.
 
-    It is the key of QConfig's dictionaries, so that one equals nothing but itself: two layers that are wanted alike
-    stay two entries. None means: no wish of its own; the global config's holds.
+    Two are equal if their fields are. As keys of QConfig's dictionaries they are told apart by identity: two entries
+    that want the same stay two entries. None means: no wish of its own; the global config's holds.
     """
 
     input_tensors: QTensorConfig | None = None
@@ -189,6 +190,14 @@ class QLayerConfig:
     weight: QTensorConfig | None = None
     bias: QTensorConfig | None = None
     output_tensors: QTensorConfig | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QLayerConfig) and all(
+            getattr(self, each.name) == getattr(other, each.name) for each in fields(QLayerConfig)
+        )
+
+    # By identity, although equality is by value: it can be edited while it is a key, and equal keys must not merge.
+    __hash__ = object.__hash__
 
     @property
     def inputs(self) -> QTensorConfig | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.files.foreign import short
 from quark.onnx.quantization.config.data_type import DataType, parse_data_type
 
@@ -38,6 +38,7 @@ class QuantGranularity(Enum):
     Group = 2
 
 
+@refuse_unknown_fields
 @dataclass(eq=False)
 class QTensorConfig:
     """How a tensor is quantized. For types without a scale (floats and blocks) only `data_type` counts.

@@ -136,12 +136,10 @@ def _convolution(node: ir.Node, weight: Array) -> tuple[RowSource, WeightLayout]
     if taps is None:
         return "the shape of its output is given, not computed"
     groups = int(attribute(node, "group", 1))
-    if node.op_type == "Conv":
-        split = (groups, weight.shape[0] // groups, *weight.shape[1:])
-        order = tuple(range(len(split)))
-    else:  # its weights are [inputs, outputs of a group, *kernel]
-        split = (groups, weight.shape[0] // groups, *weight.shape[1:])
-        order = (0, 2, 1, *range(3, len(split)))
+    split = (groups, weight.shape[0] // groups, *weight.shape[1:])
+    order = tuple(range(len(split)))
+    if node.op_type == "ConvTranspose":  # its weights are [inputs, outputs of a group, *kernel]
+        order = (0, 2, 1, *order[3:])
     return ConvolutionRows(taps.windows, groups), WeightLayout(weight.shape, split, order)
 
 

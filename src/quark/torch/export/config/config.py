@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quark.errors import UnsupportedOptionError, UnsupportedTypeError, unknown_name
+from quark.errors import UnsupportedOptionError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 
 WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class JsonExporterConfig:
     """The quantized state as safetensors, with a JSON file that describes it.
@@ -35,11 +36,13 @@ class JsonExporterConfig:
             raise UnsupportedOptionError("kv_cache_group, min_kv_scale: there is no cache to quantize; leave them out")
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class OnnxExporterConfig:
     """A QDQ file; there is nothing to choose."""
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class ExporterConfig:
     """What ModelExporter is told; None: as usual."""

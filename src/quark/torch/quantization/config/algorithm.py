@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
-from quark.errors import UnsupportedOptionError, UnsupportedTypeError, unknown_name
+from quark.errors import UnsupportedOptionError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.torch.equalize.options import CrossLayerOptions
 from quark.torch.refine.options import BiasCorrectionOptions
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class AlgoConfig:
     """An algorithm with its settings."""
@@ -37,6 +38,7 @@ class AlgoConfig:
         return ALGORITHMS[name](**settings)
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class CLEConfig(AlgoConfig):
     """Cross-layer equalization: `steps` sweeps over all pairs of layers; -1: until they settle."""
@@ -51,6 +53,7 @@ class CLEConfig(AlgoConfig):
         return CrossLayerOptions(self.steps)
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class BiasCorrectionConfig(AlgoConfig):
     """Biases corrected by the mean error of their layer's output, over at most so many `samples`."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quark.errors import refuse_unknown_fields
 from quark.torch.quantization.config.integer_specs import DataTypeSpec
 from quark.torch.quantization.config.tensor_spec import QuantizationSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
 from quark.torch.quantization.observer import PerBlockMXObserver
 
 
+@refuse_unknown_fields
+@dataclass(frozen=True)
 class CastSpec(DataTypeSpec):
     """A small float by itself, without scale."""
 
@@ -25,6 +28,7 @@ class CastSpec(DataTypeSpec):
         return QuantizationSpec(self.dtype)
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class OCP_MXSpec(DataTypeSpec):  # noqa: N801 - as published
     """Blocks of 32."""
@@ -45,6 +49,7 @@ class OCP_MXSpec(DataTypeSpec):  # noqa: N801 - as published
         )
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class BlocksSpec(DataTypeSpec):
     """`block_size` None: the format's own."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.text import get_logger
 from quark.torch.equalize.options import CrossLayerOptions
 from quark.torch.quantization.config.algorithm import (
@@ -54,6 +54,7 @@ LayerTypes = Mapping[Any, QuantizationConfig | None]
 LayerNames = Mapping[str, QuantizationConfig | None]
 
 
+@refuse_unknown_fields
 @dataclass
 class Config:
     """How a model is quantized.

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quark.errors import unknown_name
+from quark.errors import refuse_unknown_fields, unknown_name
 from quark.torch.quantization.config.tensor_spec import QuantizationSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType, parse
 from quark.torch.quantization.observer import (
@@ -40,6 +40,7 @@ class DataTypeSpec(ABC):
         """The spec that the name stands for."""
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class PerTensorSpec(DataTypeSpec):
     """Integers with one scale for a tensor."""
@@ -57,6 +58,7 @@ class PerTensorSpec(DataTypeSpec):
         return _integers(self, observer_cls=observer, qscheme=QSchemeType.per_tensor)
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class PerChannelSpec(DataTypeSpec):
     """Integers with a scale for each channel of `ch_axis`."""
@@ -72,6 +74,7 @@ class PerChannelSpec(DataTypeSpec):
         return _integers(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis)
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class PerGroupSpec(DataTypeSpec):
     """Integers with a scale for each `group_size` neighbours along `ch_axis`."""

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.torch.quantization.config.tensor_spec import QuantizationSpec
 from quark.torch.specs import AffineSpec, Granularity, LayerSpecs, TensorSpec
 
 
-@dataclass(frozen=True)
+@refuse_unknown_fields
+@dataclass
 class QuantizationConfig:
     """A spec for what a layer reads and gives, for its weight and its bias. None leaves a tensor in float, also where
-    the configuration of the whole model has a spec for it."""
+    the configuration of the whole model has a spec for it. Fields can be edited; they are checked when it is built and
+    again when it is used."""
 
     input_tensors: QuantizationSpec | None = None
     output_tensors: QuantizationSpec | None = None
@@ -37,6 +39,7 @@ class QuantizationConfig:
 
     def layer_specs(self) -> LayerSpecs:
         """The same as the steps read it."""
+        self.__post_init__()  # the fields may have been edited
         return LayerSpecs(*(_typed(getattr(self, name)) for name in _PLACES))
 
     def to_dict(self) -> dict[str, Any]:

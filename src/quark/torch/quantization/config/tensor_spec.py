@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from quark.errors import UnsupportedTypeError, unknown_name
+from quark.errors import UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.torch.quantization.config.spec_checks import check_spec
 from quark.torch.quantization.config.spec_conversion import as_tensor_spec
 from quark.torch.quantization.config.type import (
@@ -23,11 +23,13 @@ from quark.torch.quantization.observer import OBSERVERS, ObserverBase
 from quark.torch.specs import TensorSpec
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class QATSpec:
     """What a learning observer is told."""
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class TQTSpec(QATSpec):
     """Where the threshold of a TQTObserver starts from; None: weights from their largest magnitude, others by KL-J."""
@@ -39,6 +41,7 @@ class TQTSpec(QATSpec):
             parse(TQTThresholdInitMeth, self.threshold_init_meth, "threshold_init_meth")
 
 
+@refuse_unknown_fields
 @dataclass(frozen=True)
 class QuantizationSpec:
     """How one tensor is quantized.

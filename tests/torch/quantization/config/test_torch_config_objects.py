@@ -1,0 +1,98 @@
+"""Configs are ordinary objects: they can be copied and pickled, and a misspelt field is an error."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from quark.errors import UnknownNameError, UnsupportedTypeError
+from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
+from quark.torch.quantization.config import config as public
+from quark.torch.quantization.config.algorithm import ALGORITHMS, AlgoConfig
+from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec, TQTSpec
+from quark.torch.quantization.config.integer_specs import DataTypeSpec
+from quark.torch.quantization.config.type import Dtype, TQTThresholdInitMeth
+from quark.torch.quantization.observer import TQTObserver
+
+INT8 = QuantizationSpec(Dtype.int8)
+LAYER = QuantizationConfig(input_tensors=INT8, output_tensors=INT8, weight=INT8)
+
+
+def spec_of(cls: type[DataTypeSpec]) -> DataTypeSpec:
+    """The spec with its required settings."""
+    required = {"ch_axis": 0, "group_size": 32}
+    parameters = inspect.signature(cls).parameters.values()
+    return cls(**{each.name: required[each.name] for each in parameters if each.default is each.empty})
+
+
+CONFIGS: dict[str, Any] = {
+    **{
+        name: spec_of(cls)
+        for name, cls in vars(public).items()
+        if inspect.isclass(cls) and issubclass(cls, DataTypeSpec) and not inspect.isabstract(cls)
+    },
+    **{cls.__name__: cls() for cls in ALGORITHMS.values()},
+    "QuantizationSpec": INT8,
+    "QuantizationSpec that learns": QuantizationSpec(
+        Dtype.int8, TQTObserver, qat_spec=TQTSpec(TQTThresholdInitMeth._3SD)
+    ),
+    "TQTSpec": TQTSpec(),
+    "QuantizationConfig": LAYER,
+    "Config": Config(LAYER, exclude=["fc"], layer_quant_config={"head": None}, algo_config=[public.CLEConfig()]),
+    "JsonExporterConfig": JsonExporterConfig(),
+    "OnnxExporterConfig": OnnxExporterConfig(),
+    "ExporterConfig": ExporterConfig(JsonExporterConfig()),
+}
+
+
+def test_the_table_has_every_public_class() -> None:
+    refused = [cls for cls in AlgoConfig.__subclasses__() if cls not in ALGORITHMS.values()]
+    classes = [getattr(public, name) for name in public.__all__]
+    built = [cls for cls in classes if not inspect.isabstract(cls) and not issubclass(cls, tuple(refused))]
+    assert set(built) - {type(each) for each in CONFIGS.values()} <= {AlgoConfig, public.QATSpec}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_copies_are_equal_and_of_the_same_class(name: str) -> None:
+    config = CONFIGS[name]
+    for again in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert type(again) is type(config)
+        assert again == config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_misspelt_field_is_refused_with_the_right_one(name: str) -> None:
+    config = copy.deepcopy(CONFIGS[name])
+    with pytest.raises(UnknownNameError, match=f"no field of {type(config).__name__} 'nonsense'"):
+        config.nonsense = 1
+    for each in fields(config):
+        with pytest.raises(UnknownNameError, match=rf"Did you mean .*\b{each.name}\b.*\?"):
+            setattr(config, each.name + "x", 1)
+    assert vars(config) == vars(CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_field_can_be_set_or_the_error_says_what_to_do(name: str) -> None:
+    config = copy.deepcopy(CONFIGS[name])
+    for each in fields(config):
+        if isinstance(config, (Config, QuantizationConfig)):
+            setattr(config, each.name, getattr(config, each.name))
+        else:
+            with pytest.raises(FrozenInstanceError, match=rf"{each.name} cannot be assigned: .*dataclasses.replace"):
+                setattr(config, each.name, getattr(config, each.name))
+
+
+def test_an_edited_layer_config_counts_and_is_checked() -> None:
+    config = Config(copy.deepcopy(LAYER))
+    config.global_quant_config.weight = QuantizationSpec(Dtype.int4)
+    weight = config.settings().specs.weight
+    assert weight is not None
+    assert str(weight.format) == "int4"  # type: ignore[union-attr]
+    config.global_quant_config.weight = 4  # type: ignore[assignment]
+    with pytest.raises(UnsupportedTypeError, match="weight 4: expected a QuantizationSpec"):
+        config.settings()
