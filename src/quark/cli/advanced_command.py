@@ -26,29 +26,30 @@ PRESETS = {
 
 @click.command("advanced-quantize", cls=ErrorReportingCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model_input", required=True, type=click.Path(path_type=Path), help="The float model.")
-@click.option("--model_output", required=True, type=click.Path(path_type=Path), help="Where the quantized one goes.")
+@click.option("--model_output", required=True, type=click.Path(path_type=Path), help="The quantized model to write.")
 @click.option(
     "--calib_data",
     type=click.Path(path_type=Path),
     default=Path("calib_data"),
     show_default=True,
-    help="Class folders of images to calibrate on.",
+    help="Calibration images, in class folders.",
 )
 @click.option("--fast_finetune", "algorithm", flag_value="fast_finetune", help="Preset INT8_CNN_ACCURATE.")
-@click.option("--cross_layer_equalization", "algorithm", flag_value="cle", help="XINT8 after cross-layer equalization.")
+@click.option("--cross_layer_equalization", "algorithm", flag_value="cle", help="XINT8 with cross-layer equalization.")
 @click.option("--adaround", "algorithm", flag_value="adaround", help="Preset XINT8_ADAROUND.")
 @click.option("--adaquant", "algorithm", flag_value="adaquant", help="Preset XINT8_ADAQUANT.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Measure on N images, evenly spaced; else on all."
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Measure on N evenly spaced images (default: all)."
 )
 @preprocess_option
 def advanced_quantize(
     model_input: Path, model_output: Path, calib_data: Path, algorithm: str | None, limit: int | None, preprocess: str
 ) -> None:
-    """Quantize a model for an NPU (preset XINT8 without a flag), and print sizes and accuracies before and after.
+    """Quantize for an NPU; print size and accuracy.
 
-    Accuracy is measured on the folder val_data beside the calibration folder; where there is none, on the calibration
-    folder itself, which flatters the quantized model: the output says which.
+    Without a flag, the preset is XINT8. Size and accuracy are printed for the float and the quantized model. Accuracy
+    is measured on the folder val_data next to the calibration folder. If there is none, it is measured on the
+    calibration images, which flatters the quantized model, and the output says so.
     """
     from quark.onnx import quantize
     from quark.onnx.save import check_output

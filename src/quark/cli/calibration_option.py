@@ -14,7 +14,7 @@ random_option = click.option(
     "--random",
     "is_random",
     is_flag=True,
-    help="Use random numbers in the place of data. Ranges and figures from them mean little.",
+    help="Use random numbers instead of data. Ranges and figures measured on them mean little.",
 )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @data_options
-@metric_option("Built-in measures compare the outputs for --data; functions use data of their own.")
+@metric_option("Built-in measures compare the outputs on --data; functions load their own data.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def compare(
     first: Path,
@@ -33,10 +33,11 @@ def compare(
     metric: str | None,
     as_json: bool,
 ) -> None:
-    """Compare the models FIRST and SECOND (float and quantized, say) on the same samples.
+    """Compare two models on the same samples.
 
-    Labelled data gives accuracies and their difference; any data gives the share of equal predictions, and the cosine
-    and signal-to-noise ratio of the outputs.
+    FIRST and SECOND are, for example, a float model and its quantized form. Labelled data gives the accuracy of both
+    and the difference. Any data gives the share of equal predictions, and the cosine and signal-to-noise ratio of the
+    outputs.
     """
     from quark.evaluate import Network, open_dataset
     from quark.evaluate import compare as compare_networks

@@ -11,8 +11,8 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 PREPROCESS_HELP = (
-    "How images become numbers: imagenet (short side 256, centre crop, mean and deviation of ImageNet; the default), "
-    "lite ((x - 127) / 128), none (0..255), or a YAML file."
+    "How images are converted to arrays: imagenet (short side 256, centre crop, ImageNet's mean and standard "
+    "deviation; the default), lite ((x - 127) / 128), none (0..255), or a YAML file."
 )
 
 
@@ -23,9 +23,9 @@ def preprocess_option(command: Command) -> Command:
 
 
 METRIC_HELP = (
-    "A measure of the task: FILE.py:FUNCTION, a function that takes an ONNX Runtime session and returns a number (with "
-    "a - in front: lower is better), or a built-in one such as cosine, rank, top1, argmax, box_f1, mask_iou, psnr, "
-    "ssim, cer or wer, with parameters as in 'box_f1?threshold=0.3' (docs/measures.md)."
+    "How to measure the task: FILE.py:FUNCTION, a function that takes an ONNX Runtime session and returns a number "
+    "(put a - in front if lower is better), or a built-in measure such as cosine, rank, top1, argmax, box_f1, "
+    "mask_iou, psnr, ssim, cer or wer, with parameters as in 'box_f1?threshold=0.3' (docs/measures.md)."
 )
 
 
@@ -42,18 +42,18 @@ def data_options(command: Command) -> Command:
             required=True,
             type=click.Path(path_type=Path),
             metavar="DIR|FILE.npz",
-            help="A folder for each class, a folder of images, or arrays named like the model's inputs.",
+            help="One folder per class, a folder of images, or arrays named after the model's inputs.",
         ),
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="N samples, evenly spaced over all."),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced samples."),
         click.option(
             "--labels",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Lines NAME NUMBER: the classes of a folder of images.",
+            help="Classes for a folder of images: a text file with lines 'NAME NUMBER'.",
         ),
         click.option("--batch-size", type=click.IntRange(min=1), default=10, show_default=True),
         click.option(
-            "--threads", type=click.IntRange(min=1), metavar="T", help="Threads of a model; all cores if not given."
+            "--threads", type=click.IntRange(min=1), metavar="T", help="Threads per model (default: all cores)."
         ),
         preprocess_option,
     )

@@ -32,7 +32,7 @@ MOST_PARTS = 5
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What the model sees: a folder of images, or arrays named like its inputs.",
+    help="Data to run the models on: a folder of images, or arrays named after the inputs.",
 )
 @random_option
 @click.option(
@@ -42,7 +42,7 @@ MOST_PARTS = 5
     default=SAMPLES,
     show_default=True,
     metavar="N",
-    help="N samples, evenly spaced.",
+    help="Use N evenly spaced samples.",
 )
 @click.option(
     "--below",
@@ -50,15 +50,15 @@ MOST_PARTS = 5
     default=BELOW_DB,
     show_default=True,
     metavar="DB",
-    help="The signal-to-noise ratio below which the networks count as parted.",
+    help="The signal-to-noise ratio below which the models are considered to diverge.",
 )
 @preprocess_option
 @click.option(
     "--try/--no-try",
     "is_trying",
     default=None,
-    help="Quantize again with each suggestion, and show only those that help, with the gain. By default if the verdict "
-    "is not ok and QUANT says how it was made.",
+    help="Quantize again with each suggestion, and show only those that help, with their gain. This is the default if "
+    "the verdict is not ok and QUANT records how it was made.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def debug(
@@ -72,11 +72,11 @@ def debug(
     is_trying: bool | None,
     as_json: bool,
 ) -> None:
-    """Show the first layer where the quantized model QUANT parts from the model FLOAT that it was made from.
+    """Find the first layer where two models diverge.
 
-    Every layer has two figures: `local` is its own error, given the float network's inputs; `accumulated` has that of
-    all layers before it as well. Both are signal-to-noise ratios in dB, the higher the better. The exit status is 0
-    whatever is found.
+    Compares the quantized model QUANT with the model FLOAT that it was made from. Every layer has two figures: `local`
+    is the layer's own error, given the float model's inputs; `accumulated` also includes the errors of all earlier
+    layers. Both are signal-to-noise ratios in dB; higher is better. The exit status is 0 whatever is found.
     """
     from quark.cli.report_command import with_suggestions
     from quark.fidelity import Verdict

@@ -13,9 +13,10 @@ from quark.cli.terminal import say, say_json
 @click.argument("presets", metavar="[PRESET]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def demo(presets: tuple[str, ...], as_json: bool) -> None:
-    """Quantize the network that comes with quark, with many presets or those named, and show what each keeps.
+    """Quantize the bundled network with many presets.
 
-    Accuracy is counted on held-out digits of scikit-learn, which must be installed. Takes under a minute.
+    Uses a selection of presets, or those named, and shows the accuracy of each. Accuracy is measured on held-out
+    digits from scikit-learn, which must be installed. Takes less than a minute.
     """
     from quark.demo.showcase import PRESETS, showcase, showcase_table
     from quark.report.console import Console

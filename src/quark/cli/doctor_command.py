@@ -17,15 +17,15 @@ MARKS = {"ok": ("ok", "green"), "info": ("--", "cyan"), "warning": ("WARNING", "
 
 @click.command()
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, for a bug report: paths are cut down to their last name."
+    "--json", "as_json", is_flag=True, help="Print JSON, for a bug report: only the last part of each path is shown."
 )
-@click.option("--paths", "has_paths", is_flag=True, help="With --json: whole paths.")
+@click.option("--paths", "has_paths", is_flag=True, help="With --json: print full paths.")
 def doctor(as_json: bool, has_paths: bool) -> None:
-    """Check this installation, and say what mends it.
+    """Check this installation and suggest fixes.
 
-    Packages and their versions, ONNX Runtime and torch, the compiled library, an operator, conflicts with amd-quark,
-    and what this machine or container leaves to a process. Exit status 1 when something needed is broken; a WARNING
-    works with limits.
+    Checks the packages and their versions, ONNX Runtime and torch, the compiled library, an operator, conflicts with
+    amd-quark, and the resources that this machine or container gives to a process. The exit status is 1 if something
+    required is broken. WARNING marks what works with limitations.
     """
     from quark.report.environment import examine, is_healthy
 

@@ -24,9 +24,10 @@ def evaluate(
     preprocess: str,
     as_json: bool,
 ) -> None:
-    """Measure top-1 and top-5 accuracy and the speed of MODEL.
+    """Measure the accuracy and speed of MODEL.
 
-    A folder for each class, as ImageNet has them: sorted folder order is the number of the class.
+    Accuracy is top-1 and top-5. The data is labelled by one folder per class, as in ImageNet: classes are numbered in
+    the sorted order of the folders.
     """
     from quark.evaluate import Network, open_dataset
     from quark.evaluate import evaluate as evaluate_network

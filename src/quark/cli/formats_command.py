@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     "weights_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Measure on the weights of this .onnx model or .npz archive instead of the demo network's.",
+    help="Measure on the weights in this .onnx model or .npz archive instead of the demo network's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--all", "all_widths", is_flag=True, help="Include every integer width.")
 def formats(names: tuple[str, ...], weights_file: Path | None, as_json: bool, all_widths: bool) -> None:
-    """Show the number formats, or those called NAME: size, limits, and fidelity on real weights."""
+    """Compare number formats: size, limits, fidelity.
+
+    Name formats to show only those. Fidelity is measured on real weights.
+    """
     from quark.demo import network_path
     from quark.formats import get_format
     from quark.report.console import Console

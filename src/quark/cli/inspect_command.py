@@ -13,7 +13,10 @@ from quark.cli.terminal import say_json
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def inspect(model: Path, as_json: bool) -> None:
-    """Show what MODEL holds: operators, parameters, and which tensors are quantized to what."""
+    """Show the operators, parameters and formats of MODEL.
+
+    The formats are those of the quantized tensors.
+    """
     from quark.onnx.load.outline import read_proto
     from quark.report.inspection import inspect_model
 

@@ -24,14 +24,16 @@ ROWS_PER_RULE = 5  # a file for another target breaks the same rule hundreds of 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON instead of a table.")
-@click.option("--strict", is_flag=True, help="Warnings count as errors.")
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 def lint(model: Path, as_json: bool, strict: bool) -> None:
-    """Check the quantized MODEL against the rules of AMD's NPU for convolutional networks.
+    """Check a quantized MODEL against the rules of AMD's NPU.
+
+    The rules are those for convolutional networks.
 
     \b
     Exit status: 0 no errors; there may be warnings, unless --strict
-                 1 no model
-                 2 a mistake in the command line
+                 1 the file is not a model
+                 2 invalid command line
                  3 errors were found
     """
     from quark.onnx.lint import Level

@@ -27,9 +27,9 @@ from quark.cli.unpack_command import unpack
 
 @click.group(cls=ErrorReportingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="quark-quantizer", prog_name="quark")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error, and the log.")
+@click.option("--debug", is_flag=True, help="Show the log, and the traceback of an error.")
 def main(debug: bool) -> None:
-    """Quantize neural networks, and see what became of them."""
+    """Quantize neural networks and measure the result."""
 
 
 main.add_command(quantize)

@@ -18,7 +18,7 @@ from quark.cli.terminal import say
 @click.option("--gpu", is_flag=True, help="Run on a GPU.")
 @preprocess_option
 def onnx_validate(data: Path, onnx_input: Path, batch_size: int, gpu: bool, preprocess: str) -> None:
-    """Top-1 and top-5 of a model on DATA, a folder with a folder for each class."""
+    """Measure the top-1 and top-5 accuracy of a model on DATA, which has one folder per class."""
     from quark.evaluate import Network, evaluate, open_dataset
     from quark.evaluate.devices import providers_of
 

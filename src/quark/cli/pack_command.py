@@ -26,15 +26,15 @@ MOST_LEFT = 5  # reasons that the table names weights for
     type=click.Choice(PROFILES),
     default="portable",
     show_default=True,
-    help="portable: standard operators, runs anywhere. custom: the same as calls of a function in the file. native: "
-    "ONNX's own small types, for runtimes that take them.",
+    help="portable: standard operators, runs anywhere. custom: the same, as calls of a function in the file. native: "
+    "ONNX's own small types, for runtimes that support them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON instead of tables.")
 def pack(model: Path, output: Path, profile: str, as_json: bool) -> None:
-    """Store the weights of the quantized MODEL in their true width, as OUTPUT.
+    """Store quantized weights at their true bit width.
 
-    The outputs of the network stay the same bit for bit, and it runs as fast: ONNX Runtime unpacks the weights while
-    it makes the session. 'quark unpack' gives the model back.
+    Reads the quantized MODEL and writes OUTPUT. The network's outputs stay bit-identical, and it runs as fast: ONNX
+    Runtime unpacks the weights when the session is created. 'quark unpack' restores the model.
     """
     from quark.onnx.pack import pack_model
 

@@ -17,13 +17,14 @@ from quark.cli.terminal import say
     "--labels",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Lines NAME CLASS, where file names do not say it.",
+    help="Classes, if the file names do not contain them: lines 'NAME CLASS'.",
 )
 def prepare_data(val_data: Path, calib_data: Path, labels: Path | None) -> None:
-    """Sort the images in VAL_DATA into class folders, and copy one of each class to CALIB_DATA.
+    """Sort ImageNet's images into class folders.
 
-    VAL_DATA holds the files of val_images.tar.gz (NAME_n01440764.JPEG), plain images and a file of labels, or class
-    folders already. A second run changes nothing.
+    Sorts the images in VAL_DATA, and copies one image of each class to CALIB_DATA. VAL_DATA contains the files of
+    val_images.tar.gz (NAME_n01440764.JPEG), plain images with a file of labels, or class folders already. A second run
+    changes nothing.
     """
     from quark.evaluate.prepare import prepare_data
 

@@ -11,12 +11,12 @@ from quark.cli.terminal import say_json, say_lines
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--all", "has_all_fields", is_flag=True, help="With NAME: every field, also those at their default.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--all", "has_all_fields", is_flag=True, help="With NAME: include fields that have their default value.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table or YAML.")
 def presets(name: str | None, has_all_fields: bool, as_json: bool) -> None:
-    """List the presets, or show the config called NAME as YAML.
+    """List the presets, or print the preset NAME as YAML.
 
-    That YAML in a file is what --config FILE.yaml takes.
+    Save the YAML to a file to use it as --config FILE.yaml.
     """
     from quark.onnx.quantization.presets import PRESETS, get_default_config
 

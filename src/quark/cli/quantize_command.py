@@ -38,32 +38,33 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     default=DEFAULT_CONFIG,
     show_default=True,
     metavar="NAME|FILE.yaml|auto",
-    help="A preset ('quark presets' lists them), a file, or auto: several are tried, and the best is written.",
+    help="A preset ('quark presets' lists them), a config file, or auto, which tries several presets and writes the "
+    "best result.",
 )
 @click.option(
     "--target",
     "runs_on",
     type=click.Choice(TARGETS),
     metavar="|".join(TARGETS),
-    help="For --config auto. onnxruntime (the default): the fastest file on this machine. npu, gpu: what those compute "
-    "fastest. size: the smallest file.",
+    help="What --config auto optimizes for. onnxruntime (the default): the fastest file on this machine. npu, gpu: the "
+    "formats that these compute fastest. size: the smallest file.",
 )
 @click.option(
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What the model will see: a folder of images, or arrays [n, ...] named like its inputs. Configurations that "
-    "measure no ranges do without.",
+    help="Calibration data, typical of what the model will see: a folder of images, or arrays [n, ...] named after the "
+    "model's inputs. Configurations that measure no ranges do not need it.",
 )
 @random_option
 @click.option(
     "--num-calib",
     type=click.IntRange(min=1),
     metavar="N",
-    help="N samples, evenly spaced over the sorted files; else all.",
+    help="Use N samples, evenly spaced over the sorted files (default: all).",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples a run of the model."
+    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples per inference run."
 )
 @preprocess_option
 @click.option(
@@ -72,17 +73,17 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     multiple=True,
     callback=parse_changes,
     metavar="KEY=VALUE",
-    help="Change a field (per_channel=true), an option (Percentile=99.99) or a part of one "
+    help="Set a field (per_channel=true), an option (Percentile=99.99) or part of an option "
     "(MXAttributes.scale_rule=rceil). Repeatable.",
 )
 @click.option(
     "--max-drop",
     type=click.FloatRange(min=0),
     metavar="X",
-    help="Exit with status 3 where more than X percentage points are lost; the files are written all the same. With "
-    "--config auto: what may be lost at most, instead of the usual bound. With "
-    "--metric: percent of that measure. With --data: of top-1 accuracy. Else of equal predictions on held-out samples, "
-    "100 (1 - agreement), for outputs with classes, and 100 (1 - cosine) for others; the worst output counts.",
+    help="Exit with status 3 if more than X percentage points are lost; the files are still written. With --config "
+    "auto: the largest loss allowed, instead of the default bound. With --metric: percent of that measure. With "
+    "--data: points of top-1 accuracy. Otherwise points of equal predictions on held-out samples, 100 (1 - agreement), "
+    "for outputs with classes, and 100 (1 - cosine) for other outputs; the worst output counts.",
 )
 @click.option(
     "--data",
@@ -90,13 +91,13 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     metavar="DIR",
     help="Labelled images, for --max-drop, --report and --config auto.",
 )
-@metric_option("Built-in measures compare the outputs for the held-out samples; functions use data of their own.")
+@metric_option("Built-in measures compare the outputs on the held-out samples; functions load their own data.")
 @click.option(
     "--report",
     "page",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    help="Also write a page that shows where accuracy was lost, layer by layer, and what to do about it.",
+    help="Also write an HTML report that shows where accuracy was lost, layer by layer, and what to do about it.",
 )
 @click.option(
     "--pack",
@@ -104,7 +105,7 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     flag_value=PROFILES[0],
     callback=known_profile,
     metavar="[PROFILE]",
-    help="Store weights of block formats in their true width: portable (without PROFILE), custom or native.",
+    help="Store block-format weights at their true bit width. PROFILE is portable (the default), custom or native.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def quantize(
@@ -125,13 +126,16 @@ def quantize(
     pack: str | None,
     as_json: bool,
 ) -> None:
-    """Quantize the model IN and write it to OUT, with a report as JSON beside it.
+    """Quantize the model IN and write it to OUT.
+
+    A report in JSON is written next to OUT.
 
     \b
-    Exit status: 0 done, whatever the verdict
+    Exit status: 0 success, whatever the verdict
                  1 an error
-                 2 a mistake in the command line
-                 3 --max-drop exceeded; with --config auto: nothing keeps to the bound, and nothing is written
+                 2 invalid command line
+                 3 --max-drop exceeded; with --config auto: no candidate
+                   is within the bound, and nothing is written
     """
     from quark.cli.drop import measured_drop
     from quark.cli.quantization import AutoQuantization, Quantization

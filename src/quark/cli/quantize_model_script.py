@@ -13,12 +13,12 @@ from quark.cli.errors import ErrorReportingCommand, debug_option
 @click.command(cls=ErrorReportingCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--input_model_path", required=True, type=click.Path(path_type=Path), help="The float model.")
 @click.option(
-    "--output_model_path", required=True, type=click.Path(path_type=Path), help="Where the quantized one goes."
+    "--output_model_path", required=True, type=click.Path(path_type=Path), help="The quantized model to write."
 )
 @click.option("--calibration_dataset_path", type=click.Path(path_type=Path), help="A folder of images.")
 @random_option
 @click.option("--config", required=True, metavar="NAME|FILE.yaml", help="A preset, such as MXINT8, or a file.")
-@click.option("--num_calib_data", type=click.IntRange(min=1), default=1000, show_default=True, help="Images to take.")
+@click.option("--num_calib_data", type=click.IntRange(min=1), default=1000, show_default=True, help="Images to use.")
 @click.option("--batch_size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|rocm", help="Where calibration runs.")
 def quantize_model(
@@ -31,7 +31,7 @@ def quantize_model(
     batch_size: int,
     device: str,
 ) -> None:
-    """Quantize a model with a preset; the summary says how it went."""
+    """Quantize a model with a preset and print a summary."""
     from quark.cli.quantization import Quantization
     from quark.evaluate.devices import providers_of
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from quark.vision.training import EpochResult, TrainingOptions
 
 METHODS = {
-    "tqt": "Learned thresholds, power-of-two scales (TQT).",
-    "lsq": "Learned steps (LSQ).",
-    "non_overflow": "Power-of-two scales that nothing is beyond.",
-    "mse_powof2": "Power-of-two scales of the least squared error.",
+    "tqt": "Learned thresholds with power-of-two scales (TQT).",
+    "lsq": "Learned step sizes (LSQ).",
+    "non_overflow": "Smallest power-of-two scales without clipping.",
+    "mse_powof2": "Power-of-two scales with the least squared error.",
 }
 PRECISIONS = {
-    "a8w8": "Activations and weights of 8 bits (the default).",
-    "a16w8": "Activations of 16 bits, weights of 8.",
+    "a8w8": "8-bit activations and weights (the default).",
+    "a16w8": "16-bit activations, 8-bit weights.",
 }
 POSITIVE = click.IntRange(min=1)
 FOLDER = click.Path(path_type=Path)
@@ -36,35 +36,53 @@ def _flags(names: dict[str, str]) -> list[Any]:
 
 OPTIONS = [
     click.option("--model_name", required=True, metavar="NAME", help="resnet18, resnet34, resnet50 or mobilenetv2."),
-    click.option("--pretrained", required=True, type=FOLDER, metavar="PTH", help="Its weights, as torchvision's."),
-    click.option("--data_dir", required=True, type=FOLDER, metavar="DIR", help="Has val/CLASS/*, and train or calib."),
+    click.option(
+        "--pretrained", required=True, type=FOLDER, metavar="PTH", help="The weights, as torchvision saves them."
+    ),
+    click.option(
+        "--data_dir", required=True, type=FOLDER, metavar="DIR", help="Folder with val/CLASS/*, and train or calib."
+    ),
     click.option("--qat", is_flag=True, help="Train the quantized network."),
     *_flags(METHODS),
     *_flags(PRECISIONS),
-    click.option("--model_export", type=click.Choice(["onnx"]), help="Write the result as a file of that kind."),
-    click.option("--export_dir", type=FOLDER, default=Path("export"), show_default=True, help="Where files go."),
+    click.option("--model_export", type=click.Choice(["onnx"]), help="Export the result in this format."),
+    click.option("--export_dir", type=FOLDER, default=Path("export"), show_default=True, help="Output folder."),
     click.option("--epochs", type=POSITIVE, default=3, show_default=True),
-    click.option("--batch_size", type=POSITIVE, default=32, show_default=True, help="Images a step, of each process."),
+    click.option("--batch_size", type=POSITIVE, default=32, show_default=True, help="Images per step and process."),
     click.option("--learning_rate", type=float, default=1e-5, show_default=True),
-    click.option("--threshold_learning_rate", type=float, help="Of what quantizers learn."),
+    click.option("--threshold_learning_rate", type=float, help="Learning rate of the quantizers' thresholds or steps."),
     click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam", show_default=True),
     click.option("--weight_decay", type=float, default=1e-4, show_default=True),
     click.option("--label_smoothing", type=float, default=0.0, show_default=True),
     click.option(
-        "--distillation", type=float, default=0.0, show_default=True, help="Share of the float network's say."
+        "--distillation",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Share of the loss that compares with the float network.",
     ),
-    click.option("--ema", type=float, metavar="DECAY", help="Keep a running average of the weights."),
-    click.option("--freeze_bn", type=float, default=0.0, show_default=True, help="Batch norms learn for that share."),
-    click.option("--patience", type=POSITIVE, metavar="EPOCHS", help="Stop after so many that were no better."),
-    click.option("--clip_norm", type=float, help="Shorten longer gradients to this."),
+    click.option("--ema", type=float, metavar="DECAY", help="Keep a running average of the weights, with this decay."),
+    click.option(
+        "--freeze_bn",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Share of the epochs before batch norms are frozen.",
+    ),
+    click.option(
+        "--patience", type=POSITIVE, metavar="EPOCHS", help="Stop after this many epochs without improvement."
+    ),
+    click.option("--clip_norm", type=float, help="Clip gradients to this norm."),
     click.option("--autocast", type=click.Choice(["bfloat16", "float16"]), help="Train in mixed precision."),
-    click.option("--compile", "compiles", is_flag=True, help="Train through torch.compile."),
+    click.option("--compile", "compiles", is_flag=True, help="Train with torch.compile."),
     click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--resume", is_flag=True, help="Go on with a run in the same export_dir."),
+    click.option("--resume", is_flag=True, help="Resume the run in the same export_dir."),
     click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda"),
-    click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Decode images."),
+    click.option(
+        "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that decode images."
+    ),
     click.option("--calibration_images", type=POSITIVE, default=500, show_default=True),
-    click.option("--limit", type=POSITIVE, metavar="N", help="Judge by N images, evenly spaced; else by all."),
+    click.option("--limit", type=POSITIVE, metavar="N", help="Evaluate on N evenly spaced images (default: all)."),
     click.option("--image_size", type=POSITIVE, default=224, show_default=True),
 ]
 
@@ -78,9 +96,10 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("quantize-torch", cls=ErrorReportingCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @_with_options
 def quantize_torch(**options: Any) -> None:
-    """Quantize a torchvision network, train it with --qat, and write it as ONNX with --model_export.
+    """Quantize, train and export a torchvision network.
 
-    Prints top-1 and top-5 of every form on the same images. Runs under torchrun as it is, on one machine or many.
+    --qat trains the quantized network; --model_export writes an ONNX file. Prints the top-1 and top-5 accuracy of every
+    form on the same images. Can be started with torchrun, on one machine or several.
     """
     _require_torch()
     from quark.vision.quantizing import quantize_classifier

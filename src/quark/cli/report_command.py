@@ -33,13 +33,13 @@ MOST_SUGGESTIONS = 3
     required=True,
     type=click.Path(path_type=Path),
     metavar="FLOAT",
-    help="The model that MODEL was made of.",
+    help="The float model that MODEL was made from.",
 )
 @click.option(
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What the models are compared on: a folder of images, or arrays [n, ...] named like the inputs.",
+    help="Data to compare the models on: a folder of images, or arrays [n, ...] named after the inputs.",
 )
 @random_option
 @click.option(
@@ -48,38 +48,40 @@ MOST_SUGGESTIONS = 3
     default=DEFAULT_SAMPLES,
     show_default=True,
     metavar="N",
-    help="N samples, evenly spaced over the sorted files.",
+    help="Use N samples, evenly spaced over the sorted files.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="Labelled samples, for accuracy: a folder for each class, or arrays with one called labels.",
+    help="Labelled samples to measure accuracy: one folder per class, or arrays, one of them called labels.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="N samples of --data, evenly spaced over all.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced samples of --data.")
 @click.option(
     "--labels",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Lines NAME NUMBER: the classes of --data, a folder of images.",
+    help="Classes of --data, if that is a folder of images: a text file with lines 'NAME NUMBER'.",
 )
 @preprocess_option
-@metric_option("Built-in measures compare the outputs for --calib; functions use data of their own.")
+@metric_option("Built-in measures compare the outputs on --calib; functions load their own data.")
 @click.option(
     "--try/--no-try",
     "is_trying",
     default=None,
-    help="Quantize again with each suggestion, and show only those that help, with the gain. By default if the verdict "
-    "is not ok and the model says how it was made; it about doubles the time.",
+    help="Quantize again with each suggestion, and show only those that help, with their gain. This is the default if "
+    "the verdict is not ok and the model records how it was made. It roughly doubles the time.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    help="Where the page goes; MODEL with .html if not given.",
+    help="File to write (default: MODEL with the suffix .html).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all that the page holds as JSON; the page is written too.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the content of the page as JSON; the page is still written."
+)
 def report(
     model: Path,
     float_model: Path,
@@ -95,9 +97,10 @@ def report(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Write a page that shows where the quantized MODEL lost accuracy, layer by layer, and what to do about it.
+    """Write an HTML report on where accuracy was lost.
 
-    The page needs no network and opens from the disk.
+    The page shows the error of the quantized MODEL layer by layer, and what to do about it. It is one self-contained
+    file that opens from disk, without network access.
     """
     from quark.cli.report_facts import LabelledData
     from quark.measures import Measure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quark.cli.calibration_option import Calibration
 from quark.diagnosis import AccuracyFacts, Remark, SpeedFacts
-from quark.errors import InvalidValueError
+from quark.errors import InvalidValueError, ModelError
 
 if TYPE_CHECKING:
     from quark.evaluate import Dataset, Network
@@ -109,12 +109,17 @@ def lint_remarks(model: Path) -> tuple[Remark, ...] | None:
 
 
 def _is_in_npu_numbers(model: Path) -> bool:
-    """8-bit integers at power-of-two scales, one a tensor; biases may be wider."""
-    import onnx_ir as ir
+    """True if 8-bit integers have power-of-two scales, one for each tensor; biases may be wider."""
+    from quark.onnx.lint.file_quantizers import position_of
+    from quark.onnx.plan_reader import read_plan
+    from quark.plan import AffineChoice, BlockChoice
 
-    from quark.onnx.lint.file_quantizers import FileQuantizers
-    from quark.onnx.lint.read_graph import read_graph
-
-    quantizers = FileQuantizers(read_graph(model)).all
-    narrow = [each for each in quantizers if each.codes in (ir.DataType.INT8, ir.DataType.UINT8)]
-    return bool(narrow) and all(each.position is not None for each in narrow)
+    try:
+        choices = [each.choice for each in read_plan(model)]
+    except ModelError:  # numbers that no plan has
+        return False
+    narrow = [each for each in choices if not isinstance(each, BlockChoice) and each.format in ("int8", "uint8")]
+    return bool(narrow) and all(
+        isinstance(each, AffineChoice) and len(each.scale) == 1 and position_of(each.scale[0]) is not None
+        for each in narrow
+    )

@@ -21,27 +21,29 @@ DIFFERENT = 3
     "--model",
     type=click.Path(path_type=Path),
     metavar="FLOAT",
-    help="The float model; else where the card says, or beside the card.",
+    help="The float model (default: at the path in the card, or next to the card).",
 )
 @click.option(
     "--calib",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="The calibration data; else where the card says, or beside the card.",
+    help="The calibration data (default: at the path in the card, or next to the card).",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), metavar="OUT", help="Keep the file here; else it is only compared."
+    "--output", type=click.Path(path_type=Path), metavar="OUT", help="Write the file here (default: only compare it)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path | None, as_json: bool) -> None:
-    """Make the file of CARD again and compare: CARD is MODEL.json, or the quantized MODEL.onnx itself.
+    """Rebuild a quantized file from its card and compare.
+
+    CARD is MODEL.json, or the quantized MODEL.onnx itself.
 
     \b
-    Exit status: 0 the same bytes
-                 1 an error: another float model or other data than the
-                   card's, or it cannot be made from a card
-                 2 a mistake in the command line
-                 3 other bytes; what differs is listed
+    Exit status: 0 the bytes are the same
+                 1 an error: the float model or the data is not the
+                   card's, or the file cannot be made from a card
+                 2 invalid command line
+                 3 the bytes differ; the differences are listed
     """
     from quark.onnx.quantization.reproduction import reproduce as make_again
 

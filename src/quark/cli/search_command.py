@@ -29,42 +29,44 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
     required=True,
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What calibration gets: a folder of images, or arrays [n, ...] named like the model's inputs.",
+    help="Calibration data: a folder of images, or arrays [n, ...] named after the model's inputs.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     metavar="DIR|FILE.npz",
-    help="What networks are judged on, best with labels: as 'quark evaluate' has it. Without it, the samples that "
-    "calibration holds out: 16 at most, and coarse.",
+    help="Data to judge the configurations on, preferably labelled, as for 'quark evaluate'. Without it, samples held "
+    "out from calibration are used: at most 16, which is a coarse measure.",
 )
 @click.option(
     "--budget",
     "budgets",
     multiple=True,
     metavar="KIND=VALUE",
-    help="size=25% (of the float file) or size=10MB, drop=1.0 (points of accuracy, percent of --metric), "
-    "latency=80% or latency=5ms a sample, time=10m for the search. Repeatable.",
+    help="size=25% (of the float file) or size=10MB; drop=1.0 (points of accuracy, or percent of --metric); "
+    "latency=80% or latency=5ms (per sample); time=10m (for the search). Repeatable.",
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="For the results; else MODEL_search.")
-@click.option("--presets", callback=_names, metavar="A,B", help="Only these presets.")
-@click.option("--formats", callback=_names, metavar="A,B", help="Only weights of these formats, such as int8,mxint8.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="N samples of --data, evenly spaced.")
 @click.option(
-    "--labels", type=click.Path(path_type=Path), metavar="FILE", help="Lines NAME NUMBER: the classes of --data."
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the results (default: MODEL_search)."
 )
-@click.option("--num-calib", type=click.IntRange(min=1), metavar="N", help="N samples of --calib; else all.")
+@click.option("--presets", callback=_names, metavar="A,B", help="Try only these presets.")
+@click.option("--formats", callback=_names, metavar="A,B", help="Try only these weight formats, such as int8,mxint8.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced samples of --data.")
+@click.option(
+    "--labels", type=click.Path(path_type=Path), metavar="FILE", help="Classes of --data: lines 'NAME NUMBER'."
+)
+@click.option("--num-calib", type=click.IntRange(min=1), metavar="N", help="Use N samples of --calib (default: all).")
 @preprocess_option
 @metric_option(
-    "Configurations are ranked by it. Built-in measures compare the outputs for --data, or for the held-out samples; "
-    "functions use data of their own."
+    "Configurations are ranked by it. Built-in measures compare the outputs on --data, or on the held-out samples; "
+    "functions load their own data."
 )
 @click.option(
     "--keep",
     type=click.Choice(["best", "all", "none"]),
     default="best",
     show_default=True,
-    help="Which model files stay; best: those that none beats in size, drop and latency.",
+    help="Which model files to keep. best: those that no other beats in size, drop and latency.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def search(
@@ -83,16 +85,16 @@ def search(
     keep: str,
     as_json: bool,
 ) -> None:
-    """Try configurations of MODEL from cheap to dear, and rank them.
+    """Try configurations, cheapest first, and rank them.
 
-    Every result is kept as it comes: the same command goes on where it was interrupted. search.html in the folder of
-    the results has the plot.
+    Every result is saved at once; after an interruption, the same command resumes. The results folder also has a plot,
+    search.html.
 
     \b
-    Exit status: 0 something is within the budgets
+    Exit status: 0 at least one configuration is within the budgets
                  1 an error
-                 2 a mistake in the command line
-                 3 nothing is within the budgets; the nearest is named
+                 2 invalid command line
+                 3 none is within the budgets; the nearest is named
     """
     from quark.search import Budget, Keep, Wanted
     from quark.search import search as run_search

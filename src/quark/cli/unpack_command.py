@@ -14,7 +14,10 @@ from quark.cli.terminal import say, say_json
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
 def unpack(model: Path, output: Path, as_json: bool) -> None:
-    """Write the model that the packed MODEL was made from, as OUTPUT: every weight float, byte by byte as it was."""
+    """Restore the model that a packed file was made from.
+
+    Reads the packed MODEL and writes OUTPUT, with every weight as float, byte for byte as it was.
+    """
     from quark.onnx.pack import unpack_model
 
     facts = unpack_model(model, output)
