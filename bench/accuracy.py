@@ -1,13 +1,13 @@
-"""Top-1 and top-5 of quantized networks, ours and the peers', beside the float network on the same images.
+"""Top-1 and top-5 of networks quantized by quark and by other tools, compared with float on the same images.
 
     python -m bench.accuracy --models DIR --calib DIR --val DIR [--only NAME ...] [--presets all] [--peers NAME ...]
                              [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--resume]
 
-`--val` is a folder with a folder for each class. `--presets all` are those without finetuning, `finetuned` those with.
-A cell is top-1 and, in points, the difference to float: paired, with its standard error, of images that one of the two
-alone gets right. Top-5, the share of images with the same first class as float, sizes and seconds are in the JSON. All
-files run here, with our library of operators. `--resume` goes on with the record of today: rows that it has are not
-measured again, which a run of an hour is glad of.
+`--val` is a folder with one subfolder per class. `--presets all` means all presets without finetuning, `finetuned`
+those with it. A cell shows top-1 and the paired difference from float in points, with its standard error, which comes
+from the images that only one of the two gets right. Top-5, the share of images with the same first class as float,
+sizes and seconds are in the JSON. All files run in this environment, with our operator library. `--resume` continues
+today's record; finished rows are skipped.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How much memory and time a model takes that is too large to be held, against a copy of its files.
+"""Memory and time for a model that is too large for memory, compared with copying its files.
 
     python -m bench.big_models [--gigabytes 3] [--presets NAME ...] [--repeat 3] [--folder DIR]
 
-A network of that size is written with its weights in a file beside it. Each run is a fresh process; the clock runs from
-a model file to a quantized file, imports excluded, and peak memory is the most that the process had, mapped pages
-included. A copy reads and writes the same files. Both are timed twice: until the files are written, while the system
-may still hold them in memory, and until all of it is on the disk. The runs take turns, and the best of each counts.
-`--folder` is where everything is written, and removed again: it needs room for the network and one result.
+A network of that size is written with its weights in a separate file. Each run is a new process; the time is from model
+file to quantized file, excluding imports, and peak memory is the maximum of the process, including mapped pages. A copy
+reads and writes the same files. Both are timed twice: until the files are written, when the system may still hold them
+in memory, and until everything is on disk. The runs alternate, and the best of each is shown. Everything is written to
+`--folder` and removed afterwards; it needs space for the network and one result.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long finetuning takes, from a model file to a quantized file, against AMD Quark with the same settings.
+"""How long finetuning takes, from model file to quantized file, compared with AMD Quark with the same settings.
 
     python -m bench.finetune --models DIR --calib DIR [--peers amd-quark] [--presets NAME ...] [--images 16]
                              [--iterations 20] [--batch-size 2] [--repeat 1]
 
-The peer takes hours where its presets are left as they are, so that images and iterations are cut, for both alike. All
-layers are finetuned. Early stopping is off: everyone does all of the iterations.
+AMD Quark takes hours with its unchanged presets, so the number of images and iterations is reduced for both tools. All
+layers are finetuned. Early stopping is off, so both run all iterations.
 """
 
 from __future__ import annotations

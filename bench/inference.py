@@ -2,10 +2,11 @@
 
     python -m bench.inference --models DIR --calib DIR [--peers NAME ...] [--presets NAME ...] [--threads 1 2]
 
-Batch 1, with our library of operators; the float and the quantized model take turns in one process, and the best turn
-of each counts. Behind it stands how much longer the median turn took. Integer kernels are counted in the graph as ONNX
-Runtime has optimized it. `portable s` is what a session takes that has the functions in the file and no library. A
-peer's files run in its environment, with its own library where it has one, against the float model there.
+The batch size is 1, with our operator library registered. The float and the quantized model alternate in one process,
+and the best turn of each is shown, followed by how much longer the median turn took. Integer kernels are counted in the
+graph after ONNX Runtime has optimized it. `portable s` is the time of a session that uses the functions in the file,
+without the library. Another tool's files run in its own environment, with its own library if it has one, and are
+compared with the float model there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Mixed precision by accuracy: from A16W8 to A8W8, as many layers as a loss of top-1 allows.
+"""Mixed precision by accuracy: lower layers from A16W8 to A8W8, as many as the accepted loss of top-1 allows.
 
     python -m bench.mixed_precision --model NAME=PATH[:PREP] --calib DIR --val DIR [--images N] [--drop D] [--limit N]
 
-Both folders have a folder for each class. The images of --calib are calibrated on and decide what a layer may have;
-those of --val are seen by nobody before, and show what became of it, beside the two extremes: all layers at 16 bits of
-activations, and all at 8. `--plan FILE` keeps sensitivities and choices, and takes the former from there.
+Both folders have one subfolder per class. The images in --calib are used for calibration and for choosing the types of
+layers. The images in --val are used only to evaluate the result, together with the two extremes: 16-bit activations in
+all layers, and 8-bit activations in all layers. `--plan FILE` stores sensitivities and choices, and reuses the
+sensitivities.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Operators against memcpy: GB/s (bytes read and written) and the share of a copy of the same tensor, in one run.
+"""Operators compared with memcpy: GB/s (bytes read and written), and relative to a copy of the same tensor.
 
     python -m bench.ops [--formats NAME ...] [--quick]
 
 Columns: the native operator inside ONNX Runtime with one and two threads, the array implementations without native
-code, and the portable function on stock ONNX Runtime. A share is of a copy by as many threads. Each figure is the best
-of several turns taken side by side; the spread is in the JSON.
+code, and the portable function on stock ONNX Runtime. A share is relative to a copy with as many threads. Each figure
+is the best of several alternating turns in the same run; the spread is in the JSON.
 """
 
 from __future__ import annotations

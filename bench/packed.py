@@ -1,11 +1,12 @@
-"""How small packed files are, and what they cost: sizes, the time to a session, latency, and whether logits are equal.
+"""Size and cost of packed files: sizes, session creation time, latency, and whether the logits are equal.
 
     python -m bench.packed --models DIR --only resnet50_v1 --calib DIR [--presets NAME ...] [--threads 2]
 
-The model is quantized once for each preset and packed by each profile that ONNX Runtime runs. Sessions are made in
-turns in one process, with our library of operators and no other option, and the best counts. `nothing registered` is
-what sessions of the unpacked and of the packed file take without the library: there the activations' quantizers are
-functions, whatever the weights are. Latency is that of packed and unpacked file taking turns, batch 1.
+The model is quantized once for each preset and packed with each profile that ONNX Runtime can run. Sessions are created
+alternately in one process, with our operator library and no other option, and the best is shown. `nothing registered`
+is the time to create sessions of the unpacked and the packed file without the library; there, activation quantizers are
+functions, whatever the weights are. Latency is measured with the packed and the unpacked file alternating, at batch
+size 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantization-aware training of ResNet-20 on CIFAR-10: what each method keeps, and in how many minutes.
+"""Quantization-aware training of ResNet-20 on CIFAR-10: the accuracy of each method, and the minutes it takes.
 
     python -m bench.qat_cifar --data cifar10.npz --weights resnet20.th --method tqt --method lsq4 --device cuda
 
@@ -7,8 +7,8 @@
     mxfp4    MXFP4 for both operands of every product
     mx6      MX6 likewise
 
-The archive has train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. Images lie on the device and
-are augmented there, so that reading them takes no time.
+The archive has train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. Images are kept on the device
+and augmented there, so reading them takes no time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A step of training of whole quantized networks against the same networks in float: the ratio, in one run.
+"""The time of a training step of whole quantized networks, relative to the same networks in float, in one run.
 
     python -m bench.qat_flow [--device cpu|cuda] [--networks cifar_resnet20 mobilenetv2] [--methods tqt lsq4 ...]
                              [--batch 128] [--image 96] [--steps 5] [--repeat 5] [--modes eager graph]
 
-What `ModelQuantizer.quantize_model` gives is trained, with all that belongs to it: folded batch norms, scales that
-follow weights, quantizers on every tensor. `bench.qat_step` has the quantizers alone. Weights are random. Modes: eager,
-or the step captured as a CUDA graph, which takes the launches of small networks out of the figure.
+The benchmark trains the complete result of `ModelQuantizer.quantize_model`: folded batch norms, scales that follow
+weights, quantizers on every tensor. `bench.qat_step` measures the quantizers alone. Weights are random. Modes: eager,
+or the step captured as a CUDA graph, which excludes the kernel launches of small networks from the figure.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A step of training through fake quantizers against one of float training: the ratio, on one device, in one run.
+"""The time of a training step through fake quantizers, relative to float training, on one device in one run.
 
     python -m bench.qat_step [--device cpu|cuda] [--networks resnet20 mobilenet] [--methods float affine lsq ...]
                              [--batch 128] [--image 96] [--steps 5] [--repeat 5] [--modes eager compiled graph]
                              [--per-channel] [--channels-last] [--autocast]
 
-Every convolution and linear layer has a quantizer on its weight, and every activation has one: the networks are plain,
-so that the figures are those of the quantizers in quark.ops.fake_quantize. A step is forward, loss, backward and SGD on
-random images. Modes: eager; torch.compile; the step captured as a CUDA graph. Methods take turns, and the best counts.
-It needs torch and quark alone: PYTHONPATH=src will do.
+Every convolution and linear layer has a quantizer on its weight, and every activation has one. The networks are
+otherwise plain, so the figures show the quantizers in quark.ops.fake_quantize. A step is forward, loss, backward and
+SGD on random images. Modes: eager; torch.compile; the step captured as a CUDA graph. Methods alternate, and the best
+time is shown. The benchmark needs only torch and quark: PYTHONPATH=src is enough.
 """
 
 from __future__ import annotations

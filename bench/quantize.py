@@ -1,10 +1,10 @@
-"""How long quantizing takes and how much memory, against a plain pass over the same images and against the peers.
+"""Time and memory of quantization, compared with a plain pass over the same images and with other tools.
 
     python -m bench.quantize --models DIR --calib DIR [--peers NAME ...] [--presets NAME ...] [--images 32] [--repeat 3]
 
-Each run is a fresh process; the clock runs from a model file to a quantized file, imports excluded. The floor is ONNX
-Runtime once over the images to calibrate on, in a process like the others: no calibration can be faster. The runs take
-turns, and the best of each counts; behind it stands how much longer the median run took. Peak memory is that of the
+Each run is a new process; the time is from model file to quantized file, excluding imports. The floor is one pass of
+ONNX Runtime over the calibration images, in a process of the same kind: no calibration can be faster. The runs
+alternate, and the best of each is shown, followed by how much longer the median run took. Peak memory is that of the
 whole process.
 """
 

@@ -1,15 +1,15 @@
-"""Whether the ranking of layers is right: what leaving the worst in float recovers, beside leaving random ones.
+"""Whether the ranking of layers is right: the gain from leaving the worst layers in float, compared with random ones.
 
     python -m bench.ranking --models DIR --calib DIR --val DIR [--only NAME ...] [--presets NAME ...] [--limit N]
 
-For every model and preset: quantize, rank the layers with weights by `quark.onnx.diagnose`, and quantize again with the
-worst `--layers` in `nodes_to_exclude`, and with as many drawn at random, `--draws` times. On images of `--val`,
-recovered is what top-1 gains (in points), and what the divergence of predictions from float, sum p log(p / q), loses.
-The ratio is of the worst to the mean of the draws; with a few hundred images top-1 moves by chance, and the divergence
-hardly.
+For every model and preset, the benchmark quantizes, ranks the layers with weights by `quark.onnx.diagnose`, and
+quantizes again with the worst `--layers` in `nodes_to_exclude`, and with as many random layers, `--draws` times. It
+measures on images of `--val` how much top-1 increases (in points), and how much the divergence of predictions from
+float, sum p log(p / q), decreases. The ratio compares the worst layers with the mean of the draws. With a few hundred
+images, top-1 varies by chance, and the divergence hardly does.
 
-A layer is a node and the Relu or Clip that is computed with it. Quantizers are computed as they stand, which is what
-integer kernels compute, but for rounding.
+A layer is a node and the Relu or Clip fused with it. Quantizers are computed as the graph has them, which matches
+integer kernels except for rounding.
 """
 
 from __future__ import annotations

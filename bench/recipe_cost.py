@@ -1,9 +1,9 @@
-"""What equalization and bias correction cost: quantizing with a preset's recipe, and without, in turns.
+"""The cost of equalization and bias correction: quantization with a preset's recipe and without it, alternating.
 
     python -m bench.recipe_cost --models DIR --calib DIR [--presets XINT8 ...] [--images 128] [--repeat 5]
 
-All in one process, from a model file to a quantized model in memory; the best of each counts, and behind it stands how
-much longer the median took. A preset without a recipe has nothing to compare, and is left out.
+Everything runs in one process, from a model file to a quantized model in memory. The best time of each is shown,
+followed by how much longer the median took. Presets without a recipe are left out, since there is nothing to compare.
 """
 
 from __future__ import annotations

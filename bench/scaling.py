@@ -1,12 +1,13 @@
-"""How the cost of quantizing grows: with images, with the size of the model, with its layers, and with processors.
+"""How the cost of quantization grows with the images, the size of the model, its layers, and the processors.
 
     python -m bench.scaling [--presets A8W8 XINT8 MXFP4E2M1] [--axes images width layers processors] [--repeat 3]
                             [--peers amd-quark]
 
-The networks are made here, and everything but what an axis is about stays as it is. Each run is a fresh process; the
-clock runs from a model file to a quantized file. Processors are those that the process may use, ours and the peer's
-alike. `per doubling` is by what seconds and memory grow where the axis doubles: 2 to the slope of a line through all
-points in logarithms. Of the width it is that of the weights' bytes, which grow by four.
+The networks are generated, and only the quantity of the axis varies. Each run is a new process; the time is from model
+file to quantized file. Processors are those that the process may use, for quark and the other tool alike. `per
+doubling` is the factor by which seconds and memory grow if the axis doubles: 2 to the power of the slope of a line
+through all points in log-log scale. For the width, it refers to the bytes of the weights, which grow by a factor of
+four.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""What SmoothQuant gains: signal to noise of 8-bit transformers with it and without.
+"""The gain of SmoothQuant: signal-to-noise ratio of 8-bit transformers with it and without it.
 
     python -m bench.smooth_quant [--presets NAME ...] [--alphas 0.5 auto] [--op-types MatMul Gemm ... | all]
                                  [--model NAME=PATH] [--data FILE.npz] [--samples 64] [--length 32]
 
-Without `--model`, two encoders are built whose norms make a few channels far louder than the others, as in trained
-ones, which answer that by small weights: `pre-norm`, where the norms are read by layers alone and take the division in,
-and `post-norm`, where the residual path reads them as well. Weights and token ids are random, and seeded.
+Without `--model`, two encoders are generated. As in trained encoders, their norms make a few channels much larger than
+the others, and the weights of these channels are small. In `pre-norm`, only layers read the norms, so the division is
+folded into them; in `post-norm`, the residual path reads them as well. Weights and token ids are random, with a fixed
+seed.
 
-`--model` is any network of token ids, such as an exported sentence encoder. Its int64 inputs get seeded ids, ones where
-the name has "mask" in it, and zeros where it has "type"; `--data` holds real ones instead: an array [n, ...] for each
-input, rows to calibrate on first.
+`--model` is any network that takes token ids, such as an exported sentence encoder. Its int64 inputs get random ids
+with a fixed seed, ones if the name contains "mask", and zeros if it contains "type". `--data` gives real inputs
+instead: one array [n, ...] per input, with the rows for calibration first.
 
-The error is that of all float outputs, on as many samples again as were calibrated on, without the places that a mask
-leaves out. By default only products are quantized, as is usual for transformers: sums of a residual path in 8 bits
-drown everything else.
+The error is measured over all float outputs, on as many samples as were used for calibration, excluding masked
+positions. By default only products are quantized, as is usual for transformers: with the sums of a residual path in 8
+bits, their error would dominate.
 """
 
 from __future__ import annotations

@@ -17,33 +17,33 @@ from tools.reference.markdown import code, generated, table
 from tools.reference.operator_support import Column, columns
 
 INTRODUCTION = """
-What is quantized, how it is written, and where it runs: as the code decides it. What an operator of your model became,
-and why, is in the report of each run.
+These tables, which are generated from the code, show what is quantized, how it is written to the file, and where it
+runs. The report of each run says what was done with each operator of your model, and why.
 
 1. [Operators](#operators): which presets quantize them
 2. [Runtimes](#runtimes): operators on codes, the NPU's rules, PyTorch
 3. [Formats](#formats): how they are written, and what runs them
 """
 OPERATORS_TEXT = """
-`yes`: quantized. `moves`: takes the scale of what it moves, where a neighbour is quantized. `asked`: in float unless
-`extra_op_types_to_quantize` names it. Empty: in float. An operator that is not listed stays in float. Conv,
-ConvTranspose, Gemm and MatMul are asked about with a constant weight.
+`yes`: quantized. `moves`: only moves values, and has their scale if a neighbour is quantized. `asked`: in float unless
+`extra_op_types_to_quantize` names it. Empty: in float. Operators that are not listed stay in float. For Conv,
+ConvTranspose, Gemm and MatMul, the table assumes a constant weight.
 
-`op_types_to_quantize`, `nodes_to_exclude` and the like change all of it:
+`op_types_to_quantize`, `nodes_to_exclude` and similar fields change the selection:
 [what is quantized](quantizing_onnx.md#what-is-quantized).
 """
 RUNTIMES_TEXT = """
-- **On codes**: there is an operator on 8-bit codes, which `QuantFormat.QOperator` writes into the file where operands
-  and results are quantized. In QDQ files ONNX Runtime decides what it fuses into such kernels.
-- **NPU**: the [rules on positions](npu.md#the-rules-on-positions) that the operator has, and what is put in its place.
-  `quark lint` takes every operator of this table, but for Min and Max with a bound for each channel.
+- **On codes**: there is an operator on 8-bit codes, which `QuantFormat.QOperator` writes into the file if operands and
+  results are quantized. In QDQ files, ONNX Runtime decides what it fuses into such kernels.
+- **NPU**: the [rules on positions](npu.md#the-rules-on-positions) for the operator, and what replaces it. `quark lint`
+  accepts every operator of this table, except Min and Max with a bound per channel.
 - **PyTorch**: the aten operators that `quark.torch` treats as this one.
 """
 FORMATS_TEXT = """
-How an activation of the format is quantized in the file. Standard operators and those of `com.microsoft` are ONNX
-Runtime's own. Those of `com.amd.quark` run compiled where [our library](operators.md#with-the-library) is registered;
-without it the functions in the file do the same, slower ([operators](operators.md#without-the-library)). Presets that
-finetune or mix have the formats of the others.
+The table shows how an activation of each format is quantized in the file. Standard operators and those of
+`com.microsoft` are ONNX Runtime's own. Those of `com.amd.quark` run as compiled code if
+[our library](operators.md#with-the-library) is registered; without it, the functions in the file compute the same, but
+slower ([operators](operators.md#without-the-library)). Presets with finetuning or mixed precision use the same formats.
 """
 
 
