@@ -5,6 +5,7 @@
     ModelQuantizer              the same by the interface that scripts written for AMD Quark call
     QuantizationConfig, QConfig, get_default_config      what to do; presets by name
     get_library_path            the compiled operators, for `SessionOptions.register_custom_ops_library`
+    read_plan                   the tensors, formats and scales that a quantized model has
     add_portable_functions      makes a model with these operators run without that library
 
 torch is not needed, and not imported. ONNX Runtime is: which of its distributions is the user's choice.
@@ -71,6 +72,7 @@ from quark.ops.portable_functions import add_portable_functions  # noqa: E402
 
 if TYPE_CHECKING:
     from quark.onnx.data import CachedDataReader, PathDataReader, Preprocessing, RandomDataReader
+    from quark.onnx.plan_reader import read_plan
     from quark.onnx.quantization.quantizer import ModelQuantizer, QuantizedModel, quantize
     from quark.search import auto_quantize
 
@@ -84,6 +86,7 @@ _LAZY = {
     "RandomDataReader": "quark.onnx.data",
     "auto_quantize": "quark.search",
     "quantize": "quark.onnx.quantization.quantizer",
+    "read_plan": "quark.onnx.plan_reader",
 }
 
 __all__ = [
@@ -143,6 +146,7 @@ __all__ = [
     "get_default_config",
     "get_library_path",
     "quantize",
+    "read_plan",
 ]
 
 

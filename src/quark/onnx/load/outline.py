@@ -53,8 +53,9 @@ def external_names(proto: onnx.ModelProto) -> list[str]:
 def watch_external_data(path: Path) -> tuple[WatchedFile, ...]:
     """Check a file before ONNX Runtime is given its path, and return the files beside it that the runtime maps.
 
-    The runtime knows no limits: it inlines functions whatever comes of it, and opens whatever has a file's name. Raises
-    ModelError if the file is not an ONNX model. Whether its external data is there, the runtime says.
+    Most versions of the runtime inline functions without any limit, and its messages name no output and no file. Raises
+    ModelError if the file is not an ONNX model, or one that cannot be run here. Whether its external data is there, the
+    runtime says.
     """
     proto = read_proto(path)
     check_functions(proto, path.name)
