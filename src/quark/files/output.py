@@ -212,9 +212,12 @@ _CURRENT: ContextVar[_Transaction | None] = ContextVar("transaction", default=No
 
 @contextlib.contextmanager
 def together(path: Path | None = None) -> Iterator[None]:
-    """Files that are written inside the block take their places when it ends well, one right after the other, or none
-    of them does: a model, its weights and the report on it. Within another such block, they wait for the end of that
-    one. Until then the result called `path` is locked: other processes that write it wait."""
+    """Rename all files that are written inside the block when it ends without an error, one right after the other: a
+    model, its weights and the report on it. After an error, none of them is renamed.
+
+    Blocks can be nested; the outermost one renames. Until then the result called `path` is locked, and other processes
+    that want to write it wait.
+    """
     current = _CURRENT.get()
     if current is not None:
         if path is not None:
@@ -281,8 +284,11 @@ def put(unfinished: Path, path: Path) -> None:
 
 
 def note_weights(model: Path, names: Iterable[str]) -> None:
-    """Say which files beside a model it named before, and which one it will name. When everything inside `together` has
-    its place, those that no model in the folder names are removed; if this process dies before, by the next one."""
+    """Note the weights files that a model at this path names now or will name.
+
+    When `together` has renamed everything, the ones that no model in the folder names any more are removed. If this
+    process dies before, the next process that writes this result removes them.
+    """
     transaction = _CURRENT.get()
     assert transaction is not None, "note_weights belongs inside together()"
     transaction.companions += [(model, name) for name in names]
@@ -290,8 +296,7 @@ def note_weights(model: Path, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder that is gone when the block ends. What a killed process left is removed by the next one that
-    asks for such a folder."""
+    """A temporary folder that is removed when the block ends. If the process is killed, the next one removes it."""
     folder = Scratch()
     try:
         yield folder.path
@@ -348,8 +353,10 @@ def _lock_file(path: Path) -> Path:
 
 
 def _wait_for_lock(file: Path, result: Path) -> int | None:
-    """The descriptor of the locked file, None where there are no locks. A file that its owner removed while this one
-    waited is no lock any more: another one is made."""
+    """Lock a file and return its descriptor, or None if the file system has no locks.
+
+    The owner removes the file before it gives up the lock. A process that waited for it then makes a new one.
+    """
     patience = time.monotonic() + _PATIENCE_SECONDS
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -43,9 +43,9 @@ def nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
-    """What an initializer of the main graph holds; None where there is no value, or one that comes at run time.
+    """Return the array of an initializer of the main graph, or None if the value is computed or given at run time.
 
-    An initializer that is also an input of the graph is no constant: whoever runs the model may give another. The array
+    An initializer that is also an input of the graph is not a constant: a caller may give another value. The array
     must not be written to. Files hold tensors at any address; one that is not aligned is copied, so that native code
     can read it.
     """
@@ -292,8 +292,8 @@ def remove_dead(model: ir.Model) -> bool:
 def infer_shapes(model: ir.Model) -> None:
     """Fill in the types and shapes that ONNX's inference finds; what it cannot find stays as declared.
 
-    The large weights stay out of it. Inference that fails altogether is no error: shapes are a help to later steps. It
-    is left out where ONNX would copy what it knows of too many values for too many subgraphs.
+    Large weights are left out. If inference fails altogether, that is not an error, because later steps can do without
+    shapes. It is skipped if ONNX would have to copy the types of too many values for too many subgraphs.
     """
     subgraphs = sum(1 for _ in model.graphs()) - 1
     if subgraphs * sum(len(node.outputs) for node in model.graph) > _MAX_COPIES:

@@ -24,7 +24,7 @@ _INDICES = 10
 
 
 def check_random_size(inputs: Sequence[InputInfo], count: int) -> None:
-    """Raise an error if there is no use for that many: they would be drawn to the disk one by one."""
+    """Raise InvalidValueError if so many random samples are asked for that writing them would fill the disk."""
     size = count * sum(math.prod(concrete_shape(each)) * each.dtype.itemsize for each in inputs)
     if count > MOST_RANDOM or size > MOST_RANDOM_BYTES:
         raise InvalidValueError(

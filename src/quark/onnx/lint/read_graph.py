@@ -20,9 +20,9 @@ from quark.onnx.load.wire import carve
 
 
 def read_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> ir.Model:
-    """Constants are initializers, every node has a name, and types and shapes are known as far as they can be.
+    """Read a model: constants as initializers, a name for every node, and types and shapes as far as ONNX infers them.
 
-    What is no ONNX model is a ModelError.
+    Raises ModelError if the source is not an ONNX model.
     """
     read = read_source(source)
     return graph_of(read, ExternalData(read))
