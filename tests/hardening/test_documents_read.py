@@ -164,8 +164,7 @@ def test_entries_of_yaml_are_counted() -> None:
         parse_yaml(text, "config", replace(SETTINGS, entries=1000))
 
 
-def test_infinities_are_taken_if_the_caller_says_so() -> None:
-    assert parse_json("[Infinity]", "config", replace(SETTINGS, is_finite=False)) == [float("inf")]
+def test_infinities_are_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"field '\[0\]' is inf"):
         parse_json("[Infinity]", "card", RECORD)
 

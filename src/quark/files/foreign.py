@@ -37,14 +37,12 @@ _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CL
 @dataclass(frozen=True)
 class Limits:
     """What a document may have: bytes of its file, entries of all lists and mappings together, levels of nesting, and
-    characters of a text in it. `is_finite` is False if numbers may be infinite or NaN; quark itself writes these as
-    text."""
+    characters of a text in it. Numbers have to be finite; quark writes infinities and NaN as text."""
 
     bytes: int
     entries: int
     levels: int = 40
     text: int = 1 << 20
-    is_finite: bool = True
 
 
 REPORT = Limits(256 << 20, 1 << 24, text=1 << 28)  # a plan lists the scales of every weight
@@ -68,10 +66,7 @@ def open_regular(path: str | os.PathLike[str], label: str, error: Error = Invali
     try:
         kind = os.stat(path).st_mode
         if stat.S_ISREG(kind):  # devices are not even opened: for some of them that is an action
-            flags = (
-                os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-            )
-            descriptor = os.open(path, flags)
+            descriptor = os.open(path, _FLAGS)
             kind = os.fstat(descriptor).st_mode  # of what was opened, in case the name was given to something else
             if stat.S_ISREG(kind):
                 return os.fdopen(descriptor, "rb")
@@ -344,7 +339,7 @@ def _checked(content: Any, label: str, limits: Limits, error: Error) -> Any:
                 if problem := _problem_of_text(value, limits):
                     refuse(link, key, problem)
             elif kind is float:
-                if limits.is_finite and not math.isfinite(value):
+                if not math.isfinite(value):
                     refuse(link, key, f"is {value}: expected a finite number")
             elif kind is dict or kind is list:
                 if level >= limits.levels:

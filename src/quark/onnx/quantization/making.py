@@ -111,8 +111,8 @@ def placed(card: Card, target: Path, source: Any, data: Any, result: FileFacts |
 
 
 def command_of(card: Card, target: str = "OUT.onnx") -> str:
-    """The line that makes the file, with names in the place of paths. A config that is no preset with a few changes
-    stands as a file; `quark reproduce` needs none."""
+    """Return the command that makes the file, with names instead of paths. A config that cannot be written as a preset
+    with a few changes appears as a file name; `quark reproduce` does not need that file."""
     parts: list[str | Path] = ["quark", "quantize", Path(card.source.name or "MODEL.onnx"), target]
     known = preset_and_changes(card.config)
     if known is None:

@@ -257,7 +257,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({row.name: row for row in _ROWS
 
 
 def unknown_preset(name: object) -> UnknownNameError:
-    """The error for a name that is no preset.
+    """Return the error for a name that is not a preset.
 
     >>> str(unknown_preset("MXINT9"))
     "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 65."

@@ -124,7 +124,10 @@ def _old_hash(card: Card, has_external_data: bool) -> str:
     """What to add to a message about different hashes if they may not be comparable; mostly empty."""
     if not has_external_data or not card.versions.get("quark", "").startswith("1.0."):
         return ""
-    return "; quark 1.0 hashed external data in another way, and only it can compare the hashes of its cards"
+    return (
+        "; if the card is from the release 1.0.0, the hashes cannot be compared: quark 1.0 hashed external data in "
+        "another way"
+    )
 
 
 def settings_from(card: Card) -> Settings:

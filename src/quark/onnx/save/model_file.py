@@ -38,11 +38,11 @@ ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mappe
 
 
 def check_output(path: str | os.PathLike[str], source: object = None, *others: object, has_report: bool = True) -> Path:
-    """Return the path if a model can be written there, with its report beside it; found out before the work, not after.
+    """Return the path if a model and its report can be written there. Called before the work starts.
 
-    `source` and `others` are what the run reads: the input model, data, configs, cards, each model with its external
-    data. None of these files is overwritten, neither by the model nor by the report. What is no path, such as an array,
-    is passed over.
+    `source` and `others` are what the run reads: the input model, data, configs and cards; for a model, its external
+    data as well. None of these files is overwritten by the model or the report. Values that are not paths, such as
+    arrays, are ignored.
     """
     target = Path(path)
     if target.suffix.lower() == ".json":
@@ -70,8 +70,8 @@ def check_output(path: str | os.PathLike[str], source: object = None, *others: o
 
 
 def _refuse_other_json(report: Path, target: Path) -> None:
-    """Refuse to overwrite JSON that is no report, such as the labels of a network. What is no JSON is replaced, as the
-    model itself is."""
+    """Refuse to overwrite a JSON file that quark did not write as a report, such as the labels of a network. A file
+    that is not JSON is replaced, as an existing model is."""
     if not report.exists():
         return
     try:
@@ -86,7 +86,7 @@ def _refuse_other_json(report: Path, target: Path) -> None:
 
 
 def _files_read(source: object) -> list[Path]:
-    """A file or folder that is read, with the external data of a model; nothing for what is no path."""
+    """Return the file or folder that a path names and, for a model, its external data. Empty if it is not a path."""
     if not isinstance(source, (str, os.PathLike)) or "\0" in os.fspath(source):
         return []
     path = Path(source)
@@ -122,8 +122,8 @@ def write_text(text: str, path: Path) -> None:
 
 
 def _write_two_files(message: Message, path: Path) -> FileFacts:
-    """The weights in the order of the graph, then the model, which names their file by the hash of what was written. It
-    takes its name last: whoever finds it finds its weights."""
+    """Write the weights in the order of the graph, then the model. The name of the weights file holds the hash of its
+    content. The model is renamed last, so that the weights it names are always there."""
     slim = onnx.ModelProto()
     slim.CopyFrom(message.proto)
     with temporary(path.with_suffix(".data")) as weights, temporary(path) as model:
