@@ -442,6 +442,7 @@ def test_a_mixed_plan_of_many_lines_is_read_in_time() -> None:
         {"bias": np.zeros(5, np.float32)},
         {"numbers": np.zeros(3)},
         {"remark": np.zeros(3)},
+        {"remark": np.array([0x110000], np.uint32).view("U1")[0:1].reshape(())},  # no Unicode
     ],
     ids=lambda arrays: f"{next(iter(arrays))} {next(iter(arrays.values())).shape}",
 )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
@@ -43,7 +45,7 @@ def read_array_file(path: Path, label: str, names: Collection[str] | None = None
             size = os.fstat(file.fileno()).st_size
             _check_memory(_announced_bytes(file, size, ""), label)
             file.seek(0)
-            return {"": npy.read_array(file, allow_pickle=False)}
+            return {"": _read_array(file)}
         except InvalidValueError:
             raise
         except MemoryError as error:
@@ -71,8 +73,18 @@ def _read_archive(file: IO[bytes], label: str, names: Collection[str] | None) ->
         arrays = {}
         for name, member in wanted.items():
             with archive.open(member) as content:
-                arrays[name] = npy.read_array(content, allow_pickle=False)
+                arrays[name] = _read_array(content)
         return arrays
+
+
+def _read_array(file: IO[bytes]) -> npt.NDArray[Any]:
+    """Read an array. Text in it has to be Unicode: numpy does not check that, and fails when an element is read."""
+    array: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
+    if array.dtype.kind == "U":
+        codes = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if codes.size and codes.max() > sys.maxunicode:
+            raise ValueError("it holds text that is not Unicode")
+    return array
 
 
 def _announced_bytes(file: IO[bytes], size: int, where: str) -> int:
