@@ -1,97 +1,23 @@
-"""What is asked for, with types: how the tensors of a layer are to be quantized, and what else is to be done.
+"""All that is asked for of a run on a torch network, with types.
 
-    TensorSpec     AffineSpec, BlockSpec or FloatSpec: one tensor
-    LayerSpecs     the four of a layer: input, output, weight, bias; None leaves a tensor as it is
-    Settings       all of a run
-
-`quantization/config` makes these out of what a user wrote; the steps read nothing else.
+`quantization/config` makes `Settings` out of what a user wrote; the steps read nothing else. What is wanted of single
+tensors is in the words of `quark.decide.specs`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from quark.formats.block import BlockQuantizer
-from quark.formats.spec import IntFormat
-from quark.ranges import RangeMethod
-from quark.torch.equalize.options import CrossLayerOptions
-from quark.torch.refine.options import BiasCorrectionOptions
+from quark.decide.options import ChoiceOptions, Selection, SelectionWords, Target, TrainingPlacement
+from quark.decide.specs import AffineSpec, LayerSpec
+from quark.features.bias_correction.options import TorchBiasCorrectionOptions
+from quark.features.equalization.options import CrossLayerOptions
+from quark.npu.rules import POOLS
 
-
-class Granularity(str, Enum):
-    """What shares one scale."""
-
-    TENSOR = "tensor"
-    CHANNEL = "channel"
-    GROUP = "group"
-
-
-class Algorithm(str, Enum):
-    """How a quantizer learns: its threshold (TQT) or its step (LSQ)."""
-
-    TQT = "tqt"
-    LSQ = "lsq"
-
-
-class ThresholdInit(str, Enum):
-    """Where TQT starts from."""
-
-    MAX = "max"
-    THREE_SIGMA = "three_sigma"
-    KL_J = "kl_j"
-
-
-@dataclass(frozen=True)
-class Learning:
-    """`initial` None: the maximum for weights and KL-J for activations; LSQ has a start of its own."""
-
-    algorithm: Algorithm
-    initial: ThresholdInit | None = None
-
-
-@dataclass(frozen=True)
-class AffineSpec:
-    """Integer codes. `axis` is that of the channels, or the one that groups lie along; None: that of the operator."""
-
-    format: IntFormat
-    method: RangeMethod
-    is_symmetric: bool
-    granularity: Granularity = Granularity.TENSOR
-    axis: int | None = None
-    group_size: int | None = None
-    is_power_of_two: bool = False
-    is_dynamic: bool = False
-    learning: Learning | None = None
-
-
-@dataclass(frozen=True)
-class BlockSpec:
-    """Blocks along `axis`; None: the axis that the operator sums over."""
-
-    quantizer: BlockQuantizer
-    to_bfloat16_first: bool = False
-    axis: int | None = None
-
-
-@dataclass(frozen=True)
-class FloatSpec:
-    """float16 or bfloat16."""
-
-    format: str
-
-
-TensorSpec: TypeAlias = AffineSpec | BlockSpec | FloatSpec
-
-
-@dataclass(frozen=True)
-class LayerSpecs:
-    input: TensorSpec | None = None
-    output: TensorSpec | None = None
-    weight: TensorSpec | None = None
-    bias: TensorSpec | None = None
+_ENOUGH_BITS = 8  # for a bias that is rounded to the steps of the sums
+_WORDS = SelectionWords(excluded_nodes="exclude", by_node="layer_quant_config", extra_op_types="")
 
 
 @dataclass(frozen=True)
@@ -100,13 +26,44 @@ class Settings:
     nodes, and that before `by_type` (names of torch.nn classes); None, as everything under `exclude`, leaves a layer in
     float."""
 
-    specs: LayerSpecs
-    by_type: Mapping[str, LayerSpecs | None] = field(default_factory=dict)
-    by_name: Mapping[str, LayerSpecs | None] = field(default_factory=dict)
-    by_node: Mapping[str, LayerSpecs | None] = field(default_factory=dict)
+    specs: LayerSpec
+    by_type: Mapping[str, LayerSpec | None] = field(default_factory=dict)
+    by_name: Mapping[str, LayerSpec | None] = field(default_factory=dict)
+    by_node: Mapping[str, LayerSpec | None] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     equalize: CrossLayerOptions | None = None
-    correct_biases: BiasCorrectionOptions | None = None
+    correct_biases: TorchBiasCorrectionOptions | None = None
     applies_npu_rules: bool = False
     seed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
+    features: Mapping[str, Any] = field(default_factory=dict)  # options of other features of features/order.py
+
+    def options_of(self, feature: str) -> Any:
+        """The options of a feature of features/order.py; None if it is off."""
+        own = {"equalization": self.equalize, "bias_correction": self.correct_biases}
+        return own[feature] if feature in own else self.features.get(feature)
+
+    @property
+    def choose(self) -> ChoiceOptions:
+        """The same for `quark.decide`. Of patterns that mean the same layer, the first one goes."""
+        names = [*self.by_node.items(), *reversed(list(self.by_name.items()))]
+        pools = POOLS if self.applies_npu_rules else ("MaxPool",)
+        return ChoiceOptions(
+            self._with_bias(self.specs),
+            by_op_type=tuple((name, each and self._with_bias(each)) for name, each in self.by_type.items()),
+            by_node=tuple((name, each and self._with_bias(each)) for name, each in names),
+            selection=Selection(excluded_nodes=self.exclude, words=_WORDS),
+            target=Target.NPU_CNN if self.applies_npu_rules else Target.ONNX_RUNTIME,
+            aligned=frozenset({"Concat", "Pad", "Slice", "Transpose", "Reshape", *pools}),
+            has_activation_constants=True,
+            training=TrainingPlacement(),
+        )
+
+    def _with_bias(self, layer: LayerSpec) -> LayerSpec:
+        """Integers are summed in 32 bits, and so is a bias of which nothing is said: ONNX Runtime rounds a float one by
+        itself. With fewer than 8 bits those steps would be coarse, and the bias stays float."""
+        if layer.bias is not None or self.applies_npu_rules:
+            return layer
+        operands = (layer.activation, layer.weight)
+        has_sums = all(isinstance(each, AffineSpec) and each.integer.bits >= _ENOUGH_BITS for each in operands)
+        return replace(layer, bias=AffineSpec("int32")) if has_sums else layer

@@ -11,21 +11,27 @@ import pytest
 from onnx_models import Net
 from position_plans import plan_of, scales_of
 
+from quark.decide.npu_positions import limit_positions
+from quark.decide.options import PositionOptions
 from quark.errors import UnknownNameError
 from quark.npu import RULE_NAMES
-from quark.onnx.choose.npu_positions import limit_positions
-from quark.onnx.choose.options import PositionOptions
 from quark.onnx.insert import insert
 from quark.onnx.load import load
 from quark.onnx.simulate import DEFAULT_SUBSTITUTIONS, SimulateOptions, simulate
+from quark.onnx.view import view_of
 from quark.plan import AffineChoice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 
 ALL = PositionOptions(frozenset(RULE_NAMES))
 
 
+def scale_of(entry: TensorChoice) -> float:
+    assert isinstance(entry.choice, AffineChoice)
+    return entry.choice.scale[0]
+
+
 def limited(model, positions, options=ALL, **formats):
     """The positions of activations and constants afterwards, by tensor, and what was told."""
-    plan, facts = limit_positions(model, plan_of(model, positions, **formats), options)
+    plan, facts = limit_positions(view_of(model), plan_of(model, positions, **formats), options)
     return {name: int(-np.log2(scale)) for name, scale in scales_of(plan).items()}, facts
 
 
@@ -57,7 +63,7 @@ def test_moved_constants_are_quantized_anew_from_float():
     """What is stored are the codes of the float weight at the new scale, not of the old codes."""
     model = conv_net()
     weight, bias = (np.array(model.graph.initializers[name].const_value.numpy()) for name in ("w", "b"))
-    plan, _ = limit_positions(model, plan_of(model, {"x": 9, "w": 11, "b": 22, "y": 0}), ALL)
+    plan, _ = limit_positions(view_of(model), plan_of(model, {"x": 9, "w": 11, "b": 22, "y": 0}), ALL)
     scale = scales_of(plan)
     assert (scale["w"], scale["b"]) == (2.0**-7, 2.0**-16)
     insert(model, plan)
@@ -70,7 +76,7 @@ def test_moved_constants_are_quantized_anew_from_float():
 
 def test_the_reason_says_which_rule_moved_it_from_where():
     model = conv_net()
-    plan, _ = limit_positions(model, plan_of(model, {"x": 5, "w": 14, "b": 12, "y": 2}), ALL)
+    plan, _ = limit_positions(view_of(model), plan_of(model, {"x": 5, "w": 14, "b": 12, "y": 2}), ALL)
     reasons = {each.tensor: each.reason for each in plan}
     assert reasons["w"] == "by hand; AdjustShiftCut moved it from 14 to 13"
     assert reasons["x"] == "by hand"
@@ -117,8 +123,8 @@ def test_a_constant_that_two_layers_read_moves_for_one_of_them():
     x, w = net.input("x", (4, 8)), net.weight(8, 8, name="w")
     y = net.node("Gemm", net.node("Gemm", x, w, name="first", output="m"), w, name="second", output="y")
     model = load(net.model(y)).model
-    plan, facts = limit_positions(model, plan_of(model, {"x": 5, "w": 8, "m": 5, "y": -6}), ALL)
-    readers = {each.choice.scale[0]: each.readers for each in plan.of("w")}
+    plan, facts = limit_positions(view_of(model), plan_of(model, {"x": 5, "w": 8, "m": 5, "y": -6}), ALL)
+    readers = {scale_of(each): each.readers for each in plan.of("w")}
     assert readers == {2.0**-8: (Reader("first", 1),), 2.0**-5: (Reader("second", 1),)}
     assert facts.changed == ("AdjustShiftCut moved weight w from 8 to 5",)
     insert(model, plan)
@@ -133,8 +139,8 @@ def test_entries_of_one_activation_move_together():
     plan = plan_of(model, {"x": 9, "z": 1, "d": 2, "y": 1})
     entry = plan.tensors[0]
     parts = tuple(replace(entry, readers=(reader,)) for reader in entry.readers)
-    after, _ = limit_positions(model, replace(plan, tensors=(*parts, *plan.tensors[1:])), ALL)
-    assert [each.choice.scale[0] for each in after.of("x")] == [2.0**-8, 2.0**-8]
+    after, _ = limit_positions(view_of(model), replace(plan, tensors=(*parts, *plan.tensors[1:])), ALL)
+    assert [scale_of(each) for each in after.of("x")] == [2.0**-8, 2.0**-8]
 
 
 def test_what_has_no_position_takes_no_part():
@@ -148,11 +154,11 @@ def test_what_has_no_position_takes_no_part():
     ]
     for choice in odd:
         tensors = tuple(replace(each, choice=choice) if each.tensor == "w" else each for each in plan)
-        after, facts = limit_positions(model, QuantizationPlan(tensors), ALL)
+        after, facts = limit_positions(view_of(model), QuantizationPlan(tensors), ALL)
         assert after.tensors == tensors
         assert facts.changed == ()
     different = TensorChoice("x", Role.ACTIVATION, AffineChoice("int8", (0.5,), (0,)), (Reader("conv", 0),))
-    after, facts = limit_positions(model, QuantizationPlan((*plan.tensors, different)), ALL)
+    after, facts = limit_positions(view_of(model), QuantizationPlan((*plan.tensors, different)), ALL)
     assert facts.changed == ()
 
 
@@ -187,13 +193,13 @@ def test_swish_is_seen_through_what_stands_for_the_npus_constant():
     model = swish_net()
     plan = plan_of(model, {"x": -1, "g": 5, "y": -18})
     simulate(model, SimulateOptions(DEFAULT_SUBSTITUTIONS))
-    after, facts = limit_positions(model, plan, ALL)
+    after, facts = limit_positions(view_of(model), plan, ALL)
     assert scales_of(after) == {"x": 1.0, "g": 2.0**-7, "y": 2.0**8}
     rules = " ".join(facts.changed)
     assert all(
         name in rules for name in ("AdjustHardSigmoid moved activation g", "AdjustShiftSwish moved activation y")
     )
-    without, _ = limit_positions(model, plan, replace(ALL, rules=ALL.rules - {"AdjustShiftSwish"}))
+    without, _ = limit_positions(view_of(model), plan, replace(ALL, rules=ALL.rules - {"AdjustShiftSwish"}))
     assert scales_of(without)["y"] == 2.0**18  # a plain Mul has room for 32
 
 
@@ -201,8 +207,8 @@ def test_it_comes_to_rest_and_touches_no_model():
     model = joined()
     before = ir.to_proto(model).SerializeToString()
     plan = plan_of(model, {"x": 6, "z": 5, "turned": 5, "k": 7, "joined": 4, "pooled": 3})
-    once, _ = limit_positions(model, plan, ALL)
-    again, facts = limit_positions(model, once, ALL)
+    once, _ = limit_positions(view_of(model), plan, ALL)
+    again, facts = limit_positions(view_of(model), once, ALL)
     assert again == once
     assert facts.changed == ()
     assert ir.to_proto(model).SerializeToString() == before

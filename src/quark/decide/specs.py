@@ -11,20 +11,45 @@ None in the place of a spec means: leave it in float.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeAlias, TypeGuard
 
 from quark.errors import InvalidValueError
 from quark.formats.affine import integer_format
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import IntFormat
-from quark.ranges import MinMax, RangeMethod
+from quark.ranges import KLJ, MeanMagnitude, MinMax, RangeMethod, ThreeSigma
+
+
+class Algorithm(str, Enum):
+    """How a quantizer learns: its threshold (TQT) or its step (LSQ)."""
+
+    TQT = "tqt"
+    LSQ = "lsq"
+
+
+class ThresholdInit(str, Enum):
+    """Where TQT starts from."""
+
+    MAX = "max"
+    THREE_SIGMA = "three_sigma"
+    KL_J = "kl_j"
+
+
+@dataclass(frozen=True)
+class Learning:
+    """`initial` None: the maximum for weights and KL-J for activations; LSQ has a start of its own."""
+
+    algorithm: Algorithm
+    initial: ThresholdInit | None = None
 
 
 @dataclass(frozen=True)
 class AffineSpec:
     """Integers of `format`. `is_symmetric`: the middle code is zero. `is_per_channel`: for weights, a scale for each
-    output channel. `group_size`: for weights, a scale for so many neighbours along the reduction axis.
-    `has_reduced_range`: one bit less, for integer units that would saturate."""
+    output channel. `group_size`: for weights, a scale for so many neighbours along the reduction axis. `axis`: where
+    the channels or groups lie, if not where the operator has them. `has_reduced_range`: one bit less, for integer units
+    that would saturate. `learning`: the scale is trained."""
 
     format: str
     method: RangeMethod = field(default_factory=MinMax)
@@ -33,17 +58,30 @@ class AffineSpec:
     is_power_of_two: bool = False
     group_size: int | None = None
     has_reduced_range: bool = False
+    axis: int | None = None
+    learning: Learning | None = None
 
     def __post_init__(self) -> None:
         integer_format(self.format)
-        if self.is_power_of_two and not self.is_symmetric:
-            raise InvalidValueError(f"power-of-two scales with asymmetric {self.format}: positions need a middle zero")
-        if self.is_power_of_two and (self.is_per_channel or self.has_reduced_range):
-            raise InvalidValueError("power-of-two scales are one for a tensor, of the full range")
 
     @property
     def integer(self) -> IntFormat:
         return integer_format(self.format)
+
+    @property
+    def has_one_scale(self) -> bool:
+        """Whether one scale is for the whole tensor."""
+        return not self.is_per_channel and self.group_size is None
+
+    def observed_method(self, is_weight: bool = False) -> RangeMethod:
+        """The method that the tensor's range is found with; what learns starts from a range of its own."""
+        if self.learning is None:
+            return self.method
+        if self.learning.algorithm is Algorithm.LSQ:
+            return MeanMagnitude()
+        initial = self.learning.initial or (ThresholdInit.MAX if is_weight else ThresholdInit.KL_J)
+        starts = {ThresholdInit.MAX: MinMax(), ThresholdInit.THREE_SIGMA: ThreeSigma(), ThresholdInit.KL_J: KLJ()}
+        return starts[initial]
 
 
 @dataclass(frozen=True)
@@ -82,6 +120,9 @@ class FloatSpec:
     def is_symmetric(self) -> bool:
         return True
 
+    def observed_method(self) -> RangeMethod:
+        return self.method
+
     def __post_init__(self) -> None:
         if self.format not in ("float16", "bfloat16"):
             raise InvalidValueError(f"format '{self.format}': expected float16 or bfloat16")
@@ -92,6 +133,7 @@ class DynamicSpec:
     """Integers whose scale and zero point are found at run time."""
 
     format: str = "uint8"
+    is_symmetric: bool = False
 
 
 TensorSpec: TypeAlias = AffineSpec | BlockSpec | FloatSpec | DynamicSpec

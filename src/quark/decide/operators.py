@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import onnx_ir as ir
-
-from quark.onnx.graph import attribute, constant
+from quark.decide.view import Node
 
 
 class Kind(str, Enum):
+    """What an operator does with its inputs; the module's docstring explains each kind."""
+
     COMPUTE = "compute"
     PASS = "pass"
     JOIN = "join"
@@ -63,8 +63,6 @@ OPERATORS: dict[str, OperatorFacts] = {
         is_for_runtime=False,
     ),
 }
-# Resize that invents no values, and a Pad that adds zeros, only move them; others compute.
-_CONDITIONAL_PASS = ("Resize", "Pad", "Upsample")
 
 # With a constant they limit what is before them, as a Clip does; with two tensors they are arithmetic.
 BOUNDS = ("Min", "Max")
@@ -76,60 +74,47 @@ _TRANSFORMER_TYPES = (
 TRANSFORMER_TYPES = frozenset(_TRANSFORMER_TYPES.split())
 
 
-def facts(node: ir.Node) -> OperatorFacts | None:
+def facts(node: Node) -> OperatorFacts | None:
     """What is known of the node's operator; None where it has no quantized form."""
-    if node.domain not in ("", "ai.onnx"):
+    if not node.is_standard or not node.has_quantized_form:
         return None
     known = OPERATORS.get(node.op_type)
-    if node.op_type in BOUNDS and len(node.inputs) == 2 and constant(node.inputs[1]) is not None:
+    if node.op_type in BOUNDS and len(node.inputs) == 2 and (limit := node.inputs[1]) is not None and limit.constant:
         return OperatorFacts(Kind.ACTIVATION, (0,), is_for_runtime=False)
-    if known is not None and node.op_type in _CONDITIONAL_PASS:
-        return OperatorFacts(Kind.PASS if _is_moving(node) else Kind.ARITHMETIC, (0,))
+    if node.op_type == "Pad":  # one that adds zeros only moves values
+        is_moving = node.setting("mode", "constant") != "constant" or node.setting("fill", 0.0) == 0
+        return OperatorFacts(Kind.PASS if is_moving else Kind.ARITHMETIC)
+    if node.op_type in ("Resize", "Upsample"):  # the nearest value is no new one
+        return OperatorFacts(Kind.PASS if node.setting("mode", "nearest") == "nearest" else Kind.ARITHMETIC)
     return known
 
 
-def _is_moving(node: ir.Node) -> bool:
-    mode = attribute(node, "mode", "constant" if node.op_type == "Pad" else "nearest")
-    if node.op_type != "Pad":
-        return bool(mode == "nearest")
-    if mode != "constant" or len(node.inputs) < 3 or node.inputs[2] is None:
-        return True
-    value = constant(node.inputs[2])
-    return value is not None and not value.any()
-
-
-def reduction_axis(node: ir.Node, index: int) -> int | None:
-    """The axis of input `index` that the node sums over; counted from the end for MatMul. None where it is a bias, or
-    where the operator sums nothing."""
+def reduction_axis(node: Node, index: int) -> int | None:
+    """The axis of input `index` that the node sums over; counted from the end for MatMul, and for a Gemm whose data may
+    have any rank. None where it is a bias, or where the operator sums nothing."""
     op = node.op_type
     if op in ("Conv", "ConvTranspose"):
-        if index == 0:
-            return 1
-        return (1 if op == "Conv" else 0) if index == 1 else None
+        return {0: 1, 1: 1 if op == "Conv" else 0}.get(index)
     if op == "Gemm":
-        return (
-            int(attribute(node, "transA", 0) == 0)
-            if index == 0
-            else int(attribute(node, "transB", 0) != 0)
-            if index == 1
-            else None
-        )
+        is_transposed = node.setting("transA", 0)
+        first = -1 if is_transposed is None else int(is_transposed == 0)
+        return {0: first, 1: int(node.setting("transB", 0) != 0)}.get(index)
     if op == "MatMul":
-        operand = node.inputs[index] if index < len(node.inputs) else None
-        is_vector = operand is not None and operand.shape is not None and len(operand.shape) == 1
+        operand = node.input(index)
+        is_vector = operand is not None and operand.rank == 1
         return -1 if index == 0 or is_vector else -2
     return None
 
 
-def channel_axis(node: ir.Node, rank: int) -> int | None:
+def channel_axis(node: Node, rank: int) -> int | None:
     """The axis of the weight that counts output channels; None where they cannot have scales of their own."""
     op = node.op_type
     if op == "Conv":
         return 0
     if op == "ConvTranspose":
-        return 1 if attribute(node, "group", 1) == 1 else None
+        return 1 if node.setting("group", 1) == 1 else None
     if op == "Gemm":
-        return 0 if attribute(node, "transB", 0) else 1
+        return 0 if node.setting("transB", 0) else 1
     if op == "MatMul" and rank == 2:  # ONNX Runtime's kernels take no channels of a stack of matrices
         return 1
     return None

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from onnx_models import Net, conv_bn_relu, residual, transformer_block, with_if
 
-from quark.errors import InvalidValueError, ModelError, UnknownNameError
-from quark.formats.block import BlockQuantizer
-from quark.formats.catalog import get_format
-from quark.formats.spec import ScaleRule
-from quark.onnx.choose import (
+from quark.decide import (
     AffineSpec,
     BlockPlacement,
     BlockSpec,
@@ -27,7 +23,12 @@ from quark.onnx.choose import (
     place,
     tensors_to_measure,
 )
+from quark.errors import InvalidValueError, ModelError, UnknownNameError
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import get_format
+from quark.formats.spec import ScaleRule
 from quark.onnx.load import load
+from quark.onnx.view import view_of
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, Reader, Role
 from quark.ranges import MinMax, PowerOfTwoMinMSE, TensorRange
 
@@ -39,13 +40,13 @@ BLOCKS = LayerSpec(*[BlockSpec(BlockQuantizer(get_format("mxint8"), ScaleRule.RC
 def plan_of(model, options, ranges=None):
     """The plan with every activation measured as -1..3, or as told."""
     graph = load(model).model
-    placement = place(graph, options)
+    placement = place(view_of(graph), options)
     found = {}
     for name, spec in tensors_to_measure(placement):
         low, high = (ranges or {}).get(name, (-1.0, 3.0))
         position = 5 if spec.is_power_of_two else None
         found[name, spec] = TensorRange(low, high, position)
-    return choose(graph, placement, found, options)
+    return choose(view_of(graph), placement, found, options)
 
 
 def with_selection(spec=UNSIGNED, **fields):
@@ -124,7 +125,7 @@ def test_logits_of_a_product_stay_float_for_the_runtime(target, is_quantized):
 def test_operators_that_move_values_share_the_scale_and_are_not_measured():
     graph = load(conv_relu_conv()).model
     options = ChoiceOptions(UNSIGNED)
-    measured = {name for name, _ in tensors_to_measure(place(graph, options))}
+    measured = {name for name, _ in tensors_to_measure(place(view_of(graph), options))}
     assert "conv2_out" in measured
     assert "y" not in measured
     plan = plan_of(conv_relu_conv(), options)
@@ -185,7 +186,7 @@ def test_an_unknown_node_name_is_an_error_that_offers_the_nearest(field):
 
 def test_the_name_of_a_node_that_a_rewrite_removed_is_no_mistake():
     graph = load(conv_relu_conv()).model
-    place(graph, with_selection(excluded_nodes=("bn7",)), vanished=["bn7"])
+    place(view_of(graph), with_selection(excluded_nodes=("bn7",)), vanished=["bn7"])
 
 
 def test_an_unknown_operator_type_is_an_error():

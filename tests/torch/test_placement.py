@@ -10,13 +10,15 @@ from torch import nn
 from torch_networks import images, trained
 from torch_specs import affine, settings
 
+from quark.decide import Placement, place
+from quark.decide.specs import LayerSpec
 from quark.errors import UnknownNameError
 from quark.plan import Role
 from quark.torch.capture import capture
-from quark.torch.choose import Placement, place
 from quark.torch.graph import Network
 from quark.torch.optimize import optimize
-from quark.torch.specs import LayerSpecs, Settings
+from quark.torch.specs import Settings
+from quark.torch.view import view_of
 
 
 def prepared(model: nn.Module, x: torch.Tensor | None = None) -> Network:
@@ -27,7 +29,7 @@ def prepared(model: nn.Module, x: torch.Tensor | None = None) -> Network:
 
 def placed(model: nn.Module, wanted: Settings, x: torch.Tensor | None = None) -> tuple[Network, Placement]:
     network = prepared(model, x)
-    return network, place(network, wanted)
+    return network, place(view_of(network), wanted.choose)
 
 
 def tensors(placement: Placement, role: Role = Role.ACTIVATION) -> set[str]:
@@ -110,10 +112,10 @@ def test_blocks_and_dynamic_scales_go_on_products_alone(name: str) -> None:
 
 
 def test_specs_of_a_layer_go_before_those_of_its_kind_and_of_all() -> None:
-    wider = LayerSpecs(affine("int16"), affine("int16"), affine("int16"))
+    wider = LayerSpec(affine("int16"), affine("int16"), output=affine("int16"))
     wanted = settings("int8", by_name={"layer1.0.conv1": wider}, by_type={"Linear": None})
     _, placement = placed(trained("resnet"), wanted)
-    formats = {each.tensor: each.spec.format.name for each in placement.requests if each.role is Role.WEIGHT}  # type: ignore[union-attr]
+    formats = {each.tensor: each.spec.format for each in placement.requests if each.role is Role.WEIGHT}
     assert formats["layer1.0.conv1.weight"] == "int16"
     assert formats["layer1.0.conv2.weight"] == "int8"
     assert "fc.weight" not in formats
@@ -123,7 +125,7 @@ def test_specs_of_a_layer_go_before_those_of_its_kind_and_of_all() -> None:
 @pytest.mark.parametrize("option", ["exclude", "by_name"])
 def test_a_pattern_that_fits_nothing_is_a_mistake(option: str) -> None:
     entries: dict[str, Any] = {"exclude": ("fcc",), "by_name": {"fcc": None}}
-    with pytest.raises(UnknownNameError, match="no layer for .*'fcc'.*Did you mean fc"):
+    with pytest.raises(UnknownNameError, match="no layer .*'fcc'.*Did you mean fc"):
         placed(trained("resnet"), settings("int8", **{option: entries[option]}))
 
 
@@ -139,6 +141,4 @@ def test_what_has_no_quantized_form_is_told() -> None:
             return torch.cumsum(x, 1)
 
     _, placement = placed(Odd(), settings("int8"))
-    assert [(each.op_type, each.reason) for each in placement.skipped] == [
-        ("cumsum", "no quantized form of this operator")
-    ]
+    assert [(each.op_type, each.reason) for each in placement.skipped] == [("cumsum", "no quantized form is known")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quark.onnx.choose.specs import LayerSpec
+from quark.decide.specs import AffineSpec, FloatSpec, LayerSpec, TensorSpec
+from quark.errors import InvalidValueError
 
 
 class Target(str, Enum):
@@ -21,6 +22,16 @@ class BlockPlacement(str, Enum):
 
     COMPUTE = "compute"  # on both operands of Conv, Gemm and MatMul; the rest stays float
     ALL = "all"  # on every activation, weight and bias
+
+
+@dataclass(frozen=True)
+class SelectionWords:
+    """What users call the options of a selection, for errors and reasons."""
+
+    nodes: str = "nodes_to_quantize"
+    excluded_nodes: str = "nodes_to_exclude"
+    by_node: str = "specific_layer_config"
+    extra_op_types: str = "extra_op_types_to_quantize"  # empty: there is no such option
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Selection:
     kept_float: tuple[tuple[str, str], ...] = ()  # names of nodes that protection leaves in float, with the reason
     needs_constant_matmul_operand: bool = False
     needs_weight_matrix: bool = False  # weights of two dimensions only, as MatMulNBits has them
+    words: SelectionWords = field(default_factory=lambda: SelectionWords())
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,16 @@ class PositionOptions:
 
     rules: frozenset[str]
     max_rounds: int = 5
+
+
+@dataclass(frozen=True)
+class TrainingPlacement:
+    """How quantizers of a network that is trained afterwards are placed otherwise.
+
+    Only `LayerSpec.output` says how results are quantized, and what a reader wants goes before it. float16 and bfloat16
+    go on every tensor. An activation behind a layer in float reads float, and constants that are only moved are
+    quantized where they arrive.
+    """
 
 
 @dataclass(frozen=True)
@@ -95,8 +117,27 @@ class ChoiceOptions:
     positions: PositionOptions | None = None  # None: positions are what the ranges say
     has_float_products: bool = False  # Gemm and MatMul hand float to nodes in float, also for an NPU's transformers
     has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
+    training: TrainingPlacement | None = None  # of a network that is trained afterwards
+
+    def __post_init__(self) -> None:
+        layers = [self.default, *(spec for _, spec in (*self.by_op_type, *self.by_node))]
+        for spec in (each for layer in layers if layer for each in (layer.activation, layer.weight, layer.bias)):
+            if self.training is not None or not isinstance(spec, AffineSpec) or not spec.is_power_of_two:
+                continue
+            if not spec.is_symmetric:
+                raise InvalidValueError(
+                    f"power-of-two scales with asymmetric {spec.format}: positions need a middle zero"
+                )
+            if spec.is_per_channel or spec.has_reduced_range:
+                raise InvalidValueError("power-of-two scales are one for a tensor, of the full range")
 
     @property
     def has_products_only(self) -> bool:
         """That block formats and floats go on the operands of products alone: unless every operator is asked for."""
         return self.block_placement is BlockPlacement.COMPUTE and not self.selection.has_all_op_types
+
+    def goes_everywhere(self, spec: TensorSpec | None) -> bool:
+        """Whether the spec is for every tensor, and not for the operands of products alone."""
+        if isinstance(spec, AffineSpec) or (self.training is not None and isinstance(spec, FloatSpec)):
+            return True
+        return spec is not None and not self.has_products_only

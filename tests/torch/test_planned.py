@@ -11,10 +11,10 @@ from frozen_networks import example_of, float_network
 
 import quark.onnx
 from quark.errors import ModelError
-from quark.mixed_precision import LayerPrecision, MixedPlan, Precision
+from quark.features.mixed_precision.plan import LayerPrecision, MixedPlan, Precision
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
-from quark.torch.choose.plan_transfer import PlannedLayer, layers_of_plan, weighted_layers
 from quark.torch.export import export_onnx
+from quark.torch.planned import PlannedLayer, layers_of_plan, weighted_layers
 
 torch.set_num_threads(1)
 ATTENTION = ["query", "key", "value", "out", "head"]

@@ -1,0 +1,361 @@
+"""Turn a placement and measured ranges into decisions: scales, zero points and axes, each with the rule behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quark.decide.operators import channel_axis, reduction_axis
+from quark.decide.options import ChoiceOptions, Target, TensorOverride
+from quark.decide.placement import FusedActivation, Placement, Request
+from quark.decide.scales import (
+    ChannelAxis,
+    choice_of_range,
+    choice_of_weight,
+    combine_ranges,
+    derived_bias,
+    fit_weight_to_bias,
+    own_bias,
+)
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, MeasuredSpec, TensorSpec, is_measured
+from quark.decide.view import Array, Constant, Graph, Node
+from quark.errors import InvalidValueError, ModelError, unknown_name
+from quark.formats.affine import integer_format
+from quark.formats.catalog import get_format
+from quark.plan import (
+    AffineChoice,
+    BlockChoice,
+    Choice,
+    DynamicChoice,
+    FloatChoice,
+    QuantizationPlan,
+    Reader,
+    Role,
+    TensorChoice,
+)
+from quark.ranges import TensorRange
+
+RangeKey = tuple[str, MeasuredSpec]
+_OVERRIDDEN = "TensorQuantOverrides over "  # so begins the reason of every choice that an override had a say in
+
+
+def tensors_to_measure(placement: Placement) -> list[RangeKey]:
+    """The activations whose range must be known, each with the spec that it is wanted for."""
+    keys: dict[RangeKey, None] = {}
+    for request in placement.requests:
+        if request.role is Role.ACTIVATION and is_measured(request.spec):
+            keys.update(dict.fromkeys(_measured_members(placement, request.tensor, request.spec)))
+    return list(keys)
+
+
+def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:
+    """Of the group of a tensor those that the others follow from; all where each follows from another."""
+    members = [(name, each) for name, each in placement.groups.members((tensor, spec)) if is_measured(each)]
+    return [key for key in members if key[0] not in placement.derived] or members
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One request with what was chosen for it, and why."""
+
+    request: Request
+    choice: Choice
+    reason: str
+
+
+def decide(
+    graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
+) -> list[Decision]:
+    """A decision for every request but those of biases that have to stay float; the graph is not touched."""
+    chooser = _Chooser(graph, placement, ranges, options)
+    return [each for each in map(chooser.decide, placement.requests) if each is not None]
+
+
+def choose(
+    graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
+) -> QuantizationPlan:
+    """The plan; the graph is not touched."""
+    decided = [_tensor_choice(each) for each in decide(graph, placement, ranges, options)]
+    before = choices_before_clips(graph, placement.fused, decided) if options.target is Target.ONNX_RUNTIME else {}
+    return QuantizationPlan(_merged([*decided, *before.values()], frozenset(before)), placement.skipped)
+
+
+def rechoose(
+    graph: Graph,
+    plan: QuantizationPlan,
+    placement: Placement,
+    ranges: Mapping[RangeKey, TensorRange],
+    options: ChoiceOptions,
+    tensors: Collection[str],
+) -> QuantizationPlan:
+    """The plan for constants that have other values now. A bias whose scale follows from its layer keeps it."""
+    chooser = _Chooser(graph, placement, ranges, options)
+    own = [each for each in placement.requests if each.tensor in tensors and not is_derived_bias(each)]
+    decided = {(each.request.tensor, each.request.reader): each for each in map(chooser.decide, own) if each}
+
+    def renewed(each: TensorChoice) -> TensorChoice:
+        new = decided.get((each.tensor, each.readers[0]))
+        return each if new is None else replace(each, choice=new.choice, reason=new.reason)
+
+    return replace(plan, tensors=tuple(renewed(each) for each in plan))
+
+
+def is_derived_bias(request: Request) -> bool:
+    """A bias of 32 bits has the scale of what it is added to; narrower ones have their own."""
+    return request.role is Role.BIAS and isinstance(request.spec, AffineSpec) and request.spec.format == "int32"
+
+
+def check_overrides(names: Iterable[str], overrides: Iterable[TensorOverride]) -> None:
+    """That there are tensors of the names that the overrides have."""
+    known = set(names)
+    for each in overrides:
+        if each.tensor not in known:
+            raise unknown_name("tensor (TensorQuantOverrides)", each.tensor, sorted(known))
+
+
+def unused_overrides(plan: QuantizationPlan, overrides: Iterable[TensorOverride]) -> list[str]:
+    """A remark for every override that the plan shows no trace of."""
+    used = {each.tensor for each in plan if each.reason.startswith(_OVERRIDDEN)}
+    unused = (each.tensor for each in overrides if each.tensor not in used)
+    return [f"TensorQuantOverrides of '{name}': nothing reads it quantized with a scale of its own" for name in unused]
+
+
+class _Chooser:
+    def __init__(
+        self, graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
+    ) -> None:
+        self._placement = placement
+        self._ranges = ranges
+        self._options = options
+        self._nodes = graph.by_name
+        self._values = graph.constants()
+        self._overrides = {each.tensor: each for each in options.overrides}
+        self._by_consumer = {each.consumer: each for each in placement.requests}
+        self._weights: dict[Reader, AffineChoice | None] = {}
+        self._plain: dict[tuple[str, TensorSpec, ChannelAxis | None], AffineChoice] = {}
+
+    def decide(self, request: Request) -> Decision | None:
+        """The choice for one reader, or None where a bias has to stay float."""
+        spec, found = request.spec, None
+        if isinstance(spec, BlockSpec):
+            found = self._block(request, spec)
+        elif isinstance(spec, FloatSpec):
+            found = self._float(request, spec)
+        elif isinstance(spec, DynamicSpec):
+            found = DynamicChoice(spec.format), "found at run time"
+        elif request.role is Role.ACTIVATION:
+            found = self._activation(request.tensor, spec)
+        elif request.role is Role.BIAS:
+            found = self._bias(request, spec)
+        elif (weight := self._weight(request.consumer)) is not None:
+            where = "the tensor" if weight.axis is None else f"each channel of axis {weight.axis}"
+            if weight.group_size is not None:
+                where = f"each group of {weight.group_size} along axis {weight.axis}"
+            found = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
+        return None if found is None else Decision(request, *found)
+
+    def _block(self, request: Request, spec: BlockSpec) -> tuple[Choice, str]:
+        node = self._nodes.get(request.consumer.node)
+        axis = reduction_axis(node, request.consumer.index) if node is not None and spec.follows_reduction else None
+        reason = "along the axis that is summed over" if axis is not None else "along the configured axis"
+        chosen = spec.axis if axis is None else axis
+        if request.tensor in self._values:
+            rank = len(self._constant(request.tensor).shape)
+            chosen = chosen if -rank <= chosen < rank else rank - 1
+        choice = BlockChoice(spec.quantizer, chosen, spec.to_bfloat16_first)
+        return choice, f"{reason}, {spec.quantizer.scale_rule.value}"
+
+    def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
+        if not spec.is_scaled:
+            return FloatChoice(spec.format, spec.is_saturating), "cast"
+        if request.role is Role.ACTIVATION:
+            found = self._ranges[request.tensor, spec]
+            reach = max(-found.lowest, found.highest)
+        else:
+            array = self._values[request.tensor].array()
+            assert array is not None, request.tensor
+            reach = float(np.abs(array.astype(np.float64)).max(initial=0.0))
+        top = float(get_format(spec.format).max) if spec.format == "float16" else 2.0
+        scale = float(np.float32(reach / top)) or 1.0
+        return FloatChoice(spec.format, spec.is_saturating, scale), f"scaled so that {reach:.6g} becomes {top:g}"
+
+    def _activation(self, tensor: str, spec: AffineSpec) -> tuple[AffineChoice, str]:
+        override = self._overrides.get(tensor)
+        if override is not None and override.axis is not None:
+            raise InvalidValueError(f"TensorQuantOverrides of '{tensor}': axis, and activations have one scale")
+        if not spec.has_one_scale:
+            scales = "channel" if spec.group_size is None else "group"
+            raise InvalidValueError(f"activation '{tensor}': {scales} scales, and activations have one")
+        members = _measured_members(self._placement, tensor, spec)
+        found = combine_ranges([self._ranges[key] for key in members])
+        choice = choice_of_range(spec, found, override, self._options.has_unsigned_relu)
+        if spec.learning is not None and not spec.integer.signed and found.lowest < -choice.scale[0] / 2:
+            raise InvalidValueError(
+                f"tensor '{tensor}' goes down to {found.lowest:.3g}, and {spec.format} codes that learn begin at 0: "
+                f"give its layer int{spec.integer.bits} by layer_quant_config; unsigned types are for what a ReLU gives"
+            )
+        methods = dict.fromkeys(self._ranges[key].method or str(spec.method) for key in members)
+        reason = _reason(f"{' and '.join(methods)} {found.lowest:.6g}..{found.highest:.6g}", override)
+        others = [name for name, _ in members if name != tensor]
+        return choice, reason + (f", shared with {', '.join(others[:3])}" if others else "")
+
+    def _weight(self, reader: Reader) -> AffineChoice | None:
+        """The choice for a constant operand, fitted to the bias of its node where that is added to the sum of products
+        in 32 bits; None where it is no integer."""
+        if reader not in self._weights:
+            request = self._by_consumer[reader]
+            spec = request.spec
+            self._weights[reader] = self._fitted_weight(request, spec) if isinstance(spec, AffineSpec) else None
+        return self._weights[reader]
+
+    def _fitted_weight(self, request: Request, spec: AffineSpec) -> AffineChoice:
+        node, constant = self._nodes[request.consumer.node], self._values[request.tensor].constant
+        assert constant is not None, request.tensor
+        channels = self._channels(node, request, spec, len(constant.shape))
+        key = (request.tensor, spec, channels)
+        if key not in self._plain:
+            override = self._overrides.get(request.tensor)
+            self._plain[key] = choice_of_weight(spec, self._constant(request.tensor), channels, override)
+        choice = self._plain[key]
+        bias = self._by_consumer.get(Reader(node.name, 2))
+        activation = self._activation_of(node.name)
+        is_free = spec.is_power_of_two or spec.learning is not None or choice.group_size is not None
+        if bias is None or not is_derived_bias(bias) or activation is None or is_free:
+            return choice
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or not _has_scales_of_outputs(node, choice, constant):
+            return choice
+        return fit_weight_to_bias(choice, constant.array(), activation.scale[0], self._array(bias.tensor))
+
+    def _channels(self, node: Node, request: Request, spec: AffineSpec, rank: int) -> ChannelAxis | None:
+        override, index = self._overrides.get(request.tensor), request.consumer.index
+        if spec.group_size is not None:
+            axis = reduction_axis(node, index) if spec.axis is None else spec.axis
+            return None if axis is None else ChannelAxis(axis % rank, spec.group_size)
+        if override is not None and override.axis is not None:
+            if spec.is_power_of_two:
+                raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
+            return ChannelAxis(_axis_of(override.axis, rank, f"TensorQuantOverrides of '{override.tensor}'"))
+        is_fixed = override is not None and override.scale is not None and len(override.scale) == 1
+        if is_fixed or not spec.is_per_channel or index != 1:
+            return None
+        data = self._by_consumer.get(Reader(node.name, 0))
+        is_dynamic = data is not None and isinstance(data.spec, DynamicSpec)
+        if not spec.is_symmetric and node.op_type == "Conv" and is_dynamic:
+            return None  # ConvInteger has one zero point for a weight, which only symmetric channels share
+        configured = dict(self._options.channel_axes).get(node.op_type)
+        if configured is not None:
+            return ChannelAxis(_axis_of(configured, rank, "QDQOpTypePerChannelSupportToAxis"))
+        if spec.axis is not None and node.op_type in ("Conv", "Gemm"):
+            if not -rank <= spec.axis < rank:
+                raise InvalidValueError(
+                    f"weight '{request.tensor}' has {rank} axes, and ch_axis is {spec.axis}: expected {-rank} to "
+                    f"{rank - 1}; 0 counts output channels"
+                )
+            return ChannelAxis(spec.axis % rank)
+        axis = channel_axis(node, rank)
+        return None if axis is None else ChannelAxis(axis)
+
+    def _activation_of(self, node: str) -> AffineChoice | None:
+        """What the node's first operand is quantized with, where that is affine."""
+        request = self._by_consumer.get(Reader(node, 0))
+        if request is None or not isinstance(request.spec, AffineSpec) or request.role is not Role.ACTIVATION:
+            return None
+        return self._activation(request.tensor, request.spec)[0]
+
+    def _bias(self, request: Request, spec: AffineSpec) -> tuple[AffineChoice, str] | None:
+        values = self._array(request.tensor)
+        if not is_derived_bias(request):
+            override = self._overrides.get(request.tensor)
+            return own_bias(spec, values, override), _reason(f"{spec.method} of the bias itself", override)
+        node = self._nodes[request.consumer.node]
+        activation = self._activation_of(node.name)
+        operand = self._by_consumer.get(Reader(node.name, 1))
+        has_weight = operand is not None and operand.role is Role.WEIGHT  # one that is computed may be of any size
+        weight = self._weight(Reader(node.name, 1)) if activation is not None and has_weight else None
+        if operand is None or activation is None or weight is None or weight.group_size is not None or values.ndim != 1:
+            return None  # nothing integer that it could be added to
+        if not _has_scales_of_outputs(node, weight, self._values[operand.tensor].constant):
+            return None
+        choice = derived_bias(spec.format, activation, weight)
+        if len(choice.scale) not in (1, values.size):
+            return None
+        return choice, "activation scale times weight scale"
+
+    def _array(self, tensor: str) -> Array:
+        return self._constant(tensor).array()
+
+    def _constant(self, tensor: str) -> Constant:
+        """The constant of that name; one with NaN or Inf has no scale."""
+        constant = self._values[tensor].constant
+        assert constant is not None, tensor
+        if not constant.is_finite():
+            raise ModelError(f"tensor '{tensor}' holds NaN or Inf: expected finite weights; look at how it was trained")
+        return constant
+
+
+def _has_scales_of_outputs(node: Node, weight: AffineChoice, constant: Constant | None) -> bool:
+    """Whether a channel of the result has one scale: else there is no step that its bias could share."""
+    if weight.axis is None or constant is None:
+        return True
+    rank = len(constant.shape)
+    axis = channel_axis(node, rank)
+    return axis is not None and weight.axis % rank == axis % rank
+
+
+def _reason(rule: str, override: TensorOverride | None) -> str:
+    return rule if override is None else _OVERRIDDEN + rule
+
+
+def _axis_of(axis: int, rank: int, option: str) -> int:
+    if not -rank <= axis < rank:
+        raise InvalidValueError(f"{option}: axis {axis}, and the weight has {rank} dimensions")
+    return axis % rank
+
+
+def choices_before_clips(
+    graph: Graph, fused: Iterable[FusedActivation], decided: Iterable[TensorChoice]
+) -> dict[str, TensorChoice]:
+    """Quantizers between an operator and its Relu or Clip, by the name of the activation's output.
+
+    ONNX Runtime drops such an activation only where the lowest code stands for zero or more. Elsewhere the same
+    quantizer before and behind it changes no value (rounding is monotone, and a rounded number rounds to itself) and
+    leaves the operator between two quantizers, so that it becomes an integer kernel. Before any other activation it
+    would change values.
+    """
+    after: dict[str, set[Choice]] = {}
+    for each in decided:
+        if each.role is Role.ACTIVATION:
+            after.setdefault(each.tensor, set()).add(each.choice)
+    found: dict[str, TensorChoice] = {}
+    for pair in fused:
+        choices = after.get(pair.output, set())
+        choice = next(iter(choices)) if len(choices) == 1 else None
+        if graph.by_name[pair.activation].op_type not in ("Relu", "Clip") or not isinstance(choice, AffineChoice):
+            continue
+        integer = integer_format(choice.format)
+        if integer.bits <= 8 and choice.zero_point[0] != integer.qmin:
+            reason = "the same as behind the activation, for an integer kernel"
+            reader = Reader(pair.activation, 0)
+            found[pair.output] = TensorChoice(pair.tensor, Role.ACTIVATION, choice, (reader,), reason)
+    return found
+
+
+def _tensor_choice(each: Decision) -> TensorChoice:
+    return TensorChoice(each.request.tensor, each.request.role, each.choice, (each.request.reader,), each.reason)
+
+
+def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[TensorChoice, ...]:
+    """One entry for all readers that see a tensor the same way.
+
+    Readers of the tensors in `separate` keep entries of their own: behind an activation that stays a float node,
+    ONNX Runtime on x86 turns int8 pairs into uint8 ones only where each has a single reader, and without that makes no
+    integer kernel of the reader.
+    """
+    merged: dict[tuple[str, Role, Choice, Reader | None], TensorChoice] = {}
+    for each in decided:
+        key = (each.tensor, each.role, each.choice, each.readers[0] if each.tensor in separate else None)
+        first = merged.get(key)
+        merged[key] = each if first is None else replace(first, readers=(*first.readers, *each.readers))
+    return tuple(merged.values())

@@ -1,0 +1,297 @@
+"""Where quantizers go: which reader of which tensor sees it quantized, before any scale is known.
+
+A quantized node reads its data quantized, and what it computes is quantized for whoever reads it, except that
+
+    - between an operator and the activation that it is computed with (`fused_activations`) there is nothing;
+    - block formats in the placement 'compute' only go on the operands of products;
+    - for ONNX Runtime, what a Gemm or MatMul hands to nodes that stay in float stays float: its integer kernels give
+      float at no cost;
+    - an operator that only moves values is quantized where a neighbour is, and shares the scale;
+    - a dropout is no place for a quantizer, which goes before it: it makes values larger while training.
+
+`TrainingPlacement` says what is different where the network is trained afterwards. Tensors that must have the same
+scale form a group; of a group, only those are measured that the others follow from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from quark.decide.operators import BOUNDS, Kind, OperatorFacts, facts
+from quark.decide.options import ChoiceOptions, Target, TensorOverride
+from quark.decide.selection import select_nodes
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, LayerSpec, TensorSpec
+from quark.decide.view import Graph, Node, Value
+from quark.groups import Groups
+from quark.plan import Reader, Role, SkippedNode
+
+# Operators whose alignment is the user's choice; Flatten and its like go with Reshape. Others that move values always
+# share the scale.
+_ALIGNMENT_OPTION = {"Flatten": "Reshape", "Squeeze": "Reshape", "Unsqueeze": "Reshape"}
+_OPTIONAL = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Transpose", "Reshape")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reader that is to see a tensor quantized. The quantizer goes before `reader`; what it is read for is
+    `consumer`, which is another node where a dropout lies between."""
+
+    tensor: str
+    spec: TensorSpec
+    role: Role
+    reader: Reader
+    consumer: Reader
+
+
+@dataclass(frozen=True)
+class FusedActivation:
+    """A tensor between an operator and its activation, which is not quantized itself."""
+
+    tensor: str
+    activation: str  # name of the node
+    output: str
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """All requests, the groups of equal scales, the tensors left out inside fused pairs, and the skipped nodes."""
+
+    requests: tuple[Request, ...]
+    groups: Groups[tuple[str, TensorSpec]]
+    fused: tuple[FusedActivation, ...]
+    skipped: tuple[SkippedNode, ...]
+    derived: frozenset[str] = field(default_factory=frozenset)  # tensors whose range follows from others of their group
+
+
+def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) -> Placement:
+    """Decide where quantizers go; the graph is not touched."""
+    specs, skipped = select_nodes(graph, options, vanished)
+    placer = _Placer(graph, options, specs)
+    idle = placer.drop_idle_moves()
+    for node in graph:
+        if node.name in placer.specs:
+            placer.place_inputs(node)
+            placer.place_outputs(node)
+            placer.align(node)
+    order = {node.label: i for i, node in reversed(list(enumerate(graph)))}
+    return Placement(
+        tuple(dict.fromkeys(placer.requests)),
+        placer.groups,
+        tuple(placer.fused.values()),
+        tuple(sorted(skipped + idle, key=lambda each: order[each.node])),
+        frozenset(placer.derived),
+    )
+
+
+class _Placer:
+    def __init__(self, graph: Graph, options: ChoiceOptions, specs: dict[str, LayerSpec]) -> None:
+        self._graph = graph
+        self._options = options
+        self._is_trained = options.training is not None
+        self._overrides = {each.tensor: each for each in options.overrides}
+        self.specs = specs
+        self.requests: list[Request] = []
+        self.groups: Groups[tuple[str, TensorSpec]] = Groups()
+        self.fused: dict[str, FusedActivation] = {}
+        self.derived: set[str] = set()
+
+    def drop_idle_moves(self) -> list[SkippedNode]:
+        """Take out the moving operators with no quantized operator before or behind them."""
+        is_npu = self._options.target is Target.NPU_CNN and not self._is_trained
+        if is_npu or self._options.has_forced_movers:
+            return []
+        moving = [node for node in self._graph if node.name in self.specs and _facts(node).kind is Kind.PASS]
+        useful = set(self.specs) - {node.name for node in moving}
+
+        def neighbours(node: Node) -> Iterator[Node]:
+            for value in node.inputs:
+                if value is not None and value.producer is not None:
+                    yield value.producer
+            for value in node.outputs:
+                yield from (reader for reader, _ in value.readers)
+
+        for ordered in (moving, reversed(moving)):  # forward from what is before them, backward from what is behind
+            for node in ordered:
+                around = list(neighbours(node))
+                around += [far for near in around if near.is_transparent for far in neighbours(near)]
+                if any(each.name in useful for each in around):
+                    useful.add(node.name)
+        idle = [node for node in moving if node.name not in useful]
+        for node in idle:
+            del self.specs[node.name]
+        return [SkippedNode(node.label, node.op_type, "only moves values between float nodes") for node in idle]
+
+    def place_inputs(self, node: Node) -> None:
+        known, spec = _facts(node), self.specs[node.name]
+        for index, value in enumerate(node.inputs):
+            if value is None or not value.is_quantizable or value.name in self.fused:
+                continue
+            role = _role(known, index, value)
+            reader = consumer = Reader(node.name, index)
+            if role is Role.ACTIVATION:
+                source, reader = self._source(value, reader)
+                writer = None if source.producer is None else self.specs.get(source.producer.name)
+                wanted = self._wish(node, known, index)
+                if not self._is_trained and wanted is not None and writer is not None and writer.output is not None:
+                    wanted = writer.output
+                if wanted is not None and (known.kind is Kind.COMPUTE or self._options.goes_everywhere(wanted)):
+                    self._request(source, wanted, role, reader, consumer)
+            elif role is not None:
+                constant = self._constant_spec(spec, role, known)
+                if constant is not None:
+                    self._request(value, constant, role, reader, consumer)
+
+    def place_outputs(self, node: Node) -> None:
+        """What a quantized node computes is quantized for float readers and graph outputs too."""
+        spec = self.specs[node.name]
+        written = spec.output if self._is_trained else spec.output or spec.activation
+        is_product = self._is_trained and _facts(node).kind is Kind.COMPUTE
+        if written is None or not (is_product or self._options.goes_everywhere(written)):
+            written = None
+        if self._options.is_weights_only or node.op_type in self._options.op_types_with_float_output:
+            written = None
+        for value in node.outputs if written is not None or self._is_trained else ():
+            if not value.is_quantizable or self._fuse(node, value) or written is None:
+                continue
+            if isinstance(written, AffineSpec) and self._stays_float(node, value):
+                continue
+            for reader, consumer in self._float_readers(value):
+                self._request(value, written, Role.ACTIVATION, reader, consumer)
+
+    def align(self, node: Node) -> None:
+        """Unite the tensors that this operator wants on one scale."""
+        known, spec = _facts(node), self.specs[node.name].activation
+        if not isinstance(spec, AffineSpec):
+            return
+        option = _ALIGNMENT_OPTION.get(node.op_type, node.op_type)
+        is_aligned = option in self._options.aligned if option in _OPTIONAL else known.kind is Kind.PASS
+        if not is_aligned:
+            return
+        data = [
+            value
+            for index, value in enumerate(node.inputs)
+            if value is not None and value.is_quantizable and (known.data is None or index in known.data)
+        ]
+        inputs = [value for value in data if value.constant is None]  # a constant has its own scale
+        sources = [self._source(value, Reader("", 0))[0] for value in inputs]
+        outputs = [value for value in node.outputs if value.is_quantizable and value.name not in self.fused]
+        self.groups.unite((value.name, spec) for value in sources + outputs)
+        if known.kind is not Kind.ARITHMETIC and (self._is_trained or len(inputs) == len(data)):
+            self.derived.update(value.name for value in outputs)
+
+    def _wish(self, node: Node, known: OperatorFacts, index: int) -> TensorSpec | None:
+        """How a quantized node reads that input; None where it does not say."""
+        spec = self.specs[node.name].activation
+        if self._options.is_weights_only or _role(known, index, node.inputs[index]) is not Role.ACTIVATION:
+            return None
+        if self._is_trained and known.kind is Kind.ACTIVATION:
+            source = node.inputs[0]
+            if source is None or source.producer is None or source.producer.name not in self.specs:
+                return None
+        return spec if known.kind is Kind.COMPUTE or self._options.goes_everywhere(spec) else None
+
+    def _float_readers(self, value: Value) -> Iterator[tuple[Reader, Reader]]:
+        """Those that do not ask for the value themselves: (where the quantizer goes, who reads it)."""
+        for node, index, reader in self._readers(value):
+            if self._is_trained:
+                known = facts(node)
+                is_asking = node.name in self.specs and known is not None and self._wish(node, known, index) is not None
+            else:
+                is_asking = node.name in self.specs or bool(node.reads_float_for)
+            if not is_asking and not node.is_inner:
+                yield reader, Reader(node.name, index)
+        yield from ((Reader("", index), Reader("", index)) for index in value.outputs)
+
+    def _readers(self, value: Value) -> Iterator[tuple[Node, int, Reader]]:
+        """Who reads the value, also behind dropouts and copies."""
+        for node, index in value.readers:
+            reader = Reader(node.name, index)
+            if node.is_transparent:
+                yield from ((each, i, reader) for each, i, _ in self._readers(node.outputs[0]))
+            else:
+                yield node, index, reader
+
+    def _source(self, value: Value, reader: Reader) -> tuple[Value, Reader]:
+        """The value before dropouts and copies, and who reads it there."""
+        while value.producer is not None and value.producer.is_transparent and value.producer.inputs[0] is not None:
+            reader = Reader(value.producer.name, 0)
+            value = value.producer.inputs[0]
+        return value, reader
+
+    def _request(self, value: Value, spec: TensorSpec, role: Role, reader: Reader, consumer: Reader) -> None:
+        wanted = _with_override(spec, self._overrides.get(value.name))
+        self.requests.append(Request(value.name, wanted, role, reader, consumer))
+
+    def _fuse(self, node: Node, value: Value) -> bool:
+        """True where the value goes to one activation that is computed with this node."""
+        spec = self.specs[node.name].activation
+        if not isinstance(spec, AffineSpec) and not (self._is_trained and self._options.goes_everywhere(spec)):
+            return False  # blocks and floats that go everywhere go here too
+        if _facts(node).kind is Kind.PASS or len(value.readers) != 1 or value.outputs:
+            return False
+        activation, index = value.readers[0]
+        is_pair = (node.op_type, activation.op_type) in self._options.unquantized_between
+        if activation.op_type in BOUNDS:
+            is_fused_type = (known := facts(activation)) is not None and known.kind is Kind.ACTIVATION
+        else:
+            is_fused_type = activation.op_type in self._options.fused_activations
+        if not is_pair and (not is_fused_type or index != 0):
+            return False
+        if activation.name not in self.specs or activation.is_inner:
+            return False
+        self.fused[value.name] = FusedActivation(value.name, activation.name, activation.outputs[0].name)
+        return True
+
+    def _constant_spec(self, spec: LayerSpec, role: Role, known: OperatorFacts) -> TensorSpec | None:
+        """How a constant operand is quantized. Integer kernels want both operands of a sum or product of one type;
+        beyond 8 bits there are none, and the weight's will do."""
+        if role is Role.BIAS:
+            return spec.bias if self._options.has_quantized_bias else None
+        if known.kind is Kind.COMPUTE:
+            return spec.weight
+        activation, weight = spec.activation, spec.weight
+        if isinstance(activation, (BlockSpec, DynamicSpec)) or self._options.is_weights_only:
+            return None  # a constant operand of an Add or Mul has no reduction to block along
+        if self._is_trained and known.kind is Kind.PASS:
+            return None  # it has the scale of where it goes
+        if not isinstance(activation, AffineSpec):
+            return activation
+        if activation.integer.bits <= 8 or self._options.has_activation_constants or not isinstance(weight, AffineSpec):
+            return replace(activation, is_per_channel=False, group_size=None, axis=None, learning=None)
+        return replace(weight, is_per_channel=False, group_size=None)
+
+    def _stays_float(self, node: Node, value: Value) -> bool:
+        """True where a product's result is only read in float, and the integer kernel can give it so."""
+        is_wanted = self._options.target is Target.ONNX_RUNTIME or self._options.has_float_products
+        if not is_wanted or self._is_trained or node.op_type not in ("Gemm", "MatMul"):
+            return False
+        return all(reader.name not in self.specs for reader, _ in value.readers)
+
+
+def _facts(node: Node) -> OperatorFacts:
+    known = facts(node)
+    assert known is not None, node.op_type
+    return known
+
+
+def _role(known: OperatorFacts, index: int, value: Value | None) -> Role | None:
+    """What the input is to the node; None where it is nothing to quantize."""
+    is_constant = value is not None and value.constant is not None
+    if index == known.weight:
+        return Role.WEIGHT if is_constant else Role.ACTIVATION
+    if index == known.bias:
+        return Role.BIAS if is_constant else None
+    if known.data is not None and index not in known.data:
+        return None
+    return Role.WEIGHT if is_constant else Role.ACTIVATION
+
+
+def _with_override(spec: TensorSpec, override: TensorOverride | None) -> TensorSpec:
+    """The spec in the type that the override asks for; only integers can be overridden."""
+    if override is None or not isinstance(spec, AffineSpec):
+        return spec
+    is_symmetric = spec.is_symmetric if override.is_symmetric is None else override.is_symmetric
+    is_reduced = spec.has_reduced_range if override.has_reduced_range is None else override.has_reduced_range
+    format = override.format or spec.format
+    return replace(spec, format=format, is_symmetric=is_symmetric, has_reduced_range=is_reduced)

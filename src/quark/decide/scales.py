@@ -1,0 +1,182 @@
+"""Scale and zero point from a range: of activations that were measured, and of weights and biases that are known.
+
+A bias of 32 bits is added to the sum of products, so that its scale is the product of theirs:
+
+    bias_scale = activation_scale * weight_scale        (for each channel, where the weight has one for each)
+
+Where the bias does not fit into 32 bits at that scale, the weight's scale is raised until it does: the weight loses a
+fraction of a bit, where a saturated bias would lose everything. A channel whose weights are all zero has no scale of
+its own; it gets one at which its bias is exact to 24 bits.
+
+A scale that is trained starts from zero point 0 and uses all codes. A scale that a user fixes for a tensor by name
+(`TensorOverride`) goes before all of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quark.decide.options import TensorOverride
+from quark.decide.specs import AffineSpec, Algorithm
+from quark.decide.view import Array, ArrayConstant, Constant
+from quark.errors import InvalidValueError
+from quark.formats.affine import choose_affine
+from quark.formats.catalog import get_format
+from quark.formats.power_of_two import scale_of_position
+from quark.plan import AffineChoice
+from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
+
+MAX_BIAS_CODE = 2.0**31 * (1 - 2.0**-20)  # with room for the rounding of scales
+_ZERO_CHANNEL_BITS = 24
+_SMALLEST_FITTED_SCALE = 2.0**-100
+_SMALLEST_THRESHOLD = 2.0**-100
+
+
+@dataclass(frozen=True)
+class ChannelAxis:
+    """The axis of a weight that has a scale for each channel, or for each group along it."""
+
+    axis: int
+    group_size: int | None = None
+
+
+def choice_of_range(
+    spec: AffineSpec, found: TensorRange, override: TensorOverride | None = None, has_unsigned_relu: bool = False
+) -> AffineChoice:
+    """The choice for a tensor with that range. `has_unsigned_relu`: a symmetric unsigned tensor that is never negative
+    has no code to lose below zero, so that its zero point is 0 and its scale half as large."""
+    integer = spec.integer
+    if spec.learning is not None and spec.learning.algorithm is Algorithm.TQT:
+        threshold = max(-found.lowest, found.highest, _SMALLEST_THRESHOLD)
+        scale = math.ldexp(1.0, math.ceil(math.log2(threshold)) - integer.qmax.bit_length())
+        return AffineChoice(integer.name, (scale,), (0,))
+    if spec.learning is not None:
+        step = max(found.highest / integer.qmax, float(np.finfo(np.float32).tiny))
+        return AffineChoice(integer.name, (step,), (0,))
+    if override is not None and override.range is not None:  # with powers of two, the smallest that clips nothing of it
+        method = NonOverflow() if spec.is_power_of_two else MinMax()
+        found = range_of(np.array(override.range, np.float32), method, integer, spec.is_symmetric)
+    if has_unsigned_relu and found.lowest >= 0 and spec.is_symmetric and not integer.signed:
+        if found.position is not None:
+            return _overridden(AffineChoice(spec.format, (scale_of_position(found.position + 1),), (0,)), override)
+        spec = replace(spec, is_symmetric=False)
+    if spec.is_power_of_two and found.position is not None:
+        middle = 0 if integer.signed else 1 << (integer.bits - 1)
+        return _overridden(AffineChoice(integer.name, (scale_of_position(found.position),), (middle,)), override)
+    low, high = np.array([found.lowest]), np.array([found.highest])
+    return _overridden(_of_ranges(spec, low, high, None), override)
+
+
+def choice_of_weight(
+    spec: AffineSpec, weight: Constant, channels: ChannelAxis | None, override: TensorOverride | None = None
+) -> AffineChoice:
+    """The choice for a constant: one scale, or one for each channel or group."""
+    integer, method = spec.integer, spec.method
+    if spec.learning is not None and spec.learning.algorithm is Algorithm.LSQ:
+        return _start_of_lsq(spec, weight.array(), channels)
+    if spec.learning is not None:
+        channels, method = None, spec.observed_method(is_weight=True)
+    if channels is None:
+        if method == MinMax():
+            (low,), (high,) = weight.extremes()
+            return choice_of_range(spec, TensorRange(float(low), float(high)), override)
+        return choice_of_range(spec, range_of(weight.array(), method, integer, spec.is_symmetric), override)
+    if channels.group_size is not None:
+        return _of_ranges(spec, *weight.extremes(channels.axis, channels.group_size), channels)
+    if method == MinMax():
+        low, high = weight.extremes(channels.axis)
+    else:
+        low, high = ranges_of_channels(weight.array(), channels.axis, method, integer, spec.is_symmetric)
+    return _overridden(_of_ranges(spec, low, high, channels), override)
+
+
+def _start_of_lsq(spec: AffineSpec, values: Array, channels: ChannelAxis | None) -> AffineChoice:
+    """2 mean|v| / sqrt(highest code), of the tensor or of each channel; never below the smallest normal number."""
+    axis = None if channels is None else channels.axis
+    lines = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    steps = 2 * np.abs(lines, dtype=np.float64).mean(axis=1) / math.sqrt(spec.integer.qmax)
+    scales = np.maximum(steps.astype(np.float32), np.finfo(np.float32).tiny)
+    return AffineChoice(spec.format, _floats(scales), (0,) * scales.size, axis)
+
+
+def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
+    """One range for tensors that share a scale: nothing that one of them needs is clipped."""
+    positions = [each.position for each in ranges if each.position is not None]
+    return TensorRange(
+        min(each.lowest for each in ranges),
+        max(each.highest for each in ranges),
+        min(positions) if len(positions) == len(ranges) else None,
+    )
+
+
+def fit_weight_to_bias(weight: AffineChoice, values: Array, activation_scale: float, bias: Array) -> AffineChoice:
+    """The weight's choice with scales raised where the bias would overflow 32 bits, and chosen for the bias where a
+    channel of the weight is all zeros."""
+    scale = np.array(weight.scale)
+    wanted = np.abs(bias.astype(np.float64).ravel()) / activation_scale
+    if wanted.size != scale.size:
+        wanted = np.full(scale.shape, wanted.max(initial=0.0))
+    fine = np.maximum(wanted * 2.0**-_ZERO_CHANNEL_BITS, _SMALLEST_FITTED_SCALE)
+    is_zero = np.array([not values.any()])
+    if weight.axis is not None:
+        others = tuple(i for i in range(values.ndim) if i != weight.axis % values.ndim)
+        is_zero = np.asarray(~values.any(axis=others))
+    is_free = is_zero & (wanted > 0)
+    fitted = np.where(is_free, fine, np.maximum(scale, wanted / MAX_BIAS_CODE)).astype(np.float32)
+    if (fitted == scale).all():
+        return weight
+    return AffineChoice(weight.format, _floats(fitted), weight.zero_point, weight.axis, weight.group_size)
+
+
+def derived_bias(format: str, activation: AffineChoice, weight: AffineChoice) -> AffineChoice:
+    """A bias whose scale is the product of the activation's and the weight's."""
+    scale = np.array(weight.scale, np.float32) * np.float32(activation.scale[0])
+    scale = np.maximum(scale.astype(np.float32), np.finfo(np.float32).tiny)
+    axis = None if scale.size == 1 else 0
+    return AffineChoice(format, _floats(scale), (0,) * scale.size, axis)
+
+
+def own_bias(spec: AffineSpec, bias: Array, override: TensorOverride | None = None) -> AffineChoice:
+    """A bias with a range of its own, symmetric."""
+    return choice_of_weight(spec, ArrayConstant(bias), None, override)
+
+
+def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis | None) -> AffineChoice:
+    """With powers of two, the smallest that are no finer, so that nothing is clipped that was not before."""
+    integer = spec.integer
+    narrow = get_format(f"{'' if integer.signed else 'u'}int{integer.bits - spec.has_reduced_range}")
+    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+    scale, zero_point = choose_affine(low, high, narrow, symmetric=spec.is_symmetric)
+    axis, group_size = (None, None) if channels is None else (channels.axis, channels.group_size)
+    scales = _floats(scale)
+    if spec.is_power_of_two:
+        scales = tuple(math.ldexp(1.0, math.ceil(math.log2(each))) for each in scales)
+    return AffineChoice(integer.name, scales, tuple(np.asarray(zero_point).tolist()), axis, group_size)
+
+
+def _overridden(choice: AffineChoice, override: TensorOverride | None) -> AffineChoice:
+    """The choice with the scale and the zero point that the override fixes."""
+    if override is None or (override.scale is None and override.zero_point is None):
+        return choice
+    scale = choice.scale if override.scale is None else override.scale
+    scale = tuple(float(each) for each in np.array(scale, np.float32))
+    zero_point = choice.zero_point if override.zero_point is None else override.zero_point
+    subject, count = f"TensorQuantOverrides of '{override.tensor}'", len(choice.scale)
+    if len(scale) != count or len(zero_point) != count:
+        raise InvalidValueError(
+            f"{subject}: {len(scale)} scales and {len(zero_point)} zero points, expected {count} of each"
+        )
+    if not all(0 < each < np.inf for each in scale):
+        raise InvalidValueError(f"{subject}: scale {scale}, expected finite numbers above zero")
+    fmt = AffineSpec(choice.format).integer
+    if not all(fmt.qmin <= each <= fmt.qmax for each in zero_point):
+        raise InvalidValueError(f"{subject}: zero point {zero_point}, {fmt.name} has {fmt.qmin} to {fmt.qmax}")
+    return replace(choice, scale=scale, zero_point=zero_point)
+
+
+def _floats(values: Array) -> tuple[float, ...]:
+    return tuple(np.asarray(values, np.float64).tolist())

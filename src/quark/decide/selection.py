@@ -1,0 +1,210 @@
+"""Which nodes are quantized, and with which spec; for the others, the reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from quark.decide.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
+from quark.decide.options import ChoiceOptions, Target
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
+from quark.decide.view import Graph, Node
+from quark.errors import unknown_name
+from quark.plan import SkippedNode
+
+
+def select_nodes(
+    graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()
+) -> tuple[dict[str, LayerSpec], list[SkippedNode]]:
+    """Name to spec of every node that is quantized, and all others with a reason.
+
+    `vanished` are nodes that a rewrite removed: their names are no mistakes.
+    """
+    selector = _Selector(graph, options, [Node(name, "", None, aliases=(name,)) for name in vanished])
+    chosen: dict[str, LayerSpec] = {}
+    skipped: list[SkippedNode] = []
+    for node in graph:
+        if node.is_plumbing:
+            continue
+        reason = selector.obstacle(node)
+        if reason:
+            skipped.append(SkippedNode(node.label, node.op_type, reason))
+        else:
+            spec, _ = selector.spec_of(node)
+            assert spec is not None, node.name
+            chosen[node.name] = spec
+    return chosen, skipped
+
+
+class _Selector:
+    """The options with every name resolved against one graph."""
+
+    def __init__(self, graph: Graph, options: ChoiceOptions, vanished: list[Node]) -> None:
+        self._graph = graph
+        self._options = options
+        self._vanished = vanished
+        self._op_types = _selected_op_types(options)
+        selection, words = options.selection, options.selection.words
+        self._only = self._matching(selection.nodes, words.nodes)
+        self._excluded = self._matching(selection.excluded_nodes, words.excluded_nodes)
+        self._by_node: dict[str, tuple[LayerSpec | None, str]] = {}
+        for pattern, spec in options.by_node:
+            found = self._matching((pattern,), words.by_node)
+            self._by_node.update(dict.fromkeys(found, (spec, f"'{pattern}'")))
+        self._kept_float = dict(selection.kept_float)
+        self._between: set[str] = set()  # on a path from the first nodes of an excluded subgraph to its last ones
+        for starts, ends in selection.excluded_subgraphs:
+            first, last = (self._matching(names, "subgraphs_to_exclude") for names in (starts, ends))
+            self._between |= self._reachable(first, _followers) & self._reachable(last, _predecessors)
+        self._inside = set(graph.by_name)
+        if selection.input_nodes:
+            self._inside &= self._reachable(self._matching(selection.input_nodes, "input_nodes"), _followers)
+        if selection.output_nodes:
+            self._inside &= self._reachable(self._matching(selection.output_nodes, "output_nodes"), _predecessors)
+
+    def spec_of(self, node: Node) -> tuple[LayerSpec | None, str]:
+        """The spec by name, else by operator, else the default; and what it comes from."""
+        if node.name in self._by_node:
+            return self._by_node[node.name]
+        for kind, spec in self._options.by_op_type:
+            if kind in node.kinds:
+                return spec, f"'{kind}'"
+        return self._options.default, "the configuration"
+
+    def obstacle(self, node: Node) -> str:
+        """Why the node stays in float; empty if it does not."""
+        return self._unwanted(node) or self._impossible(node)
+
+    def _unwanted(self, node: Node) -> str:
+        selection = self._options.selection
+        if node.reads_float_for:
+            return f"belongs to {node.reads_float_for}: it comes before the quantizer of its result"
+        if node.name in self._excluded:
+            pattern = self._excluded[node.name]
+            return "excluded by name" if pattern == node.name else f"excluded by '{pattern}'"
+        if node.name in self._kept_float:
+            return f"protected: {self._kept_float[node.name]}"
+        if node.op_type in selection.excluded_op_types:
+            return f"operator type {node.op_type} is excluded"
+        if node.name in self._between:
+            return "inside an excluded subgraph"
+        if node.name not in self._inside:
+            return "outside the part between input_nodes and output_nodes"
+        if selection.nodes and node.name not in self._only:
+            return f"not among {selection.words.nodes}"
+        spec, source = self.spec_of(node)
+        return f"left in float by {source}" if spec is None else ""
+
+    def _impossible(self, node: Node) -> str:
+        known = facts(node)
+        if known is None:
+            return "no quantized form is known"
+        if node.op_type not in self._op_types:
+            return self._why_not_type(node.op_type)
+        data = [
+            value
+            for index, value in enumerate(node.inputs)
+            if value is not None and (known.data is None or index in known.data)
+        ]
+        if not data or (not data[0].is_quantizable and data[0].type_name is None):
+            return "the type of its input is not known"
+        if not data[0].is_quantizable:
+            return f"computes on {data[0].type_name}"
+        constants = [] if known.kind is Kind.COMPUTE else [value.constant for value in data if value.constant]
+        if not all(bool(np.isfinite(each.array().astype(np.float32, copy=False)).all()) for each in constants):
+            return "one of its constants holds NaN or Inf, which has no scale"
+        return self._operand_obstacle(node, known.kind is Kind.COMPUTE)
+
+    def _why_not_type(self, op_type: str) -> str:
+        selection = self._options.selection
+        if selection.op_types is not None:
+            return f"operator type {op_type} is not among op_types_to_quantize"
+        if _is_compute_only(self._options):
+            return "only Conv, ConvTranspose, Gemm and MatMul are quantized"
+        hint = f"; {selection.words.extra_op_types} adds it" if selection.words.extra_op_types else ""
+        return f"operator type {op_type} is not quantized for this target{hint}"
+
+    def _operand_obstacle(self, node: Node, is_compute: bool) -> str:
+        spec, _ = self.spec_of(node)
+        assert spec is not None
+        selection, weight = self._options.selection, node.input(1)
+        is_limited = isinstance(spec.activation, (BlockSpec, FloatSpec))
+        if not is_compute and is_limited and not self._options.goes_everywhere(spec.activation):
+            return "blocks and floats go on the operands of products; BlockPlacement 'all' puts them here too"
+        has_weight = is_compute and weight is not None and weight.constant is not None
+        if has_weight and weight is not None and weight.constant is not None and 0 in weight.constant.shape:
+            return "its weight has no element"
+        if is_compute and not has_weight and selection.needs_constant_matmul_operand:
+            return "both operands are activations (MatMulConstBOnly)"
+        if selection.needs_weight_matrix and not (is_compute and weight is not None and weight.rank == 2):
+            return "MatMulNBits takes a weight of two dimensions only"
+        is_trained = self._options.training is not None
+        if (
+            isinstance(spec.activation, DynamicSpec)
+            and not is_trained
+            and not (has_weight and node.op_type != "ConvTranspose")
+        ):
+            return "dynamic quantization needs Conv, Gemm or MatMul with a constant weight"
+        if spec.activation is None and spec.output is None and not has_weight:
+            return "only weights are quantized, and it has none"
+        if isinstance(spec.weight, AffineSpec) and spec.weight.group_size and not has_weight and not is_trained:
+            return "weights are quantized in groups, and it has no constant weight"
+        return ""
+
+    def _matching(self, patterns: Iterable[str], option: str) -> dict[str, str]:
+        """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error."""
+        found: dict[str, str] = {}
+        for pattern in patterns:
+            named = self._graph.matching(pattern)
+            if not named and not any(self._graph.matches(pattern, node) for node in self._vanished):
+                known = sorted({alias for node in self._graph for alias in node.aliases})
+                raise unknown_name(f"{self._graph.word} ({option})", pattern, known)
+            found.update(dict.fromkeys(named, pattern))
+        return found
+
+    def _reachable(self, start: Iterable[str], step: Callable[[Node], Iterable[Node]]) -> set[str]:
+        seen = set(start)
+        pending = [self._graph.by_name[name] for name in seen]
+        while pending:
+            for neighbour in step(pending.pop()):
+                if neighbour.name not in seen and not neighbour.is_inner:
+                    seen.add(neighbour.name)
+                    pending.append(neighbour)
+        return seen
+
+
+def _followers(node: Node) -> Iterable[Node]:
+    return (reader for output in node.outputs for reader, _ in output.readers)
+
+
+def _predecessors(node: Node) -> Iterable[Node]:
+    return (value.producer for value in node.inputs if value is not None and value.producer is not None)
+
+
+def _selected_op_types(options: ChoiceOptions) -> frozenset[str]:
+    selection = options.selection
+    for op_type in selection.extra_op_types | selection.excluded_op_types | (selection.op_types or frozenset()):
+        if op_type not in OPERATORS:
+            raise unknown_name("operator type with a quantized form", op_type, OPERATORS)
+    if selection.op_types is not None:
+        return selection.op_types | selection.extra_op_types
+    if selection.has_all_op_types:
+        return frozenset(OPERATORS)
+    if _is_compute_only(options):
+        found = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.COMPUTE)
+    elif options.target is Target.NPU_TRANSFORMER:
+        found = TRANSFORMER_TYPES
+    elif options.target is Target.NPU_CNN or not isinstance(options.default.activation, AffineSpec):
+        found = frozenset(OPERATORS)
+    else:
+        found = frozenset(name for name, each in OPERATORS.items() if each.is_for_runtime)
+    return found | selection.extra_op_types
+
+
+def _is_compute_only(options: ChoiceOptions) -> bool:
+    """Only products are quantized: block formats where they are placed so, dynamic and weight-only quantization."""
+    activation = options.default.activation or options.default.output
+    if activation is None or options.is_weights_only or isinstance(activation, DynamicSpec):
+        return True
+    return isinstance(activation, (BlockSpec, FloatSpec)) and not options.goes_everywhere(activation)

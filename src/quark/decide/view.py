@@ -1,0 +1,165 @@
+"""A graph as decisions see it, the same for an ONNX model and for a captured torch network.
+
+`Graph`, `Node` and `Value` are a picture of the graph at one moment, in the words of ONNX: an aten convolution is a
+`Conv` with its weight as input 1, a clamp is a `Clip`. What decides (selection, placement, choosing, the NPU's limits,
+equalization) reads the picture and never the graph behind it. `quark.onnx.view` and `quark.torch.view` take the
+picture; `origin` leads back to what it was taken of, for the code that changes the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.formats.affine import find_ranges
+
+Array: TypeAlias = NDArray[Any]
+Shape: TypeAlias = tuple["int | None", ...]
+
+
+class Constant(Protocol):
+    """The numbers of a weight, a bias or another constant. Large ones are read piece by piece where possible."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def array(self) -> Array:
+        """All of it; must not be written to."""
+        ...
+
+    def extremes(self, axis: int | None = None, group_size: int | None = None) -> tuple[Array, Array]:
+        """(lowest, highest), flat: of the whole, of each channel of `axis`, or of each group along it."""
+        ...
+
+    def is_finite(self) -> bool:
+        """Whether it holds neither NaN nor Inf."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayConstant:
+    """A constant that is in memory."""
+
+    values: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def array(self) -> Array:
+        return self.values
+
+    def extremes(self, axis: int | None = None, group_size: int | None = None) -> tuple[Array, Array]:
+        low, high = find_ranges(np.ascontiguousarray(self.values, np.float32), axis, group_size)
+        return np.atleast_1d(low).ravel(), np.atleast_1d(high).ravel()
+
+    def is_finite(self) -> bool:
+        return all_finite(self.values)
+
+
+def all_finite(array: Array) -> bool:
+    """Whether all numbers are finite. A finite sum has finite terms and takes half the time; large terms can overflow
+    it, so an infinite sum is checked number by number."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor. `outputs` are the numbers of the graph's outputs that it is; `readers` are the nodes that read it, with
+    the number of the input, including nodes inside subgraphs (`Node.is_inner`)."""
+
+    name: str
+    origin: Any
+    shape: Shape | None = None
+    type_name: str | None = None  # float32, int64 ...; None where it is not known
+    is_quantizable: bool = False  # real numbers of a type that quantizers take
+    constant: Constant | None = None
+    producer: Node | None = None
+    readers: list[tuple[Node, int]] = field(default_factory=list)
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is known to be a tensor of real numbers, of any width."""
+        return self.type_name in ("float", "float16", "bfloat16", "double", "float32", "float64")
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    def size(self, axis: int) -> int | None:
+        """The size along an axis, where it is known."""
+        return self.shape[axis] if self.shape is not None and 0 <= axis < len(self.shape) else None
+
+    def array(self) -> Array | None:
+        """The numbers of a constant; None for everything else."""
+        return None if self.constant is None else self.constant.array()
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An operator. `op_type` is ONNX's name for it, if `is_standard`; an operator of another domain has its own.
+
+    `label` is what users call it: the node's name in ONNX, the path of the module in torch. `aliases` are further names
+    that a pattern of the user may mean.
+    """
+
+    name: str
+    op_type: str
+    origin: Any
+    label: str = ""
+    aliases: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # what users call its type: the op type, in torch also the class of its module
+    inputs: Sequence[Value | None] = ()
+    outputs: Sequence[Value] = ()
+    is_standard: bool = True
+    has_quantized_form: bool = True  # false for an operator whose operands are not all tensors
+    is_inner: bool = False  # inside a subgraph: it appears only among the readers of a value
+    is_plumbing: bool = False  # no layer to a user: sizes, copies
+    is_transparent: bool = False  # hands its input on unchanged: dropout at inference, copies
+    reads_float_for: str = ""  # the node whose quantizer comes behind it, so that it has to read float
+    settings: Callable[[str], Any] = lambda name: None
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A parameter by its ONNX name, whether the operator has it as an attribute, as a constant input or (in torch)
+        as an argument: group, transA, transB, alpha, beta, perm, axis, axes, pads, mode ...
+
+        Some have a form of their own: `bounds` of a Clip is (low, high), infinite where there is none; `pads` of a Pad
+        is a tuple of (axis, before, behind), and `fill` the number that it adds; `transA` of a Gemm is None where its
+        data may have any rank. `default` where it is not given; None where it is only known at run time.
+        """
+        found = self.settings(name)
+        return default if found is MISSING else found
+
+    def input(self, index: int) -> Value | None:
+        return self.inputs[index] if 0 <= index < len(self.inputs) else None
+
+
+MISSING: Any = object()  # what `Node.settings` answers for a parameter that is not given
+
+
+class Graph:
+    """The nodes in their order."""
+
+    def __init__(self, nodes: Sequence[Node], matches: Callable[[str, Node], bool], word: str = "node") -> None:
+        self.nodes = nodes
+        self.matches = matches  # whether a pattern that a user wrote means this node
+        self.word = word  # what users call a node
+        self.by_name = {node.name: node for node in nodes}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names of all nodes that a pattern means."""
+        return [node.name for node in self.nodes if not node.is_plumbing and self.matches(pattern, node)]
+
+    def constants(self) -> dict[str, Value]:
+        """All constants that nodes read, by name."""
+        values = (value for node in self.nodes for value in node.inputs)
+        return {value.name: value for value in values if value is not None and value.constant is not None}
