@@ -12,7 +12,9 @@ from onnx import helper, numpy_helper
 from onnx_models import Net, run_model
 
 from quark.account import AlgorithmFacts
-from quark.onnx.equalize import CrossLayerOptions, clip_tensors, equalize_cross_layer
+from quark.features.equalization.on_onnx import equalize as equalize_cross_layer
+from quark.features.equalization.on_onnx import tensors_to_survey as clip_tensors
+from quark.features.equalization.options import CrossLayerOptions
 from quark.onnx.load import load
 
 Array = np.ndarray[Any, Any]

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quark.formats.affine import integer_format
+from quark.features.finetuning.fit import are_outputs_separate
+from quark.features.finetuning.problem import Activation, Bounds, Fitted, Problem, Rows, WeightLayout
+from quark.formats.affine import Granularity, integer_format
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS
-from quark.formats.granularity import Granularity
 from quark.formats.spec import BlockFormat
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
-from quark.reconstruction.fit import are_outputs_separate
-from quark.reconstruction.problem import Activation, Bounds, Fitted, Problem, Rows, WeightLayout
 from quark.rounded import rounded
 
 Array = np.ndarray[Any, Any]

@@ -9,12 +9,11 @@ import onnx_ir as ir
 from odd_models import odd_feed
 from onnx_models import run_model
 
-from quark.onnx.calibrate import FloatRunner
-from quark.onnx.calibrate.moments import ChannelMoments
-from quark.onnx.calibrate.survey import survey
+from quark.features.smooth_quant.on_onnx import smooth, smooth_tensors
+from quark.features.smooth_quant.options import SmoothOptions
+from quark.features.smooth_quant.smoothing import ChannelMoments
+from quark.onnx.calibrate import FloatRunner, survey
 from quark.onnx.data import input_infos, open_samples
-from quark.onnx.equalize.options import SmoothOptions
-from quark.onnx.equalize.smooth_quant import smooth, smooth_tensors
 from quark.onnx.load import load
 from quark.onnx.optimize import optimize
 
@@ -33,7 +32,7 @@ def feeds(model, count=8):
 
 def looked_at(model, proto, options=HALF):
     """The statistics that `smooth` wants."""
-    wanted = smooth_tensors(model, options)
+    wanted = smooth_tensors(model)
     samples = open_samples(feeds(proto), input_infos(model))
     with FloatRunner(model, wanted) as runner:
         found = survey(runner, {name: ChannelMoments(axis) for name, axis in wanted.items()}, samples)

@@ -1,1 +1,0 @@
-"""The algebra of equalizing: numbers only, no graph."""

@@ -1,0 +1,1 @@
+"""Bias correction: biases make up for the mean error that rounding makes in their layer."""

@@ -1,0 +1,302 @@
+"""Correct each bias by the mean error that rounding makes in its layer.
+
+    b' = b + E[y_float - y_quantized]     for each output channel
+
+E is the mean over positions, and over samples the mean of the middle half: a few samples with a value far outside the
+range would otherwise decide the bias of all others.
+
+Both outputs are computed from the float network's activations, so that only the layer's own rounding counts, of its
+input and of its weights. The mean of y over positions is linear in the taps of `taps.py`: with x the input, e the error
+of its rounding, w and v the float and the rounded weights,
+
+    E[y_float - y_quantized] = sum of (w - v) * E[x] - v * E[e]
+
+so that a pass over the samples only has to keep a few sums for each channel and sample.
+
+`CorrectionInputs.QUANTIZED` then follows the quantized network layer by layer: the mean output of a layer, computed
+from what the layers before it made of the samples, is compared with the float network, and its bias is moved before the
+next layer is looked at. That also undoes the errors of earlier layers, and overcorrects residual networks, where no
+bias controls the sums on the identity path. So the result is kept only if it brings the network's outputs on held-out
+samples closer to the float network's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.account import AlgorithmFacts
+from quark.compare.measures import relative_error_of, squared_sums
+from quark.decide.view import Node
+from quark.errors import InvalidValueError
+from quark.features.bias_correction.layers import (
+    LAYER_TYPES,
+    NAME,
+    Layer,
+    bias_place,
+    corrected_layers,
+    middle_mean,
+    output_channels,
+    phrase,
+)
+from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
+from quark.features.bias_correction.taps import Taps, mean_products, tap_sums, taps_of
+from quark.onnx.calibrate import survey
+from quark.onnx.deciding import Decision, Work
+from quark.onnx.graph import (
+    add_initializer,
+    constant,
+    input_value,
+    is_read_once,
+    replace_input,
+    set_constant,
+)
+from quark.onnx.insert import InsertOptions, insert
+from quark.onnx.progress import track
+from quark.onnx.save import SaveOptions, finish
+from quark.onnx.session import open_session, release_memory, running
+from quark.onnx.view import view_of
+from quark.plan import Choice, QuantizationPlan, Role, SkippedNode
+from quark.rounded import rounded
+
+Array = NDArray[Any]
+Sample = Mapping[str, Array]
+FOLLOWING = "bias correction from the quantized network"
+
+
+def before_calibration(work: Work, options: BiasCorrectionOptions) -> tuple[AlgorithmFacts, ...]:
+    """Give layers a bias to hold their correction."""
+    if not work.samples.is_random:
+        give_biases(work.model)
+    return ()
+
+
+def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
+    """The inputs of layers with constant weights, and what their biases are added to if that is compared."""
+    if work.samples.is_random:
+        return []
+    nodes = [node for node in view_of(work.model) if node.op_type in LAYER_TYPES and node.is_standard]
+    nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
+    found = [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
+    if options.inputs is CorrectionInputs.QUANTIZED:
+        places = (bias_place(node, _obstacle) for node in nodes)
+        found += [place[0].outputs[0].name for place in places if not isinstance(place, str)]
+    return list(dict.fromkeys(found))
+
+
+def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[AlgorithmFacts]:
+    """Correct the biases of the float model in place, and choose their scales anew."""
+    if work.samples.is_random or not work.samples.count:
+        reason = "no calibration data was given, and the mean of random numbers corrects nothing"
+        return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
+    corrected, changed = _correct(work, options)
+    facts = [corrected]
+    if options.inputs is CorrectionInputs.QUANTIZED:
+        followed, also = _follow(work, options)
+        facts, changed = [*facts, followed], changed | also
+    work.rechoose(changed)
+    return facts
+
+
+def give_biases(model: ir.Model) -> None:
+    """Let every Conv, ConvTranspose and Gemm have a constant bias of its own, zeros if it had none."""
+    for node in view_of(model):
+        if node.op_type not in LAYER_TYPES[:3] or not node.is_standard:
+            continue
+        weight, bias = constant(input_value(node.origin, 1)), input_value(node.origin, 2)
+        values = constant(bias)
+        if weight is None or _obstacle(node) or (bias is not None and (values is None or is_read_once(bias))):
+            continue
+        own = np.zeros(output_channels(node, weight.shape), weight.dtype) if values is None else values.copy()
+        replace_input(node.origin, 2, add_initializer(model, f"{node.name}_bias", own))
+
+
+def _taps(layer: Layer) -> Taps:
+    weight = constant(layer.node.origin.inputs[1])
+    taps = None if weight is None else taps_of(layer.node.origin, weight)
+    assert taps is not None, layer.name
+    return taps
+
+
+def _obstacle(node: Node) -> str | None:
+    """Why the mean of the node's output does not follow from a few sums of its input."""
+    weight = constant(node.origin.inputs[1])
+    if weight is None or taps_of(node.origin, weight) is not None:
+        return None
+    return "the shape of its output is given, not computed" if node.op_type == "ConvTranspose" else "many matrices"
+
+
+def _layers(model: ir.Model, plan: QuantizationPlan) -> tuple[list[Layer], list[SkippedNode]]:
+    choices = {reader: each.choice for each in plan for reader in each.readers}
+    return corrected_layers(view_of(model), choices, _obstacle)
+
+
+def _channel_means(layer: Layer, x: Array) -> Array:
+    """The mean of an output for each row of the batch and each channel."""
+    lines = np.moveaxis(x.astype(np.float64), 1 if _taps(layer).windows else -1, -1)
+    return np.asarray(lines.reshape(len(lines), -1, lines.shape[-1]).mean(axis=1))
+
+
+class TapMeans:
+    """The mean taps of one tensor and of the error of its rounding, sample by sample, for all layers that read it."""
+
+    is_mergeable = True
+
+    def __init__(self, wanted: list[tuple[Taps, Choice | None]]) -> None:
+        self._means: dict[tuple[Taps, Choice | None], list[tuple[Array, Array]]] = {key: [] for key in wanted}
+
+    def observe(self, x: Array) -> None:
+        x = x.astype(np.float32, copy=False)
+        for key, sums in tap_sums(x, self._means):
+            if not np.isfinite(sums.values).all():
+                raise InvalidValueError("has NaN or Inf")
+            count = np.float32(max(sums.positions, 1))
+            self._means[key].append((sums.values / count, sums.errors / count))
+
+    def end_of_sample(self) -> None:
+        pass
+
+    def merge(self, other: TapMeans) -> None:
+        for key, found in other._means.items():
+            self._means[key] += found
+
+    def means(self, taps: Taps, choice: Choice | None) -> tuple[Array, Array]:
+        """The mean taps of the tensor, and of the error, [samples, channels, *kernel]."""
+        found = self._means[taps, choice]
+        return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
+
+
+def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFacts, frozenset[str]]:
+    """Correct biases from the float network's activations; also returns the names of the constants that changed."""
+    found, left = _layers(work.model, work.plan)
+    by_tensor: dict[str, list[tuple[Taps, Choice | None]]] = {}
+    for layer in found:
+        by_tensor.setdefault(layer.input, []).append((_taps(layer), layer.data))
+    means = survey(
+        work.runner,
+        {name: TapMeans(wanted) for name, wanted in by_tensor.items()},
+        work.samples,
+        work.settings.calibrate,
+        sample_limit=options.sample_limit,
+        title="correcting biases",
+    )
+    changed: list[str] = []
+    tensors: list[str] = []
+    for layer in found:
+        correction = mean_error(layer, *means[layer.input].means(_taps(layer), layer.data))
+        bias = layer.bias.array()
+        assert bias is not None, layer.name
+        with np.errstate(over="ignore"):
+            corrected = (bias.astype(np.float64) + correction).astype(bias.dtype)
+        if not np.isfinite(corrected).all():
+            left.append(layer.skipped(f"the correction is beyond {bias.dtype}"))
+            continue
+        tensors.append(str(set_constant(work.model, layer.adder.origin, layer.bias_index, corrected).name))
+        changed.append(phrase(layer, correction))
+    return AlgorithmFacts(NAME, tuple(changed), tuple(left)), frozenset(tensors)
+
+
+def mean_error(layer: Layer, values: Array, errors: Array) -> Array:
+    """y_float - y_quantized of each output channel: the mean over positions, the mean of the middle half of samples."""
+    exact = layer.weights().astype(np.float32)
+    seen = exact if layer.weight is None else rounded(exact, layer.weight)
+    of_samples = mean_products(layer.node.origin, exact - seen, values)
+    of_samples = of_samples - mean_products(layer.node.origin, seen, errors)
+    return middle_mean(of_samples)
+
+
+def _follow(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFacts, frozenset[str]]:
+    """Correct biases from the quantized network's activations, layer by layer, if that helps; also returns the names of
+    the constants that changed."""
+    model, held_out = work.model, work.samples.held_out
+    found, left = _layers(model, work.plan)
+    network = _OpenBiases(model, work.plan, found)
+    seen = list(islice(work.samples, options.sample_limit))
+    before = dict(network.biases)
+    try:
+        error = network.output_error(held_out, work.expected)
+        with track(len(found), "following the quantized network") as advance:
+            for layer in found:
+                runner = work.runner
+                name = layer.output
+                difference = np.concatenate(
+                    [_channel_means(layer, runner.tensors(each, [name])[name].array) for each in seen]
+                ) - network.means(seen, layer)
+                network.biases[layer.name] += np.median(difference, axis=0)
+                advance()
+        corrected = network.output_error(held_out, work.expected)
+    finally:
+        network.close()
+    if not corrected < error:
+        reason = f"the outputs on held-out samples got worse: squared error {error:.4g} became {corrected:.4g}"
+        return AlgorithmFacts(FOLLOWING, (), (*left, SkippedNode("", "", reason))), frozenset()
+    changed = []
+    tensors = []
+    for layer in found:
+        values = network.biases[layer.name]
+        _, dtype = network.inputs[layer.name]
+        tensors.append(str(set_constant(model, layer.adder.origin, layer.bias_index, values.astype(dtype)).name))
+        changed.append(phrase(layer, values - before[layer.name]))
+    return AlgorithmFacts(FOLLOWING, tuple(changed), tuple(left)), frozenset(tensors)
+
+
+class _OpenBiases:
+    """The quantized network with the biases of its layers as inputs, so that one session serves all layers. A run goes
+    no further than the layer that is looked at. `biases` are by layer, in float64, `inputs` their names and types."""
+
+    def __init__(self, model: ir.Model, plan: QuantizationPlan, found: Sequence[Layer]) -> None:
+        import onnxruntime
+
+        copy = model.clone()
+        nodes = {str(node.name): node for node in copy.graph}
+        self.biases: dict[str, Array] = {}
+        self.inputs: dict[str, tuple[str, Any]] = {}
+        for layer in found:
+            value = nodes[layer.adder.name].inputs[layer.bias_index]
+            values = constant(value)
+            assert value is not None, layer.name
+            assert values is not None, layer.name
+            self.biases[layer.name] = values.astype(np.float64)
+            self.inputs[layer.name] = (str(value.name), values.dtype)
+            del copy.graph.initializers[str(value.name)]
+            value.const_value = None
+            copy.graph.inputs.append(value)
+        opened = {name for name, _ in self.inputs.values()}
+        rest = tuple(each for each in plan if each.role is not Role.BIAS and each.tensor not in opened)
+        insert(copy, QuantizationPlan(rest), InsertOptions())
+        self._outputs = {layer.name: layer.output for layer in found}
+        runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
+        self._session: Any = open_session(runnable, extra_outputs=list(dict.fromkeys(self._outputs.values())))
+        self._options = onnxruntime.RunOptions()
+        self._options.only_execute_path_to_fetches = True
+
+    def means(self, samples: Sequence[Sample], layer: Layer) -> Array:
+        """The mean output of the layer, [samples, channels]."""
+        name = self._outputs[layer.name]
+        return np.concatenate([_channel_means(layer, self._run(each, [name])[0]) for each in samples])
+
+    def output_error(self, samples: Sequence[Sample], expected: Sequence[Sample]) -> float:
+        """The sum of squared differences of all float outputs, each output relative to its size."""
+        total: dict[str, list[float]] = {}
+        for sample, reference in zip(samples, expected, strict=True):
+            floats = [name for name, value in reference.items() if value.dtype.kind == "f"]
+            for name, value in zip(floats, self._run(sample, floats), strict=True):
+                sums = total.setdefault(name, [0.0, 0.0])
+                for index, square in enumerate(squared_sums(reference[name], value)):
+                    sums[index] += square
+        return sum(relative_error_of(error, power) for error, power in total.values())
+
+    def close(self) -> None:
+        self._session = None
+        release_memory()
+
+    def _run(self, sample: Sample, names: list[str]) -> list[Array]:
+        biases = {name: self.biases[layer].astype(dtype) for layer, (name, dtype) in self.inputs.items()}
+        with running("the quantized model"):
+            results: list[Array] = self._session.run(names, {**sample, **biases}, self._options)
+        return results

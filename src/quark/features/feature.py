@@ -1,0 +1,33 @@
+"""What the configuration, the pipelines and the report know of a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Feature:
+    """`folder` is its name. `nouns` says what the report counts, by the name that the feature has there.
+
+    With a `switch`, the extra option of that name turns it on, and `doc` says in docs/options.md what that does.
+    `options` is the dataclass of its settings, of which fields made by `setting` are extra options as well. Features
+    without a switch have fields and options of their own in the configuration.
+    """
+
+    folder: str
+    switch: str = ""
+    doc: str = ""
+    options: Any = None
+    nouns: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, tuple[str, Any, str]]:
+        """The extra options of its settings: the field, its default, and what it does."""
+        rows = [each for each in fields(self.options) if "option" in each.metadata] if self.switch else []
+        return {each.metadata["option"]: (each.name, each.default, each.metadata["doc"]) for each in rows}
+
+
+def setting(option: str, default: Any, doc: str) -> Any:
+    """A field of a feature's options that the extra option `option` sets."""
+    return field(default=default, metadata={"option": option, "doc": doc})

@@ -1,0 +1,165 @@
+"""What is learned of the weights of a layer.
+
+AdaRound learns for each weight which of its two neighbours it takes (arXiv 2004.10568):
+
+    W~ = lower + h(V) * (upper - lower),     h(V) = clip(1.2 * sigmoid(V) - 0.1, 0, 1),     h(V0) = where W lies
+
+    loss = sum over outputs of error / error0 + lambda * sum of (1 - |2 h(V) - 1|^beta)
+
+where error0 is what rounding to the nearest leaves, so that lambda means the same for loud and for quiet outputs. beta
+falls from 20 to 2 along a half cosine, after a warm start without that second term, which drives h to 0 or 1. In the
+end V >= 0 takes the upper neighbour. Neighbours are numbers of the format, be they codes, block elements or floats, so
+that the numbers chosen are kept as they are when the model is written.
+
+AdaQuant learns the weights themselves (arXiv 2006.10518). The output is computed with rounded weights, and its gradient
+goes straight through the rounding, but not to weights beyond the range of fixed scales. Scales of blocks follow the
+weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from quark.features.finetuning.options import Algorithm, FitOptions
+from quark.features.finetuning.quantizers import Quantizer, neighbours, tensor_of
+from quark.plan import Choice
+
+STRETCH, SHIFT = 1.2, -0.1
+UNDECIDED = 0.02  # share of weights that may be between their neighbours at the end
+AUTO_SHARE = 0.06  # learning rate of AdaQuant, relative to the RMS change that rounding to the nearest makes
+AUTO_ADAROUND = 0.03
+
+
+class RoundedWeights:
+    """The state of AdaRound for one tensor; `loudness` is error0 of the output that each weight belongs to."""
+
+    is_decided_late = True
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        lower: torch.Tensor,
+        upper: torch.Tensor,
+        loudness: torch.Tensor,
+        options: FitOptions,
+    ) -> None:
+        self._lower, self._upper, self._width = lower, upper, upper - lower
+        self._sharpness = self._width / loudness.clamp(min=1e-30)
+        self._options = options
+        share = torch.where(self._width > 0, (weight - lower) / self._width.clamp(min=1e-38), 0.5).clamp_(0, 1)
+        sigmoid = ((share - SHIFT) / STRETCH).clamp_(1e-6, 1 - 1e-6)
+        self.parameter = torch.log(sigmoid / (1 - sigmoid))
+        self._sigmoid = sigmoid
+        self._share = share
+
+    def soft(self) -> torch.Tensor:
+        """The weights that the loss is computed with."""
+        self._sigmoid = torch.sigmoid(self.parameter)
+        self._share = (self._sigmoid * STRETCH + SHIFT).clamp_(0, 1)
+        return torch.addcmul(self._lower, self._share, self._width)
+
+    def gradient(self, of_weights: torch.Tensor, progress: float) -> torch.Tensor:
+        """The gradient of the parameter, from that of the weights that `soft` returned."""
+        total = of_weights * self._sharpness
+        beta = self.beta(progress)
+        if beta is not None:
+            signed = self._share.mul(2).sub_(1)
+            total.sub_(signed.abs().pow_(beta - 1).mul_(signed.sign_()), alpha=2 * self._options.regularization * beta)
+        slope = (self._sigmoid * (1 - self._sigmoid)).mul_(STRETCH)
+        is_free = (self._share > 0) & (self._share < 1)
+        return total.mul_(slope).mul_(is_free)
+
+    def beta(self, progress: float) -> float | None:
+        """The exponent at that share of the iterations; None during the warm start."""
+        start, end = self._options.beta_range
+        if progress < self._options.warm_start:
+            return None
+        along = (progress - self._options.warm_start) / max(1e-9, 1 - self._options.warm_start)
+        return end + 0.5 * (start - end) * (1 + math.cos(math.pi * min(along, 1.0)))
+
+    def fading(self, progress: float) -> float:
+        """The factor of the learning rate."""
+        return 1.0
+
+    def is_decided(self) -> bool:
+        """True if nearly all weights are at one of their neighbours."""
+        is_between = (self._share > 0.01) & (self._share < 0.99) & (self._width > 0)
+        return float(is_between.float().mean()) < UNDECIDED
+
+    def hard(self) -> torch.Tensor:
+        """The weights as they will be: one neighbour or the other."""
+        return torch.where(self.parameter >= 0, self._upper, self._lower)
+
+    def rounded(self) -> torch.Tensor:
+        return self.hard()
+
+
+# AdaQuant: learn the weights themselves (arXiv 2006.10518).
+#
+# The output is computed with rounded weights, and its gradient goes straight through the rounding, but not to weights
+# that lie beyond the range of fixed scales. Scales of blocks follow the weights.
+
+
+class TrainedWeights:
+    """The state of AdaQuant for one tensor."""
+
+    is_decided_late = False
+
+    def __init__(self, weight: torch.Tensor, quantizer: Quantizer) -> None:
+        self.parameter = weight.clone()
+        self._quantizer = quantizer
+
+    def soft(self) -> torch.Tensor:
+        """The weights that the loss is computed with."""
+        return self._quantizer.values(self.parameter)
+
+    def gradient(self, of_weights: torch.Tensor, progress: float) -> torch.Tensor:
+        mask = self._quantizer.passes(self.parameter)
+        return of_weights if mask is None else of_weights * mask
+
+    def fading(self, progress: float) -> float:
+        """The factor of the learning rate: half a cosine."""
+        return 0.5 * (1 + math.cos(math.pi * progress))
+
+    def is_decided(self) -> bool:
+        return False
+
+    def hard(self) -> torch.Tensor:
+        """The weights as they will be, before they are rounded."""
+        return self.parameter
+
+    def rounded(self) -> torch.Tensor:
+        return self._quantizer.values(self.parameter)
+
+
+def learned_weights(
+    weight: torch.Tensor,
+    choice: Choice,
+    quantizer: Quantizer,
+    loudness: Callable[[], torch.Tensor],
+    options: FitOptions,
+) -> RoundedWeights | TrainedWeights:
+    """The state of the algorithm that the options ask for. `loudness` is only computed if AdaRound needs it."""
+    if options.algorithm is Algorithm.ADAQUANT:
+        return TrainedWeights(weight, quantizer)
+    lower, upper = (tensor_of(each, weight.device) for each in neighbours(weight.cpu().numpy(), choice))
+    return RoundedWeights(weight, lower, upper, loudness(), options)
+
+
+def learning_rate(options: FitOptions, error: float, weight: torch.Tensor, quantizer: Quantizer) -> float:
+    """The learning rate of a layer whose relative error before training is `error`.
+
+    AdaQuant moves a weight by about the learning rate at every iteration, so it is a share of what rounding changes
+    weights by, which differs a hundredfold between formats and layers. AdaRound's parameter has no unit.
+    """
+    if options.lr_adjust is not None and error > options.lr_adjust[0]:
+        return options.lr_adjust[1]
+    if options.learning_rate is not None:
+        return options.learning_rate
+    if options.algorithm is Algorithm.ADAROUND:
+        return AUTO_ADAROUND
+    change = quantizer.values(weight) - weight
+    return AUTO_SHARE * (float(change.square().mean().sqrt()) or 1e-5)

@@ -1,0 +1,340 @@
+"""Fast finetuning: layer by layer, from the first to the last, each fitted to what the float network computes there
+from what the quantized network, finetuned so far, hands it.
+
+A finished layer is kept on disk. The result as a whole is taken back if it is no closer to the float network than
+without it, on samples that no layer was fitted to.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+import quark.features.finetuning.fit as fitting
+from quark.account import AlgorithmFacts
+from quark.features.bias_correction.on_onnx import give_biases
+from quark.features.finetuning.block_fitting import BlockFitter
+from quark.features.finetuning.blocks import Block, blocks
+from quark.features.finetuning.checkpoint import Checkpoint
+from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
+from quark.features.finetuning.options import FinetuneOptions, Reconstruction, providers_of
+from quark.features.finetuning.problem import Fitted, Problem
+from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, stages
+from quark.onnx.calibrate.runner import FloatRunner, processor_count
+from quark.onnx.comparing import output_error
+from quark.onnx.data.samples import SampleStore
+from quark.onnx.deciding import Decision, Work
+from quark.onnx.graph import constant, input_value, set_constant
+from quark.onnx.insert import InsertOptions, insert
+from quark.onnx.progress import track
+from quark.onnx.save import SaveOptions, finish
+from quark.onnx.versions import versions
+from quark.plan import DynamicChoice, QuantizationPlan, Role, SkippedNode
+from quark.rounded import rounded
+from quark.text import get_logger, printable
+
+Array = NDArray[Any]
+_LOG = get_logger(__name__)
+_NAMES = {"adaround": "AdaRound", "adaquant": "AdaQuant"}
+
+
+def before_calibration(work: Work, options: FinetuneOptions) -> tuple[AlgorithmFacts, ...]:
+    """Give layers a bias if biases are trained."""
+    if options.fit.has_bias and not work.samples.is_random:
+        give_biases(work.model)
+    return ()
+
+
+def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFacts]:
+    """Finetune weights and biases for the plan, with its scales.
+
+    If the whole network is no better for it, the last quarter of the layers is taken back, or the last half, and so on,
+    up to all of them: a layer was fitted to those before it, and knows nothing of those behind.
+    """
+    model = work.model
+    if work.exact is None:
+        return []
+    before = _quantized_error(work)
+    standing = {name: value.const_value for name, value in model.graph.initializers.items()}
+    facts, steps = _finetune(work, work.exact, options)
+    fitted = {name: model.graph.initializers[name].const_value for step in steps for name in step}
+
+    def error_of(kept: int) -> float:
+        """The error with the first layers as they were fitted, and the others as they stood."""
+        for number, step in enumerate(steps):
+            for name in step:
+                model.graph.initializers[name].const_value = (fitted if number < kept else standing)[name]
+        return _quantized_error(work)
+
+    after = error_of(len(steps))
+    if after <= before:
+        return [facts]
+    errors = {kept: error_of(kept) for kept in sorted({len(steps) * quarter // 4 for quarter in (1, 2, 3)})}
+    kept = min(errors, key=lambda each: errors[each])
+    kept = kept if errors[kept] < before else 0
+    error_of(kept)
+    reason = f"with it the network's outputs on held-out samples got worse: error {before:.4g} became {after:.4g}"
+    taken_back = [SkippedNode(each.partition(": ")[0], "", reason) for each in facts.changed[kept:]]
+    return [replace(facts, changed=facts.changed[:kept], left=(*facts.left, *taken_back))]
+
+
+def _quantized_error(work: Decision) -> float:
+    """The error of the network as it would be written; 0 if no samples were held out."""
+    if not work.samples.held_out:
+        return 0.0
+    copy = work.model.clone()
+    insert(copy, work.plan, work.settings.insert)
+    runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
+    return output_error(runnable, work.samples.held_out, work.expected)
+
+
+def _finetune(
+    work: Decision, exact: ir.Model, options: FinetuneOptions
+) -> tuple[AlgorithmFacts, list[tuple[str, ...]]]:
+    """Change weights and biases of the model in place; also returns the constants that changed, layer by layer."""
+    run = _Finetuning(work, exact, options)
+    try:
+        run.layer_by_layer()
+    except KeyboardInterrupt:
+        folder = run.checkpoint.folder
+        text = f"finetuning was interrupted; finished layers are in '{folder}', run the same again to go on"
+        _LOG.warning("%s", text)
+        raise KeyboardInterrupt(printable(text)) from None
+    finally:
+        run.close()
+    run.checkpoint.finish()
+    return AlgorithmFacts(_NAMES[options.fit.algorithm.value], tuple(run.changed), tuple(run.left)), run.steps
+
+
+class _Finetuning:
+    """`model` is quantized by the plan, and its weights and biases change; `exact` is the float network that it should
+    be. `copy` computes what the quantized network does: activations with quantizers, constants rounded. `steps` are the
+    constants that changed, layer by layer, as the phrases of `changed` are."""
+
+    def __init__(self, work: Decision, exact: ir.Model, options: FinetuneOptions) -> None:
+        model, plan, samples = work.model, work.plan, work.samples
+        self._model, self._options = model, options
+        self.layers, self.left = trained_layers(model, plan, options.op_types)
+        self.changed: list[str] = []
+        self.steps: list[tuple[str, ...]] = []
+        self._choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
+        self._copy = _quantized_copy(model, plan)
+        self._nodes, self._copied, self._exact = (
+            {str(node.name): node for node in each.graph} for each in (model, self._copy, exact)
+        )
+        self._samples = SampleStore(options.memory_limit // 8)
+        for sample in itertools.islice(samples, options.data_size):
+            self._samples.append(sample)
+        digests = [FloatRunner(each).model_digest() for each in (exact, model)]
+        settings = repr(replace(options, folder=None, fit=replace(options.fit, log_period=0)))
+        environment = [repr(sorted(versions().items())), fitting.arithmetic()]
+        # everything that a finetuned layer follows from
+        self.checkpoint = Checkpoint(options.folder, [*digests, plan.digest, samples.digest(), settings, *environment])
+        processors, providers = processor_count(), providers_of(options.infer_device)
+        self._walks = tuple(
+            Walk(
+                network,
+                self._samples,
+                lambda: SampleStore(options.memory_limit // 4),
+                providers=providers,
+                workers=min(2, processors),
+                threads=max(1, processors // 2),
+            )
+            for network in (exact, self._copy)
+        )
+        float_walk, quantized_walk = self._walks
+        self._gatherer = Gatherer(float_walk, quantized_walk, len(self._samples), options)
+        self._fitter = BlockFitter(
+            *(model, self._choices, float_walk, quantized_walk, len(self._samples)),
+            lambda: SampleStore(options.memory_limit // 8),
+            options,
+        )
+        self._held_out = samples.held_out if options.is_selective else []
+        self._clock = {"inference": 0.0, "training": 0.0}
+
+    def layer_by_layer(self) -> None:
+        if not len(self._samples):
+            self.left += [SkippedNode(each.name, each.op_type, "there are no samples") for each in self.layers]
+            return
+        begin = time.monotonic()
+        with track(len(self.layers), "finetuning") as advance:
+            for stage, block in self._stages():
+                place = self.layers.index(stage[0])
+                # the layers of a block are kept or rolled back together, others one by one
+                groups: Iterable[list[tuple[int, TrainedLayer, Fitted]]] = (
+                    ([fitted] for fitted in self._fitted(dict(enumerate(stage, place))))
+                    if block is None
+                    else [self._fitted_together(place, block)]
+                )
+                for group in groups:
+                    self._take([(layer, fitted) for _, layer, fitted in group])
+                    for number, layer, fitted in group:
+                        self._log(number, layer, fitted, time.monotonic() - begin)
+                        advance()
+                start, count = time.monotonic(), place + len(stage)
+                final, rest = ([each.name for each in some] for some in (self.layers[:count], self.layers[count:]))
+                for walk in self._walks if rest else ():
+                    walk.advance(final, rest)
+                self._clock["inference"] += time.monotonic() - start
+        _LOG.info("finetuning: %(inference).1f s of inference, %(training).1f s of training", self._clock)
+
+    def _log(self, number: int, layer: TrainedLayer, fitted: Fitted, seconds: float) -> None:
+        done, total = number + 1, len(self.layers)
+        _LOG.info(
+            "finetuning %d of %d, %s: held-out error %.4g, was %.4g, %d iterations at %.3g; about %.0f s to go",
+            *(done, total, layer.name, fitted.error_after, fitted.error_before),
+            *(fitted.iterations, fitted.learning_rate, seconds / done * (total - done)),
+        )
+
+    def _stages(self) -> Iterator[tuple[Sequence[TrainedLayer], Block | None]]:
+        """The layers that are walked through at a time, with the block if they are fitted together."""
+        if self._options.reconstruction is Reconstruction.LAYER:
+            yield from ((stage, None) for stage in stages(self._walks[0], self.layers))
+            return
+        for block in blocks(self._model, self.layers):
+            reason = self._fitter.why_not(block)
+            if reason is not None and len(block.layers) > 1:
+                _LOG.info("%s: fitted layer by layer, since %s", block.name, reason)
+            yield block.layers, block if reason is None else None
+
+    def _fitted_together(self, place: int, block: Block) -> list[tuple[int, TrainedLayer, Fitted]]:
+        numbers = range(place, place + len(block.layers))
+        read = [self._kept(number, layer) for number, layer in zip(numbers, block.layers, strict=True)]
+        kept = [each for each in read if each is not None]
+        if len(kept) < len(numbers):
+            start = time.monotonic()
+            kept = self._fitter.fit(block, place)
+            self._clock["training"] += time.monotonic() - start
+            for number, fitted in zip(numbers, kept, strict=True):
+                self.checkpoint.write(number, fitted)
+        return list(zip(numbers, block.layers, kept, strict=True))
+
+    def _fitted(self, stage: Mapping[int, TrainedLayer]) -> Iterator[tuple[int, TrainedLayer, Fitted]]:
+        """Yield the layers of a stage one by one, each fitted only after the caller has applied the one before."""
+        kept = {number: self._kept(number, layer) for number, layer in stage.items()}
+        missing = {number: layer for number, layer in stage.items() if kept[number] is None}
+        start = time.monotonic()
+        outputs = {layer.name: str(self._exact[layer.name].outputs[0].name) for layer in missing.values()}
+        targets = self._gatherer.targets(missing, outputs) if missing else {}
+        self._clock["inference"] += time.monotonic() - start
+        for number, layer in stage.items():
+            fitted = kept[number]
+            if fitted is None:
+                fitted = self._fit(number, layer, targets.pop(layer.name))
+                self.checkpoint.write(number, fitted)
+            yield number, layer, fitted
+
+    def _kept(self, number: int, layer: TrainedLayer) -> Fitted | None:
+        """The layer as an earlier run left it."""
+        weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])
+        sizes = {"weight": weight, "bias": bias}
+        return self.checkpoint.read(number, {name: 0 if each is None else each.size for name, each in sizes.items()})
+
+    def _fit(self, number: int, layer: TrainedLayer, targets: Targets) -> Fitted:
+        if not are_enough(targets.picks):
+            return Fitted(None, None, 0.0, 0.0, 0, 0.0, "is computed at one place only")
+        start = time.monotonic()
+        seen, exact = (str(each[layer.name].inputs[0].name) for each in (self._copied, self._exact))  # type: ignore[union-attr]
+        training, held_out = self._gatherer.rows(layer, number, targets, seen, exact)
+        middle = time.monotonic()
+        weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])
+        assert weight is not None, layer.name
+        problem = Problem(
+            layer.name,
+            training,
+            held_out,
+            weight,
+            layer.layout,
+            None if bias is None else bias.reshape(-1),
+            layer.weight,
+            layer.bias,
+            layer.activation,
+            layer.output,
+            layer.has_bias,
+        )
+        fitted = fitting.fit(problem, replace(self._options.fit, seed=self._options.fit.seed + number))
+        self._clock["inference"] += middle - start
+        self._clock["training"] += time.monotonic() - middle
+        return fitted
+
+    def _take(self, found: Sequence[tuple[TrainedLayer, Fitted]]) -> None:
+        """Give layers what was fitted, if it is better; with `is_selective`, for the network as a whole too. The layers
+        of a block are taken together or not at all."""
+        kept = [(layer, each) for layer, each in found if each.is_kept]
+        self.left += [
+            SkippedNode(layer.name, layer.op_type, _reason(each)) for layer, each in found if not each.is_kept
+        ]
+        if not kept:
+            return
+        standing = [{i: constant(input_value(self._nodes[layer.name], i)) for i in (1, 2)} for layer, _ in kept]
+        before = self._network_error()
+        for layer, each in kept:
+            self._put(layer, {1: each.weight, 2: each.bias})
+        after = self._network_error()
+        if after > before:
+            reason = f"the network's outputs got worse: error {before:.4g} became {after:.4g}"
+            for (layer, _), constants in zip(kept, standing, strict=True):
+                self._put(layer, constants)
+                self.left.append(SkippedNode(layer.name, layer.op_type, reason))
+            return
+        for layer, each in kept:
+            self.changed.append(f"{layer.name}: held-out error {each.error_before:.3g} became {each.error_after:.3g}")
+            inputs = self._nodes[layer.name].inputs[1 : 2 if each.bias is None else 3]
+            self.steps.append(tuple(str(value.name) for value in inputs if value is not None))
+
+    def _put(self, layer: TrainedLayer, constants: Mapping[int, Array | None]) -> None:
+        for index, values in constants.items():
+            old = constant(input_value(self._nodes[layer.name], index)) if values is not None else None
+            if values is None or old is None:
+                continue
+            new = values.reshape(old.shape).astype(old.dtype)
+            set_constant(self._model, self._nodes[layer.name], index, new)
+            choice = self._choices.get((layer.name, index))
+            seen = new if choice is None else rounded(new, choice).astype(old.dtype)
+            set_constant(self._copy, self._copied[layer.name], index, seen)
+
+    def _network_error(self) -> float:
+        """The error of the network's outputs on held-out samples; 0 unless `is_selective`."""
+        if not self._held_out:
+            return 0.0
+        return output_error(self._copy, self._held_out, self._expected, has_integer_kernels=False)
+
+    @functools.cached_property
+    def _expected(self) -> Sequence[Mapping[str, Array]]:
+        with FloatRunner(self._walks[0].model) as runner:
+            return [runner.outputs(sample) for sample in self._held_out]
+
+    def close(self) -> None:
+        for walk in self._walks:
+            walk.close()
+        self._samples.close()
+
+
+def _reason(fitted: Fitted) -> str:
+    if fitted.remark:
+        return f"its output {fitted.remark}"
+    before, after = fitted.error_before, fitted.error_after
+    return f"got no better on held-out samples: error {before:.3g}, after training {after:.3g}"
+
+
+def _quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
+    """A network that computes what the quantized one does, with constants that can still change: activations have their
+    quantizers, weights and biases are plain numbers, rounded. What is quantized at run time stays float."""
+    copy = model.clone()
+    known = tuple(each for each in plan if not isinstance(each.choice, DynamicChoice))
+    insert(copy, QuantizationPlan(tuple(each for each in known if each.role is Role.ACTIVATION)), InsertOptions())
+    nodes = {str(node.name): node for node in copy.graph}
+    for each in known:
+        for reader in each.readers:
+            node = nodes.get(reader.node)
+            values = None if node is None else constant(input_value(node, reader.index))
+            if node is not None and values is not None:
+                set_constant(copy, node, reader.index, rounded(values, each.choice).astype(values.dtype))
+    return copy

@@ -1,0 +1,104 @@
+"""The options of finetuning: how layers are fitted, which, on what samples, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from quark.features.feature import Feature
+
+FEATURE = Feature("finetuning", nouns={"AdaRound": "layer", "AdaQuant": "layer"})
+
+# the operators whose weights can be fitted, by their names in ONNX
+TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+ROWS_OF_A_SAMPLE = 128  # rows of a batch per sample of the batch
+MOST_ROWS = 32768  # of a layer, over all samples
+SMALLEST_MEMORY = 256 << 20  # for rows, even if the limit is lower
+
+_PROVIDERS = {
+    "cpu": (),
+    "cuda": ("CUDAExecutionProvider",),
+    "hip": ("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
+}
+
+
+class Algorithm(str, Enum):
+    """How weights are learned."""
+
+    ADAROUND = "adaround"
+    ADAQUANT = "adaquant"
+
+
+class Reconstruction(str, Enum):
+    """What is fitted together."""
+
+    LAYER = "layer"  # each layer by itself
+    BLOCK = "block"  # the layers between two places where the network narrows to one tensor, such as a residual block
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a layer is fitted.
+
+    `batch_rows` rows make a batch, and `batches` of them an iteration. If `learning_rate` is None, it is derived from
+    the distance between the numbers that weights are rounded to. `drop_ratio` is the share of a layer's inputs that
+    come from the quantized network; the others come from the float network. `lr_adjust` is (error, rate): the rate for
+    layers whose relative error before training is above that error. The last three belong to AdaRound.
+    """
+
+    algorithm: Algorithm = Algorithm.ADAROUND
+    iterations: int = 1000
+    learning_rate: float | None = 0.1
+    batch_rows: int = 128
+    batches: int = 1
+    has_early_stop: bool = False
+    has_bias: bool = True
+    has_output_rounding: bool = False
+    drop_ratio: float = 1.0
+    lr_adjust: tuple[float, float] | None = None
+    log_period: int = 100
+    device: str = "cpu"
+    seed: int = 1705472343
+    regularization: float = 0.01
+    beta_range: tuple[float, float] = (20.0, 2.0)
+    warm_start: float = 0.2
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """What is finetuned.
+
+    At most `data_size` samples are used. Activations beyond `memory_limit` bytes go to a temporary file, and fewer rows
+    are used if they would not fit. With `is_selective`, a layer is only kept if the outputs of the whole network do not
+    get worse. Finished layers are kept in `folder` (None: the user's cache), so that an interrupted run can go on.
+    """
+
+    fit: FitOptions = field(default_factory=FitOptions)
+    op_types: tuple[str, ...] = TRAINED_OP_TYPES
+    data_size: int | None = None
+    memory_limit: int = 2 << 30
+    infer_device: str = "cpu"
+    is_selective: bool = False
+    folder: Path | None = None
+    reconstruction: Reconstruction = Reconstruction.LAYER
+
+    def rows_per_sample(self, row_numbers: int, samples: int) -> int:
+        """The number of rows of a layer that are taken from each sample."""
+        fitting = max(self.memory_limit, SMALLEST_MEMORY) // 4 // (4 * max(1, row_numbers))
+        return max(1, min(MOST_ROWS, fitting) // max(1, samples))
+
+
+def providers_of(device: str) -> tuple[str, ...]:
+    """The execution providers that compute on a device (cpu, cuda:0, hip:0) and that this ONNX Runtime has.
+
+    >>> providers_of("cpu")
+    ('CPUExecutionProvider',)
+    """
+    wanted = _PROVIDERS[device.partition(":")[0]]
+    if not wanted:
+        return ("CPUExecutionProvider",)
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    return (*(each for each in wanted if each in available), "CPUExecutionProvider")

@@ -1,0 +1,140 @@
+"""How the choices of a plan round, as torch functions that training calls at every iteration, and their neighbours."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quark.errors import InvalidValueError
+from quark.formats.affine import Granularity
+from quark.formats.arrays import array_kind
+from quark.formats.catalog import get_format
+from quark.formats.quantize import affine_neighbours, block_neighbours, element_neighbours, quantize_dequantize
+from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
+from quark.rounded import parameters_of
+
+Array = NDArray[Any]
+
+
+def tensor_of(array: Any, device: torch.device | str) -> torch.Tensor:
+    """A copy of the array in float32, on the device."""
+    return torch.from_numpy(np.array(array, np.float32)).to(device)
+
+
+class Quantizer(ABC):
+    """Rounds tensors of one shape."""
+
+    @abstractmethod
+    def values(self, x: torch.Tensor) -> torch.Tensor:
+        """The numbers that the quantized network computes with."""
+
+    def passes(self, x: torch.Tensor) -> torch.Tensor | None:
+        """True for numbers whose gradient goes through; None if all do."""
+        return None
+
+
+def quantizer_of(choice: Choice, shape: tuple[int, ...], device: torch.device) -> Quantizer:
+    """The quantizer of tensors of that shape."""
+    if isinstance(choice, AffineChoice):
+        parameters = parameters_of(choice, shape)
+        kind = array_kind(parameters.scale)
+        spread = Granularity(choice.axis, choice.group_size).spread
+        scale = np.asarray(spread(kind, parameters.scale, shape), np.float32)
+        zero_point = np.asarray(spread(kind, parameters.zero_point, shape), np.float32)
+        fmt = parameters.format
+        limits = np.float32(fmt.qmin) - zero_point, np.float32(fmt.qmax) - zero_point
+        return _Affine(*(tensor_of(each, device) for each in (scale, *limits)))
+    if isinstance(choice, BlockChoice):
+        return _Blocks(choice)
+    if isinstance(choice, FloatChoice):
+        return _Floats(choice)
+    raise InvalidValueError(f"{choice}: its scale is not known before run time")
+
+
+@dataclass(frozen=True, eq=False)
+class _Affine(Quantizer):
+    """Integer codes with fixed scales."""
+
+    scale: torch.Tensor
+    lowest: torch.Tensor
+    highest: torch.Tensor
+
+    def values(self, x: torch.Tensor) -> torch.Tensor:
+        levels = (x / self.scale).round_()
+        return levels.clamp_(self.lowest, self.highest).mul_(self.scale)
+
+    def passes(self, x: torch.Tensor) -> torch.Tensor | None:
+        levels = (x / self.scale).round_()
+        return (levels >= self.lowest) & (levels <= self.highest)
+
+
+@dataclass(frozen=True)
+class _Blocks(Quantizer):
+    """Blocks whose scales follow the values."""
+
+    choice: BlockChoice
+
+    def values(self, x: torch.Tensor) -> torch.Tensor:
+        quantizer = self.choice.quantizer
+        wide = quantize_dequantize(x, "bfloat16") if self.choice.to_bfloat16_first else x
+        rounded: torch.Tensor = quantize_dequantize(
+            wide.contiguous(),
+            quantizer.format,
+            self.choice.axis if x.dim() > 1 else 0,
+            scale_rule=quantizer.scale_rule,
+            rounding=quantizer.rounding,
+            nonfinite=quantizer.nonfinite,
+        )
+        return rounded
+
+
+@dataclass(frozen=True)
+class _Floats(Quantizer):
+    choice: FloatChoice
+
+    def values(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = x / self.choice.scale
+        if self.choice.format == "float16":
+            highest = float(get_format("float16").max)
+            return scaled.clamp_(-highest, highest).to(torch.float16).to(x.dtype) * self.choice.scale
+        rounded: torch.Tensor = quantize_dequantize(scaled, self.choice.format)
+        return rounded * self.choice.scale
+
+
+def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
+    """The two numbers that each weight can be rounded to, in float32."""
+    wide = np.ascontiguousarray(array, np.float32)
+    if isinstance(choice, AffineChoice):
+        return affine_neighbours(wide, parameters_of(choice, wide.shape))
+    if isinstance(choice, BlockChoice):
+        if choice.to_bfloat16_first:
+            wide = np.asarray(quantize_dequantize(wide, "bfloat16"))
+        return block_neighbours(wide, choice.axis if wide.ndim > 1 else 0, choice.quantizer)
+    if isinstance(choice, FloatChoice):
+        fmt: Any = get_format(choice.format)
+        lower, upper = element_neighbours(wide / np.float32(choice.scale), fmt)
+        return lower * np.float32(choice.scale), upper * np.float32(choice.scale)
+    raise InvalidValueError(f"{choice}: its scale is not known before run time")
+
+
+def straight_through(x: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    """Round x with the gradient of the identity, except for numbers beyond the range, which get none."""
+    rounded: torch.Tensor = _Rounding.apply(x, quantizer)  # type: ignore[no-untyped-call]
+    return rounded
+
+
+class _Rounding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+        ctx.passes = quantizer.passes(x) if ctx.needs_input_grad[0] else None
+        return quantizer.values(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        return gradient if ctx.passes is None else gradient * ctx.passes, None

@@ -1,0 +1,286 @@
+"""Networks computed for all samples piece by piece, so that each piece is computed about once, and rows of a layer.
+
+    walk.visit(tensors, see)      compute these tensors for every sample, from what is remembered
+    walk.advance(done, to_come)   remember what the rest of the network needs of the part that is done, and no more
+
+What is remembered are tensors between two layers: beyond a limit they go to a temporary file. A piece is a model of its
+own that ONNX Runtime computes, with what is remembered as its inputs. `stages` says where to stop to remember.
+
+A layer is fitted to rows of what the quantized network hands it, and what the float network computes there, which
+`Gatherer` finds. Every eighth sample is held out from training; of a lone sample, every eighth row. Rows of training
+samples are shuffled while they are gathered, so that any neighbours make a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.features.finetuning.layers import TrainedLayer
+from quark.features.finetuning.options import FinetuneOptions
+from quark.features.finetuning.problem import Rows
+from quark.onnx.graph import dimensions, piece, read_by
+from quark.onnx.session import open_session, release_memory
+
+Array = NDArray[Any]
+See = Callable[[int, Mapping[str, Array]], None]
+
+LONGEST = 6  # layers of a stage
+HELD_OUT_EVERY = 8
+
+
+class Walk:
+    """`samples` are the model's inputs. `make_store` gives an empty store of samples (append, [], len, close)."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        samples: Any,
+        make_store: Callable[[], Any],
+        *,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        workers: int = 2,
+        threads: int = 1,
+    ) -> None:
+        self.model = model
+        self._samples: Any = samples
+        given = model.graph.initializers  # an input that has one need not be fed
+        self._names = [str(value.name) for value in model.graph.inputs if value.name not in given]
+        computed = [value for node in model.graph for value in node.outputs]
+        self._values = {str(value.name): value for value in (*model.graph.inputs, *computed)}
+        self._make_store = make_store
+        self._is_own = False
+        self._providers, self._workers, self._threads = providers, workers, threads
+
+    def visit(self, tensors: Sequence[str], see: See) -> None:
+        """Compute the tensors for every sample; `see` gets the number of the sample and the values, from several
+        threads. Tensors that are remembered are handed on as they are."""
+        known = [name for name in tensors if name in self._names]
+        computed = [name for name in tensors if name not in self._names]
+        session: Any = None
+        if computed:
+            part = piece(self.model, self._names, computed)
+            for value in part.graph.inputs:
+                if value.type is None and len(self._samples):  # inference does not find every type
+                    value.dtype = ir.DataType.from_numpy(self._samples[0][str(value.name)].dtype)
+            settings: Any = {"providers": self._providers, "threads": self._threads}
+            session = open_session(part, has_integer_kernels=False, **settings)
+
+        def one(index: int) -> None:
+            sample = self._samples[index]
+            values = {name: sample[name] for name in known}
+            if session is not None:
+                wanted = {each.name for each in session.get_inputs()}
+                feeds = {name: array for name, array in sample.items() if name in wanted}
+                values |= dict(zip(computed, session.run(computed, feeds), strict=True))
+            see(index, values)
+
+        pool = ThreadPoolExecutor(self._workers)
+        try:
+            for _ in pool.map(one, range(len(self._samples))):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)  # who interrupts does not wait for what has not begun
+
+    def store(self, tensors: Sequence[str], store: Any) -> None:
+        """Compute the tensors for every sample, and append them to the store in the order of the samples."""
+        pending: dict[int, dict[str, Array]] = {}
+        lock = threading.Lock()
+
+        def see(index: int, values: Mapping[str, Array]) -> None:
+            with lock:
+                pending[index] = dict(values)
+                while len(store) in pending:
+                    store.append(pending.pop(len(store)))
+
+        self.visit(tensors, see)
+
+    def advance(self, done: Iterable[str], to_come: Iterable[str]) -> None:
+        """Go on from nodes, by name, whose results are final, to those that are yet to be looked at."""
+        live = self.live(done, to_come)
+        if set(live) == set(self._names):
+            return
+        store = self._make_store()
+        try:
+            self.store(live, store)
+        except BaseException:
+            store.close()
+            raise
+        self.close()
+        self._samples, self._names, self._is_own = store, live, True
+        release_memory()
+
+    def live(self, done: Iterable[str], to_come: Iterable[str]) -> list[str]:
+        """The tensors that the part to come reads of the part that is done, or of what is remembered."""
+        finished = self._before(done)
+        rest = self._before(to_come) - finished
+        available = {id(value) for node in finished for value in node.outputs}
+        found: dict[str, None] = {}
+        for node in (each for each in self.model.graph if each in rest):
+            for value in read_by(node):
+                if id(value) in available or value.name in self._names:
+                    found[str(value.name)] = None
+        return list(found)
+
+    def value(self, name: str) -> ir.Value | None:
+        """The tensor of that name."""
+        return self._values.get(name)
+
+    def close(self) -> None:
+        if self._is_own:
+            self._samples.close()
+
+    def _before(self, names: Iterable[str]) -> set[ir.Node]:
+        """These nodes, and all that they are computed from, back to what is remembered."""
+        wanted = set(names)
+        pending = [node for node in self.model.graph if node.name in wanted]
+        found: set[ir.Node] = set()
+        while pending:
+            node = pending.pop()
+            if node in found:
+                continue
+            found.add(node)
+            for value in read_by(node):
+                producer = value.producer()
+                if producer is not None and value.name not in self._names:
+                    pending.append(producer)
+        return found
+
+
+def stages(walk: Walk, layers: Sequence[TrainedLayer]) -> Iterator[list[TrainedLayer]]:
+    """Cut the layers, in order, behind the one, among the next few, where the least has to be remembered; the last of
+    equal ones, since remembering costs as well."""
+
+    def remembered(end: int) -> int:
+        """The numbers of a sample that the layers from `end` on need of what is before."""
+        if end == len(layers):
+            return 0
+        live = walk.live([each.name for each in layers[:end]], [each.name for each in layers[end:]])
+        return sum(math.prod(size or 1 for size in dimensions(walk.value(name)) or ()) for name in live)
+
+    start = 0
+    while start < len(layers):
+        ends = range(start + 1, min(start + LONGEST, len(layers)) + 1)
+        sizes = {end: remembered(end) for end in ends}
+        end = min(ends, key=lambda each: (sizes[each], -each))
+        yield list(layers[start:end])
+        start = end
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """For each sample, the positions that were chosen and what the float network computes there."""
+
+    picks: list[Array]
+    values: list[Array]
+
+
+class Gatherer:
+    """`place` numbers a layer among all, and with the seed decides which rows are chosen and how they are shuffled."""
+
+    def __init__(self, float_walk: Walk, quantized_walk: Walk, count: int, options: FinetuneOptions) -> None:
+        self._float, self._quantized = float_walk, quantized_walk
+        self._count, self._options = count, options
+
+    def targets(self, stage: Mapping[int, TrainedLayer], outputs: Mapping[str, str]) -> dict[str, Targets]:
+        """The targets of all layers of a stage; `outputs` are their tensors in the float network, by layer."""
+        seed, nothing = self._options.fit.seed, [np.zeros(0)] * self._count
+        found = {each.name: Targets(nothing.copy(), nothing.copy()) for each in stage.values()}
+
+        def see(index: int, values: Mapping[str, Array]) -> None:
+            for place, layer in stage.items():
+                y = values[outputs[layer.name]]
+                count = layer.source.count(y.shape)
+                wanted = self._options.rows_per_sample(layer.row_numbers, self._count)
+                picks = np.arange(count)
+                if count > wanted:
+                    generator = np.random.default_rng([seed, place, index])
+                    picks = np.sort(generator.choice(count, wanted, replace=False))
+                found[layer.name].picks[index] = picks
+                found[layer.name].values[index] = layer.source.outputs(y, picks)
+
+        self._float.visit(list(dict.fromkeys(outputs[each.name] for each in stage.values())), see)
+        return found
+
+    def rows(self, layer: TrainedLayer, place: int, targets: Targets, seen: str, exact: str) -> tuple[Rows, Rows]:
+        """The rows to train on, and those held out. The layer reads `seen` in the quantized network, and `exact` in the
+        float one."""
+        split = _Split(layer, targets, np.random.default_rng([self._options.fit.seed, place]))
+        quantized = self._gathered(self._quantized, seen, layer, targets, split)
+        floats = None
+        if self._options.fit.drop_ratio < 1:
+            floats = self._gathered(self._float, exact, layer, targets, split)
+        wanted = split.empty(layer.output_numbers)
+        for index, values in enumerate(targets.values):
+            split.put(wanted, index, values[:, None])
+        return tuple(  # type: ignore[return-value]
+            Rows(
+                quantized[part].transpose(1, 0, 2),
+                wanted[part][0],
+                None if floats is None else floats[part].transpose(1, 0, 2),
+            )
+            for part in (0, 1)
+        )
+
+    def _gathered(
+        self, walk: Walk, tensor: str, layer: TrainedLayer, targets: Targets, split: _Split
+    ) -> tuple[Array, Array]:
+        groups, _, length = layer.layout.matrices
+        buffers = split.empty(length, groups)
+
+        def see(index: int, values: Mapping[str, Array]) -> None:
+            split.put(buffers, index, layer.source.inputs(values[tensor], targets.picks[index]))
+
+        walk.visit([tensor], see)
+        return buffers
+
+
+class _Split:
+    """Where the rows of each sample go: part 0 is trained on, part 1 held out."""
+
+    def __init__(self, layer: TrainedLayer, targets: Targets, generator: np.random.Generator) -> None:
+        sizes = [len(each) for each in targets.picks]
+        held = held_out(len(sizes))
+        is_held = [np.full(size, index in held) for index, size in enumerate(sizes)]
+        if len(sizes) == 1:
+            every = min(sizes[0], HELD_OUT_EVERY)
+            is_held = [np.arange(sizes[0]) % every == every - 1]
+        flat = np.concatenate(is_held)
+        self._starts = np.cumsum([0, *sizes])
+        self._is_held = flat
+        self._counts = (int((~flat).sum()), int(flat.sum()))
+        self._places = np.empty(len(flat), np.int64)
+        self._places[~flat] = generator.permutation(self._counts[0])
+        self._places[flat] = np.arange(self._counts[1])
+
+    def empty(self, length: int, groups: int = 1) -> tuple[Array, Array]:
+        """Room for the rows of both parts, [groups, rows, length]."""
+        first, second = (np.zeros((groups, count, length), np.float32) for count in self._counts)
+        return first, second
+
+    def put(self, buffers: tuple[Array, Array], sample: int, rows: Array) -> None:
+        """Write the rows of a sample, [rows, groups, length], to their places."""
+        span = slice(self._starts[sample], self._starts[sample + 1])
+        is_held, places = self._is_held[span], self._places[span]
+        for buffer, chosen in zip(buffers, (~is_held, is_held), strict=True):
+            if chosen.any():
+                buffer[:, places[chosen]] = rows[chosen].transpose(1, 0, 2)
+
+
+def held_out(count: int) -> frozenset[int]:
+    """The samples that are not trained on."""
+    chosen = [index for index in range(count) if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    return frozenset(chosen or [count - 1])
+
+
+def are_enough(picks: Sequence[Array]) -> bool:
+    """True if there is a row to train on and one to hold out."""
+    return sum(len(each) for each in picks) > 1

@@ -1,0 +1,56 @@
+"""The features that both pipelines run, in their order.
+
+A feature is a folder beside this file and a line in ORDER. Its `options.py` has a `Feature` named FEATURE. Its modules
+`on_onnx.py` and `on_torch.py`, of which a feature for one road only has one, define some of these functions:
+
+    before_calibration(work, options)   change the float network, but not what it computes; returns AlgorithmFacts
+    watched(work, options)              names of tensors that `after_choosing` reads while the float network runs
+    after_choosing(work, options)       change weights and biases, knowing formats and scales; returns AlgorithmFacts
+
+Each gets the state of the run and the feature's options, and returns a sequence. The state is `Work`, after choosing
+`Decision`, of `quark.onnx.deciding` or `quark.torch.deciding`. The modules are only imported in a run that uses the
+feature.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from quark.features.feature import Feature
+
+ORDER = (
+    "equalization",
+    "smooth_quant",
+    "bias_correction",
+    "finetuning",  # last: with the biases and the scales that layers end up with
+)
+FEATURES: tuple[Feature, ...] = tuple(import_module(f"quark.features.{folder}.options").FEATURE for folder in ORDER)
+
+
+class Settings(Protocol):
+    """The settings of a run, on either road."""
+
+    def options_of(self, feature: str) -> Any:
+        """The options of a feature; None if it is off."""
+
+
+class Work(Protocol):
+    """The state of a run, on either road."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+
+def call(road: str, function: str, work: Work) -> tuple[Any, ...]:
+    """Call a function of every feature that is on, in their order, and join what they return. `road`: onnx or torch."""
+    results: list[Any] = []
+    for feature in FEATURES:
+        options = work.settings.options_of(feature.folder)
+        if options is None:
+            continue
+        module = f"quark.features.{feature.folder}.on_{road}"
+        apply = getattr(import_module(module), function, None) if find_spec(module) is not None else None
+        results += [] if apply is None else apply(work, options)
+    return tuple(results)

@@ -1,0 +1,280 @@
+"""Parts of a graph that 8 bits are known to break, recognised without running the network.
+
+post-processing   What follows the last layers with trained weights: boxes and scores joined in one tensor, the
+                  distribution-to-box Softmax and its product, scaling by strides, Sigmoid and Softmax outputs. One
+                  scale for coordinates of 0 to 640 and scores of 0 to 1 leaves nothing of the scores.
+attention         Softmax, and masks of -1e4 and below: with one of them in a tensor, a step of 8 bits is 40. Where a
+                  Softmax is over many positions, most of its results are below half a step, so that the product that
+                  reads them is left in float too.
+gated activation  x * Sigmoid(x), x * HardSigmoid(x) and GELU written as several nodes: a quantizer inside rounds the
+                  same value two or three times.
+normalization     Layer normalization as one node or as several, and the residual stream that it reads: a few channels
+                  are a hundred times as large as the rest. Everything between the products of such a network is float.
+audio front end   Layers whose result goes into a logarithm: what is small there counts as much as what is large.
+elementwise chain Mul, Add, Sub and Div with a constant, between the layers: a quantizer behind each of them rounds the
+                  same value again and again, and integers make them no faster.
+no integer form   PRelu, ConvTranspose and interpolating Resize, which ONNX Runtime computes in float in any case.
+
+An NPU computes convolutional networks as a whole, so that for it only post-processing is left to the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from quark.decide import Target
+from quark.decide.operators import Kind
+from quark.onnx.graph import attribute, constant, dimensions, is_constant, readers
+from quark.onnx.large_tensors import pieces
+from quark.onnx.macs import PRODUCTS, weight_count
+from quark.onnx.view import operator_facts
+
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+NORMS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "RMSNormalization"})
+GATES = frozenset({"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softplus"})
+ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
+MOST_GATE_NODES = 6  # that compute the argument of a gate
+# a tail without any of these only moves, sums or pools the outputs of the last layers
+TELLTALE = {
+    *("Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Exp", "Log", "Mul", "Div", "Sub", "Pow", "Sqrt", "Concat"),
+    *("TopK", "NonMaxSuppression", "ArgMax", "ReduceMax", "GridSample", "ScatterND", "Where"),
+}
+FEWEST_WEIGHTS = 512  # a layer with fewer has no trained weights: the 16 numbers of a distribution-to-box product
+MASK_VALUE = 1e3
+FEWEST_NORMS = 2
+PASSING_MASKS = {
+    *("Add", "Sub", "Mul", "Where", "Expand", "Cast", "Slice", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Tile"),
+    *("Min", "Max", "Clip"),
+}
+MOST_POSITIONS = 256  # of a Softmax whose results 8 bits can tell from zero
+
+POST_PROCESSING = "post-processing behind the last layers, where one tensor holds values of different scales"
+ATTENTION = "attention: a Softmax, or a mask of large negative numbers"
+LONG_ATTENTION = f"a product with a Softmax over more than {MOST_POSITIONS} positions, most of which 8 bits make zero"
+GATED = "inside a gated activation"
+NORMALIZED = "between the products of a network with layer normalization, whose residual stream has outliers"
+AUDIO = "before a logarithm, where small values count as much as large ones"
+CHAINED = "a constant factor or offset between layers: rounding after each of them adds up"
+NO_KERNEL = "computed in float by ONNX Runtime in any case"
+
+
+@dataclass(frozen=True)
+class Structures:
+    """`kept_float` maps the names of nodes to the reason why they stay in float. With `has_float_products`, outputs of
+    Gemm and MatMul are not quantized for nodes that stay in float. With `has_own_concat_scales`, the inputs of a Concat
+    keep scales of their own."""
+
+    kept_float: dict[str, str] = field(default_factory=dict)
+    has_float_products: bool = False
+    has_own_concat_scales: bool = False
+
+
+def find_structures(model: ir.Model, target: Target) -> Structures:
+    """Find the nodes that should stay in float for networks that run on `target`."""
+    nodes = list(model.graph)
+    kept: dict[str, str] = {}
+
+    def keep(found: Iterable[ir.Node], reason: str) -> None:
+        for node in found:
+            kept.setdefault(str(node.name), reason)
+
+    keep(_post_processing(nodes), POST_PROCESSING)
+    if target is Target.NPU_CNN:
+        return Structures(kept)
+    keep(_attention(nodes), ATTENTION)
+    keep(_long_attention(nodes), LONG_ATTENTION)
+    is_normalized = sum(node.op_type in NORMS or _is_decomposed_norm(node) for node in nodes) >= FEWEST_NORMS
+    if is_normalized:
+        rest = (node for node in nodes if node.op_type not in PRODUCTS)
+        tables = {node for node in nodes if node.op_type == "Gather" and is_constant(node.inputs[0])}
+        keep((node for node in rest if node not in tables), NORMALIZED)
+    keep(_gated_activations(nodes), GATED)
+    keep(_audio_front_end(nodes), AUDIO)
+    if target is Target.ONNX_RUNTIME:
+        keep((node for node in nodes if _has_constant_operand(node)), CHAINED)
+        keep((node for node in nodes if _has_no_kernel(node)), NO_KERNEL)
+    has_own_scales = target is Target.ONNX_RUNTIME
+    return Structures(kept, has_float_products=is_normalized, has_own_concat_scales=has_own_scales)
+
+
+def _is_layer(node: ir.Node) -> bool:
+    """True if the node has trained weights to speak of."""
+    if node.op_type in RECURRENT:
+        return True
+    return node.op_type in PRODUCTS and weight_count(node) >= FEWEST_WEIGHTS
+
+
+def _closure(start: Iterable[ir.Node], step: Callable[[ir.Node], Iterable[ir.Node]]) -> set[ir.Node]:
+    """The nodes that `start` leads to by `step`, with `start` itself."""
+    seen = set(start)
+    pending = list(seen)
+    while pending:
+        for node in step(pending.pop()):
+            if node not in seen:
+                seen.add(node)
+                pending.append(node)
+    return seen
+
+
+def _producers(node: ir.Node) -> list[ir.Node]:
+    made = (value.producer() for value in node.inputs if value is not None)
+    return [producer for producer in made if producer is not None]
+
+
+def _readers(node: ir.Node) -> list[ir.Node]:
+    return [reader for value in node.outputs for reader, _ in readers(value)]
+
+
+def _post_processing(nodes: list[ir.Node]) -> list[ir.Node]:
+    """The nodes that lead to no further layer, if they do more than move and pool the outputs of the last layers.
+
+    Activations that are computed with the layer before them stay with it.
+    """
+    layers = [node for node in nodes if _is_layer(node)]
+    if not layers:
+        return []
+    before = _closure(layers, _producers)
+    behind = _closure(layers, _readers)
+    tail = [node for node in nodes if node not in before and node in behind and not _is_layer(node)]
+    if not any(node.op_type in TELLTALE for node in tail):
+        return []
+
+    def is_fused(node: ir.Node) -> bool:
+        known = operator_facts(node)
+        is_activation = known is not None and known.kind is Kind.ACTIVATION
+        return is_activation and any(_is_layer(producer) for producer in _producers(node))
+
+    return [node for node in tail if not is_fused(node)]
+
+
+def _attention(nodes: list[ir.Node]) -> list[ir.Node]:
+    """Softmax nodes, and the nodes that large negative constants pass through on their way to one."""
+    found = [node for node in nodes if node.op_type in ("Softmax", "LogSoftmax")]
+    masked: set[ir.Node] = set()
+    for node in nodes:
+        is_reached = any(producer in masked for producer in _producers(node))
+        if node.op_type in PASSING_MASKS and (is_reached or any(_holds_mask(value) for value in node.inputs)):
+            masked.add(node)
+    softmax = _closure(found, lambda node: [each for each in _producers(node) if each in masked])
+    return [node for node in nodes if node in softmax]
+
+
+def _long_attention(nodes: list[ir.Node]) -> list[ir.Node]:
+    """The products that read a Softmax over many positions."""
+    found: list[ir.Node] = []
+    for node in nodes:
+        sizes = dimensions(node.outputs[0]) if node.op_type == "Softmax" else None
+        if not sizes:
+            continue
+        positions = sizes[int(attribute(node, "axis", -1))]
+        if positions is not None and positions > MOST_POSITIONS:
+            found += [reader for reader in _readers(node) if reader.op_type == "MatMul"]
+    return found
+
+
+def _holds_mask(value: ir.Value | None) -> bool:
+    tensor = value.const_value if value is not None and is_constant(value) else None
+    if tensor is None or tensor.dtype.numpy().kind != "f":
+        return False
+    with np.errstate(invalid="ignore"):
+        lowest = [piece.array.min() for piece in pieces(tensor) if piece.array.size]
+    return bool(lowest) and bool(np.min(lowest) <= -MASK_VALUE)
+
+
+def _gated_activations(nodes: list[ir.Node]) -> list[ir.Node]:
+    """Sigmoid and Mul of SiLU, HardSigmoid and Mul of HardSwish, and the nodes of a GELU."""
+    found: set[ir.Node] = set()
+    for node in nodes:
+        if node.op_type not in GATES or node.inputs[0] is None:
+            continue
+        source = node.inputs[0]
+        # from the gate forward to the Mul that joins it with what the gate was computed from
+        path = [node]
+        while len(path) <= 4 and len(following := _readers(path[-1])) == 1:
+            step = following[0]
+            path.append(step)
+            inner = _nodes_of_gate(step, path[-2], source) if step.op_type == "Mul" else None
+            if inner is not None:
+                made = [source.producer(), *_producers(step)]
+                found.update(path, inner, (each for each in made if each is not None and _is_scaling(each)))
+                found.update(each for each in _readers(step) if _is_scaling(each) and len(_readers(step)) == 1)
+                break
+            if step.op_type not in ("Add", "Mul", "Sub", "Div", "Tanh"):
+                break
+    return [node for node in nodes if node in found]
+
+
+def _nodes_of_gate(mul: ir.Node, gate: ir.Node, source: ir.Value) -> list[ir.Node] | None:
+    """The nodes that compute `source` from the other operand of `mul`, or from what that was scaled from.
+
+    None if anything but arithmetic with constants lies between. The argument of GELU's Tanh takes four nodes.
+    """
+    roots: set[ir.Value] = set()
+    for other in mul.inputs:
+        if other is not None and not is_constant(other) and other.producer() is not gate:
+            producer = other.producer()
+            roots.add(other)
+            if producer is not None and _is_scaling(producer):
+                roots.update(value for value in producer.inputs if value is not None)
+    inner: list[ir.Node] = []
+    pending = [source]
+    while pending:
+        value = pending.pop()
+        if value in roots or is_constant(value):
+            continue
+        node = value.producer()
+        if node is None or node.op_type not in ARITHMETIC or len(inner) > MOST_GATE_NODES:
+            return None
+        if node not in inner:
+            inner.append(node)
+            pending += [each for each in node.inputs if each is not None]
+    return inner
+
+
+def _is_scaling(node: ir.Node) -> bool:
+    """True if the node multiplies or divides by one constant number."""
+    if node.op_type not in ("Mul", "Div"):
+        return False
+    return any((values := constant(value)) is not None and values.size == 1 for value in node.inputs)
+
+
+def _is_decomposed_norm(node: ir.Node) -> bool:
+    """True for the division that ends x / sqrt(mean(x^2) + e), with or without the mean of x taken away."""
+    if node.op_type != "Div" or len(node.inputs) < 2 or node.inputs[1] is None:
+        return False
+    root = node.inputs[1].producer()
+    if root is None or root.op_type != "Sqrt":
+        return False
+    added = _producers(root)
+    mean = _producers(added[0]) if added and added[0].op_type == "Add" else []
+    return any(each.op_type == "ReduceMean" and attribute(each, "keepdims", 1) for each in mean)
+
+
+def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
+    """Everything before a logarithm that is followed by more layers than it follows."""
+    found: set[ir.Node] = set()
+    for node in nodes:
+        if node.op_type != "Log":
+            continue
+        before = _closure([node], _producers)
+        behind = _closure([node], _readers)
+        if sum(map(_is_layer, before)) < sum(map(_is_layer, behind)):
+            found |= before
+    return [node for node in nodes if node in found]
+
+
+def _has_constant_operand(node: ir.Node) -> bool:
+    """True for arithmetic of a tensor with a constant; the bias of a product belongs to the product."""
+    if node.op_type not in ("Add", "Sub", "Mul", "Div") or not any(is_constant(value) for value in node.inputs):
+        return False
+    return not (node.op_type == "Add" and any(each.op_type in PRODUCTS for each in _producers(node)))
+
+
+def _has_no_kernel(node: ir.Node) -> bool:
+    if node.op_type in ("PRelu", "ConvTranspose"):
+        return True
+    return node.op_type == "Resize" and attribute(node, "mode", "nearest") != "nearest"

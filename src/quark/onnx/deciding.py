@@ -1,0 +1,90 @@
+"""From ranges to the final plan: choose, keep within an NPU's limits, and let features improve constants for it.
+
+`Work` and `Decision` are also what features get to see of a run (features/order.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from quark.account import AlgorithmFacts
+from quark.decide import Placement, RangeKey, choose, limit_positions, rechoose
+from quark.features.order import call
+from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
+from quark.onnx.data import Samples
+from quark.onnx.settings import Settings
+from quark.onnx.view import view_of
+from quark.plan import QuantizationPlan
+from quark.ranges import TensorRange
+
+Ranges = Mapping[RangeKey, TensorRange]
+
+
+@dataclass(eq=False)
+class Work:
+    """A float model that is being quantized."""
+
+    model: ir.Model
+    samples: Samples
+    settings: Settings
+
+
+@dataclass(eq=False)
+class Decision(Work):
+    """A float model with the plan that was chosen from its ranges.
+
+    `runner` runs the model as it was when it was opened. `expected` are the float outputs for the held-out samples, and
+    `exact` is a copy of the float model from before any constant was changed; neither is given for networks that are
+    only tried out.
+    """
+
+    placement: Placement
+    ranges: Ranges
+    runner: FloatRunner
+    expected: Sequence[Mapping[str, Any]] = ()
+    exact: ir.Model | None = None
+    plan: QuantizationPlan = field(init=False)
+    positions: AlgorithmFacts | None = field(init=False, default=None)  # changes made for an NPU's limits
+
+    def __post_init__(self) -> None:
+        self._keep(choose(view_of(self.model), self.placement, self.ranges, self.settings.choose))
+
+    def rechoose(self, constants: Collection[str]) -> None:
+        """Choose new scales for constants that a feature has changed."""
+        options = self.settings.choose
+        self._keep(rechoose(view_of(self.model), self.plan, self.placement, self.ranges, options, frozenset(constants)))
+
+    def _keep(self, plan: QuantizationPlan) -> None:
+        if self.settings.choose.positions is not None:
+            plan, facts = limit_positions(view_of(self.model), plan, self.settings.choose.positions)
+            earlier = () if self.positions is None else self.positions.changed
+            self.positions = replace(facts, changed=(*earlier, *facts.changed))
+        self.plan = plan
+
+
+def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:
+    """Let features change weights, biases and plan; returns what was done, the NPU's limits first."""
+    facts = call("onnx", "after_choosing", decision)
+    return facts if decision.positions is None else (decision.positions, *facts)
+
+
+def measure(
+    runner: FloatRunner, wanted: Sequence[RangeKey], samples: Samples, settings: Settings, known: Ranges | None = None
+) -> dict[RangeKey, TensorRange]:
+    """Return all wanted ranges; those that are known are not measured again.
+
+    A tensor that is wanted for several specs takes one pass over the samples for each of them.
+    """
+    ranges = dict(known or {})
+    pending = [key for key in wanted if key not in ranges]
+    while pending:
+        once = dict(reversed(pending))
+        methods = {name: Wanted(spec.method, spec.integer, spec.is_symmetric) for name, spec in once.items()}
+        found = calibrate(runner, methods, samples, settings.calibrate)
+        ranges |= {(name, once[name]): each for name, each in found.items()}
+        pending = [key for key in pending if key not in ranges]
+    return ranges

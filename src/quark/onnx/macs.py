@@ -1,0 +1,89 @@
+"""How many weights and multiply-accumulates (MACs) a layer has.
+
+Conv            every weight takes part once for each position of the output
+ConvTranspose   every weight takes part once for each position of the input
+Gemm            every weight once
+MatMul          every weight once for each row; of two activations, the width of the first for each output
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from quark.onnx.graph import is_constant
+
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def weight_count(node: ir.Node) -> int:
+    """The number of elements of the constant weight; 0 if both operands are activations."""
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if weight is None or not is_constant(weight) or weight.shape is None:
+        return 0
+    return math.prod(_sizes(weight.shape, 0) or [0])
+
+
+def multiplications(node: ir.Node) -> int | None:
+    """The MACs of one sample, by the shapes in the file: the first dimension of an activation counts as 1.
+
+    Returns None if shapes are not known, 0 for operators that sum no products.
+    """
+    weights, op_type = weight_count(node), node.op_type
+    if op_type == "Gemm":
+        return weights or None
+    left, output = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if op_type in ("Conv", "ConvTranspose"):
+        value = output if op_type == "Conv" else left
+        places = _sizes(value.shape, 2) if value is not None else None
+        return None if places is None or not weights else weights * math.prod(places)
+    if op_type != "MatMul":
+        return 0
+    if weights and left is not None and left.shape is not None:
+        rows = _sizes(left.shape, 1)
+        return None if rows is None else weights * math.prod(rows[:-1])
+    width = None if left is None or left.shape is None else left.shape[-1]
+    results = _sizes(output.shape, 1)
+    return None if results is None or not isinstance(width, int) else width * math.prod(results)
+
+
+def _sizes(shape: ir.Shape | None, start: int) -> list[int] | None:
+    """The dimensions from `start` on; None if one of them is not a number."""
+    sizes = None if shape is None else list(shape)[start:]
+    return sizes if sizes is not None and all(isinstance(size, int) for size in sizes) else None  # type: ignore[return-value]
+
+
+def tensors_to_size(model: ir.Model) -> list[str]:
+    """The computed tensors whose shapes `layer_macs` needs."""
+    names: dict[str, None] = {}
+    for node in model.graph:
+        if node.op_type in PRODUCTS:
+            values = (node.inputs[0], node.outputs[0])
+            names.update({str(value.name): None for value in values if value is not None and value.producer()})
+    return list(names)
+
+
+def layer_macs(model: ir.Model, shapes: Shapes) -> dict[str, int]:
+    """The MACs of one run, by node, with the shapes that a sample has; layers of unknown shape count as none."""
+    found: dict[str, int] = {}
+    for node in model.graph:
+        if node.op_type not in PRODUCTS:
+            continue
+        weights = weight_count(node)
+        given, made = (
+            None if value is None else shapes.get(str(value.name)) for value in (node.inputs[0], node.outputs[0])
+        )
+        if node.op_type == "Conv" and weights and made:
+            macs = weights * made[0] * math.prod(made[2:])
+        elif node.op_type == "ConvTranspose" and weights and given:
+            macs = weights * given[0] * math.prod(given[2:])
+        elif given and made:
+            macs = given[-1] * math.prod(made)
+        else:
+            macs = 0
+        found[str(node.name)] = macs
+    return found

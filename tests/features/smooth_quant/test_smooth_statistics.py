@@ -1,0 +1,98 @@
+"""What is measured before smoothing, against numpy over all samples at once."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from quark.errors import InvalidValueError
+from quark.features.smooth_quant.smoothing import ChannelMoments
+
+SHAPE = (2, 5, 3, 4)
+
+
+def samples(count=6, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.laplace(random.uniform(-1, 1), 2, SHAPE).astype(np.float32) for _ in range(count)]
+
+
+def observed(arrays, axis, statistic=None):
+    found = statistic or ChannelMoments(axis)
+    for array in arrays:
+        for piece in np.split(array, 2):  # a batch may come in pieces
+            found.observe(piece)
+        found.end_of_sample()
+    return found
+
+
+def by_channel(array, axis):
+    return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).astype(np.float64)
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1, -3])
+def test_moments_are_those_of_all_values(axis):
+    arrays = samples()
+    found = observed(arrays, axis).statistics
+    lines = np.concatenate([by_channel(array, axis) for array in arrays], axis=1)
+    np.testing.assert_array_equal(found.lowest, lines.min(1).astype(np.float32))
+    np.testing.assert_array_equal(found.highest, lines.max(1).astype(np.float32))
+    np.testing.assert_allclose(found.mean_square, np.square(lines).mean(1), rtol=1e-5)
+    assert found.count == lines.shape[1]
+
+
+def test_the_excess_is_by_how_much_the_largest_sample_exceeds_the_others():
+    arrays = samples()
+    reaches = np.sort([np.abs(by_channel(array, 1)).max(1) for array in arrays], axis=0)
+    differences = 1 - reaches[-2] / reaches[-1]
+    assert observed(arrays, 1).statistics.excess == pytest.approx(np.sqrt(np.square(differences).mean() / 2), rel=1e-5)
+
+
+def test_one_sample_is_taken_for_an_exponential_law():
+    found = observed(samples(1), 1).statistics
+    assert found.excess == pytest.approx(1 / np.log(found.count))
+
+
+def test_the_excess_predicts_what_is_met_later():
+    """Of an exponential law with scale b the largest of n values is about b log(n), and the excess b."""
+    random = np.random.default_rng(0)
+    draws = random.exponential(1.0, (200, 50, 64)).astype(np.float32)
+    found = observed(draws[:100], -1).statistics
+    assert found.excess * found.reach.mean() == pytest.approx(1.0, rel=0.35)
+    beyond = np.maximum(draws[100:] - found.highest, 0)
+    expected = 2 * np.square(found.excess * found.reach).mean() / found.count
+    assert np.square(beyond).mean() == pytest.approx(expected, rel=0.5)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 6])
+def test_halves_merge_into_the_whole(cut):
+    arrays = samples()
+    whole, empty = observed(arrays, 1).statistics, ChannelMoments(1)
+    parts = [observed(part, 1, copy.deepcopy(empty)) for part in (arrays[:cut], arrays[cut:])]
+    parts[0].merge(parts[1])
+    for name in ("lowest", "highest", "mean_square", "count", "excess"):
+        np.testing.assert_allclose(getattr(parts[0].statistics, name), getattr(whole, name), rtol=1e-6)
+
+
+def test_nothing_observed_is_nothing_known():
+    found = ChannelMoments(1)
+    found.observe(np.zeros((0, 5, 2), np.float32))
+    found.end_of_sample()
+    assert found.statistics.count == found.statistics.reach.size == 0
+
+
+def test_silent_channels_exceed_nothing():
+    assert observed([np.zeros(SHAPE, np.float32)] * 3, 1).statistics.excess == 0
+
+
+def test_half_precision_is_squared_in_single():
+    array = np.full(SHAPE, 1000.0, np.float16)  # whose square it has no number for
+    np.testing.assert_allclose(observed([array], 1).statistics.mean_square, 1e6)
+
+
+def test_what_is_not_finite_is_refused():
+    array = samples(1)[0]
+    array[0, 0, 0, 0] = np.nan
+    with pytest.raises(InvalidValueError, match="NaN or Inf"):
+        observed([array], 1)
