@@ -1,10 +1,10 @@
 """Where a quantized network differs from the float one, layer by layer, and what to do about it.
 
-The value that the page, its JSON and `quark debug` are made of. A layer has three figures:
+The accuracy report, its JSON and `quark debug` are made from it. A layer has three figures:
 
-    local        its output when only it is quantized and is given the float network's inputs: its own doing
-    accumulated  its output in the quantized network: its own doing and that of all before it
-    sensitivity  how far the network's output moves when only this layer is quantized: what its own doing costs
+    local        the error of its output if only it is quantized, with inputs from the float network
+    accumulated  the error of its output in the quantized network, including all earlier layers
+    sensitivity  how far the network's output moves if only this layer is quantized
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from enum import Enum
 from typing import Any
 
 from quark.account import FileFacts
-from quark.fidelity import OutputFidelity, Verdict, overall_verdict
+from quark.compare import OutputFidelity, Verdict, overall_verdict
 from quark.measures import MeasureResult
 from quark.plan import SkippedNode
-from quark.text import shell_command
+from quark.text import json_value, shell_command
+
+BELOW_DB = 10.0
+OWN_SHARE = 0.5  # of a layer's error, from which on the layer itself is to blame
+BEST_DB = 60.0  # SQNR that the first layer is compared with
 
 
 class Action(str, Enum):
-    """The kinds of things to do about a layer."""
+    """Kinds of remedies for a layer."""
 
     EXCLUDE = "exclude"
     MORE_BITS = "more_bits"
@@ -38,7 +42,7 @@ class Action(str, Enum):
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to try about a layer: why it should help, and the option that asks for it, as --set takes it."""
+    """One thing to try for a layer: why it should help, and the option for --set."""
 
     action: Action
     text: str
@@ -62,7 +66,7 @@ class Step:
 
 
 class Outcome(str, Enum):
-    """What became of a suggestion."""
+    """Result of trying a suggestion."""
 
     HELPED = "helped"
     NO_GAIN = "no gain"
@@ -72,10 +76,10 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A change to how the file is made, and what it did on samples that were not calibrated on.
+    """A change to how the file is made, and its effect on samples that were not used for calibration.
 
-    `arguments` are those of `quark quantize`, quoted for a shell. `measure` is that of the part which decides the
-    verdict on the file, with its value for the file and for the changed one. `reason` says why it was not tried, or why
+    `arguments` are those of `quark quantize`, quoted for a shell. `measure` belongs to the part that decides the
+    verdict on the file, with its value before and after the change. `reason` says why the change was not tried, or why
     it failed.
     """
 
@@ -95,7 +99,7 @@ class Suggestion:
 
     @property
     def result(self) -> str:
-        """What was measured, for reading.
+        """What was measured, as text.
 
         >>> Suggestion("", "", Outcome.HELPED, Verdict.DEGRADED, Verdict.OK, "SQNR", "4.1 dB", "12.0 dB").result
         'measured: degraded -> ok, SQNR 4.1 dB -> 12.0 dB'
@@ -113,8 +117,11 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Histogram:
-    """The values of a tensor in bins of equal width from `lowest` to `highest`. `quantized` counts what they became, in
-    the same bins. Beyond `clip` values saturate; None where the format has no such limits."""
+    """The values of a tensor in bins of equal width from `lowest` to `highest`.
+
+    `quantized` counts the quantized values in the same bins. Values beyond `clip` saturate; None if the format has no
+    such limits.
+    """
 
     tensor: str
     lowest: float
@@ -126,9 +133,11 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
-    """One layer of the quantized network, by the name of its node. `weights` and `inputs` are formats, empty where they
-    are float; `clipped` is the share of its inputs' values that saturate; `share` is of all layers' sensitivities.
-    `causes` say what is the matter with it."""
+    """One layer of the quantized network, by the name of its node.
+
+    `weights` and `inputs` are formats, empty for float; `clipped` is the share of input values that saturate; `share`
+    is its part of the sensitivities of all layers; `causes` explain its error.
+    """
 
     name: str
     op_type: str
@@ -148,14 +157,16 @@ class LayerDiagnosis:
     remedies: tuple[Remedy, ...] = ()
     weight_histogram: Histogram | None = None
     input_histogram: Histogram | None = None
-    nodes: tuple[str, ...] = ()  # all of the layer: its node, and the activation that is computed with it
+    nodes: tuple[str, ...] = ()  # of the whole layer: its node, and the activation computed with it
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What was looked at: `samples` of `data`, and `sensitivity_samples` of them, evenly spaced, for sensitivities.
-    `measure` is what those are: the divergence of predictions (kl), or the distance of all outputs, the sum over their
-    parts of the squared error relative to the power (distance)."""
+    """The data of the comparison: `samples` of `data`, and `sensitivity_samples` of them, evenly spaced.
+
+    Sensitivities are the divergence of predictions if `measure` is kl. If it is distance, they are the distance of all
+    outputs: the sum over their parts of the squared error relative to the power.
+    """
 
     data: str
     samples: int
@@ -166,8 +177,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class WeightFacts:
-    """The parameters of both files, and the bits of each: in the float file, by the formats, and in the quantized file
-    as it lies on the disk."""
+    """The number of parameters, and the bits of each: in the float file, by the formats, and in the quantized file."""
 
     parameters: int
     float_bits: float
@@ -177,7 +187,7 @@ class WeightFacts:
 
 @dataclass(frozen=True)
 class AccuracyFacts:
-    """On the same labelled samples; shares, not percents."""
+    """Accuracies on the same labelled samples, as fractions."""
 
     data: str
     samples: int
@@ -190,7 +200,7 @@ class AccuracyFacts:
 
 @dataclass(frozen=True)
 class SpeedFacts:
-    """Milliseconds a sample, the best of several runs."""
+    """Milliseconds per sample, the best of several runs."""
 
     float_ms: float
     quantized_ms: float
@@ -211,9 +221,11 @@ class Remark:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Both files and all that was found. `making` is how the quantized file came about: configuration, versions,
-    hashes, command; empty where it does not say. `suggestions` are all changes that were considered, those that helped
-    first, by gain; `steps` are what to do first."""
+    """Both files and everything that was found.
+
+    `making` says how the quantized file was made: configuration, versions, hashes, command; empty if unknown.
+    `suggestions` are all changes that were considered, those that helped first, by gain; `steps` are what to do first.
+    """
 
     source: FileFacts
     result: FileFacts
@@ -224,8 +236,8 @@ class Diagnosis:
     weights: WeightFacts | None = None
     accuracy: AccuracyFacts | None = None
     speed: SpeedFacts | None = None
-    measure: MeasureResult | None = None  # by the user's metric, where one was given
-    lint: tuple[Remark, ...] | None = None  # None where nobody looked
+    measure: MeasureResult | None = None  # of the user's metric, if there is one
+    lint: tuple[Remark, ...] | None = None  # None if not checked
     steps: tuple[Step, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -237,7 +249,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do first, each a line for reading."""
+        """What to do first, as lines of text."""
         return tuple(step.line() for step in self.steps)
 
     @property
@@ -246,8 +258,8 @@ class Diagnosis:
         return tuple(sorted((each for each in self.layers if each.rank is not None), key=lambda each: each.rank or 0))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it; infinities are text."""
-        content: dict[str, Any] = _plain({"verdict": self.verdict, **asdict(self)})
+        """Return everything as JSON, with infinities as text."""
+        content: dict[str, Any] = json_value({"verdict": self.verdict, **asdict(self)})
         for entry, suggestion in zip(content["suggestions"], self.suggestions, strict=True):
             entry["result"] = suggestion.result
         for entry, layer in zip(content["layers"], self.layers, strict=True):
@@ -262,11 +274,46 @@ class Diagnosis:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+@dataclass(frozen=True)
+class Divergence:
+    """The layer where two networks diverge, number `index` of the diagnosis' layers.
+
+    `is_below` is True if its accumulated SQNR is below the limit; otherwise it is the layer with the largest loss,
+    `loss_db`. `share` is the part of its error that its own rounding makes, and `is_own` is True if that is at least
+    half. `worst` has the largest local error of this layer and those before it.
+    """
+
+    layer: LayerDiagnosis
+    index: int
+    is_below: bool
+    loss_db: float
+    is_own: bool
+    share: float
+    worst: LayerDiagnosis
+
+
+def first_divergence(diagnosis: Diagnosis, below_db: float = BELOW_DB) -> Divergence | None:
+    """Return the first layer, in the order of the graph, whose accumulated SQNR is below `below_db`.
+
+    If there is none, return the layer with the largest loss: the SQNR drop relative to the worst earlier layer. Returns
+    None if every layer is exact.
+    """
+    layers = diagnosis.layers
+    accumulated = [math.inf if each.accumulated is None else each.accumulated.sqnr_db for each in layers]
+    local = [math.inf if each.local is None else each.local.sqnr_db for each in layers]
+    inexact = [index for index, db in enumerate(accumulated) if db < math.inf]
+    if not inexact:
+        return None
+    losses, before = [], BEST_DB
+    for db in accumulated:
+        losses.append(before - min(db, BEST_DB))
+        before = min(before, db)
+    below = next((index for index in inexact if accumulated[index] < below_db), None)
+    index = below if below is not None else max(inexact, key=lambda each: (losses[each], -each))
+    share = 0.0
+    if local[index] == -math.inf:
+        share = 1.0
+    elif local[index] < math.inf and accumulated[index] > -math.inf:
+        share = min(1.0, float(10 ** ((accumulated[index] - local[index]) / 10)))
+    worst = min(range(index + 1), key=local.__getitem__)
+    return Divergence(layers[index], index, below is not None, losses[index], share >= OWN_SHARE, share, layers[worst])

@@ -1,24 +1,26 @@
-"""Two models on the same samples: what changes for whom.
+"""Two models on the same samples: outputs, accuracies, speed, and what a quantization lost.
 
-The paired difference of accuracies is far surer than either accuracy: most samples are right, or wrong, for both. With
-g samples won and l lost among n, the difference is (g - l)/n with the standard error sqrt(g + l - (g - l)^2/n)/n.
+The paired difference of accuracies is far more certain than either accuracy, because most samples are right, or wrong,
+for both. With g samples won and l lost among n, the difference is (g - l)/n, and its standard error is
+sqrt(g + l - (g - l)^2/n)/n.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quark.errors import ModelError
-from quark.evaluate.accuracy import Accuracy, AccuracyMeter, Array, ranked
-from quark.evaluate.datasets import Batch, Dataset
-from quark.evaluate.evaluation import DEFAULT_BATCH_SIZE
+from quark.account import Report
+from quark.compare import OutputFidelity, OutputsMeter, have_same_form, largest_drop
+from quark.errors import InvalidValueError, ModelError
+from quark.evaluate.datasets import Dataset, open_dataset
+from quark.evaluate.evaluation import DEFAULT_BATCH_SIZE, Accuracy, AccuracyMeter, Array, Speed, measure_speed, ranked
 from quark.evaluate.network import Network, as_scores
-from quark.evaluate.speed import Speed, measure_speed
-from quark.fidelity import OutputFidelity, OutputsMeter, have_same_form
 from quark.measures import FunctionMeasure, Measure, MeasureResult, OutputMeasure, samples_of_batch
 from quark.onnx.progress import track
 
@@ -45,8 +47,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`outputs` tell how close the second model's outputs are to the first's; `accuracies` is None without labels,
-    `measure` without a measure to take."""
+    """Two models compared. `outputs` are the second model's relative to the first's. `accuracies` is None without
+    labels, and `measure` without a measure to take."""
 
     first: str
     second: str
@@ -63,6 +65,16 @@ class Comparison:
         return next((each.agreement for each in self.outputs if each.agreement is not None), None)
 
     def to_json(self) -> dict[str, Any]:
+        """Shares are in percent."""
+        pair = self.accuracies
+        accuracy = pair and {
+            "top1_percent": [100 * pair.first.top1, 100 * pair.second.top1],
+            "top5_percent": [100 * pair.first.top5, 100 * pair.second.top5],
+            "top1_difference": 100 * pair.top1_difference,
+            "standard_error": 100 * pair.standard_error,
+            "gained": pair.gained,
+            "lost": pair.lost,
+        }
         return {
             "first": self.first,
             "second": self.second,
@@ -70,7 +82,7 @@ class Comparison:
             "samples": self.count,
             "agreement_percent": None if self.agreement is None else 100 * self.agreement,
             "measure": None if self.measure is None else self.measure.to_dict(),
-            "accuracy": None if self.accuracies is None else _accuracy_json(self.accuracies),
+            "accuracy": accuracy,
             "outputs": [output.to_dict() for output in self.outputs],
             "ms_per_sample": [each.ms_per_sample for each in self.speeds],
         }
@@ -91,18 +103,25 @@ def compare(
             f"expected as many in both"
         )
     meter = MeasureMeter(measure, first) if isinstance(measure, OutputMeasure) else None
-    gatherer = _Gatherer(OutputsMeter(), first, second, meter)
+    tally = PairMeter(first.outputs, (first.path, second.path), meter)
     speeds: tuple[Speed, Speed] | None = None
     with track(data.count, f"comparing {first.name} with {second.name}") as advance:
         for batch in data.batches(batch_size):
-            gatherer.add(batch)
+            expected, actual = first.run(batch.inputs), second.run(batch.inputs)
+            for name, y, z in zip(first.outputs, expected, actual, strict=True):
+                if not have_same_form(y, z):
+                    raise ModelError(
+                        f"output '{name}' has shape {list(y.shape)} in '{first.path}' and {list(z.shape)} in "
+                        f"'{second.path}': expected the same"
+                    )
+            tally.add(expected, actual, batch.labels, batch.count)
             if speeds is None:
                 speeds = (measure_speed(first, batch.inputs), measure_speed(second, batch.inputs))
             for _ in range(batch.count):
                 advance()
     assert speeds is not None
-    outputs = gatherer.outputs.result()
-    pair = gatherer.pair() if data.has_labels else None
+    outputs = tally.outputs.result()
+    pair = tally.pair() if data.has_labels else None
     measured = None if meter is None else meter.result()
     if isinstance(measure, FunctionMeasure):
         measured = measure.judge(first.session, second.session)
@@ -128,51 +147,66 @@ class MeasureMeter:
 
 
 @dataclass
-class _Gatherer:
-    """What is counted over the batches."""
+class PairMeter:
+    """Gathers the outputs of two networks for the same batches: how close they are, a measure, and the accuracy of both
+    if there are labels. `models` are the files, for errors."""
 
-    outputs: OutputsMeter
-    first: Network
-    second: Network
+    names: Sequence[str]
+    models: tuple[Path, Path]
     measure: MeasureMeter | None = None
+    outputs: OutputsMeter = field(default_factory=OutputsMeter)
     accuracies: tuple[AccuracyMeter, AccuracyMeter] = field(default_factory=lambda: (AccuracyMeter(), AccuracyMeter()))
     gained: int = 0
     lost: int = 0
 
-    def add(self, batch: Batch) -> None:
-        pairs = list(zip(self.first.run(batch.inputs), self.second.run(batch.inputs), strict=True))
-        for name, (expected, actual) in zip(self.first.outputs, pairs, strict=True):
-            if not have_same_form(expected, actual):
-                raise ModelError(
-                    f"output '{name}' has shape {list(expected.shape)} in '{self.first.path}' and "
-                    f"{list(actual.shape)} in '{self.second.path}': expected the same"
-                )
-        first, second = (dict(zip(self.first.outputs, values, strict=True)) for values in zip(*pairs, strict=True))
-        self.outputs.add(first, second, batch.count)
+    def add(self, expected: list[Array], actual: list[Array], labels: Array | None, count: int) -> None:
+        """Add a batch of `count` samples: the outputs of both networks."""
+        first, second = (dict(zip(self.names, side, strict=True)) for side in (expected, actual))
+        self.outputs.add(first, second, count)
         if self.measure is not None:
-            self.measure.add([each for each, _ in pairs], [each for _, each in pairs], batch.count)
-        if batch.labels is not None:
-            expected, actual = pairs[0]
-            self._add_labelled(as_scores(expected, self.first.path), as_scores(actual, self.second.path), batch.labels)
-
-    def _add_labelled(self, expected: Array, actual: Array, labels: Array) -> None:
-        for meter, scores in zip(self.accuracies, (expected, actual), strict=True):
-            meter.add(scores, labels)
-        was_right, is_right = ranked(expected)[:, 0] == labels, ranked(actual)[:, 0] == labels
-        self.gained += int(np.sum(is_right & ~was_right))
-        self.lost += int(np.sum(was_right & ~is_right))
+            self.measure.add(expected, actual, count)
+        if labels is not None:
+            scores = [as_scores(side[0], model) for side, model in zip((expected, actual), self.models, strict=True)]
+            for meter, each in zip(self.accuracies, scores, strict=True):
+                meter.add(each, labels)
+            was_right, is_right = (ranked(each)[:, 0] == labels for each in scores)
+            self.gained += int(np.sum(is_right & ~was_right))
+            self.lost += int(np.sum(was_right & ~is_right))
 
     def pair(self) -> Pair:
+        """The accuracies of both; only if there were labels."""
         first, second = self.accuracies
         return Pair(first.result(), second.result(), self.gained, self.lost)
 
 
-def _accuracy_json(pair: Pair) -> dict[str, Any]:
-    return {
-        "top1_percent": [100 * pair.first.top1, 100 * pair.second.top1],
-        "top5_percent": [100 * pair.first.top5, 100 * pair.second.top5],
-        "top1_difference": 100 * pair.top1_difference,
-        "standard_error": 100 * pair.standard_error,
-        "gained": pair.gained,
-        "lost": pair.lost,
-    }
+@dataclass(frozen=True)
+class Drop:
+    """A loss in `unit`, and the name of what was lost."""
+
+    points: float
+    measure: str
+    unit: str = "points"
+
+    def __str__(self) -> str:
+        return f"{self.points:.2f} {self.unit} of {self.measure}"
+
+
+def measured_drop(report: Report, float_model: Path, quantized: Path, data: Path | None, preprocess: str) -> Drop:
+    """How much a quantization lost, which --max-drop limits.
+
+    With a metric, the loss in percent of the float model's value, or the difference in points for error rates. With
+    labelled data, top-1 accuracy of the float model less that of the quantized one on the same images. Otherwise what
+    the worst output lost on the held-out samples (`largest_drop`); an error if no output was compared.
+    """
+    if report.measure is not None:
+        unit = "%" if report.measure.is_higher_better else "points"
+        return Drop(100 * report.measure.drop, report.measure.name, unit)
+    if data is not None:
+        networks = Network(float_model), Network(quantized)
+        pair = compare(*networks, open_dataset(data, networks[0], preprocess)).accuracies
+        if pair is None:
+            raise InvalidValueError(f"--data '{data}' has no labels: expected a folder for each class")
+        return Drop(-100 * pair.top1_difference, "top-1 accuracy")
+    if not report.outputs:
+        raise InvalidValueError("--max-drop: nothing was compared with the float model; give --calib or --data")
+    return Drop(*largest_drop(report.outputs))

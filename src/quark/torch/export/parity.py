@@ -1,48 +1,71 @@
-"""Whether an exported file computes what the network does.
+"""Check that an exported file computes what the network does.
 
-ONNX Runtime and torch add in different orders, and its integer kernels add integers, so that here and there a value
-falls on the other side of a rounding. In a deep network that grows: behind many layers the two may differ by as much as
-rounding itself does, and both be right. So the check has two parts:
+ONNX Runtime and torch add in different orders, and the runtime's integer kernels add integers, so a value here and
+there is rounded the other way. In a deep network that grows: after many layers the two may differ by as much as
+rounding does, and both be right. So the check has two parts:
 
-    outputs     the file, as anyone would run it, against the network. Beyond `EQUAL_SQNR_DB` nothing else is asked
-    layers      else every layer by itself, from the very numbers that the network has there (`layer_parity`). A layer
-                below `LAYER_SQNR_DB` computes something else: an error names the first one
+    outputs     the file, as anyone would run it, against the network. From `EQUAL_SQNR_DB` on that is enough
+    layers      otherwise every layer by itself. The file's graph is cut at the tensors whose names are known in torch:
+                what follows a cut reads torch's numbers, and what precedes it is compared with them. So no difference
+                is passed on or hidden by another. A layer below `LAYER_SQNR_DB` computes something else, and an error
+                names the first one
 
 Where all layers agree and the outputs do not, the runtime's integer kernels could still be wrong: they are judged by
-how much better the same file does without them.
+how much closer the same file is without them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from quark.fidelity import FidelityMeter
+from quark.compare import FidelityMeter, OutputFidelity
+from quark.compare.measures import pair_sums
+from quark.onnx.comparing import session_run
 from quark.onnx.session import open_session
-from quark.torch.export.errors import ParityError
-from quark.torch.export.layer_parity import Divergence, first_divergence
-from quark.torch.export.samples import Inputs
+from quark.text import json_value
+from quark.torch.export.deployable import Inputs, ParityError
+from quark.torch.graph import layer_name
+from quark.torch.graph import outputs_of as output_nodes
+from quark.torch.train.quantizers import DynamicQuantizer
 
 Array = NDArray[Any]
 
 EQUAL_SQNR_DB = 60.0
 SUSPICIOUS_SQNR_DB = 10.0  # of outputs, once every layer is known to agree by itself
 KERNEL_GAP_DB = 10.0
+LAYER_SQNR_DB = 60.0  # the same numbers are rounded the same way: only the order of sums differs
+_LOOSE_SQNR_DB = 35.0  # float16 sums, and scales that are found at run time, whose layers cannot be told apart
+_MOST_SAMPLES = 2  # for comparing layers: all tensors of the network are held at once
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A layer that computes something else in the file: its tensor in torch, and how far apart the two are."""
+
+    layer: str
+    tensor: str
+    sqnr_db: float
+    max_abs_diff: float
+
+    def __str__(self) -> str:
+        name = "" if self.tensor == self.layer else f", tensor '{self.tensor}'"
+        return f"'{self.layer}'{name} (SQNR {self.sqnr_db:.1f} dB, largest difference {self.max_abs_diff:.2g})"
 
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The file against the network, over `samples`: of all outputs the largest difference, the worst SQNR, and the
-    least share of samples with the same largest class, where an output has classes."""
+    """The file compared with the network over `samples`: the largest difference and the worst SQNR of all outputs, and
+    the smallest share of samples with the same largest class, where an output has classes."""
 
     samples: int
     max_abs_diff: float
@@ -56,16 +79,12 @@ class ParityReport:
         return f"{figures}{classes} over {self.samples} samples"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it; infinities as text."""
-        plain = {**vars(self), "first_divergence": self.first_divergence and vars(self.first_divergence)}
-        return {key: str(x) if isinstance(x, float) and not math.isfinite(x) else x for key, x in plain.items()}
+        """The report as JSON can hold it; infinities are text."""
+        return {key: json_value(value) for key, value in asdict(self).items()}
 
 
 def check_parity(
-    network: fx.GraphModule,
-    path: Path,
-    batches: Sequence[Inputs],
-    values: Mapping[str, str],
+    network: fx.GraphModule, path: Path, batches: Sequence[Inputs], values: Mapping[str, str]
 ) -> ParityReport:
     """Compare the file with the network; `values` has the name in the file for names of nodes. A ParityError names the
     first layer that differs."""
@@ -74,7 +93,13 @@ def check_parity(
         return report
     found = first_divergence(network, path, batches[0], values)
     if found is not None:
-        raise _differs(path, replace(report, first_divergence=found))
+        report = replace(report, first_divergence=found)
+        raise ParityError(
+            f"'{path.name}' computes something else than the network ({report}). The first layer that differs, from "
+            f"the same inputs, is {found}. Leave that layer out of quantization (exclude), or export with check=False "
+            "and judge by the figures of a data set",
+            report,
+        )
     if report.sqnr_db < SUSPICIOUS_SQNR_DB:
         plain = compare_outputs(network, path, batches, has_optimizations=False)
         if plain.sqnr_db > report.sqnr_db + KERNEL_GAP_DB:
@@ -88,21 +113,17 @@ def check_parity(
 
 
 def compare_outputs(
-    network: fx.GraphModule,
-    path: Path,
-    batches: Sequence[Inputs],
-    *,
-    has_optimizations: bool = True,
+    network: fx.GraphModule, path: Path, batches: Sequence[Inputs], *, has_optimizations: bool = True
 ) -> ParityReport:
-    """The outputs of the file in ONNX Runtime against those of the network."""
+    """Compare the outputs of the file in ONNX Runtime with those of the network."""
     session = open_session(path, has_optimizations=has_optimizations)
-    names = [each.name for each in session.get_inputs()]
-    meters = [FidelityMeter(each.name) for each in session.get_outputs()]
+    run, names = session_run(session, f"'{path.name}'"), [each.name for each in session.get_inputs()]
+    meters = {each.name: FidelityMeter(each.name) for each in session.get_outputs()}
     for batch in batches:
-        feeds = {name: numpy_of(x) for name, x in zip(names, batch, strict=True)}
-        for meter, expected, actual in zip(meters, outputs_of(network, batch), session.run(None, feeds), strict=True):
-            meter.add(expected.reshape(np.shape(actual)), np.asarray(actual))
-    results = [meter.result() for meter in meters]
+        actual = run({name: numpy_of(x) for name, x in zip(names, batch, strict=True)}, list(meters))
+        for (name, array), expected in zip(actual.items(), outputs_of(network, batch), strict=True):
+            meters[name].add(expected.reshape(np.shape(array)), np.asarray(array))
+    results = [meter.result() for meter in meters.values()]
     agreements = [each.agreement for each in results if each.agreement is not None]
     return ParityReport(
         samples=sum(len(batch[0]) if batch and batch[0].dim() else 1 for batch in batches),
@@ -112,23 +133,79 @@ def compare_outputs(
     )
 
 
+def first_divergence(
+    network: fx.GraphModule, path: Path, inputs: Inputs, values: Mapping[str, str]
+) -> Divergence | None:
+    """The first layer in the order of the file whose result is not torch's, although it is given the same numbers; None
+    if all agree. `values` has the name in the file for names of nodes in torch."""
+    model = ir.load(path)
+    own = [str(value.name) for value in model.graph.outputs]
+    arguments = list(model.graph.inputs)
+    # the first samples, where the file takes batches of any length
+    inputs = tuple(
+        x[:_MOST_SAMPLES] if value.shape and not isinstance(value.shape[0], int) else x
+        for value, x in zip(arguments, inputs, strict=True)
+    )
+    tensors = {name: tensor for tensor, name in values.items()}
+    compared: dict[str, str] = {}  # the tensors in torch of what the graph returns, in its order
+    given: dict[str, str] = {}  # and of its new inputs
+    for value in [value for node in model.graph for value in node.outputs if value.name in tensors]:
+        name = str(value.name)
+        compared[name] = tensors[name]
+        uses = list(value.uses())
+        if uses:  # the readers get torch's numbers, so that errors do not add up
+            fed = ir.Value(name=f"{name}/given", type=value.type, shape=value.shape)
+            given[f"{name}/given"] = tensors[name]
+            model.graph.inputs.append(fed)
+            for use in uses:
+                use.node.replace_input_with(use.idx, fed)
+        if not value.is_graph_output():
+            model.graph.outputs.append(value)
+    for name, node in zip(own, output_nodes(network.graph), strict=True):
+        compared.setdefault(name, str(node.name))
+    recorder = _Recorder(network, set(compared.values()))
+    with torch.no_grad():
+        recorder.run(*inputs)
+    feeds = {str(value.name): numpy_of(x) for value, x in zip(arguments, inputs, strict=True)}
+    feeds |= {name: recorder.values[tensor] for name, tensor in given.items()}
+    is_half = any(each.dtype is torch.float16 for each in network.parameters())
+    is_dynamic = any(isinstance(each, DynamicQuantizer) for each in network.modules())
+    least = _LOOSE_SQNR_DB if is_half or is_dynamic else LAYER_SQNR_DB
+    results = session_run(open_session(model, has_optimizations=False), f"'{path.name}'")(feeds, list(compared))
+    for name, actual in results.items():
+        tensor = compared[name]
+        expected = recorder.values[tensor].reshape(np.shape(actual))
+        found = OutputFidelity.of(tensor, pair_sums(expected, np.asarray(actual)))
+        if found.sqnr_db < least:
+            node = next(each for each in network.graph.nodes if each.name == tensor)
+            while node.op == "call_module" and "nn_module_stack" not in node.meta and node.all_input_nodes:
+                node = node.all_input_nodes[0]  # a quantizer stands for the layer before it
+            return Divergence(layer_name(node), tensor, found.sqnr_db, found.max_error)
+    return None
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a network and keeps the values of some nodes."""
+
+    def __init__(self, network: fx.GraphModule, wanted: set[str]) -> None:
+        super().__init__(network)
+        self.wanted = wanted
+        self.values: dict[str, Array] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.name in self.wanted and isinstance(value, torch.Tensor):
+            self.values[n.name] = numpy_of(value)
+        return value
+
+
 def outputs_of(network: fx.GraphModule, inputs: Inputs) -> list[Array]:
-    """What the network gives, flat and as arrays."""
+    """The outputs of the network, flat and as arrays."""
     with torch.no_grad():
         result = network(*inputs)
     return [numpy_of(each) for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
 
 
 def numpy_of(x: torch.Tensor) -> Array:
+    """A tensor as a contiguous array."""
     return np.ascontiguousarray(x.detach().cpu().numpy())
-
-
-def _differs(path: Path, report: ParityReport) -> ParityError:
-    found = report.first_divergence
-    assert found is not None
-    return ParityError(
-        f"'{path.name}' computes something else than the network ({report}). The first layer that differs, from the "
-        f"same inputs, is {found}. Leave that layer out of quantization (exclude), or export with check=False and "
-        "judge by the figures of a data set",
-        report,
-    )

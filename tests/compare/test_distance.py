@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from quark.fidelity import OutputsMeter
-from quark.fidelity.distance import DISTANCE, KL, DistanceMeter, divergence
+from quark.compare import OutputsMeter
+from quark.compare.measures import mean_divergence
+from quark.compare.outputs import DISTANCE, KL, DistanceMeter
 
 GENERATOR = np.random.default_rng(0)
 
@@ -76,7 +77,7 @@ def test_classes_have_the_divergence_of_predictions_also_in_batches():
     meter = DistanceMeter([{"y": y}], [6])
     assert meter.measure == KL
     meter.add({"y": y}, {"y": z}, 6)
-    assert meter.distance == pytest.approx(divergence(y, z))
+    assert meter.distance == pytest.approx(mean_divergence(y, z))
 
 
 def test_what_is_not_finite_is_infinitely_far():

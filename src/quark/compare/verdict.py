@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from quark.compare.measures import PairSums
+from quark.text import json_value
+
 OK_SQNR_DB, OK_COSINE = 10.0, 0.95
 COLLAPSED_SQNR_DB, COLLAPSED_COSINE = 3.0, 0.75
 
@@ -27,6 +30,10 @@ class Verdict(str, Enum):
 
 
 ORDER = (Verdict.OK, Verdict.DEGRADED, Verdict.COLLAPSED)
+
+
+def _verdict_at(severity: float) -> Verdict:
+    return ORDER[0 if severity <= 1 else 1 if severity <= 2 else 2]
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class PartFidelity:
 
     @property
     def verdict(self) -> Verdict:
-        return ORDER[0 if self.severity <= 1 else 1 if self.severity <= 2 else 2]
+        return _verdict_at(self.severity)
 
     @property
     def is_sample_worse(self) -> bool:
@@ -96,6 +103,11 @@ class OutputFidelity:
     worst_sample: int | None = None
     distance: float = math.nan
 
+    @classmethod
+    def of(cls, name: str, sums: PairSums, agreement: float | None = None) -> OutputFidelity:
+        """An output as a whole, from the sums over all samples."""
+        return cls(name, sums.cosine, sums.sqnr_db, agreement, math.inf if sums.is_broken else sums.max_error)
+
     def __post_init__(self) -> None:
         if math.isnan(self.distance):
             object.__setattr__(self, "distance", 10 ** (-self.sqnr_db / 10))
@@ -116,11 +128,11 @@ class OutputFidelity:
 
     @property
     def verdict(self) -> Verdict:
-        return ORDER[0 if self.severity <= 1 else 1 if self.severity <= 2 else 2]
+        return _verdict_at(self.severity)
 
     @property
     def drop(self) -> tuple[float, str]:
-        """How much was lost, in percentage points, and of what."""
+        """The loss in percentage points, and the name of what was lost."""
         if self.agreement is not None:
             return 100 * (1 - self.agreement), f"equal predictions of '{self.name}'"
         shares = [part for part in self.parts if not part.measure.startswith("SQNR")]
@@ -136,22 +148,14 @@ class OutputFidelity:
             for part in self.parts
         ]
         content = {**asdict(self), "parts": parts, "severity": self.severity, "verdict": self.verdict.value}
-        return {key: _plain(value) for key, value in content.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: json_value(value) for key, value in content.items()}
 
 
 def severity_of(figure: float, ok: float, collapsed: float) -> float:
     """How bad a figure is: 1 at the bound `ok`, 2 at the bound `collapsed`, linear from there on, at most 3.
 
-    Below 1 it is the loss as a share of the loss at the bound: of what is missing to 1 for shares and cosines, of the
-    amplitude of the error for decibels. So 0 is equal to float.
+    Below 1 it is the loss relative to the loss at the bound: for shares and cosines the distance from 1, for decibels
+    the amplitude of the error. So 0 is equal to float.
 
     >>> severity_of(10.0, 10.0, 3.0), severity_of(3.0, 10.0, 3.0), severity_of(float("-inf"), 10.0, 3.0)
     (1.0, 2.0, 3.0)
@@ -168,6 +172,16 @@ def severity_of(figure: float, ok: float, collapsed: float) -> float:
 def overall_verdict(outputs: Iterable[OutputFidelity]) -> Verdict:
     """The verdict on the worst output; unchecked if there are none."""
     return max((output.verdict for output in outputs), key=ORDER.index, default=Verdict.UNCHECKED)
+
+
+def largest_drop(outputs: Iterable[OutputFidelity]) -> tuple[float, str]:
+    """The loss of the output that lost most, in percentage points, and the name of what was lost.
+
+    an output of shape [n, classes]  100 (1 - agreement)
+    scores, boxes, distributions     100 (1 - the figure of the worst part)
+    any other output                 100 (1 - cosine)
+    """
+    return max(output.drop for output in outputs)
 
 
 def worst_text(outputs: Iterable[OutputFidelity], sample: str = "sample") -> str:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from quark.fidelity import FidelityMeter, OutputFidelity, Verdict, overall_verdict
+from quark.compare import FidelityMeter, OutputFidelity, Verdict, overall_verdict
+from quark.compare.measures import ErrorSums, PairSums, divergence, fast_pair_sums, mean_divergence, pair_sums
 
 
 def measure(expected, actual):
@@ -74,3 +75,46 @@ def test_the_worst_output_decides(sqnr_db, cosine, verdict):
 
 def test_nothing_checked_is_no_verdict():
     assert overall_verdict([]) is Verdict.UNCHECKED
+
+
+def test_sums_add_up_and_the_fast_ones_are_close():
+    rng = np.random.default_rng(2)
+    y = rng.standard_normal((4, 50000)).astype(np.float32)
+    z = y + np.float32(0.01) * rng.standard_normal(y.shape).astype(np.float32)
+    whole = pair_sums(y, z)
+    added = sum((pair_sums(a, b) for a, b in zip(y, z, strict=True)), PairSums())
+    fast = fast_pair_sums(y, z)
+    for name in ("sqnr_db", "cosine", "relative_error", "max_error"):
+        assert getattr(added, name) == pytest.approx(getattr(whole, name))
+        assert getattr(fast, name) == pytest.approx(getattr(whole, name), rel=1e-5)
+    assert pair_sums(y, np.where(y > 3, np.inf, y)).sqnr_db == -math.inf
+
+
+def test_error_sums_follow_their_definitions_and_leave_out_what_float_has_not():
+    rng = np.random.default_rng(3)
+    samples = [tuple(rng.standard_normal((2, 5, 7))) for _ in range(3)]
+    sums = ErrorSums()
+    for y, z in samples:
+        hole = np.array(y)
+        hole[0, 0] = np.inf
+        sums.add(hole, z)
+        y[0, 0] = z[0, 0] = 0.0
+    error = sum(((z - y) ** 2).sum() for y, z in samples)
+    power = sum((y**2).sum() for y, _ in samples)
+    assert sums.relative_error == pytest.approx(error / power)
+    assert sums.sqnr_db == pytest.approx(10 * np.log10(power / error))
+    assert sums.mean_l2 == pytest.approx(np.mean([np.linalg.norm(z - y) for y, z in samples]))
+    sums.add(np.ones(3), np.array([1.0, np.nan, 1.0]))
+    assert sums.relative_error == math.inf
+    assert sums.sqnr_db == -math.inf
+
+
+def test_divergences_of_logits_and_of_probabilities_agree():
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((2, 6, 10))
+    p, q = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
+    expected = (p * np.log(p / q)).sum()
+    for pair in (logits, (p, q)):
+        assert divergence(*pair) == pytest.approx(expected)
+        assert mean_divergence(*pair) == pytest.approx(expected / 6)
+    assert mean_divergence(p, np.full_like(q, np.nan)) == math.inf

@@ -4,9 +4,9 @@ import pytest
 from reports import make_report
 from tiny_models import save_brightness_model, save_images
 
-from quark.cli.drop import measured_drop
+from quark.compare import OutputFidelity
 from quark.errors import InvalidValueError
-from quark.fidelity import OutputFidelity
+from quark.evaluate.comparison import measured_drop
 
 
 def drop_of(report):

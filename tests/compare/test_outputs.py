@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from quark.fidelity import OutputsMeter, Verdict, overall_verdict, worst_output, worst_text
+from quark.compare import OutputsMeter, Verdict, overall_verdict, worst_output, worst_text
 
 RNG = np.random.default_rng
 SAMPLES = 8
@@ -18,7 +18,8 @@ def judge(expected, actual, count=1):
     """Outputs are given as {name: list of samples}."""
     meter = OutputsMeter()
     for index in range(len(next(iter(expected.values())))):
-        meter.add(*({name: arrays[index] for name, arrays in side.items()} for side in (expected, actual)), count)
+        y, z = ({name: arrays[index] for name, arrays in side.items()} for side in (expected, actual))
+        meter.add(y, z, count)
     return meter.result()
 
 

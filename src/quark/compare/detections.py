@@ -1,10 +1,10 @@
-"""Detections: boxes with scores and classes, in whatever form a network gives them.
+"""Detections: boxes with scores and classes, in whatever form a network outputs them.
 
     dense      one output with four box channels and then a score for each class (YOLO)
     rows       one output of rows such as (class, score, left, top, right, bottom), sorted by score or of varying number
     outputs    boxes, scores and perhaps classes as outputs of their own (DETR, SSD, networks with NMS inside)
 
-Boxes are compared as sets, because two networks that find the same objects may give them in another order, another
+Boxes are compared as sets, because two networks that find the same objects may list them in another order, another
 number, or from another of several neighbouring anchors. Near-duplicates are suppressed first. Then each box of the
 float network is matched with the box of the same class that overlaps it most.
 """
@@ -79,13 +79,17 @@ def select(boxes: Array, scores: Array, classes: Array, are_corners: bool) -> Bo
 
 
 def overlaps(first: Array, second: Array) -> Array:
-    """Intersection over union of all pairs of boxes."""
+    """Intersection over union of all pairs of boxes: left, top, right, bottom, and columns that do not count.
+
+    >>> overlaps(np.array([[0.0, 0, 2, 2]]), np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6]])).round(3).tolist()
+    [[1.0, 0.333, 0.0]]
+    """
     sides = []
     for low, high in ((0, 2), (1, 3)):
         start = np.maximum.outer(first[:, low], second[:, low])
         sides.append(np.maximum(np.minimum.outer(first[:, high], second[:, high]) - start, 0))
     shared = sides[0] * sides[1]
-    areas = [np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1) for boxes in (first, second)]
+    areas = [np.prod(np.maximum(boxes[:, 2:4] - boxes[:, :2], 0), axis=1) for boxes in (first, second)]
     union = np.add.outer(areas[0], areas[1]) - shared
     shares: Array = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     return shares

@@ -21,16 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.fidelity.detections import (
-    BoxReader,
-    Sample,
-    as_corners,
-    has_corners,
-    overlaps,
-    score_weight,
-    sigmoid,
-)
-from quark.fidelity.kinds import (
+from quark.compare.detections import BoxReader, Sample, as_corners, has_corners, overlaps, score_weight, sigmoid
+from quark.compare.kinds import (
     ClassesMeter,
     DetectionsMeter,
     DistributionMeter,
@@ -136,8 +128,10 @@ def _detection_outputs(names: Sequence[str], samples: Sequence[Sample]) -> Detec
             continue
         classes = None
         if scores in plain:
-            whole = [name for name in names if name not in (boxes, scores) and rows_of(name, False) == counts]
-            classes = next((name for name in whole if _is_whole([sample[name] for sample in samples])), None)
+            others = (name for name in names if name not in (boxes, scores) and rows_of(name, False) == counts)
+            classes = next(
+                (name for name in others if all((s[name] == np.round(s[name])).all() for s in samples)), None
+            )
         reader = _output_reader(boxes, scores, classes, samples)
         if _are_boxes(reader, samples):
             used = ", ".join(f"'{name}'" for name in (boxes, *((classes,) if classes else ())))
@@ -184,8 +178,8 @@ def _detection_rows(name: str, samples: Sequence[Sample]) -> DetectionsMeter | N
     if max(map(len, tables)) < FEWEST_ROWS or not np.isfinite(rows).all():
         return None
     width = rows.shape[1]
-    is_unit: Array = np.asarray(((rows >= -TOLERANCE) & (rows <= 1 + TOLERANCE)).all(0))
-    is_whole: Array = np.asarray((rows == np.round(rows)).all(0))
+    is_unit = [_lies_in_unit([column]) for column in rows.T]
+    is_whole = [bool((column == np.round(column)).all()) for column in rows.T]
     falls = [all((np.diff(table[:, column]) <= 1e-6).all() for table in tables) for column in range(width)]
     scores = [column for column in range(width) if is_unit[column] and not is_whole[column] and falls[column]]
     if not scores and len(set(map(len, tables))) > 1:  # sorted by class first, as some NMS operators do
@@ -234,7 +228,11 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
         if ranges[0][2]:
             return [ScoresMeter(place, _map_axes(arrays))]
         if all(x.size > 1 and x.size == max(x.shape) for x in arrays):
-            return [ValuesMeter(place) if _is_embedding(arrays) else ClassesMeter(place, is_distribution=False)]
+            # Vectors rather than scores of classes have all the same norm, or a length that is usual for them.
+            norms = [float(np.linalg.norm(x)) for x in arrays]
+            is_normed = len(norms) > 1 and max(norms) - min(norms) < 1e-3 * max(norms)
+            is_embedding = is_normed or all(x.size >= 64 and x.size % 64 == 0 for x in arrays)
+            return [ValuesMeter(place) if is_embedding else ClassesMeter(place, is_distribution=False)]
         axis = _channel_axis(arrays)
         found: list[PartMeter] = []
         logits = _logits(name, arrays) if arrays[0].ndim == 3 else None
@@ -294,13 +292,6 @@ def _are_score_logits(arrays: Sequence[Array]) -> bool:
     below = float(np.mean([(x < -2).mean() for x in thinned]))
     above = float(np.mean([(x > 0).mean() for x in thinned]))
     return below >= 0.5 and 0 < above <= 0.4
-
-
-def _is_embedding(arrays: Sequence[Array]) -> bool:
-    """True if a row of numbers is rather a vector than scores of classes: by its norm, or by its length."""
-    norms = [float(np.linalg.norm(x)) for x in arrays]
-    is_normed = len(norms) > 1 and max(norms) - min(norms) < 1e-3 * max(norms)
-    return is_normed or all(x.size >= 64 and x.size % 64 == 0 for x in arrays)
 
 
 def _channel_axis(arrays: Sequence[Array]) -> int:
@@ -460,7 +451,7 @@ def _ranges_along(arrays: Sequence[Array], axis: int) -> list[tuple[int, int, bo
     for changes in (kind_changes | (jumps & ~is_scores[1:] & ~is_scores[:-1]), kind_changes):
         edges = [0, *(np.flatnonzero(changes) + 1), len(scales)]
         ranges = [(int(a), int(b), bool(is_scores[a])) for a, b in pairwise(edges)]
-        # A scale that comes back behind a few larger channels is no concatenation: hidden states have such channels.
+        # A scale that comes back behind a few larger channels is not a concatenation: hidden states have such channels.
         levels = sorted(float(np.median(scales[a:b])) for a, b, is_unit in ranges if not is_unit)
         if len(ranges) <= MOST_RANGES and all(high > SCALE_JUMP / 2 * low for low, high in pairwise(levels)):
             return ranges
@@ -474,17 +465,13 @@ def _lies_in_unit(arrays: Sequence[Array]) -> bool:
     return all(bool((x >= -TOLERANCE).all() and (x <= 1 + TOLERANCE).all()) for x in arrays)
 
 
-def _is_whole(arrays: Sequence[Array]) -> bool:
-    return all(bool((x == np.round(x)).all()) for x in arrays)
-
-
 def _undecided(values: Array) -> Array:
     return (values > 0.15) & (values < 0.85)
 
 
-def _thinned(values: Array, most: int = 1 << 17) -> Array:
-    """About `most` values of a large array: evenly spaced along its largest axes that are not channels."""
-    while values.size > 2 * most:
+def _thinned(values: Array) -> Array:
+    """About 2^17 values of a large array: evenly spaced along its largest axes that are not channels."""
+    while values.size > 1 << 18:
         inner = [axis for axis in range(values.ndim) if values.ndim < 3 or axis not in (1, values.ndim - 1)]
         sizes = [(values.shape[axis], axis) for axis in inner or range(values.ndim)]
         size, axis = max(sizes)

@@ -1,16 +1,24 @@
 """How close a quantized network's outputs are to the float network's, and the verdict on it.
 
-pair        two tensors as a whole: cosine, SQNR, agreement
+measures    SQNR, cosine, relative error, agreement and divergence of two tensors, from sums over samples
 parts       what the outputs are, and the parts that have a scale of their own
 kinds       how each kind of part is measured, and from which figure on it is ok
 detections  boxes as sets
 outputs     all outputs of two networks, over all samples
 verdict     the verdict on parts, outputs and networks
+
+`quark.onnx.comparing` runs networks and compares their outputs with these.
 """
 
-from quark.fidelity.outputs import OutputsMeter, batch_size_of, have_same_form
-from quark.fidelity.pair import FidelityMeter, numberless_remark, outputs_without_numbers
-from quark.fidelity.verdict import (
+from quark.compare.outputs import (
+    FidelityMeter,
+    OutputsMeter,
+    batch_size_of,
+    have_same_form,
+    numberless_remark,
+    outputs_without_numbers,
+)
+from quark.compare.verdict import (
     COLLAPSED_COSINE,
     COLLAPSED_SQNR_DB,
     OK_COSINE,
@@ -18,6 +26,7 @@ from quark.fidelity.verdict import (
     OutputFidelity,
     PartFidelity,
     Verdict,
+    largest_drop,
     overall_verdict,
     worst_output,
     worst_text,
@@ -35,6 +44,7 @@ __all__ = [
     "Verdict",
     "batch_size_of",
     "have_same_form",
+    "largest_drop",
     "numberless_remark",
     "outputs_without_numbers",
     "overall_verdict",

@@ -6,12 +6,12 @@
     sequence       the same where the commonest class is the blank of CTC: repeats and blanks are removed, and the rest
                    is compared by edit distance, because characters may move by a position
     classes        one row of scores for each sample: the share of samples with the same largest class, and SQNR
-    scores         probabilities in [0, 1] that are mostly near 0: overlap of what is above 0.1, in proportion to it
+    scores         probabilities in [0, 1] that are mostly near 0: overlap of the scores above 0.1, weighted by them
     map            scores in two dimensions, where a shift by one pixel counts little
     detections     boxes with scores: the share of boxes that both networks find, weighted by their scores
     values         everything else: SQNR
 
-Ties do not count: a class that the float network finds nearly as likely as its first counts as agreeing in part.
+A class that the float network finds nearly as likely as its first counts as agreeing in part, so ties do not decide.
 
 A meter gathers a few sums for each sample. Its result has a figure over all samples together, which has to be good,
 and that of the worst sample, which has to be good enough.
@@ -20,15 +20,17 @@ and that of the worst sample, which has to be good enough.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.fidelity.detections import BoxReader, box_weight, has_corners, score_weight, select, shared_weight, sigmoid
-from quark.fidelity.verdict import PartFidelity, severity_of
+from quark.compare.detections import BoxReader, box_weight, has_corners, score_weight, select, shared_weight, sigmoid
+from quark.compare.measures import edit_distance, mean_relative_error, sqnr_of, square_sum
+from quark.compare.verdict import PartFidelity, severity_of
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
@@ -45,8 +47,7 @@ class Bounds:
 
     def severity(self, figure: float, worst: float) -> float:
         return max(
-            severity_of(figure, self.ok, self.collapsed),
-            severity_of(worst, self.sample_ok, self.sample_collapsed),
+            severity_of(figure, self.ok, self.collapsed), severity_of(worst, self.sample_ok, self.sample_collapsed)
         )
 
 
@@ -71,24 +72,6 @@ FEWEST_POSITIONS = 32  # of all samples, to know a channel's mean and variance
 LEAST_VARYING = 0.001  # share of a part's power that counts as signal even if it hardly varies
 MOST_ROWS = 2000
 NEAR_TIE = 0.2  # classes that float finds less likely than its first by this much, or more, do not agree at all
-
-
-class PartMeter(Protocol):
-    """Measures one part of an output, or of several outputs that belong together.
-
-    `are_sets` is True if rows are matched with each other, so that their positions mean nothing.
-    """
-
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-
-    @property
-    def are_sets(self) -> bool: ...
-
-    def add(self, expected: Sample, actual: Sample) -> None:
-        """Add one sample: all outputs of both networks."""
-
-    def result(self) -> PartFidelity: ...
 
 
 @dataclass(frozen=True)
@@ -116,8 +99,32 @@ class Place:
         return f"channels {self.start}..{self.stop - 1} of axis {self.axis}"
 
 
-@dataclass
-class OverlapMeter:
+class PartMeter(ABC):
+    """Measures one part of an output, or of several outputs that belong together.
+
+    Attributes that are lists have an entry for each sample. `are_sets` is True if rows are matched with each other, so
+    that their positions mean nothing.
+    """
+
+    kind = ""
+    are_sets = False
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.outputs: tuple[str, ...] = (place.output,)
+        self.error: list[float] = []
+        self.power: list[float] = []
+
+    @abstractmethod
+    def add(self, expected: Sample, actual: Sample) -> None:
+        """Add one sample: all outputs of both networks."""
+
+    @abstractmethod
+    def result(self) -> PartFidelity:
+        """The figures over all samples."""
+
+
+class OverlapMeter(PartMeter):
     """The base of meters whose figure is shared weight as a share of all weight: a Dice coefficient.
 
     `prior` is added to both, so that samples with hardly anything in them do not decide. Where all samples together
@@ -125,23 +132,20 @@ class OverlapMeter:
     least `DOUBTFUL`: a network that finds nothing on such samples may have lost everything.
     """
 
-    place: Place
-    kind: str
-    measure: str
-    bounds: Bounds
-    prior: float
-    shared: list[float] = field(default_factory=list)
-    total: list[float] = field(default_factory=list)
-    error: list[float] = field(default_factory=list)
-    power: list[float] = field(default_factory=list)
-    score_error: list[float] = field(default_factory=list)
-    score_power: list[float] = field(default_factory=list)
+    def __init__(self, place: Place, kind: str, measure: str, bounds: Bounds, prior: float) -> None:
+        super().__init__(place)
+        self.kind, self.measure, self.bounds, self.prior = kind, measure, bounds, prior
+        self.shared: list[float] = []
+        self.total: list[float] = []
+        self.score_error: list[float] = []
+        self.score_power: list[float] = []
 
-    are_sets = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.place.output,)
+    def keep(self, shared: float, total: float, error: float, power: float) -> None:
+        """Keep the sums of one sample."""
+        self.shared.append(shared)
+        self.total.append(total)
+        self.error.append(error)
+        self.power.append(power)
 
     def result(self) -> PartFidelity:
         shared, total = np.array(self.shared), np.array(self.total)
@@ -156,7 +160,7 @@ class OverlapMeter:
             of_sample = min(of_sample, 2.0)  # too little in it to call the network collapsed
         of_all = severity_of(min(pooled, float(samples.mean())), self.bounds.ok, self.bounds.collapsed)
         severity = max(of_all, of_sample)
-        distance = relative_error(self.error, self.power)
+        distance = mean_relative_error(self.error, self.power)
         if everything < 2 * self.prior and sum(self.score_power) > 0:
             levels = [sqnr_of(error, power) for error, power in zip(self.score_error, self.score_power, strict=True)]
             figure, worst = sqnr_of(sum(self.score_error), sum(self.score_power)), int(np.argmin(levels))
@@ -193,12 +197,10 @@ class ScoresMeter(OverlapMeter):
             near = np.minimum(a, _dilated(b, self._axes)).sum(dtype=np.float64)
             near += np.minimum(b, _dilated(a, self._axes)).sum(dtype=np.float64)
             shared = (shared + 4 * float(near)) / 5
-        self.shared.append(shared)
-        self.total.append(float(a.sum(dtype=np.float64) + b.sum(dtype=np.float64)))
-        self.error.append(_square(z - y))
-        self.power.append(_square(y) + 0.1)
-        self.score_error.append(_square(z - y))
-        self.score_power.append(_square(y))
+        error, power = square_sum(z - y), square_sum(y)
+        self.keep(shared, float(a.sum(dtype=np.float64) + b.sum(dtype=np.float64)), error, power + 0.1)
+        self.score_error.append(error)
+        self.score_power.append(power)
 
 
 def _dilated(values: Array, axes: tuple[int, ...]) -> Array:
@@ -227,80 +229,96 @@ class DetectionsMeter(OverlapMeter):
         scores: Place | None = None,
     ) -> None:
         super().__init__(place, "detections", "agreement of boxes", BOXES, 0.5)
+        self.outputs = outputs
         self.are_sets = scores is None
-        self._scores = scores
-        self._outputs = outputs
-        self._name = name
-        self._reader = reader
+        self._name, self._reader, self._scores = name, reader, scores
         firing = [boxes[scores > 0.25] for boxes, scores, _ in map(reader, samples)]
         self._are_corners = has_corners(np.concatenate(firing))
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return self._outputs
-
     def add(self, expected: Sample, actual: Sample) -> None:
         y, z = (select(*self._reader(sample), self._are_corners) for sample in (expected, actual))
-        shared, difference, total = shared_weight(y, z)
-        self.shared.append(shared)
-        self.total.append(total)
-        error, power = difference, float(box_weight(y.scores).sum()) + 0.1
+        shared, error, total = shared_weight(y, z)
+        power = float(box_weight(y.scores).sum()) + 0.1
         if self._scores is not None:  # smoother than a few boxes
             values, others = self._scores.of(expected), self._scores.of(actual)
-            error, power = error + _square(others - values), power + _square(values)
-            self.score_error.append(_square(others - values))
-            self.score_power.append(_square(values))
-        self.error.append(error)
-        self.power.append(power)
+            self.score_error.append(square_sum(others - values))
+            self.score_power.append(square_sum(values))
+            error, power = error + self.score_error[-1], power + self.score_power[-1]
+        self.keep(shared, total, error, power)
 
     def result(self) -> PartFidelity:
         return replace(super().result(), name=self._name)
 
 
-class IdsMeter(OverlapMeter):
-    """Integers. Of different shapes the values are compared as sets.
+class SymbolsMeter(OverlapMeter):
+    """The base of meters of symbols: integers, or the largest classes along an axis.
 
-    Positions where both have the value `commonest` do not count, if one is given. With `is_sequence` it is the blank of
-    CTC: repeats and blanks are removed, and the rest is compared by edit distance.
+    Positions where both have the symbol `commonest` do not count, if one is given. With `is_sequence` it is the blank
+    of CTC, and the sequences are compared by edit distance.
     """
 
-    def __init__(self, place: Place, commonest: int | None = None, is_sequence: bool = False) -> None:
-        name = "share of equal values" + ("" if commonest is None else f" (other than {commonest})")
+    def __init__(
+        self, place: Place, kind: str, measure: str, bounds: Bounds, commonest: int | None, is_sequence: bool
+    ) -> None:
         if is_sequence:
-            name = "agreement of the sequences"
-        super().__init__(place, "sequence" if is_sequence else "ids", name, DISTRIBUTION if is_sequence else IDS, 1.0)
-        self._commonest = commonest
+            kind, measure, bounds = "sequence", "agreement of the sequences", DISTRIBUTION
+        elif commonest is not None:
+            measure += f" (other than {commonest})"
+        super().__init__(place, kind, measure, bounds, 1.0)
+        self.commonest = commonest
         self._is_sequence = is_sequence
 
+    def overlap(self, first: Array, second: Array, agreement: Array) -> tuple[float, float]:
+        """The weight that both sides share and the weight of all; `agreement` of each position is from 0 to 1."""
+        if self._is_sequence and self.commonest is not None:
+            y, z = (x[np.append(True, x[1:] != x[:-1]) & (x != self.commonest)] for x in (first, second))
+            length = float(max(len(y), len(z)))
+            return 2 * (length - edit_distance(y, z)), 2 * length
+        counts = np.full(first.shape, 2.0)
+        if self.commonest is not None:
+            counts = (first != self.commonest) * 1.0 + (second != self.commonest)
+        return float((agreement * counts).sum()), float(counts.sum())
+
+
+class IdsMeter(SymbolsMeter):
+    """Integers. Those of different shapes are compared as sets."""
+
+    def __init__(self, place: Place, commonest: int | None = None, is_sequence: bool = False) -> None:
+        super().__init__(place, "ids", "share of equal values", IDS, commonest, is_sequence)
+
     def add(self, expected: Sample, actual: Sample) -> None:
-        y, z = self.place.of(expected), self.place.of(actual)
-        if self._is_sequence and self._commonest is not None:
-            shared, total = _sequence_overlap(y.reshape(-1), z.reshape(-1), self._commonest)
-        elif y.shape == z.shape:
-            counts = np.full(y.shape, 2.0)
-            if self._commonest is not None:
-                counts = (y != self._commonest) * 1.0 + (z != self._commonest)
-            shared, total = float(counts[y == z].sum()), float(counts.sum())
+        y, z = (self.place.of(sample).reshape(-1) for sample in (expected, actual))
+        if self._is_sequence or self.place.of(expected).shape == self.place.of(actual).shape:
+            shared, total = self.overlap(y, z, y == z if y.shape == z.shape else np.zeros(y.shape))
         else:
             (values, counts), (others, their_counts) = (np.unique(x, return_counts=True) for x in (y, z))
             _, here, there = np.intersect1d(values, others, return_indices=True)
             shared, total = 2.0 * int(np.minimum(counts[here], their_counts[there]).sum()), float(y.size + z.size)
-        self.shared.append(shared)
-        self.total.append(total)
-        self.error.append(total - shared)
-        self.power.append(total / 2 + 0.1)
+        self.keep(shared, total, total - shared, total / 2 + 0.1)
 
 
-def _sequence_overlap(first: Array, second: Array, blank: int) -> tuple[float, float]:
-    """What two sequences of classes share by edit distance, without repeats and blanks, and the length of both."""
-    y, z = (x[np.append(True, x[1:] != x[:-1]) & (x != blank)] for x in (first, second))
-    length = float(max(len(y), len(z)))
-    places = np.arange(len(z) + 1)
-    row = places
-    for count, symbol in enumerate(y, 1):
-        best = np.minimum(row[:-1] + (z != symbol), row[1:] + 1)
-        row = np.minimum.accumulate(np.append(count, best) - places) + places
-    return 2 * (length - float(row[-1])), 2 * length
+class DistributionMeter(SymbolsMeter):
+    """Classes along an axis: probabilities that sum to one, their logarithms, or logits."""
+
+    def __init__(
+        self, place: Place, axis: int, commonest: int | None, is_log: bool = False, is_sequence: bool = False
+    ) -> None:
+        measure = f"same largest class along axis {axis}"
+        super().__init__(place, "distribution", measure, DISTRIBUTION, commonest, is_sequence)
+        self._axis, self._is_log = axis, is_log
+
+    def add(self, expected: Sample, actual: Sample) -> None:
+        y, z = (np.moveaxis(self.place.of(sample), self._axis, -1) for sample in (expected, actual))
+        y, z = (x.reshape(-1, x.shape[-1]) for x in (y, z))
+        first, other = y.argmax(1), z.argmax(1)
+        rows = np.arange(len(y))
+        likely, less_likely = y[rows, first].astype(np.float64), y[rows, other].astype(np.float64)
+        if self._is_log:
+            norms = likely + np.log(np.exp(y - likely[:, None]).sum(1))
+            likely, less_likely = np.exp(likely - norms), np.exp(less_likely - norms)
+        agreement = np.clip(1 - (likely - less_likely) / NEAR_TIE, 0.0, 1.0)
+        agreement[first == other] = 1.0
+        self.keep(*self.overlap(first, other, agreement), square_sum(z - y), square_sum(y) + 0.1)
 
 
 class RowsMeter(OverlapMeter):
@@ -327,10 +345,8 @@ class RowsMeter(OverlapMeter):
             squares = (y * y).sum(1)[:, None] + (z * z).sum(1) - 2 * y @ z.T
             distances = np.sqrt(np.maximum(squares, 0.0))
             shared = float(sum(np.clip(1 - 2 * distances.min(axis), 0, 1).sum() for axis in (0, 1)))
-        self.shared.append(shared)
-        self.total.append(float(len(y) + len(z)))
-        self.error.append(self.total[-1] - shared)
-        self.power.append(float(len(y)) + 0.1)
+        total = float(len(y) + len(z))
+        self.keep(shared, total, total - shared, float(len(y)) + 0.1)
 
 
 def _as_rows(values: Array) -> Array:
@@ -338,50 +354,7 @@ def _as_rows(values: Array) -> Array:
     return values.reshape(-1, width).astype(np.float64) if values.size else np.zeros((0, width))
 
 
-class DistributionMeter(OverlapMeter):
-    """Classes along an axis: probabilities that sum to one, their logarithms, or logits.
-
-    With `is_sequence`, the class `commonest` is the blank of CTC: repeats and blanks are removed, and the rest is
-    compared by edit distance, because symbols may move by a step.
-    """
-
-    def __init__(
-        self, place: Place, axis: int, commonest: int | None, is_log: bool = False, is_sequence: bool = False
-    ) -> None:
-        name = f"same largest class along axis {axis}" + ("" if commonest is None else f" (other than {commonest})")
-        if is_sequence:
-            name = "agreement of the sequences"
-        super().__init__(place, "sequence" if is_sequence else "distribution", name, DISTRIBUTION, 1.0)
-        self.commonest = commonest
-        self._axis = axis
-        self._is_log = is_log
-        self._is_sequence = is_sequence
-
-    def add(self, expected: Sample, actual: Sample) -> None:
-        y, z = (np.moveaxis(self.place.of(sample), self._axis, -1) for sample in (expected, actual))
-        y, z = (x.reshape(-1, x.shape[-1]) for x in (y, z))
-        self.error.append(_square(z - y))
-        self.power.append(_square(y) + 0.1)
-        first, other = y.argmax(1), z.argmax(1)
-        if self._is_sequence and self.commonest is not None:
-            shared, total = _sequence_overlap(first, other, self.commonest)
-        else:
-            rows = np.arange(len(y))
-            likely, less_likely = y[rows, first].astype(np.float64), y[rows, other].astype(np.float64)
-            if self._is_log:
-                norms = likely + np.log(np.exp(y - likely[:, None]).sum(1))
-                likely, less_likely = np.exp(likely - norms), np.exp(less_likely - norms)
-            agreement = np.clip(1 - (likely - less_likely) / NEAR_TIE, 0.0, 1.0)
-            agreement[first == other] = 1.0
-            counts = np.full(len(y), 2.0)
-            if self.commonest is not None:
-                counts = (first != self.commonest) * 1.0 + (other != self.commonest)
-            shared, total = float((agreement * counts).sum()), float(counts.sum())
-        self.shared.append(shared)
-        self.total.append(total)
-
-
-class ClassesMeter:
+class ClassesMeter(PartMeter):
     """One row of scores for each class: logits, or probabilities that sum to one.
 
     A sample whose class changes does not decide by itself, because good classifiers change a few of their answers: only
@@ -390,22 +363,18 @@ class ClassesMeter:
     """
 
     kind = "classes"
-    are_sets = False
 
     def __init__(self, place: Place, is_distribution: bool) -> None:
-        self.place = place
-        self.outputs = (place.output,)
+        super().__init__(place)
         self._is_distribution = is_distribution
         self._agreements: list[float] = []
         self._gaps: list[float] = []
         self._overlaps: list[float] = []
-        self._error: list[float] = []
-        self._power: list[float] = []
 
     def add(self, expected: Sample, actual: Sample) -> None:
         y, z = (self.place.of(sample).reshape(-1).astype(np.float64) for sample in (expected, actual))
-        self._error.append(_square(z - y))
-        self._power.append(_square(y))
+        self.error.append(square_sum(z - y))
+        self.power.append(square_sum(y))
         if not self._is_distribution:
             y, z = (np.exp(x - x.max()) for x in (y, z))
             y, z = y / y.sum(), z / z.sum()
@@ -421,45 +390,37 @@ class ClassesMeter:
         severity = severity_of((count * agreement + 1) / (count + 1), *CLASSES)
         severity = max(severity, severity_of(float(np.mean(np.array(self._gaps) < CERTAIN)), *CERTAIN_FLIPS))
         found = [("agreement of the largest class", agreement, worst, self._agreements[worst], severity)]
-        distance = relative_error(self._error, self._power)
+        distance = mean_relative_error(self.error, self.power)
         if self._is_distribution:
             overlap, worst = float(np.mean(self._overlaps)), int(np.argmin(self._overlaps))
             severity = severity_of(overlap, *CLASS_OVERLAP)
             found.append(("overlap of the distributions", overlap, worst, self._overlaps[worst], severity))
             distance = 1 - overlap
         else:
-            error, power = np.array(self._error), np.maximum(self._power, 1e-30)
+            error, power = np.array(self.error), np.maximum(self.power, 1e-30)
             worst = int((error / power).argmax())
-            own, median = _sqnr(error[worst], power[worst]), _sqnr(float(np.median(error / power)), 1.0)
-            figure = _sqnr(float(error.sum()), float(power.sum()))
+            own, median = sqnr_of(error[worst], power[worst]), sqnr_of(float(np.median(error / power)), 1.0)
+            figure = sqnr_of(float(error.sum()), float(power.sum()))
             severity = max(severity_of(median, *LOGITS), severity_of(figure, *ALL_LOGITS))
             found.append(("SQNR", figure, worst, own, severity))
         chosen = max(found, key=lambda each: each[-1])
         return PartFidelity(self.place.name, self.kind, *chosen, distance)
 
 
-class ValuesMeter:
+class ValuesMeter(PartMeter):
     """Values of one scale: SQNR of the whole, of the median row and of the median channel.
 
     A few large rows or channels hide the others in the whole. Channels lie along `axis`, and a row is all channels at
-    one position. What a channel is on average does not count as signal, where its mean is known well enough.
+    one position. The mean of a channel does not count as signal if it is known well enough.
 
-    `weights` gives the weight of each position of a sample, with an axis of length 1 for the channels: a detector's
+    `weights` returns the weight of each position of a sample, with an axis of length 1 for the channels: a detector's
     boxes matter where its scores do.
     """
 
-    kind = "values"
-    are_sets = False
-
     def __init__(self, place: Place, axis: int = -1, weights: Callable[[Sample], Array] | None = None) -> None:
-        self.place = place
-        self.outputs = (place.output,)
-        if weights is not None:
-            self.kind = "values where scores fire"
-        self._axis = axis
-        self._weights = weights
-        self._error: list[float] = []
-        self._power: list[float] = []
+        super().__init__(place)
+        self.kind = "values" if weights is None else "values where scores fire"
+        self._axis, self._weights = axis, weights
         self._rows: list[float] = []
         self._channel_sums: list[Array] = []  # of each sample: positions, sum of values, of squares, of squared errors
 
@@ -479,8 +440,8 @@ class ValuesMeter:
         y, e = np.square(y), np.square(e)
         row_power, row_error = y.sum(1).ravel(), e.sum(1).ravel()
         channel_power, channel_error = (x.sum((0, 2), dtype=np.float64) for x in (y, e))
-        self._power.append(float(channel_power.sum()))
-        self._error.append(float(channel_error.sum()))
+        self.power.append(float(channel_power.sum()))
+        self.error.append(float(channel_error.sum()))
         has_signal = _has_signal(row_power)
         ratios = row_error[has_signal] / row_power[has_signal]
         is_table = ratios.size >= FEWEST_ROWS and form[1] >= FEWEST_CHANNELS
@@ -488,59 +449,31 @@ class ValuesMeter:
         self._channel_sums.append(np.stack([np.full(form[1], count), total, channel_power, channel_error]))
 
     def result(self) -> PartFidelity:
-        error, power = np.array(self._error), np.array(self._power)
+        error, power = np.array(self.error), np.array(self.power)
         counts, totals, squares, errors = np.sum(self._channel_sums, 0)
         variances = np.maximum(squares - totals**2 / np.maximum(counts, 1e-30), 0.0)
         if self._weights is None and counts[0] >= FEWEST_POSITIONS:
             power = power * max(float(variances.sum()) / max(float(squares.sum()), 1e-30), LEAST_VARYING)
-        figure = _sqnr(float(error.sum()), float(power.sum()))
+        figure = sqnr_of(float(error.sum()), float(power.sum()))
         floor = 0.25 * power.mean()
         worst = int((error / np.maximum(power, max(floor, 1e-30))).argmax())
-        own = _sqnr(float(error[worst]), max(float(power[worst]), floor))
+        own = sqnr_of(float(error[worst]), max(float(power[worst]), floor))
         found = [("SQNR", figure, worst, own, VALUES.severity(figure, own))]
         rows = np.array(self._rows)
         if not np.isnan(rows).any():
             median, worst = float(np.median(rows)), int(rows.argmax())
-            figure, own = (_sqnr(ratio, 1.0) for ratio in (median, float(rows[worst])))
+            figure, own = (sqnr_of(ratio, 1.0) for ratio in (median, float(rows[worst])))
             found.append(("SQNR of the median row", figure, worst, own, ROWS.severity(figure, own)))
         channels = _has_signal(variances)
         if counts[0] >= FEWEST_POSITIONS and channels.sum() >= FEWEST_CHANNELS:
-            figure = _sqnr(float(np.median(errors[channels] / variances[channels])), 1.0)
+            figure = sqnr_of(float(np.median(errors[channels] / variances[channels])), 1.0)
             severity = severity_of(figure, CHANNELS.ok, CHANNELS.collapsed)
             found.append(("SQNR of the median channel", figure, found[0][2], figure, severity))
         chosen = max(found, key=lambda each: each[-1])
-        return PartFidelity(self.place.name, self.kind, *chosen, relative_error(error, power))
+        return PartFidelity(self.place.name, self.kind, *chosen, mean_relative_error(error, power))
 
 
 def _has_signal(powers: Array) -> Array:
     """True for rows or channels that are not as good as empty; most of those that are not zero count."""
     some = powers[powers > 1e-9 * powers.max(initial=0.0)]
     return np.asarray(powers > 1e-3 * np.median(some)) if some.size else np.zeros(len(powers), bool)
-
-
-def relative_error(error: Sequence[float] | Array, power: Sequence[float] | Array) -> float:
-    """The mean over samples of squared error by power; samples of little power count as if they had a tenth of it."""
-    e, p = np.asarray(error, np.float64), np.asarray(power, np.float64)
-    if not e.any():
-        return 0.0
-    return float((e / np.maximum(p + 0.1 * p.mean(), 1e-30)).mean())
-
-
-def sqnr_of(error: float, power: float) -> float:
-    """Signal to noise in decibels, from sums of squares."""
-    if error == 0:
-        return math.inf
-    return 10 * math.log10(power / error) if power > 0 else -math.inf
-
-
-def _square(values: Array) -> float:
-    flat = values.reshape(-1)
-    if flat.dtype.kind != "f":
-        flat = flat.astype(np.float64)
-    return float(np.einsum("i,i->", flat, flat, dtype=np.float64))
-
-
-def _sqnr(error: float, power: float) -> float:
-    if error == 0.0:
-        return math.inf
-    return 10.0 * math.log10(power / error) if power > 0 else -math.inf

@@ -1,0 +1,138 @@
+"""Run a quantized network on samples and compare its outputs with those of the float network.
+
+judge_outputs    runs a network beside known outputs, and judges every output by `quark.compare`
+compare_outputs  the same for a message that is about to be written: the verdict
+output_error     one figure that decides whether a refinement is kept
+open_judge       the user's measure of the float model, and with `judged` of the quantized one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.compare import OutputFidelity, OutputsMeter, batch_size_of, outputs_without_numbers
+from quark.compare.measures import relative_error_of, squared_sums
+from quark.measures import FunctionMeasure, Judge, Measure, MeasureResult
+from quark.measures.measure import check_count
+from quark.onnx.calibrate import FloatRunner
+from quark.onnx.data import Samples
+from quark.onnx.large_tensors import Message
+from quark.onnx.session import open_session, release_memory, running
+
+Array = NDArray[Any]
+Sample = Mapping[str, Any]
+Run = Callable[[Sample, list[str]], Mapping[str, Array]]  # the outputs of these names for a sample
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Outputs(Protocol):
+    """Outputs of all samples by number: a list, or a store on the disk."""
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Array]: ...
+
+
+def one_by_one(function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]) -> None:
+    """Compute for all items and hand on each result."""
+    for index, item in enumerate(items):
+        see(function(index, item))
+
+
+def session_run(session: Any, what: str = "the quantized model") -> Run:
+    """A session as a function from a sample to outputs; `what` is how errors call the model."""
+
+    def run(sample: Sample, names: list[str]) -> dict[str, Array]:
+        with running(what):
+            return dict(zip(names, session.run(names, dict(sample)), strict=True))
+
+    return run
+
+
+def judge_outputs(
+    run: Run,
+    samples: Iterable[Sample],
+    expected: Outputs,
+    left_out: Collection[str] = (),
+    in_order: Callable[..., None] = one_by_one,
+) -> tuple[OutputFidelity, ...]:
+    """Run a network on the samples and judge its outputs, in the order of the expected ones, without `left_out`.
+
+    `in_order` is `one_by_one` or a function like it that computes several samples at a time.
+    """
+    meter = OutputsMeter()
+
+    def compute(index: int, sample: Sample) -> tuple[Sample, Sample, int]:
+        reference = expected[index]
+        actual = run(sample, list(reference))
+        wanted = {name: array for name, array in reference.items() if name not in left_out}
+        return wanted, {name: actual[name] for name in wanted}, batch_size_of(sample)
+
+    in_order(compute, samples, lambda outputs: meter.add(*outputs))
+    return meter.result()
+
+
+def compare_outputs(
+    message: Message, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
+) -> tuple[OutputFidelity, ...]:
+    """Judge every output over all samples; outputs without numbers to compare with are left out."""
+    if not samples:
+        return ()
+    session = open_session(message.to_graph(), providers=tuple(providers))
+    outputs = judge_outputs(session_run(session), samples, expected, outputs_without_numbers(expected))
+    del session
+    release_memory()
+    return outputs
+
+
+def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -> list[dict[str, Any]]:
+    """Run the model as it is now on the held-out samples."""
+    with FloatRunner(model, providers=tuple(providers)) as runner:
+        return [runner.outputs(sample) for sample in samples.held_out]
+
+
+def output_error(
+    model: ir.Model,
+    samples: Sequence[Sample],
+    expected: Sequence[Mapping[str, Array]],
+    *,
+    has_integer_kernels: bool = True,
+) -> float:
+    """The squared difference over the squared float output, the mean over outputs and samples."""
+    session = open_session(model, has_integer_kernels=has_integer_kernels)
+    names = [each.name for each in session.get_outputs()]
+    run, total = session_run(session), 0.0
+    for sample, wanted in zip(samples, expected, strict=True):
+        for name, actual in run(sample, names).items():
+            if np.issubdtype(wanted[name].dtype, np.floating):
+                total += relative_error_of(*squared_sums(wanted[name], actual))
+    return total / max(1, len(samples) * len(names))
+
+
+def open_judge(measure: Measure, model: ir.Model, samples: Samples, providers: Sequence[str]) -> Judge | None:
+    """Take the user's measure of the float model, before anything is done to it.
+
+    Returns None if the measure needs samples and none are held out, because both models would not fit into memory.
+    """
+    if not samples.held_out and not isinstance(measure, FunctionMeasure):
+        return None
+    check_count(measure, sum(len(next(iter(sample.values()))) for sample in samples.held_out))
+    judge = Judge(measure, open_session(model, providers=tuple(providers)), samples.held_out)
+    release_memory()
+    return judge
+
+
+def judged(judge: Judge, message: Message, providers: Sequence[str]) -> MeasureResult:
+    """Take the user's measure of the quantized model."""
+    result = judge.judge(open_session(message.to_graph(), providers=tuple(providers)))
+    release_memory()
+    return result
+
+
+def unmeasured_remark(measure: Measure) -> str:
+    """The remark about a measure that `open_judge` could not take."""
+    return f"measure '{measure.name}' was not taken: it needs held-out samples, and there are none"
