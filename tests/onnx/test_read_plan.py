@@ -293,7 +293,7 @@ def test_onnx_runtimes_own_quantizer(tmp_path):
     """Its names are those that AMD Quark's quantizer, which is derived from it, writes."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-    class Feeds(CalibrationDataReader):
+    class Feeds(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             random = np.random.default_rng(0)
             self.feeds = iter([{"x": random.standard_normal((1, 3, 8, 8)).astype(np.float32)} for _ in range(3)])

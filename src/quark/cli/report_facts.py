@@ -1,4 +1,4 @@
-"""What the report says beyond the layers: accuracy on labelled data, speed, and what the NPU's rules find."""
+"""What the report shows besides layers: accuracy on labelled data, the user's measure, speed, and lint's findings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark.cli.calibration_option import Calibration
+from quark.cli.options import Calibration
 from quark.diagnosis import AccuracyFacts, Remark, SpeedFacts
-from quark.errors import InvalidValueError, ModelError
+from quark.errors import InvalidValueError
+from quark.evaluate import Network, compare, measure_speed, open_dataset
+from quark.inspect.lint import lint_npu_file
+from quark.measures import FunctionMeasure, Measure, MeasureResult
+from quark.onnx.data import open_samples
 
 if TYPE_CHECKING:
     from quark.evaluate import Dataset, Network
-    from quark.measures import Measure, MeasureResult
 
 ROUNDS = 4
 REPEATS_A_ROUND = 3
@@ -21,15 +24,14 @@ SECONDS_A_ROUND = 0.5
 
 @dataclass(frozen=True)
 class LabelledData:
-    """--data, --limit and --labels; images are read as those for calibration."""
+    """--data, --limit and --labels; images are read like those for calibration."""
 
     path: Path
     limit: int | None = None
     labels: Path | None = None
 
     def open(self, network: Network, preprocess: str) -> Dataset:
-        """The samples; data without labels is an error, since agreement with float is known without it."""
-        from quark.evaluate import open_dataset
+        """Open the samples. Raises an error for data without labels: agreement with float is measured without it."""
 
         data = open_dataset(self.path, network, preprocess, self.limit, self.labels)
         if not data.has_labels:
@@ -41,8 +43,7 @@ class LabelledData:
 
 
 def measured_accuracy(float_model: Path, model: Path, data: LabelledData, preprocess: str) -> AccuracyFacts:
-    """Both models on the same samples."""
-    from quark.evaluate import Network, compare
+    """Measure both models on the same samples."""
 
     networks = Network(float_model), Network(model)
     result = compare(*networks, data.open(networks[0], preprocess))
@@ -61,9 +62,6 @@ def measured_accuracy(float_model: Path, model: Path, data: LabelledData, prepro
 
 def measured_quality(float_model: Path, model: Path, measure: Measure, calibration: Calibration) -> MeasureResult:
     """Take the measure of both models; built-in ones on the samples that the models are compared on."""
-    from quark.evaluate import Network
-    from quark.measures import FunctionMeasure
-    from quark.onnx.data import open_samples
 
     networks = Network(float_model), Network(model)
     samples = []
@@ -75,9 +73,7 @@ def measured_quality(float_model: Path, model: Path, measure: Measure, calibrati
 
 
 def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> SpeedFacts:
-    """Both models on one sample, in turns: what disturbs the computer for a while then disturbs both."""
-    from quark.evaluate import Network, measure_speed
-    from quark.onnx.data import open_samples
+    """Time both models on one sample, in turns, so that whatever slows the computer down for a while affects both."""
 
     networks = Network(float_model), Network(model)
     data = None if calibration.path is None else str(calibration.path)
@@ -91,35 +87,13 @@ def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> 
 
 
 def lint_remarks(model: Path) -> tuple[Remark, ...] | None:
-    """What `quark lint` finds; None for a file in other numbers than the NPU's, which it has nothing to say about."""
-    from quark.onnx.lint import lint
+    """What `quark lint` finds; None for a file in other numbers than the NPU's, for which lint is not meant."""
 
-    if not _is_in_npu_numbers(model):
+    findings = lint_npu_file(model)
+    if findings is None:
         return None
+    names = [" ".join(dict.fromkeys(name for name in (each.node, each.tensor) if name)) for each in findings]
     return tuple(
-        Remark(
-            each.level.value,
-            each.rule,
-            " ".join(dict.fromkeys(name for name in (each.node, each.tensor) if name)),
-            each.message,
-            each.fix,
-        )
-        for each in lint(model)
-    )
-
-
-def _is_in_npu_numbers(model: Path) -> bool:
-    """True if 8-bit integers have power-of-two scales, one for each tensor; biases may be wider."""
-    from quark.onnx.lint.file_quantizers import position_of
-    from quark.onnx.plan_reader import read_plan
-    from quark.plan import AffineChoice, BlockChoice
-
-    try:
-        choices = [each.choice for each in read_plan(model)]
-    except ModelError:  # numbers that no plan has
-        return False
-    narrow = [each for each in choices if not isinstance(each, BlockChoice) and each.format in ("int8", "uint8")]
-    return bool(narrow) and all(
-        isinstance(each, AffineChoice) and len(each.scale) == 1 and position_of(each.scale[0]) is not None
-        for each in narrow
+        Remark(each.level.value, each.rule, name, each.message, each.fix)
+        for each, name in zip(findings, names, strict=True)
     )

@@ -1,4 +1,8 @@
-"""Read the quantization plan back from a quantized model: the inverse of `insert`.
+"""Read a quantized model: which tensors it quantizes, how, and who reads them. The inverse of `insert`.
+
+    read_plan         the plan that a model carries out
+    QuantizedGraph    the same with the nodes and values of the graph; inspect, lint, pack and diagnose start from it
+    is_quantizer ...  what a node is by its operator alone
 
     activations       QuantizeLinear with DequantizeLinear (ONNX's, com.microsoft's or Extended*), block operators,
                       Casts to float16 or bfloat16 and back, DynamicQuantizeLinear
@@ -25,10 +29,12 @@ derived, name codes, scales and zero points after them, so a name is known even 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,13 +42,14 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.decide.operators import OPERATORS, Kind, OperatorFacts
 from quark.errors import ModelError, QuarkError
 from quark.formats.catalog import FORMATS
 from quark.formats.spec import IntFormat
-from quark.onnx.choose.operators import Kind, facts
+from quark.onnx.file_graph import read_graph
 from quark.onnx.graph import attribute, graphs_in, input_value, is_constant, readers
-from quark.onnx.lint.read_graph import read_graph
-from quark.ops.constant_marks import CONSTANT_DOMAIN
+from quark.onnx.view import operator_facts
+from quark.ops.onnx_nodes import CONSTANT_DOMAIN
 from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, DOMAIN, MX_QUANTIZE_DEQUANTIZE, quantizer_of
 from quark.plan import (
     AffineChoice,
@@ -74,10 +81,11 @@ _FLOAT8 = {ir.DataType.FLOAT8E4M3FN: "fp8_e4m3", ir.DataType.FLOAT8E5M2: "fp8_e5
 _MOVING = ("Identity", "Pad", "Resize")  # besides those of which the table of operators says so
 _TRANSPOSE_A = r"Transpose_output(_\d+)?"  # what insert puts before the integer form of a Gemm with transA
 _WIDE_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+_DAMAGE = (QuarkError, TypeError, ValueError, LookupError, AttributeError)  # what a malformed node leads to
 
 
 @dataclass(frozen=True)
-class _CodeOperator:
+class CodeOperator:
     """An operator on codes: the inputs that are codes (scale and zero point follow each), the int32 bias, and the scale
     of the result (its zero point follows)."""
 
@@ -86,23 +94,91 @@ class _CodeOperator:
     bias: int | None = None
 
 
-_CODE_OPERATORS = {
-    "QLinearConv": _CodeOperator((0, 3), 6, bias=8),
-    "QLinearMatMul": _CodeOperator((0, 3), 6),
-    "QGemm": _CodeOperator((0, 3), 7, bias=6),
-    **dict.fromkeys(("QLinearAdd", "QLinearMul"), _CodeOperator((0, 3), 6)),
-    **dict.fromkeys(("QLinearAveragePool", "QLinearGlobalAveragePool"), _CodeOperator((0,), 3)),
-    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"), _CodeOperator((0,), 3)),
+CODE_OPERATORS = {
+    "QLinearConv": CodeOperator((0, 3), 6, bias=8),
+    "QLinearMatMul": CodeOperator((0, 3), 6),
+    "QGemm": CodeOperator((0, 3), 7, bias=6),
+    **dict.fromkeys(("QLinearAdd", "QLinearMul"), CodeOperator((0, 3), 6)),
+    **dict.fromkeys(("QLinearAveragePool", "QLinearGlobalAveragePool"), CodeOperator((0,), 3)),
+    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"), CodeOperator((0,), 3)),
 }
 
 
+def is_quantize(node: ir.Node | None) -> bool:
+    """True for QuantizeLinear of any domain, and ExtendedQuantizeLinear."""
+    return node is not None and node.op_type in QUANTIZE and node.domain in _LINEAR_DOMAINS
+
+
+def is_dequantize(node: ir.Node | None) -> bool:
+    """True for DequantizeLinear of any domain, and ExtendedDequantizeLinear."""
+    return node is not None and node.op_type in DEQUANTIZE and node.domain in _LINEAR_DOMAINS
+
+
+def is_on_codes(node: ir.Node | onnx.NodeProto) -> bool:
+    """True if the operator computes with codes instead of the numbers that they stand for."""
+    return node.op_type.startswith("QLinear") or node.op_type in (*INTEGER_PRODUCTS, "QGemm", "MatMulNBits")
+
+
+def is_quantizer(node: ir.Node | None) -> bool:
+    """True if the node is a quantizer or half of one."""
+    if node is None:
+        return False
+    if node.op_type in BLOCK:
+        return node.domain in (DOMAIN, CONSTANT_DOMAIN)
+    if node.op_type != "Cast":
+        return is_quantize(node) or is_dequantize(node) or node.op_type == DYNAMIC
+    source = input_value(node, 0)
+    first = None if source is None else source.producer()
+    is_second = first is not None and first.op_type == "Cast" and _cast_type(first) in _SHORT_FLOATS
+    return not node.domain and (is_second or _cast_type(node) in _SHORT_FLOATS)
+
+
+def is_quantizing(node: ir.Node) -> bool:
+    """True if the node is a quantizer, or computes with codes: models in float have no such node."""
+    return is_on_codes(node) or is_quantizer(node)
+
+
 @dataclass(frozen=True, eq=False)
-class _Quantized:
-    """What is known of a value that holds codes, or the numbers that they stand for."""
+class Quantizer:
+    """One quantizer of a file: a node that rounds a tensor, or that turns stored codes into numbers.
+
+    tensor         the name of the tensor in the float model
+    source         the value that is rounded, or the constant that the file stores
+    node           of two Casts the second; for codes that an operator on codes reads or computes, that operator
+    is_constant    True if the tensor is a constant, or computed from nothing but constants
+    dtype          the type of the codes, with their scale and zero point; None for formats that have none. A scale or
+                   zero point that is not a constant is None
+    """
 
     tensor: str
-    choice: Choice
+    source: ir.Value
+    node: ir.Node
     is_constant: bool
+    decide: Callable[[], Choice]
+    dtype: ir.DataType | None = None
+    scale: ir.Value | None = None
+    zero_point: ir.Value | None = None
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What a plan says of it; reads the scales on first use. Raises QuarkError if no plan can express it."""
+        try:
+            return self.decide()
+        except QuarkError:
+            raise
+        except _DAMAGE as error:
+            raise _damaged(self.node, error) from error
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the source is an initializer or a Constant, rather than computed, or unpacked from one."""
+        return is_held(self.source)
+
+    @property
+    def scale_count(self) -> int:
+        """The number of scales, known without reading them; 0 if they are computed at run time."""
+        tensor = stored_tensor(self.scale)
+        return 0 if tensor is None else int(tensor.size)
 
 
 def read_plan(source: str | os.PathLike[str] | onnx.ModelProto | bytes | ir.Model) -> QuantizationPlan:
@@ -111,24 +187,30 @@ def read_plan(source: str | os.PathLike[str] | onnx.ModelProto | bytes | ir.Mode
     `source` is a file, a model, or its bytes. Raises ModelError if it is not an ONNX model, or if a quantizer in it
     does something that a plan cannot express, such as float8 with a scale for each channel.
     """
-    model = source if isinstance(source, ir.Model) else read_graph(source)
-    reading = _Reading(model)
-    for node in _all_nodes(model.graph):
-        reading.read(node)
-    reading.read_outputs(model.graph)
-    return QuantizationPlan(reading.tensors(), tuple(reading.skipped()))
+    return QuantizedGraph(source if isinstance(source, ir.Model) else read_graph(source)).plan()
 
 
-class _Reading:
-    """Nodes are read in the order of the graph, so what they read is known already."""
+class QuantizedGraph:
+    """A graph, and what is quantized in it. The graph must be in order; it is not changed.
+
+    Numbers are read when they are asked for, so a graph whose weights were left out can be looked at too. Nodes that
+    cannot be read are skipped; `plan` raises an error for the first of them.
+
+    quantizers    by their node, in the order of the graph. Each half of a pair is a quantizer; of operators on codes
+                  only MatMulNBits is one
+    fixed         values that are computed from nothing but constants
+    """
 
     def __init__(self, model: ir.Model) -> None:
-        self._numbers: dict[ir.Value, _Quantized] = {}  # values that are dequantized
-        self._codes: dict[ir.Value, _Quantized] = {}  # values that are codes
-        self._rows: dict[tuple[_Quantized, Role], list[Reader]] = {}  # a choice may be large: it is hashed once
+        self.quantizers: dict[ir.Node, Quantizer] = {}
+        self.fixed = _fixed_values(model.graph)
+        self._numbers: dict[ir.Value, Quantizer] = {}  # values that are dequantized
+        self._codes: dict[ir.Value, Quantizer] = {}  # values that are codes
+        self._factors: dict[tuple[ir.Node, int], Quantizer] = {}  # codes that operators on codes read
+        self._rows: dict[tuple[Quantizer, Role], list[Reader]] = {}
         self._layers: list[ir.Node] = []
-        self._fixed = _fixed_values(model.graph)
-        self._inner = _unpacking_nodes(model.graph, self._fixed)
+        self._problems: list[ModelError] = []
+        self._inner = _unpacking_nodes(model.graph, self.fixed)
         self._values = {
             str(value.name): value
             for graph in model.graphs()
@@ -143,57 +225,79 @@ class _Reading:
             "Cast": self._cast,
             "MatMulNBits": self._matmul_nbits,
             "QLinearConcat": self._code_concat,
-            **dict.fromkeys(_CODE_OPERATORS, self._code_operator),
+            **dict.fromkeys(CODE_OPERATORS, self._code_operator),
         }
-
-    def read(self, node: ir.Node) -> None:
-        """Note what the node does to its input, and which quantized numbers it reads."""
-        try:
-            self._read(node)
-        except ModelError:
-            raise
-        except (QuarkError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise ModelError(f"node '{_name(node)}' ({node.op_type}) is damaged: {error}") from error
-
-    def _read(self, node: ir.Node) -> None:
-        if id(node) in self._inner:
-            return
-        for index, value in enumerate(node.inputs):
-            if value in self._numbers:
-                self._add(self._numbers[value], Reader(_name(node), index), node)
-        rule = self._rules.get(node.op_type)
-        if (rule is None or not rule(node)) and not self._moved_codes(node):
-            known = facts(node) if node.domain in ("", "ai.onnx") else None
-            if known is not None and known.kind is Kind.COMPUTE:
-                self._layers.append(node)
-
-    def read_outputs(self, graph: ir.Graph) -> None:
-        """Note the outputs of the graph that are quantized."""
-        for index, value in enumerate(graph.outputs):
+        for node in _all_nodes(model.graph):
+            if id(node) not in self._inner:
+                self._read(node)
+        for index, value in enumerate(model.graph.outputs):
             if value in self._numbers:
                 self._add(self._numbers[value], Reader("", index), None)
 
-    def tensors(self) -> tuple[TensorChoice, ...]:
-        """One row for all readers that see a tensor the same way, however many quantizers it has for them."""
-        merged: dict[tuple[str, Role, Choice], list[Reader]] = {}
-        for (quantized, role), found in self._rows.items():
-            merged.setdefault((quantized.tensor, role, quantized.choice), []).extend(found)
-        return tuple(TensorChoice(*key, tuple(found)) for key, found in merged.items())
+    def of(self, value: ir.Value | None) -> Quantizer | None:
+        """The quantizer whose result the value is, or None if the value is not quantized."""
+        return None if value is None else self._numbers.get(value)
 
-    def skipped(self) -> Iterator[SkippedNode]:
+    def factor(self, node: ir.Node, index: int) -> Quantizer | None:
+        """The quantizer of the codes that an operator on codes reads as input number `index`."""
+        return self._factors.get((node, index))
+
+    def is_fixed(self, value: ir.Value | None) -> bool:
+        """True if the value is a constant or computed from nothing but constants."""
+        return value is not None and (value in self.fixed or is_constant(value))
+
+    def role(self, quantizer: Quantizer) -> Role:
+        """What the tensor is to its readers. A constant is a bias only if nothing reads it as a weight."""
+        if not quantizer.is_constant:
+            return Role.ACTIVATION
+        is_bias = (quantizer, Role.BIAS) in self._rows and (quantizer, Role.WEIGHT) not in self._rows
+        return Role.BIAS if is_bias else Role.WEIGHT
+
+    def plan(self) -> QuantizationPlan:
+        """The plan, one row for all readers that see a tensor the same way, however many quantizers it has for them."""
+        if self._problems:
+            raise self._problems[0]
+        merged: dict[tuple[str, Role, Choice], list[Reader]] = {}
+        for (quantizer, role), found in self._rows.items():
+            try:
+                choice = quantizer.choice
+            except ModelError:
+                raise
+            except QuarkError as error:
+                raise _damaged(quantizer.node, error) from error
+            merged.setdefault((quantizer.tensor, role, choice), []).extend(found)
+        rows = tuple(TensorChoice(*key, tuple(found)) for key, found in merged.items())
+        return QuantizationPlan(rows, tuple(self._skipped()))
+
+    def _skipped(self) -> Iterator[SkippedNode]:
         for node in self._layers:
             quantized = [index for index, value in enumerate(node.inputs) if value in self._numbers]
             if not quantized:
                 yield SkippedNode(_name(node), node.op_type, ALL_IN_FLOAT)
-            elif 1 not in quantized and _is_held(input_value(node, 1)):
+            elif 1 not in quantized and is_held(input_value(node, 1)):
                 yield SkippedNode(_name(node), node.op_type, WEIGHT_IN_FLOAT)
 
-    def _add(self, quantized: _Quantized, reader: Reader, node: ir.Node | None) -> None:
+    def _read(self, node: ir.Node) -> None:
+        """Note what the node does to its input, and which quantized numbers it reads."""
+        for index, value in enumerate(node.inputs):
+            if value in self._numbers:
+                self._add(self._numbers[value], Reader(_name(node), index), node)
+        rule = self._rules.get(node.op_type)
+        try:
+            is_read = (rule is not None and rule(node)) or self._moved_codes(node)
+        except _DAMAGE as error:
+            self._problems.append(error if isinstance(error, ModelError) else _damaged(node, error))
+            return
+        known = _standard(node)
+        if not is_read and known is not None and known.kind is Kind.COMPUTE:
+            self._layers.append(node)
+
+    def _add(self, quantizer: Quantizer, reader: Reader, node: ir.Node | None) -> None:
         role = Role.ACTIVATION
-        if quantized.is_constant:
-            known = None if node is None else facts(node)
+        if quantizer.is_constant:
+            known = None if node is None else _standard(node)
             role = Role.BIAS if known is not None and reader.index == known.bias else Role.WEIGHT
-        self._rows.setdefault((quantized, role), []).append(reader)
+        self._rows.setdefault((quantizer, role), []).append(reader)
 
     # The rules. Each returns False if the node is not what its name suggests.
 
@@ -205,27 +309,29 @@ class _Reading:
         widened = source.producer()
         if widened is not None and widened.op_type == "Cast" and _stem(widened.name, "wide"):  # float16 data
             hint, source = _stem(widened.name, "wide"), widened.inputs[0] or source
-        tensor = self._tensor(source, hint)
-        self._codes[node.outputs[0]] = _Quantized(tensor, _linear_choice(node, None), _is_held(source))
+        quantizer = _linear(node, self._tensor(source, hint), source, is_held(source), None)
+        self.quantizers[node] = self._codes[node.outputs[0]] = quantizer
         return True
 
     def _dequantize(self, node: ir.Node) -> bool:
         codes = input_value(node, 0)
         if node.domain not in _LINEAR_DOMAINS or codes is None:
             return False
-        quantized = self._codes.get(codes)
-        if quantized is None:
-            is_fixed = codes in self._fixed or _is_held(codes)
-            choice = _linear_choice(node, codes)
-            if isinstance(choice, DynamicChoice) and is_fixed:
-                return True  # a weight that is unpacked with a scale of its own
-            quantized = _Quantized(_stem(codes.name, "quantized") or str(codes.name), choice, is_fixed)
+        before = self._codes.get(codes)
+        if before is None:
+            is_fixed = codes in self.fixed or is_held(codes)
+            own = _linear(node, _stem(codes.name, "quantized") or str(codes.name), codes, is_fixed, codes)
+        else:
+            own = _linear(node, before.tensor, before.source, before.is_constant, codes)
+        self.quantizers[node] = own
+        if before is None and own.is_constant and own.scale is None:
+            return True  # a weight that is unpacked with a scale of its own
         result = node.outputs[0]
         narrow = _lone_reader(result)
         if narrow is not None and _cast_type(narrow) is ir.DataType.FLOAT16 and _stem(narrow.name, "narrow"):
             self._inner.add(id(narrow))  # float16 data
             result = narrow.outputs[0]
-        self._numbers[result] = quantized
+        self._numbers[result] = before or own
         return True
 
     def _block(self, node: ir.Node) -> bool:
@@ -233,14 +339,19 @@ class _Reading:
         if node.domain not in (DOMAIN, CONSTANT_DOMAIN) or source is None:
             return False
         attributes = {key: attr.value for key, attr in node.attributes.items()}
-        choice = BlockChoice(*quantizer_of(node.op_type, attributes))
+
+        def decide() -> BlockChoice:
+            return BlockChoice(*quantizer_of(node.op_type, attributes))
+
         hint = _stem(node.name, node.op_type)
         if node.domain == DOMAIN:
-            quantized = _Quantized(self._tensor(source, hint), choice, _is_held(source))
+            tensor, is_constant = self._tensor(source, hint), is_held(source)
         else:
-            stored = str(source.name) if _is_held(source) or hint is None else hint
-            quantized = _Quantized(_stem(stored, choice.format) or stored, choice, is_constant=True)
-        self._numbers[node.outputs[0]] = quantized
+            tensor, is_constant = str(source.name) if is_held(source) or hint is None else hint, True
+            with contextlib.suppress(QuarkError, TypeError, ValueError):  # plan() says what is wrong with it
+                tensor = _stem(tensor, decide().format) or tensor
+        quantizer = Quantizer(tensor, source, node, is_constant, decide)
+        self.quantizers[node] = self._numbers[node.outputs[0]] = quantizer
         return True
 
     def _cast(self, node: ir.Node) -> bool:
@@ -248,13 +359,12 @@ class _Reading:
         source = input_value(node, 0)
         if source is None or node.domain or _cast_type(node) not in _WIDE_FLOATS:
             return False
-        if _is_held(source):
+        if is_held(source):
             name = _SHORT_FLOATS.get(_dtype(source) or ir.DataType.UNDEFINED)
             original = None if name is None else _stem(source.name, name)
             if name is None or (original is None and _cast_type(node) is _dtype(source)):
                 return False  # a float16 model with float16 weights has such a Cast too, with the name that says so
-            tensor = original or str(source.name)
-            self._numbers[node.outputs[0]] = _Quantized(tensor, FloatChoice(name), is_constant=True)
+            self._note_float(node, original or str(source.name), source, FloatChoice(name))
             return True
         first = source.producer()
         if first is None or first.op_type != "Cast" or first.domain or _cast_type(first) not in _SHORT_FLOATS:
@@ -271,9 +381,12 @@ class _Reading:
         )
         if clip is not None and is_clipped:
             before = clip.inputs[0] or before
-        choice = FloatChoice(name, is_saturating=is_clipped)
-        self._numbers[node.outputs[0]] = _Quantized(self._tensor(before, hint), choice, _is_held(before))
+        self._note_float(node, self._tensor(before, hint), before, FloatChoice(name, is_saturating=is_clipped))
         return True
+
+    def _note_float(self, node: ir.Node, tensor: str, source: ir.Value, choice: FloatChoice) -> None:
+        quantizer = Quantizer(tensor, source, node, is_held(source), lambda: choice)
+        self.quantizers[node] = self._numbers[node.outputs[0]] = quantizer
 
     def _dynamic(self, node: ir.Node) -> bool:
         source = input_value(node, 0)
@@ -285,8 +398,9 @@ class _Reading:
             before = source.producer()
         if before is not None and before.op_type == "Transpose" and re.fullmatch(_TRANSPOSE_A, f"{source.name}"):
             hint, source = None, before.inputs[0] or source
-        quantized = _Quantized(self._tensor(source, hint), DynamicChoice("uint8"), is_constant=False)
-        self._codes[node.outputs[0]] = quantized
+        tensor, dtype = self._tensor(source, hint), ir.DataType.UINT8
+        quantizer = Quantizer(tensor, source, node, False, lambda: DynamicChoice("uint8"), dtype)
+        self.quantizers[node] = self._codes[node.outputs[0]] = quantizer
         return True
 
     def _integer_product(self, node: ir.Node) -> bool:
@@ -295,83 +409,82 @@ class _Reading:
         if data is not None:
             self._add(data, Reader(name, 0), None)
         scale = _product_scale(node)
-        if weight is None or scale is None or not _is_held(weight):
+        if weight is None or scale is None or not is_held(weight):
             return True
-        axis = None if scale.ndim == 0 else 0 if node.op_type == "ConvInteger" else 1
-        zero_point = _array(input_value(node, 3))
-        choice = _affine(node, _dtype(weight), scale, zero_point, axis)
+
+        def decide() -> AffineChoice:
+            numbers = _array(scale)
+            axis = None if numbers.ndim == 0 else 0 if node.op_type == "ConvInteger" else 1
+            return _affine(node, _dtype(weight), numbers, _optional_array(input_value(node, 3)), axis)
+
         tensor = _stem(weight.name, "quantized") or str(weight.name)
-        self._add(_Quantized(tensor, choice, is_constant=True), Reader(name, 1), None)
+        self._add(Quantizer(tensor, weight, node, True, decide, _dtype(weight), scale), Reader(name, 1), None)
         return True
 
     def _matmul_nbits(self, node: ir.Node) -> bool:
-        weight, scale = input_value(node, 1), _array(input_value(node, 2))
-        if weight is None or scale is None:
+        weight, scale = input_value(node, 1), input_value(node, 2)
+        if weight is None or not is_held(scale):
             return True
-        bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 0))
-        columns = int(attribute(node, "N", 0))
-        if bits not in (2, 4, 8) or columns < 1 or size < 1 or scale.size % columns:
-            raise ModelError(f"node '{_name(node)}' (MatMulNBits): its attributes contradict its scales")
-        packed = _array(input_value(node, 3))
-        format, zero_points = f"int{bits}", np.zeros(scale.size, np.int64)
-        if packed is not None and packed.dtype == np.uint8:
-            codes = packed.reshape(columns, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
-            codes = (codes & np.uint8((1 << bits) - 1)).reshape(columns, -1)[:, : scale.size // columns]
-            format, zero_points = f"uint{bits}", codes.astype(np.int64).T.ravel()
-        scales = scale.reshape(columns, -1).T.ravel()
-        choice = AffineChoice(format, tuple(scales.tolist()), tuple(zero_points.tolist()), 0, size)
         tensor = _stem(weight.name, "packed") or str(weight.name)
-        self._add(
-            _Quantized(tensor, choice, is_constant=True), Reader(_stem(node.name, "nbits") or _name(node), 1), None
-        )
+        quantizer = Quantizer(tensor, weight, node, True, lambda: _nbits_choice(node), None, scale)
+        self.quantizers[node] = quantizer
+        self._add(quantizer, Reader(_stem(node.name, "nbits") or _name(node), 1), None)
         return True
 
     def _code_operator(self, node: ir.Node) -> bool:
-        if node.domain not in _LINEAR_DOMAINS[:2] or node.op_type not in _CODE_OPERATORS:
+        if node.domain not in _LINEAR_DOMAINS[:2]:
             return False
-        form = _CODE_OPERATORS[node.op_type]
-        name = _layer(node)
-        factors = (self._code_factor(node, position, Reader(name, i)) for i, position in enumerate(form.factors))
-        scales = [scale for scale in factors if scale is not None]
+        form, name = CODE_OPERATORS[node.op_type], _layer(node)
+        for index, position in enumerate(form.factors):
+            self._code_factor(node, position, Reader(name, index))
         bias = None if form.bias is None else input_value(node, form.bias)
-        if bias is not None and len(scales) == len(form.factors):
-            product = np.asarray(np.float32(attribute(node, "alpha", 1.0)) * scales[0] * scales[1])
-            choice = _affine(node, ir.DataType.INT32, product, None, 0 if product.ndim else None)
-            tensor = _stem(bias.name, "quantized") or str(bias.name)
-            self._rows[_Quantized(tensor, choice, is_constant=True), Role.BIAS] = [Reader(name, 2)]
+        scales = [input_value(node, position + 1) for position in form.factors]
+        if bias is not None and all(is_held(scale) for scale in scales):
+
+            def decide() -> AffineChoice:
+                product = np.float32(attribute(node, "alpha", 1.0)) * _array(scales[0]) * _array(scales[1])
+                return _affine(node, ir.DataType.INT32, product, None, 0 if product.ndim else None)
+
+            quantizer = Quantizer(_stem(bias.name, "quantized") or str(bias.name), bias, node, True, decide)
+            self._rows[quantizer, Role.BIAS] = [Reader(name, 2)]
         self._code_result(node, form.result)
         return True
 
     def _code_concat(self, node: ir.Node) -> bool:
-        name = _layer(node)
         for index, position in enumerate(range(2, len(node.inputs), 3)):
-            self._code_factor(node, position, Reader(name, index))
+            self._code_factor(node, position, Reader(_layer(node), index))
         self._code_result(node, 0)
         return True
 
-    def _code_factor(self, node: ir.Node, position: int, reader: Reader) -> Array | None:
-        """Note that the node reads these codes; their scales."""
-        codes, scale = input_value(node, position), _array(input_value(node, position + 1))
-        if codes is None:
-            return scale
-        quantized = self._codes.get(codes)
-        if quantized is None and scale is not None:
-            zero_point = _array(input_value(node, position + 2))
-            axis = None
-            if scale.ndim:  # of output channels
-                axis = 0 if node.op_type == "QLinearConv" or attribute(node, "transB", 0) else 1
-            choice = _affine(node, _dtype(codes), scale, zero_point, axis)
-            quantized = _Quantized(_stem(codes.name, "quantized") or str(codes.name), choice, _is_held(codes))
-        if quantized is not None:
-            self._add(quantized, reader, None)
-        return scale
+    def _code_factor(self, node: ir.Node, position: int, reader: Reader) -> None:
+        """Note that the node reads these codes."""
+        codes, scale = input_value(node, position), input_value(node, position + 1)
+        quantizer = None if codes is None else self._codes.get(codes)
+        if codes is not None and quantizer is None and is_held(scale):
+
+            def decide() -> AffineChoice:
+                axis, numbers = None, _array(scale)
+                if numbers.ndim:  # of output channels
+                    axis = 0 if node.op_type == "QLinearConv" or attribute(node, "transB", 0) else 1
+                return _affine(node, _dtype(codes), numbers, _optional_array(input_value(node, position + 2)), axis)
+
+            tensor = _stem(codes.name, "quantized") or str(codes.name)
+            zero_point = input_value(node, position + 2)
+            quantizer = Quantizer(tensor, codes, node, is_held(codes), decide, _dtype(codes), scale, zero_point)
+        if quantizer is not None:
+            self._factors[node, position] = quantizer
+            self._add(quantizer, reader, None)
 
     def _code_result(self, node: ir.Node, position: int) -> None:
-        scale, zero_point = _array(input_value(node, position)), _array(input_value(node, position + 1))
-        if scale is not None and zero_point is not None:
-            choice = _affine(node, _dtype(input_value(node, position + 1)), scale, zero_point, None)
-            tensor = _hint(node, position) or str(node.outputs[0].name)
-            self._codes[node.outputs[0]] = _Quantized(tensor, choice, is_constant=False)
+        scale, zero_point = input_value(node, position), input_value(node, position + 1)
+        if is_held(scale) and is_held(zero_point):
+            result, dtype = node.outputs[0], _dtype(zero_point)
+
+            def decide() -> AffineChoice:
+                return _affine(node, dtype, _array(scale), _array(zero_point), None)
+
+            tensor = _hint(node, position) or str(result.name)
+            self._codes[result] = Quantizer(tensor, result, node, False, decide, dtype, scale, zero_point)
 
     def _moved_codes(self, node: ir.Node) -> bool:
         """A node of the standard that reads codes: those that a Reshape, MaxPool, Relu ... moves keep their scale."""
@@ -379,19 +492,21 @@ class _Reading:
         if not read or node.domain:
             return bool(read)
         name, maker = _layer(node), read[0][1].producer()
-        quantized = self._codes[read[0][1]]
+        quantizer = self._codes[read[0][1]]
         if maker is not None and _layer(maker) == name != _name(maker):  # the Relu of a layer, after the layer
-            self._codes[node.outputs[0]] = quantized
+            self._codes[node.outputs[0]] = quantizer
             return True
         for index, value in read:
             self._add(self._codes[value], Reader(name, index), node)
-        known = facts(node)
+        known = operator_facts(node)
         is_moving = node.op_type in _MOVING or (known is not None and known.kind in (Kind.PASS, Kind.ACTIVATION))
         for result in node.outputs if is_moving else ():
             # who reads the codes next may still have the scale that was named after the tensor
             hints = (_hint(reader, index + 1) for reader, index in readers(result))
             tensor = next((hint for hint in hints if hint is not None and hint not in self._values), str(result.name))
-            self._codes[result] = _Quantized(tensor, quantized.choice, quantized.is_constant)
+            self._codes[result] = replace(
+                quantizer, tensor=tensor, source=result, node=node, decide=lambda: quantizer.choice
+            )
         return True
 
     def _tensor(self, source: ir.Value, hint: str | None) -> str:
@@ -409,23 +524,45 @@ class _Reading:
         return hint if is_renamed and holder.is_graph_output() else name
 
 
-def _linear_choice(node: ir.Node, codes: ir.Value | None) -> Choice:
-    """What QuantizeLinear or DequantizeLinear does."""
-    zero_point = input_value(node, 2)
+def _linear(node: ir.Node, tensor: str, source: ir.Value, is_fixed: bool, codes: ir.Value | None) -> Quantizer:
+    """What QuantizeLinear or DequantizeLinear does. A type that nothing says is uint8."""
+    scale, zero_point = input_value(node, 1), input_value(node, 2)
     dtype = _dtype(zero_point) or _dtype(codes) or ir.DataType(int(attribute(node, "output_dtype", 0)) or 2)
-    scale = _array(input_value(node, 1))
-    if scale is None:
-        return DynamicChoice(dtype.name.lower())
-    name = _SHORT_FLOATS.get(dtype) or _FLOAT8.get(dtype)
-    if name is not None:
-        if scale.size != 1:
-            raise ModelError(f"node '{_name(node)}' ({node.op_type}): {name} with {scale.size} scales fits no plan")
-        return FloatChoice(name, scale=float(scale.reshape(())))
-    axis = None
-    if scale.size > 1 or (scale.ndim and "axis" in node.attributes):
-        axis = int(attribute(node, "axis", 0 if node.domain == DOMAIN else 1))
-    size = int(attribute(node, "block_size", 0)) or None
-    return _affine(node, dtype, scale, _array(zero_point), axis, size)
+
+    def decide() -> Choice:
+        if not is_held(scale):
+            return DynamicChoice(dtype.name.lower())
+        numbers, name = _array(scale), _SHORT_FLOATS.get(dtype) or _FLOAT8.get(dtype)
+        if name is not None:
+            if numbers.size != 1:
+                raise ModelError(
+                    f"node '{_name(node)}' ({node.op_type}): {name} with {numbers.size} scales fits no plan"
+                )
+            return FloatChoice(name, scale=float(numbers.reshape(())))
+        axis = None
+        if numbers.size > 1 or (numbers.ndim and "axis" in node.attributes):
+            axis = int(attribute(node, "axis", 0 if node.domain == DOMAIN else 1))
+        size = int(attribute(node, "block_size", 0)) or None
+        return _affine(node, dtype, numbers, _optional_array(zero_point), axis, size)
+
+    held = (value if is_held(value) else None for value in (scale, zero_point))
+    return Quantizer(tensor, source, node, is_fixed, decide, dtype, *held)
+
+
+def _nbits_choice(node: ir.Node) -> AffineChoice:
+    """What MatMulNBits does to its weight."""
+    scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
+    bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 0))
+    columns = int(attribute(node, "N", 0))
+    if bits not in (2, 4, 8) or columns < 1 or size < 1 or scale.size % columns:
+        raise ModelError(f"node '{_name(node)}' (MatMulNBits): its attributes contradict its scales")
+    format, zero_points = f"int{bits}", np.zeros(scale.size, np.int64)
+    if packed is not None and packed.dtype == np.uint8:
+        codes = packed.reshape(columns, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
+        codes = (codes & np.uint8((1 << bits) - 1)).reshape(columns, -1)[:, : scale.size // columns]
+        format, zero_points = f"uint{bits}", codes.astype(np.int64).T.ravel()
+    scales = scale.reshape(columns, -1).T.ravel()
+    return AffineChoice(format, tuple(scales.tolist()), tuple(zero_points.tolist()), 0, size)
 
 
 def _affine(
@@ -449,7 +586,7 @@ def _affine(
     return AffineChoice(format, tuple(scales), tuple(zeros), axis, None if axis is None else group_size)
 
 
-def _product_scale(node: ir.Node) -> Array | None:
+def _product_scale(node: ir.Node) -> ir.Value | None:
     """The scale of the weight of ConvInteger or MatMulInteger: Cast, then Mul with a product that it is a factor of."""
     cast = _lone_reader(node.outputs[0])
     scaled = _lone_reader(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
@@ -459,7 +596,12 @@ def _product_scale(node: ir.Node) -> Array | None:
     product = None if factor is None else factor.producer()
     if product is None or product.op_type != "Mul":
         return None
-    return next((array for value in product.inputs if (array := _array(value)) is not None), None)
+    return next((value for value in product.inputs if is_held(value)), None)
+
+
+def _standard(node: ir.Node) -> OperatorFacts | None:
+    """What the table of operators says of a standard operator."""
+    return OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
 
 def _lone_reader(value: ir.Value) -> ir.Node | None:
@@ -473,7 +615,7 @@ def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
     for node in _all_nodes(graph):
         is_plain = node.inputs and not node.op_type.startswith("Random")
         is_plain = is_plain and not any(graphs_in(attr) for attr in node.attributes.values())
-        if is_plain and all(value is None or value in found or _is_held(value) for value in node.inputs):
+        if is_plain and all(value is None or value in found or is_held(value) for value in node.inputs):
             found.update(node.outputs)
     return found
 
@@ -501,7 +643,7 @@ def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
                 yield from _all_nodes(inner)
 
 
-def _is_held(value: ir.Value | None) -> bool:
+def is_held(value: ir.Value | None) -> bool:
     """True if the value is an initializer or a Constant."""
     if value is None:
         return False
@@ -509,25 +651,34 @@ def _is_held(value: ir.Value | None) -> bool:
     return is_constant(value) or (maker is not None and maker.op_type == "Constant" and not maker.domain)
 
 
-def _stored(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """What an initializer or a Constant holds."""
-    maker = None if value is None or not _is_held(value) else value.producer()
-    if maker is None:
-        return None if value is None else value.const_value
-    tensor: ir.TensorProtocol | None = attribute(maker, "value")
+def stored_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """What an initializer or a Constant holds; None for other values."""
+    if value is None or not is_held(value):
+        return None
+    maker = value.producer()
+    tensor: ir.TensorProtocol | None = value.const_value if maker is None else attribute(maker, "value")
     return tensor
 
 
-def _array(value: ir.Value | None) -> Array | None:
+def _optional_array(value: ir.Value | None) -> Array | None:
     """The numbers of a constant."""
-    tensor = _stored(value) if _is_held(value) else None
+    tensor = stored_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def _array(value: ir.Value | None) -> Array:
+    array = _optional_array(value)
+    if array is None:
+        raise ModelError(f"'{None if value is None else value.name}' is not a constant")
+    return array
 
 
 def _dtype(value: ir.Value | None) -> ir.DataType | None:
     """The type of what is stored, rather than what is declared."""
-    tensor = _stored(value)
-    return tensor.dtype if tensor is not None else None if value is None else value.dtype
+    if value is None:
+        return None
+    tensor = stored_tensor(value) or value.const_value
+    return value.dtype if tensor is None else tensor.dtype
 
 
 def _cast_type(node: ir.Node) -> ir.DataType:
@@ -536,6 +687,10 @@ def _cast_type(node: ir.Node) -> ir.DataType:
 
 
 _DATA_TYPES: Sequence[int] = [each.value for each in ir.DataType]
+
+
+def _damaged(node: ir.Node, error: Exception) -> ModelError:
+    return ModelError(f"node '{_name(node)}' ({node.op_type}) is damaged: {error}")
 
 
 def _name(node: ir.Node) -> str:

@@ -6,8 +6,8 @@ import pytest
 from packed_models import SHAPES, initializers, marked_model, outputs_of
 
 from quark.formats.catalog import BLOCK_FORMATS
+from quark.onnx.file_graph import read_message
 from quark.onnx.pack import pack_message, pack_model, unpack_message, unpack_model
-from quark.onnx.pack.source import read_message
 
 PROFILES = ("portable", "custom")
 

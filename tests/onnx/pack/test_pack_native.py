@@ -1,5 +1,7 @@
 """The native profile, by ONNX's own reference evaluator: the numbers of the unpacked file."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -40,7 +42,7 @@ def test_native_is_exact_and_comes_back(tmp_path, fmt, kind, opset):
     assert types == {kind, "FLOAT8E8M0"}
     assert model.opset_import[0].version == opset
     names = [info.name for info in model.graph.output]
-    found = reference.ReferenceEvaluator(model).run(names, {"x": np.array(-0.0, np.float32)})
+    found: Any = reference.ReferenceEvaluator(model).run(names, {"x": np.array(-0.0, np.float32)})
     for name, value in outputs_of(source).items():
         assert found[names.index(name)].tobytes() == value.tobytes(), name
     unpack_model(packed, back)

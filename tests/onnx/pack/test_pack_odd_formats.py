@@ -8,7 +8,7 @@ from packed_models import model_of, outputs_of
 
 from quark.formats.quantize import quantize_dequantize
 from quark.onnx.pack import pack_model, unpack_model
-from quark.ops.constant_marks import CONSTANT_DOMAIN
+from quark.ops.onnx_nodes import CONSTANT_DOMAIN
 from quark.ops.schema import quantizer_of
 
 BFP = "BFPQuantizeDequantize"

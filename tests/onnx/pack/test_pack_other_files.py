@@ -10,9 +10,9 @@ from packed_models import initializers, mark, marked_model, model_of, outputs_of
 
 from quark.errors import ModelError, UnknownNameError
 from quark.onnx import get_library_path
+from quark.onnx.file_graph import read_message
 from quark.onnx.pack import pack_message, pack_model, unpack_model
-from quark.onnx.pack.record import KEY
-from quark.onnx.pack.source import read_message
+from quark.onnx.pack.editing import KEY
 from quark.ops.schema import DOMAIN
 
 RANDOM = np.random.default_rng(3)

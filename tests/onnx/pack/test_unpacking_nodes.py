@@ -5,7 +5,7 @@ import pytest
 from onnx import shape_inference
 from packed_models import marked_model
 
-from quark.onnx.message import Message
+from quark.onnx.large_tensors import Message
 from quark.onnx.pack import pack_message
 
 SHAPE = (16, 64, 3, 3)

@@ -1,11 +1,11 @@
-"""The numbers of a weight that a block format has rounded already, as codes, exactly.
+"""Encode a weight that is already rounded to a block format as codes, exactly; and codes in whole bytes.
 
-The scale that a number was rounded with is not known any more, and need not be: on every grid of ours, halving the
-scale keeps all numbers that stay in range. So each block gets the smallest scale at which its largest number fits,
-and each sub-block the finest unit. What the codes stand for is compared with the weight, byte by byte; whatever the
-rule and the rounding were, a weight that is in the format comes back, and one that is not is refused.
+The scales that numbers were rounded with are no longer known, and not needed: on each of our grids, halving the scale
+keeps all numbers that stay in range. So each block gets the smallest scale at which its largest number fits, and each
+sub-block the finest unit. The result is compared with the weight byte by byte. A weight in the format is restored
+exactly, whatever the scale rule and the rounding were, and any other weight is refused.
 
-A tensor is seen as [outer, length, inner], the blocks along the middle; a last block may be short.
+Tensors are viewed as [outer, length, inner], with the blocks along the middle; the last block may be short.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.formats.element_codes import decode_elements, encode_elements
+from quark.formats.packing import decode_elements, encode_elements
 from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat, ElementFormat, IntFormat
 from quark.onnx.large_tensors import pieces
 
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
 MAX_CODE_BITS = 8
-# 2^(byte - 127) for every byte; the last one is 2^128 and never used: the smallest scale of a finite number is lower
+# 2^(byte - 127) for every byte; the last one would be 2^128, which no finite number needs
 POWERS = np.ldexp(np.float32(1), np.clip(np.arange(256) + SCALE_MIN_EXPONENT, None, 127)).astype(np.float32)
 
 
@@ -38,12 +38,12 @@ class Geometry:
     shape: tuple[int, ...]
     axis: int
     size: int  # of a block, at most the length of its axis
-    sub_size: int = 0  # of a sub-block; 0 where a block has none, or no more than one
+    sub_size: int = 0  # of a sub-block; 0 if a block has at most one
     shift_bits: int = 0  # of a microexponent as it is stored: a divisor of 8, or 0
 
     @classmethod
     def of(cls, fmt: BlockFormat, shape: tuple[int, ...], axis: int) -> Geometry:
-        """As the operators have it: for tensors of rank 1 the axis is ignored."""
+        """The geometry that the operators use: for tensors of rank 1 the axis is ignored."""
         axis = axis % len(shape) if len(shape) > 1 else 0
         size = min(fmt.block_size, shape[axis])
         sub_size = 0 if fmt.sub_blocks is None or fmt.sub_blocks.size >= size else fmt.sub_blocks.size
@@ -76,12 +76,12 @@ class Geometry:
 
     @property
     def shift_bits_of_block(self) -> int:
-        """What the microexponents of a block take."""
+        """Bits of all microexponents of a block."""
         return -(-self.size // self.sub_size) * self.shift_bits if self.sub_size else 0
 
     @property
     def is_even(self) -> bool:
-        """That all blocks, and all sub-blocks, have the same length."""
+        """True if all blocks, and all sub-blocks, have the same length."""
         return self.length % self.size == 0 and (not self.sub_size or self.size % self.sub_size == 0)
 
 
@@ -98,13 +98,13 @@ class BlockCodes:
 
     @property
     def has_minus_zero(self) -> bool:
-        """That the codes hold -0, which two's complement has none of."""
+        """True if the codes hold -0, which two's complement cannot express."""
         element = self.format.element
         has_one = isinstance(element, IntFormat) and element.symmetric
         return has_one and bool((self.elements == 1 << (element.bits - 1)).any())
 
     def values(self, outer: slice, along: slice) -> NDArray[np.float32]:
-        """What part of the codes stands for; `along` begins at a block."""
+        """The numbers of a part of the codes; `along` begins at a block."""
         numbers = _numbers(self.format.element)[self.elements[outer, along]]
         size, last = self.geometry.size, along.stop
         exponents = self.exponents[outer, along.start // size : -(-last // size)]
@@ -128,7 +128,7 @@ def obstacle(fmt: BlockFormat, shape: tuple[int, ...]) -> str:
 
 
 def encode(tensor: ir.TensorProtocol, fmt: BlockFormat, axis: int) -> BlockCodes | None:
-    """The codes that stand for exactly this weight, of float32, float16 or bfloat16; None where there are none."""
+    """The codes for exactly this weight, of float32, float16 or bfloat16; None if it is not in the format."""
     geometry = Geometry.of(fmt, tuple(tensor.shape.numpy()), axis)
     outer, inner = geometry.outer, geometry.inner
     codes = BlockCodes(
@@ -175,8 +175,8 @@ def _spread(values: Array, size: int, length: int) -> Array:
 
 
 def _exponents(blocks: Array, element: ElementFormat) -> NDArray[np.int32]:
-    """The smallest scale exponent at which each block's numbers are in range; 0 where all of them are zero: products
-    with the smallest scale of all, a subnormal number, take processors a hundred times as long."""
+    """The smallest scale exponent at which each block's numbers are in range. 0 if all of them are zero: multiplying
+    with the smallest scale, a subnormal number, takes processors a hundred times as long."""
     grid, highest, lowest = element.grid, blocks.max(axis=2), blocks.min(axis=2)
     needed = np.maximum(_fitting(highest, grid.highest), _fitting(-lowest, -grid.lowest))
     return np.where((highest == 0) & (lowest == 0), 0, needed).astype(np.int32)
@@ -192,8 +192,8 @@ def _fitting(largest: Array, limit: float) -> NDArray[np.int32]:
 
 @lru_cache(maxsize=32)
 def _codes(element: ElementFormat) -> Bytes:
-    """The code for every upper half of a float32: numbers of up to 8 bits have nothing in the lower half. What is no
-    number of the format gets the code of some other one."""
+    """The code for every upper half of a float32: numbers of up to 8 bits have nothing in the lower half. A number that
+    is not in the format gets the code of another one."""
     with np.errstate(all="ignore"):
         numbers = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
         inside = np.clip(np.nan_to_num(numbers, nan=0.0), element.grid.lowest, element.grid.highest)
@@ -203,7 +203,7 @@ def _codes(element: ElementFormat) -> Bytes:
 
 @lru_cache(maxsize=32)
 def _numbers(element: ElementFormat) -> NDArray[np.float32]:
-    """What every code stands for; bits beyond the code are ignored."""
+    """The number of every code; bits beyond the code are ignored."""
     codes = np.arange(256, dtype=np.uint8) & np.uint8((1 << element.bits) - 1)
     return np.asarray(decode_elements(element, codes, np.dtype(np.float32)), np.float32)
 
@@ -212,3 +212,64 @@ def _numbers(element: ElementFormat) -> NDArray[np.float32]:
 def _fractions() -> NDArray[np.float32]:
     """2^-shift."""
     return np.asarray(np.ldexp(np.float32(1), -np.arange(16)), np.float32)
+
+
+def filled(codes: Bytes, multiple: int) -> Bytes:
+    """The codes, flat, and zeros up to a multiple."""
+    flat = np.ascontiguousarray(codes).reshape(-1)
+    return np.pad(flat, (0, -flat.size % multiple)) if flat.size % multiple else flat
+
+
+def joined(codes: Bytes, bits: int) -> Bytes:
+    """Bytes of codes of that many bits, a divisor of 8; an even number of bytes."""
+    each = 8 // bits
+    parts = filled(codes, 2 * each).reshape(-1, each)
+    result = np.zeros(len(parts), np.uint8)
+    for index in range(each):
+        result |= parts[:, index] << np.uint8(bits * index)
+    return result
+
+
+def parted(stored: Bytes, bits: int) -> Bytes:
+    """The inverse of `joined`, with the zeros that filled it up."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray((stored[:, None] >> shifts) & np.uint8((1 << bits) - 1), np.uint8).reshape(-1)
+
+
+@lru_cache(maxsize=32)
+def integers(element: IntFormat) -> NDArray[np.int8]:
+    """Every code as an integer. Not for weights that hold -0, which becomes 0."""
+    codes = np.arange(1 << element.bits, dtype=np.uint8)
+    numbers = decode_elements(element, codes, np.dtype(np.float32)) * np.float32(2.0**element.fraction_bits)
+    return np.asarray(numbers, np.int8)
+
+
+def numbers_of_bytes(element: ElementFormat, bits: int) -> NDArray[np.float32]:
+    """The numbers in every byte: [256, 8 / bits]. Codes of NaN or Inf are never looked up; they are 0."""
+    codes = parted(np.arange(256, dtype=np.uint8), bits).reshape(256, -1)
+    numbers = np.asarray(decode_elements(element, codes, np.dtype(np.float32)), np.float32)
+    return np.asarray(np.where(np.isfinite(numbers), numbers, 0), np.float32)
+
+
+def magnitudes_of_bytes(element: ElementFormat, bits: int) -> NDArray[np.float32]:
+    """The magnitudes in every byte, each filled up to that many bits: [256, 8 / bits]."""
+    codes = parted(np.arange(256, dtype=np.uint8), bits).reshape(256, -1) & np.uint8((1 << (element.bits - 1)) - 1)
+    return np.asarray(decode_elements(element, codes, np.dtype(np.float32)), np.float32)
+
+
+def words_to_codes(words: NDArray[np.uint16], bits: int) -> Bytes:
+    """The codes in words of 12 bits, the first one lowest: [words, 12 / bits]."""
+    shifts = np.arange(0, 12, bits, dtype=np.uint16)
+    return np.asarray((words[:, None] >> shifts) & np.uint16((1 << bits) - 1), np.uint8)
+
+
+def numbers_of_words(element: ElementFormat) -> NDArray[np.float32]:
+    """The numbers in every word of 12 bits: [4096, 12 / bits]."""
+    codes = words_to_codes(np.arange(4096, dtype=np.uint16), element.bits)
+    return np.asarray(decode_elements(element, codes, np.dtype(np.float32)), np.float32)
+
+
+def signs_of_bytes() -> NDArray[np.float32]:
+    """-1 for every bit that is set, else 1: [256, 8]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.asarray(np.where(bits == 1, -1, 1), np.float32)

@@ -1,21 +1,36 @@
-"""A model under the hands of packing: a message of its own, its weights by name, and who reads what."""
+"""A model that is being packed or unpacked, and the record of its packing in its metadata.
+
+The record is JSON, with all that is needed to restore every weight. Files come from anywhere, so everything in it is
+checked when it is read: an entry that does not fit the graph is a ModelError that says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 
 import onnx
 import onnx_ir as ir
+from onnx import TensorProto
 
-from quark.onnx.load.operators import opset_versions
-from quark.onnx.message import Message, is_sizable
-from quark.onnx.pack.source import empty
-from quark.onnx.pack.writers import fresh_names
+from quark.errors import ModelError, QuarkError
+from quark.files.foreign import RECORD, Fields, parse_json, short
+from quark.formats.spec import BlockFormat
+from quark.onnx.file_graph import empty
+from quark.onnx.graph import FreeNames
+from quark.onnx.large_tensors import Message, is_sizable
+from quark.onnx.load.structure import opset_versions
 from quark.ops.onnx_nodes import all_nodes, subgraphs
+from quark.ops.schema import quantizer_of
+
+KEY = "quark.packed"
+VERSION = 1
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)  # what weights may be
 
 
 class Editing:
-    """A copy of a message, which is left as it was; the weights are shared."""
+    """A copy of a message that can be changed; the weights are shared."""
 
     def __init__(self, message: Message) -> None:
         self.proto = onnx.ModelProto()
@@ -26,7 +41,7 @@ class Editing:
         self.order = [tensor.name for tensor in self.graph.initializer]
         self.inputs = {info.name for info in self.graph.input}
         self.outputs = {info.name for info in self.graph.output}
-        self.fresh = fresh_names(_all_names(self.graph))
+        self.fresh = FreeNames(_all_names(self.graph)).free
 
     @property
     def opset(self) -> int:
@@ -43,7 +58,7 @@ class Editing:
         return [node for node in all_nodes(self.graph.node) if name in node.input]
 
     def add_constant(self, name: str, tensor: ir.TensorProtocol, like: onnx.TensorProto | None = None) -> None:
-        """A new initializer at the end; what is written about another one is written about it, too."""
+        """Add an initializer at the end, with the documentation and metadata of another one."""
         proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
         if like is not None:
             if like.doc_string:
@@ -63,7 +78,7 @@ class Editing:
         self.weights.pop(name, None)
 
     def put_first(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Nodes that read nothing but constants."""
+        """Put nodes that read nothing but constants before all others."""
         everything = [*nodes, *self.graph.node]
         kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in everything]
         del self.graph.node[:]
@@ -74,7 +89,7 @@ class Editing:
             self.proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
 
     def message(self) -> Message:
-        """The result. The initializers are put into their order."""
+        """The result, with the initializers in their order."""
         tensors = [onnx.TensorProto.FromString(self.constants[name].SerializeToString()) for name in self.order]
         del self.graph.initializer[:]
         self.graph.initializer.extend(tensors)
@@ -82,7 +97,7 @@ class Editing:
 
 
 def _all_names(graph: onnx.GraphProto) -> set[str]:
-    """Of values and nodes, at any depth."""
+    """The names of values and nodes, also in subgraphs."""
     names = {info.name for info in (*graph.input, *graph.output, *graph.value_info)}
     names.update(tensor.name for tensor in graph.initializer)
     for node in graph.node:
@@ -90,3 +105,86 @@ def _all_names(graph: onnx.GraphProto) -> set[str]:
         for inner in subgraphs(node):
             names |= _all_names(inner)
     return names
+
+
+@dataclass(frozen=True)
+class WeightRecord:
+    """One weight: its format as the operator on it says it, its tensors by role, the values that unpacking makes."""
+
+    name: str
+    operator: str
+    attributes: Mapping[str, int | str]
+    shape: tuple[int, ...]
+    dtype: int
+    layout: str
+    planes: Mapping[str, str]
+    values: tuple[str, ...]
+    position: int  # among the initializers
+
+    @property
+    def format(self) -> BlockFormat:
+        return quantizer_of(self.operator, self.attributes)[0].format
+
+    @property
+    def axis(self) -> int:
+        return quantizer_of(self.operator, self.attributes)[1]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The packing of a file; `values` are what several weights read, `ir_version` is that of the unpacked file."""
+
+    profile: str
+    ir_version: int
+    values: tuple[str, ...]
+    weights: tuple[WeightRecord, ...]
+
+    def to_json(self) -> str:
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":"))
+
+
+def is_packed(proto: onnx.ModelProto) -> bool:
+    """True if the model has a record of its packing."""
+    return any(entry.key == KEY for entry in proto.metadata_props)
+
+
+def write_record(proto: onnx.ModelProto, record: Record) -> None:
+    """Put the record into the metadata of the model."""
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = KEY, record.to_json()
+
+
+def read_record(proto: onnx.ModelProto, name: str) -> Record:
+    """Read the record of a packed file. `name` is what errors call the file."""
+    text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+    if text is None:
+        raise ModelError(f"'{name}' is not packed: it has no entry '{KEY}' in its metadata. There is nothing to unpack")
+    label = f"'{name}', metadata '{KEY}' (pack the model again if it is damaged)"
+    fields = Fields(parse_json(text, label, RECORD, ModelError), label, error=ModelError)
+    if fields.value("version") != VERSION:
+        version = short(fields.value("version"))
+        raise ModelError(f"'{name}' is packed by version {version}, and this is version {VERSION}")
+    weights = tuple(_weight(each) for each in fields.mappings("weights"))
+    return Record(fields.text("profile"), fields.integer("ir_version"), fields.texts("values"), weights)
+
+
+def _weight(fields: Fields) -> WeightRecord:
+    if fields.integer("dtype") not in FLOATS:
+        fields.refuse("dtype", f"one of {', '.join(map(str, FLOATS))}")
+    planes = fields.mapping("planes")
+    record = WeightRecord(
+        name=fields.text("name"),
+        operator=fields.text("operator"),
+        attributes=dict(fields.mapping("attributes").content),
+        shape=fields.shape("shape"),
+        dtype=fields.integer("dtype"),
+        layout=fields.text("layout"),
+        planes={role: planes.text(role) for role in planes},
+        values=fields.texts("values"),
+        position=fields.integer("position"),
+    )
+    try:
+        record.format  # noqa: B018 - an operator that we do not have is found out here
+    except QuarkError as error:
+        raise ModelError(f"weight '{record.name}': {error}") from error
+    return record

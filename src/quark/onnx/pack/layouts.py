@@ -1,10 +1,10 @@
 """How the codes of a weight lie in tensors of ONNX's types, and how standard operators read them.
 
-The order is always the tensor's own, so that nothing is transposed. Unpacking happens while ONNX Runtime makes a
-session, on one thread, one operator after the other; what counts is how many operators go over the whole weight, and
-how many look-ups there are. So several codes share a word, and one look-up gives all of them:
+The order is always the tensor's own, so nothing is transposed. ONNX Runtime unpacks while it makes a session, on one
+thread, one operator after the other. What counts is how many operators go over the whole weight, and how many look-ups
+there are. So several codes share a word, and one look-up finds all of them:
 
-    cast            8 bits: a tensor of int8, or of a float8 from opset 19 on, that Cast makes numbers of
+    cast            8 bits: a tensor of int8, or of a float8 from opset 19 on, that a Cast turns into numbers
     words           8 or 4 bits: 16-bit words of 2 or 4 codes, the first one lowest; a table has the numbers of each
     signed_words    5 bits: the magnitudes as words of 4, the signs as bytes of 8; a product puts them together
     split_words     6 or 3 bits: two or four have 12; the lower 8 are a byte, the upper 4 of two words another one
@@ -15,20 +15,24 @@ graph: the file has 2 KB for them instead of 1 MB.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
+import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import ModelError
-from quark.formats.element_codes import encode_elements
+from quark.formats.packing import encode_elements
 from quark.formats.spec import ElementFormat, IntFormat
-from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry
-from quark.onnx.pack.code_words import (
+from quark.onnx.pack.block_codes import (
+    BlockCodes,
+    Bytes,
+    Geometry,
     filled,
     integers,
     joined,
@@ -39,36 +43,169 @@ from quark.onnx.pack.code_words import (
     signs_of_bytes,
     words_to_codes,
 )
-from quark.onnx.pack.layout import Layout, Writer, block_dims, is_in_rows
 
 Array = NDArray[Any]
+PREFIX = "quark.packed"
 FLOAT8_OPSET = 19
 FLOAT8_TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
 
 
-def layout_of(codes: BlockCodes, opset: int) -> Layout:
-    """The layout for a weight in a model of that opset. Two's complement of less than 8 bits, which no preset has,
-    takes 8."""
-    element = codes.format.element
-    is_number = isinstance(element, IntFormat) and (element.bits == 8 or not element.symmetric)
-    is_float8 = str(element) in FLOAT8_TYPES and opset >= FLOAT8_OPSET
-    if is_float8 or (is_number and not codes.has_minus_zero):
-        return Cast(element)
-    if element.bits in (4, 8):
-        return Words(element)
-    if element.bits in (3, 6):
-        return SplitWords(element, codes.has_minus_zero)
-    return SignedWords(element)
+@dataclass(eq=False)
+class Shared:
+    """Constants and nodes that several weights read, put into the graph once. `fresh` makes names that are not in use.
+
+    A table for pairs of bytes is computed from one for bytes: the numbers of the lower byte vary fastest along the
+    second axis, those of the upper along the first.
+    """
+
+    fresh: Callable[[str], str]
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def table(self, name: str, content: Array) -> str:
+        return self._constant(name, name, content)
+
+    def integers(self, values: list[int]) -> str:
+        dims = "x".join(map(str, values))
+        return self._constant(
+            f"dims.{dims}", f"dims.{dims}" if len(values) < 8 else "places", np.array(values, np.int64)
+        )
+
+    def _constant(self, key: str, name: str, content: Array) -> str:
+        if key not in self._names:
+            self._names[key] = self.fresh(f"{PREFIX}.{name}")
+            self.constants.append(numpy_helper.from_array(content, self._names[key]))
+        return self._names[key]
+
+    def wide_table(self, name: str, content: Array) -> str:
+        wide = f"{name}.wide"
+        if wide in self._names:
+            return self._names[wide]
+        each = content.shape[1]
+        narrow = self.table(name, content)
+        square = self.integers([256, 256, each])
+        lower = self._op("Expand", [narrow, square], f"{wide}.lower")
+        column = self._op("Reshape", [narrow, self.integers([256, 1, each])], f"{wide}.column")
+        upper = self._op("Expand", [column, square], f"{wide}.upper")
+        both = self._op("Concat", [lower, upper], f"{wide}.both", axis=2)
+        self._names[wide] = self._op("Reshape", [both, self.integers([1 << 16, 2 * each])], wide)
+        return self._names[wide]
+
+    def product_table(self, name: str, upper: Array, lower: Array) -> str:
+        products = f"{name}.products"
+        if products in self._names:
+            return self._names[products]
+        row = lower.shape[1:]
+        ones = [1] * len(row)
+        factors = [self.table(f"{name}.upper", upper.reshape(-1, 1, *ones)), self.table(f"{name}.lower", lower)]
+        square = self._op("Mul", factors, f"{products}.square")
+        dims = self.integers([len(upper) * len(lower), *row])
+        self._names[products] = self._op("Reshape", [square, dims], products)
+        return self._names[products]
+
+    def _op(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        output = self.fresh(f"{PREFIX}.{name}")
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
 
 
-def read_layout(name: str, element: ElementFormat) -> Layout:
-    """The layout that a file speaks of."""
-    kinds: dict[str, type[Cast] | type[Words] | type[SignedWords] | type[SplitWords]] = {
-        kind.name: kind for kind in (Cast, Words, SignedWords, SplitWords)
-    }
-    if name not in kinds:
-        raise ModelError(f"packed weights have a layout '{name}' that this version does not know: {', '.join(kinds)}")
-    return kinds[name](element)
+@dataclass(eq=False)
+class Writer(ABC):
+    """Writes the nodes that unpack a weight: into the graph, or as the body of a function. `planes` are the tensors of
+    the weight by role."""
+
+    planes: dict[str, str]
+    shared: Shared
+
+    @abstractmethod
+    def op(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
+        """Write a node; return the name of its output."""
+
+    @abstractmethod
+    def dims(self, role: str, values: list[int]) -> str:
+        """Integers of this weight, such as a shape."""
+
+    @abstractmethod
+    def read(self, role: str, name: str) -> str:
+        """The name by which nodes read a value of the graph."""
+
+    def plane(self, role: str) -> str:
+        """A tensor of this weight."""
+        return self.read(role, self.planes[role])
+
+    def table(self, name: str, content: Array) -> str:
+        """A constant that weights share."""
+        return self.read(f"table_{name}", self.shared.table(name, content))
+
+    def wide_table(self, name: str, content: Array) -> str:
+        """The table for pairs of bytes that belongs to this one for bytes."""
+        return self.read(f"table_{name}", self.shared.wide_table(name, content))
+
+    def product_table(self, name: str, upper: Array, lower: Array) -> str:
+        """The products of each of 256 numbers with each of 256 rows, for words of an upper and a lower byte."""
+        return self.read(f"table_{name}", self.shared.product_table(name, upper, lower))
+
+
+class Layout(Protocol):
+    """How the codes of elements are stored."""
+
+    name: str
+
+    def planes(self, codes: Bytes, geometry: Geometry) -> dict[str, Array]:
+        """The tensors for codes [outer, length, inner], by their role."""
+        ...
+
+    def sizes(self, count: int) -> dict[str, tuple[Any, int]]:
+        """The type and the number of elements of each tensor for that many codes."""
+        ...
+
+    def codes(self, planes: Mapping[str, Array], count: int) -> Bytes:
+        """The codes again, flat."""
+        ...
+
+    def write(self, writer: Writer) -> str:
+        """Write nodes for the numbers times `unit`; the shape has at least as many elements as there are codes."""
+        ...
+
+    def row(self, size: int) -> list[int]:
+        """The shape of a block of that size in the result of `write`, if blocks are rows (see `is_in_rows`)."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """How many codes are read at once; the stored codes are filled up to a multiple of it."""
+        ...
+
+    @property
+    def unit(self) -> float:
+        """What 1 is in the result of `write`: integers are left as integers."""
+        ...
+
+
+def block_dims(geometry: Geometry) -> list[int]:
+    """The shape in which one scale goes with each block: [blocks, (sub-blocks,) elements, inner]."""
+    if not geometry.is_even:
+        return [geometry.outer, geometry.length, geometry.inner]
+    parts = [geometry.size // geometry.sub_size, geometry.sub_size] if geometry.sub_size else [geometry.size]
+    return [geometry.outer * geometry.blocks, *parts, geometry.inner]
+
+
+def is_in_rows(layout: Layout, geometry: Geometry) -> bool:
+    """True if every block is a row of whole words, and its microexponents are a byte.
+
+    The numbers can then be multiplied with the scales as they are. If blocks with microexponents do not lie along the
+    last axis, their rows are stored, and transposed when they are numbers.
+    """
+    has_one_byte = geometry.shift_bits_of_block in (0, 8)
+    is_worth_it = geometry.inner == 1 or geometry.shift_bits > 0
+    return geometry.is_even and is_worth_it and geometry.size % layout.group == 0 and has_one_byte
+
+
+def rows_of(geometry: Geometry) -> Geometry:
+    """The tensor of all blocks, one in each row."""
+    rows = geometry.outer * geometry.blocks * geometry.inner
+    return replace(geometry, shape=(rows, geometry.size), axis=1)
 
 
 @dataclass(frozen=True)
@@ -93,7 +230,7 @@ class Cast:
         return {"codes": self._shaped(codes.view(self._dtype), geometry)}
 
     def _shaped(self, codes: Array, geometry: Geometry) -> Array:
-        """As the scales are multiplied with it."""
+        """Give the codes the shape that scales are multiplied with."""
         return codes.reshape(-1, geometry.size) if is_in_rows(self, geometry) else codes.reshape(block_dims(geometry))
 
     def row(self, size: int) -> list[int]:
@@ -155,7 +292,7 @@ class SignedWords:
 
     @property
     def _bits(self) -> int:
-        """Of a magnitude, filled up to a divisor of 8."""
+        """Bits of a magnitude, rounded up to a divisor of 8."""
         return next(width for width in (1, 2, 4, 8) if width >= self.element.bits - 1)
 
     @property
@@ -205,7 +342,7 @@ class SplitWords:
     """12-bit words of two or four codes, in 8 and 4 bits. Integers are looked up as int8, a quarter of the memory."""
 
     element: ElementFormat
-    has_minus_zero: bool = False  # which int8 has none of
+    has_minus_zero: bool = False  # int8 has no -0
     name = "split_words"
 
     @property
@@ -261,3 +398,28 @@ class SplitWords:
 
 def _index(writer: Writer, role: str) -> str:
     return writer.op("Cast", [writer.plane(role)], to=TensorProto.INT32)
+
+
+def layout_of(codes: BlockCodes, opset: int) -> Layout:
+    """The layout for a weight in a model of that opset. Two's complement of less than 8 bits, which no preset has,
+    takes 8."""
+    element = codes.format.element
+    is_number = isinstance(element, IntFormat) and (element.bits == 8 or not element.symmetric)
+    is_float8 = str(element) in FLOAT8_TYPES and opset >= FLOAT8_OPSET
+    if is_float8 or (is_number and not codes.has_minus_zero):
+        return Cast(element)
+    if element.bits in (4, 8):
+        return Words(element)
+    if element.bits in (3, 6):
+        return SplitWords(element, codes.has_minus_zero)
+    return SignedWords(element)
+
+
+def read_layout(name: str, element: ElementFormat) -> Layout:
+    """The layout that a file names."""
+    kinds: dict[str, type[Cast] | type[Words] | type[SignedWords] | type[SplitWords]] = {
+        kind.name: kind for kind in (Cast, Words, SignedWords, SplitWords)
+    }
+    if name not in kinds:
+        raise ModelError(f"packed weights have a layout '{name}' that this version does not know: {', '.join(kinds)}")
+    return kinds[name](element)

@@ -1,48 +1,119 @@
-"""Pack: the weights of a quantized file in the bits that their formats say.
+"""Pack: store the weights of a quantized file in the bits that their formats have.
 
-A weight keeps its name: where an initializer was, nodes make a value of that name from smaller tensors. So whoever read
-it, in a subgraph too, reads the same numbers as before.
+A weight keeps its name: where an initializer was, nodes make a value of that name from smaller tensors. So its readers,
+in subgraphs too, read the same numbers as before.
+
+Float weights behind a quantizer, as other tools write them, first become what the quantizer makes of them:
+
+    MX-, BFPQuantizeDequantize     the constant is rounded, and the node becomes our mark: the file then holds what
+                                   every run computed
+    QuantizeLinear, Extended*      ONNX Runtime itself computes the codes, which replace the node and the weight
+
+A constant that something else reads in float stays, with its quantizer: two copies would not make the file smaller.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import helper
 
 from quark.errors import ModelError, QuarkError, unknown_name
+from quark.onnx.file_graph import bare_graph, read_message
 from quark.onnx.input_files import check_unchanged
-from quark.onnx.message import Message
+from quark.onnx.large_tensors import ComputedTensor, Message
 from quark.onnx.pack.block_codes import encode, obstacle
-from quark.onnx.pack.editing import Editing
-from quark.onnx.pack.facts import LeftWeight, PackedWeight, PackFacts, Profile
-from quark.onnx.pack.packed_forms import CustomForm, Form, NativeForm, PortableForm
-from quark.onnx.pack.quantized_weights import round_block_weights, store_integer_codes
-from quark.onnx.pack.record import Record, WeightRecord, is_packed, write_record
-from quark.onnx.pack.source import read_message
+from quark.onnx.pack.editing import Editing, Record, WeightRecord, is_packed, write_record
+from quark.onnx.pack.packed_forms import CustomForm, Form, NativeForm, PortableForm, Stored
+from quark.onnx.plan_reader import BLOCK, QuantizedGraph, Quantizer, is_quantize
 from quark.onnx.save import SaveOptions, check_output, together, write_model
-from quark.ops.constant_marks import is_constant_mark
-from quark.ops.onnx_nodes import all_nodes, node_attributes, subgraphs
-from quark.ops.schema import quantizer_of
+from quark.onnx.session import open_session
+from quark.ops.onnx_nodes import CONSTANT_DOMAIN, define_constant_marks
+from quark.ops.schema import DOMAIN, VERSION
+from quark.plan import BlockChoice
+from quark.rounded import block_values
 
 MIN_OPSET = 13
 MIN_SAVED_BYTES = 1024  # about what the nodes and the names of a packed weight take
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-INTEGERS = (
-    ir.DataType.INT8,
-    ir.DataType.UINT8,
-    ir.DataType.INT16,
-    ir.DataType.UINT16,
-    ir.DataType.INT4,
-    ir.DataType.UINT4,
-)
-
+CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+INTEGERS = (*CODES, ir.DataType.INT4, ir.DataType.UINT4)
 UNMARKED = "it is in no block format"
 
-FORMS: dict[Profile, type[PortableForm] | type[CustomForm] | type[NativeForm]] = {
+
+class Profile(str, Enum):
+    """Who is to read a packed file."""
+
+    PORTABLE = "portable"  # any ONNX Runtime: standard operators
+    CUSTOM = "custom"  # the same as calls of a function in the file: fewer nodes to look at
+    NATIVE = "native"  # runtimes that take ONNX's own small types
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """One weight. `bits` is its size in the file per element, scales included."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    bits: float
+    bytes_before: int
+    bytes_after: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LeftWeight:
+    """A weight that stays as it was."""
+
+    name: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PackFacts:
+    """All weights of the main graph that are in a format or behind a quantizer. Sizes are those of the files, external
+    data included, or of the weights alone if nothing was written."""
+
+    profile: str
+    packed: tuple[PackedWeight, ...]
+    left: tuple[LeftWeight, ...]
+    bytes_before: int
+    bytes_after: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The average over all packed weights; 0 if there are none."""
+        count = sum(each.bytes_after * 8 / each.bits for each in self.packed)
+        return sum(each.bytes_after for each in self.packed) * 8 / count if count else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "bits_per_weight": self.bits_per_weight}
+
+
+@dataclass(frozen=True)
+class UnpackFacts:
+    """The weights that are float numbers again."""
+
+    weights: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+FORMS: dict[Profile, Callable[[Editing], Form]] = {
     Profile.PORTABLE: PortableForm,
     Profile.CUSTOM: CustomForm,
     Profile.NATIVE: NativeForm,
@@ -52,9 +123,9 @@ FORMS: dict[Profile, type[PortableForm] | type[CustomForm] | type[NativeForm]] =
 def pack_model(
     source: str | os.PathLike[str], target: str | os.PathLike[str], profile: str | Profile = Profile.PORTABLE
 ) -> PackFacts:
-    """Pack a quantized file into another one, which is written whole or not at all.
+    """Pack a quantized file into another one, which is written whole or not at all; the input is never overwritten.
 
-    The input is never overwritten. A file that is packed already is a ModelError; so is one with nothing to pack.
+    Raises ModelError if the file is packed already, or has nothing to pack.
     """
     chosen = profile_of(profile)
     path = check_output(target, source, has_report=False)
@@ -72,8 +143,8 @@ def pack_model(
 
 
 def pack_message(message: Message, profile: str | Profile = Profile.PORTABLE) -> tuple[Message, PackFacts]:
-    """The same in memory: a message of its own with smaller weights, and what was done. Where there is nothing to pack,
-    the message itself, and a remark that says why."""
+    """`pack_model` in memory: returns a new message with smaller weights, and what was done. If there is nothing to
+    pack, it returns the message itself, with a remark that says why."""
     chosen = profile_of(profile)
     if is_packed(message.proto):
         raise ModelError("the model is packed already; 'quark unpack' gives the model that it was packed from")
@@ -82,10 +153,13 @@ def pack_message(message: Message, profile: str | Profile = Profile.PORTABLE) ->
         raise ModelError(f"the model has opset {editing.opset}, and packing needs {MIN_OPSET} or later: convert it")
     before = sum(editing.tensor(name).nbytes for name in editing.order)
     ir_version = editing.proto.ir_version
-    packing = _Packing(editing, FORMS[chosen](editing))
+    graph = bare_graph(message.proto)
+    for name, tensor in message.weights.items():
+        graph.graph.initializers[name].const_value = tensor
+    packing = _Packing(editing, FORMS[chosen](editing), graph)
     packing.run()
     if not packing.packed:
-        return message, PackFacts(chosen.value, (), tuple(packing.left), before, before, (_nothing_to_pack(packing),))
+        return message, PackFacts(chosen.value, (), tuple(packing.left), before, before, (packing.nothing_to_pack(),))
     values = packing.form.finish()
     write_record(editing.proto, Record(chosen.value, ir_version, values, tuple(packing.records)))
     result = editing.message()
@@ -103,79 +177,31 @@ def profile_of(profile: str | Profile) -> Profile:
 
 
 class _Packing:
-    """One run over the weights of a model."""
+    """One run over the weights of a model. `model` is the graph before anything is changed."""
 
-    def __init__(self, editing: Editing, form: Form) -> None:
+    def __init__(self, editing: Editing, form: Form, model: ir.Model) -> None:
         self.editing, self.form = editing, form
         self.packed: list[PackedWeight] = []
         self.left: list[LeftWeight] = []
         self.records: list[WeightRecord] = []
         self.remarks: list[str] = []
-        self.positions: dict[str, int] = {}
+        self._protos = dict(zip(model.graph, editing.graph.node, strict=True))
+        self._quantizers = list(QuantizedGraph(model).quantizers.values())
+        marks = [each for each in self._quantizers if each.node.domain == CONSTANT_DOMAIN]
+        constants = [each for each in marks if each.source.is_initializer()]
+        self._marks: dict[str, Quantizer] = {}  # the first mark on each constant of the main graph
+        for each in constants:
+            if each.source.graph is model.graph:
+                self._marks.setdefault(str(each.source.name), each)
+        self._inside = sum(each.source.graph is not model.graph for each in constants)
 
     def run(self) -> None:
-        editing = self.editing
-        notes, left = round_block_weights(editing)
-        codes, more = store_integer_codes(editing)
-        self.left += [*left, *more]
-        self._note_codes(codes)
-        marks = _marks(editing)
-        self.positions = {name: index for index, name in enumerate(editing.order)}
-        for name in [each for each in editing.order if each in marks]:
-            self._pack(name, marks[name], notes.get(name, ""))
-        self._note_rest()
-
-    def _pack(self, name: str, mark: onnx.NodeProto, note: str) -> None:
-        editing = self.editing
-        tensor = editing.tensor(name)
-        attributes: dict[str, Any] = dict(node_attributes(mark))
-        try:
-            quantizer, axis, _ = quantizer_of(mark.op_type, attributes)
-        except QuarkError as error:
-            self.left.append(LeftWeight(name, tensor.nbytes, str(error)))
-            return
-        fmt, shape = quantizer.format, tuple(tensor.shape.numpy())
-        reason = self._obstacle(name, tensor) or obstacle(fmt, shape) or self.form.obstacle(fmt)
-        codes = None if reason else encode(tensor, fmt, axis)
-        if codes is None:
-            reason = reason or f"not all of its numbers are in '{fmt}'"
-            self.left.append(LeftWeight(name, tensor.nbytes, reason))
-            return
-        stored = self.form.store(name, codes, tensor)
-        if isinstance(stored, str):
-            self.left.append(LeftWeight(name, tensor.nbytes, stored))
-            return
-        size = sum(editing.tensor(each).nbytes for each in stored.planes.values())
-        bits = 8 * size / tensor.size
-        self.packed.append(PackedWeight(name, str(fmt), shape, bits, tensor.nbytes, size, note))
-        self.records.append(
-            WeightRecord(
-                name, mark.op_type, attributes, shape, int(tensor.dtype), stored.layout, stored.planes, stored.values,
-                self.positions[name],
-            )
-        )  # fmt: skip
-
-    def _obstacle(self, name: str, tensor: ir.TensorProtocol) -> str:
-        if name in self.editing.inputs:
-            return "it is an input of the graph as well: whoever runs the model may give another"
-        if tensor.dtype not in FLOATS:
-            return f"it is of type {tensor.dtype.name.lower()}"
-        if tensor.nbytes < 2 * MIN_SAVED_BYTES:
-            return f"it has {tensor.nbytes} bytes: the nodes that unpack it would take as many"
-        return ""
-
-    def _note_codes(self, codes: dict[str, tuple[int, ir.TensorProtocol]]) -> None:
-        """What was stored as codes counts as packed: it is smaller, and needs no unpacking."""
-        for name, (size, tensor) in codes.items():
-            note = "was in float behind QuantizeLinear: its codes are stored, the float numbers are not kept"
-            shape = tuple(tensor.shape.numpy())
-            bits = float(tensor.dtype.bitwidth)
-            kind = tensor.dtype.name.lower()
-            self.packed.append(PackedWeight(name, kind, shape, bits, size, tensor.nbytes, note))
-
-    def _note_rest(self) -> None:
-        """Large constants that nothing was said about."""
-        editing = self.editing
+        editing, notes = self.editing, self._round_block_weights()
+        self._store_integer_codes()
+        positions = {name: index for index, name in enumerate(editing.order)}
+        for name in [each for each in editing.order if each in self._marks]:
+            self._pack(name, self._marks[name], notes.get(name, ""), positions[name])
+        # the rest: large constants that were neither packed nor left
         known = {each.name for each in self.packed} | {each.name for each in self.left}
         known |= {name for record in self.records for name in record.planes.values()}
         integers = 0
@@ -190,32 +216,156 @@ class _Packing:
         if integers:
             noun = "tensor is" if integers == 1 else "tensors are"
             self.remarks.append(f"{integers} {noun} integer codes already, at their true width")
-        inside = sum(_is_marked_inside(graph) for node in editing.graph.node for graph in subgraphs(node))
-        if inside:
-            self.remarks.append(f"{inside} marked weights are constants of subgraphs, which are left as they are")
+        if self._inside:
+            self.remarks.append(f"{self._inside} marked weights are constants of subgraphs, which are left as they are")
+
+    def nothing_to_pack(self) -> str:
+        """Why nothing was packed, and what to do."""
+        if self.remarks:
+            return f"there is nothing to pack: {self.remarks[0]}"
+        reasons = [each for each in self.left if each.reason != UNMARKED]
+        if not reasons:
+            return (
+                "there is nothing to pack: no weight is in a block format. Quantize the model first, say to MXFP4E2M1"
+            )
+        largest = max(reasons, key=lambda each: each.bytes)
+        return f"there is nothing to pack. The largest weight is '{largest.name}': {largest.reason}"
+
+    def _round_block_weights(self) -> dict[str, str]:
+        """Round the constants that block quantizers read. Return the names of the new ones, each with a note."""
+        editing = self.editing
+        notes: dict[str, str] = {}
+        for name, found in self._behind(
+            [each for each in self._quantizers if each.node.op_type in BLOCK and each.node.domain == DOMAIN]
+        ):
+            tensor = editing.tensor(name)
+            reason = self._obstacle(name, found)
+            if not reason and tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
+                reason = f"it is of type {tensor.dtype.name.lower()}"
+            try:
+                choices = [each.choice for each in found] if not reason else []
+            except QuarkError as error:
+                reason = str(error)
+            if reason:
+                self.left.append(LeftWeight(name, tensor.nbytes, reason))
+                continue
+            for quantizer, choice in zip(found, choices, strict=True):
+                assert isinstance(choice, BlockChoice)
+                new = editing.fresh(f"{name}_{choice.format}")
+                editing.add_constant(new, _rounded(tensor, choice, new), editing.constants[name])
+                node = self._protos[quantizer.node]
+                node.domain, node.input[0] = CONSTANT_DOMAIN, new
+                self._marks[new] = quantizer
+                notes[new] = f"was in float behind {node.op_type}: rounded first, the float numbers are not kept"
+            editing.remove_constant(name)
+        if notes:
+            editing.import_domain(CONSTANT_DOMAIN, VERSION)
+            define_constant_marks(editing.proto)
+        return notes
+
+    def _store_integer_codes(self) -> None:
+        """Replace constants behind QuantizeLinear by their codes. They count as packed: they need no unpacking."""
+        editing = self.editing
+        note = "was in float behind QuantizeLinear: its codes are stored, the float numbers are not kept"
+        for name, found in self._behind([each for each in self._quantizers if is_quantize(each.node)]):
+            size, nodes = editing.tensor(name).nbytes, [self._protos[each.node] for each in found]
+            reason = self._obstacle(name, found)
+            types = {each.dtype for each in found if each.dtype is not None} - set(CODES)
+            if not reason and not all(each in editing.constants for node in nodes for each in node.input if each):
+                reason = "its scale or zero point is computed at run time"
+            elif not reason and types:
+                reason = f"its codes are of type {types.pop().name.lower()}, which is not packed"
+            if reason:
+                self.left.append(LeftWeight(name, size, reason))
+                continue
+            for node in nodes:
+                codes, new = _codes(editing, node), node.output[0]
+                editing.add_constant(new, codes, editing.constants[name])
+                editing.graph.node.remove(node)
+                shape, kind = tuple(codes.shape.numpy()), codes.dtype
+                weight = PackedWeight(new, kind.name.lower(), shape, float(kind.bitwidth), size, codes.nbytes, note)
+                self.packed.append(weight)
+            editing.remove_constant(name)
+
+    def _behind(self, quantizers: list[Quantizer]) -> list[tuple[str, list[Quantizer]]]:
+        """The constants that these quantizers of the main graph read, in their order."""
+        found: dict[str, list[Quantizer]] = {}
+        for each in quantizers:
+            name = self._protos[each.node].input[0] if each.node in self._protos else ""
+            if name in self.editing.constants:
+                found.setdefault(name, []).append(each)
+        return [(name, found[name]) for name in self.editing.order if name in found]
+
+    def _obstacle(self, name: str, quantizers: list[Quantizer]) -> str:
+        """Why the float numbers have to stay; empty if they need not."""
+        if name in self.editing.inputs:
+            return "it is an input of the graph as well: whoever runs the model may give another"
+        if name in self.editing.outputs:
+            return "it is an output of the graph"
+        known = [self._protos[each.node] for each in quantizers]
+        for node in self.editing.readers(name):
+            if not any(node is each for each in known) or list(node.input).count(name) != 1:
+                return f"{node.op_type} '{node.name or node.output[0]}' reads it in float as well"
+        return ""
+
+    def _pack(self, name: str, mark: Quantizer, note: str, position: int) -> None:
+        editing = self.editing
+        tensor = editing.tensor(name)
+        shape = tuple(tensor.shape.numpy())
+        try:
+            choice = mark.choice
+        except QuarkError as error:
+            self.left.append(LeftWeight(name, tensor.nbytes, str(error)))
+            return
+        assert isinstance(choice, BlockChoice)
+        fmt = choice.quantizer.format
+        stored: Stored | str = self._float_obstacle(name, tensor) or obstacle(fmt, shape) or self.form.obstacle(fmt)
+        if not stored:
+            codes = encode(tensor, fmt, choice.axis)
+            stored = f"not all of its numbers are in '{fmt}'" if codes is None else self.form.store(name, codes, tensor)
+        if isinstance(stored, str):
+            self.left.append(LeftWeight(name, tensor.nbytes, stored))
+            return
+        size = sum(editing.tensor(each).nbytes for each in stored.planes.values())
+        self.packed.append(PackedWeight(name, str(fmt), shape, 8 * size / tensor.size, tensor.nbytes, size, note))
+        attributes: dict[str, Any] = {key: attr.value for key, attr in mark.node.attributes.items()}
+        self.records.append(
+            WeightRecord(
+                name, mark.node.op_type, attributes, shape, int(tensor.dtype), stored.layout, stored.planes,
+                stored.values, position,
+            )
+        )  # fmt: skip
+
+    def _float_obstacle(self, name: str, tensor: ir.TensorProtocol) -> str:
+        if name in self.editing.inputs:
+            return "it is an input of the graph as well: whoever runs the model may give another"
+        if tensor.dtype not in FLOATS:
+            return f"it is of type {tensor.dtype.name.lower()}"
+        if tensor.nbytes < 2 * MIN_SAVED_BYTES:
+            return f"it has {tensor.nbytes} bytes: the nodes that unpack it would take as many"
+        return ""
 
 
-def _marks(editing: Editing) -> dict[str, onnx.NodeProto]:
-    """The marked constants of the main graph, each with the first mark on it."""
-    marks: dict[str, onnx.NodeProto] = {}
-    for node in all_nodes(editing.graph.node):
-        if is_constant_mark(node) and node.input[0] in editing.constants:
-            marks.setdefault(node.input[0], node)
-    return marks
+def _rounded(tensor: ir.TensorProtocol, choice: BlockChoice, name: str) -> ir.TensorProtocol:
+    """The weight as its quantizer leaves it; computed when it is read, so that not all of them are held."""
+
+    def compute() -> Iterator[NDArray[Any]]:
+        yield block_values(np.require(tensor.numpy(), requirements=["C", "A"]), choice)
+
+    return ComputedTensor(compute, tensor.dtype, ir.Shape(tensor.shape.numpy()), name)
 
 
-def _is_marked_inside(graph: onnx.GraphProto) -> int:
-    own = {tensor.name for tensor in graph.initializer}
-    count = sum(is_constant_mark(node) and node.input[0] in own for node in graph.node)
-    return count + sum(_is_marked_inside(inner) for node in graph.node for inner in subgraphs(node))
-
-
-def _nothing_to_pack(packing: _Packing) -> str:
-    """The reason that there is, and what to do."""
-    if packing.remarks:
-        return f"there is nothing to pack: {packing.remarks[0]}"
-    reasons = [each for each in packing.left if each.reason != UNMARKED]
-    if not reasons:
-        return "there is nothing to pack: no weight is in a block format. Quantize the model first, say to MXFP4E2M1"
-    largest = max(reasons, key=lambda each: each.bytes)
-    return f"there is nothing to pack. The largest weight is '{largest.name}': {largest.reason}"
+def _codes(editing: Editing, node: onnx.NodeProto) -> ir.TensorProtocol:
+    """The result of the node, computed by ONNX Runtime with our library."""
+    inputs = [name for name in node.input if name]
+    tensors = [ir.serde.serialize_tensor(editing.tensor(name)) for name in inputs]
+    for name, tensor in zip(inputs, tensors, strict=True):
+        tensor.name = name
+    # the weight is an input, because the runtime would compute a constant twice
+    first = helper.make_tensor_value_info(node.input[0], tensors[0].data_type, tensors[0].dims)
+    result = helper.make_empty_tensor_value_info(node.output[0])
+    graph = helper.make_graph([node], "codes", [first], [result], tensors[1:])
+    model = helper.make_model(graph, opset_imports=editing.proto.opset_import, ir_version=editing.proto.ir_version)
+    array = np.ascontiguousarray(editing.tensor(node.input[0]).numpy())
+    codes = open_session(model.SerializeToString(), threads=1).run(None, {node.input[0]: array})[0]
+    return ir.Tensor(codes, name=node.output[0])

@@ -1,4 +1,4 @@
-"""Unpack: a packed file as it was, every weight a float initializer of its own name at its old place."""
+"""Unpack: restore a packed file, with every weight a float initializer of its own name at its old place."""
 
 from __future__ import annotations
 
@@ -13,27 +13,22 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.errors import ModelError
+from quark.onnx.file_graph import read_message
 from quark.onnx.input_files import check_unchanged
-from quark.onnx.large_tensors import PIECE_BYTES, ComputedTensor, MappedTensor
-from quark.onnx.message import Message
+from quark.onnx.large_tensors import PIECE_BYTES, ComputedTensor, MappedTensor, Message
 from quark.onnx.pack.block_codes import BlockCodes, Geometry, obstacle
-from quark.onnx.pack.editing import Editing
-from quark.onnx.pack.facts import UnpackFacts
+from quark.onnx.pack.editing import KEY, Editing, WeightRecord, read_record
 from quark.onnx.pack.layouts import read_layout
-from quark.onnx.pack.native_types import NATIVE, native_codes, native_obstacle, native_sizes
-from quark.onnx.pack.record import KEY, Record, WeightRecord, read_record
-from quark.onnx.pack.source import read_message
-from quark.onnx.pack.unpacking import Unpacking
-from quark.onnx.pack.writers import FUNCTION_DOMAIN
+from quark.onnx.pack.pack import FLOATS, UnpackFacts
+from quark.onnx.pack.packed_forms import NATIVE, native_codes, native_obstacle, native_sizes
+from quark.onnx.pack.unpacking import FUNCTION_DOMAIN, Unpacking
 from quark.onnx.save import SaveOptions, check_output, together, write_model
 from quark.ops.onnx_nodes import all_nodes
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
 
 def unpack_model(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> UnpackFacts:
-    """Write the model that a file was packed from. A file that is not packed, or that was changed since, is a
-    ModelError; the input is never overwritten."""
+    """Write the model that a file was packed from; the input is never overwritten. Raises ModelError if the file is not
+    packed, or was changed since."""
     path = check_output(target, source, has_report=False)
     message, size, files = read_message(source)
     unpacked, facts = unpack_message(message, os.fspath(source))
@@ -44,21 +39,43 @@ def unpack_model(source: str | os.PathLike[str], target: str | os.PathLike[str])
 
 
 def unpack_message(message: Message, name: str = "the model") -> tuple[Message, UnpackFacts]:
-    """The same in memory. Weights are computed when they are read or written, and not kept."""
+    """`unpack_model` in memory. Weights are computed when they are read or written, and not kept."""
     editing = Editing(message)
     record = read_record(editing.proto, name)
     before = sum(editing.tensor(each).nbytes for each in editing.order)
     restored = [_restored(editing, each, name) for each in record.weights]
-    _remove_unpacking(editing, record)
-    for each, (tensor, proto) in sorted(zip(record.weights, restored, strict=True), key=lambda pair: pair[0].position):
-        _insert(editing, each, tensor, proto)
-    _forget(editing, record)
+    # remove the nodes that made the weights, the tensors that only they read, and all other traces of packing
+    proto = editing.proto
+    made = {value for each in record.weights for value in each.values} | set(record.values)
+    kept = [node for node in editing.graph.node if not made.intersection(node.output)]
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del editing.graph.node[:]
+    editing.graph.node.extend(nodes)
+    own = {plane for each in record.weights for plane in each.planes.values()} | set(record.values)
+    read = {value for node in all_nodes(editing.graph.node) for value in node.input} | editing.outputs
+    for plane in (own - read) & editing.constants.keys():
+        editing.remove_constant(plane)
+    for entry in [each for each in proto.metadata_props if each.key == KEY]:
+        proto.metadata_props.remove(entry)
+    for function in [each for each in proto.functions if each.domain == FUNCTION_DOMAIN]:
+        proto.functions.remove(function)
+    for opset in [each for each in proto.opset_import if each.domain == FUNCTION_DOMAIN]:
+        proto.opset_import.remove(opset)
+    if record.profile != NATIVE and 0 < record.ir_version <= proto.ir_version:
+        proto.ir_version = record.ir_version
+    for each, (tensor, like) in sorted(zip(record.weights, restored, strict=True), key=lambda pair: pair[0].position):
+        if each.name in editing.constants:
+            raise ModelError(
+                f"weight '{each.name}' is packed, and the file has a constant of that name: it was changed"
+            )
+        editing.add_constant(each.name, tensor, like)
+        editing.order.insert(min(each.position, len(editing.order) - 1), editing.order.pop())
     after = sum(editing.tensor(each).nbytes for each in editing.order)
     return editing.message(), UnpackFacts(tuple(each.name for each in record.weights), before, after)
 
 
 def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.TensorProtocol, onnx.TensorProto]:
-    """The weight, computed from its codes when it is wanted, and a tensor of the file that knows what is said of it."""
+    """The weight, computed from its codes when it is read, and a tensor of the file with its documentation."""
     codes = _codes(editing, record, f"'{name}': weight '{record.name}'")
     dtype = ir.DataType(record.dtype)
     geometry = codes.geometry
@@ -66,7 +83,12 @@ def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.Ten
     files = {plane.file for plane in planes if isinstance(plane, MappedTensor)}
 
     def compute() -> Iterator[NDArray[Any]]:
-        rows, steps = _cuts(geometry)
+        # decode rows of the first axis at once, or blocks of one row
+        row_bytes, rows, steps = geometry.length * geometry.inner * 4, 1, geometry.length
+        if row_bytes <= PIECE_BYTES or geometry.outer > 1:
+            rows = max(1, PIECE_BYTES // row_bytes)
+        else:
+            steps = max(1, PIECE_BYTES // (geometry.size * geometry.inner * 4)) * geometry.size
         for outer in range(0, geometry.outer, rows):
             for along in range(0, geometry.length, steps):
                 part = (
@@ -81,16 +103,8 @@ def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.Ten
     return ComputedTensor(compute, dtype, ir.Shape(record.shape), record.name), like
 
 
-def _cuts(geometry: Geometry) -> tuple[int, int]:
-    """How much to decode at once: rows of the first axis, or blocks of one row."""
-    row = geometry.length * geometry.inner * 4
-    if row <= PIECE_BYTES or geometry.outer > 1:
-        return max(1, PIECE_BYTES // row), geometry.length
-    return 1, max(1, PIECE_BYTES // (geometry.size * geometry.inner * 4)) * geometry.size
-
-
 def _codes(editing: Editing, record: WeightRecord, label: str) -> BlockCodes:
-    """The codes, after everything about them was checked."""
+    """The codes of a weight. Everything about them is checked first, sizes before memory is taken."""
     fmt = record.format
     problem = obstacle(fmt, record.shape)
     if not problem and ir.DataType(record.dtype) not in FLOATS:
@@ -102,53 +116,18 @@ def _codes(editing: Editing, record: WeightRecord, label: str) -> BlockCodes:
         raise ModelError(f"{label}: {problem or f'its tensors {missing} are not in the file'}. It was changed since")
     geometry = Geometry.of(fmt, record.shape, record.axis)
     tensors = {role: editing.tensor(plane) for role, plane in record.planes.items()}
+    unpacking = None
     if record.layout == NATIVE:
-        _check(tensors, native_sizes(fmt, geometry), label)
-        return native_codes(fmt, geometry, tensors)
-    unpacking = Unpacking(fmt, geometry, read_layout(record.layout, fmt.element), record.dtype)
-    sizes = {role: (ir.DataType.from_numpy(np.dtype(kind)), count) for role, (kind, count) in unpacking.sizes().items()}
-    _check(tensors, sizes, label)
-    return unpacking.codes({role: np.asarray(tensor.numpy()) for role, tensor in tensors.items()})
-
-
-def _check(tensors: dict[str, ir.TensorProtocol], sizes: dict[str, tuple[ir.DataType, int]], label: str) -> None:
-    """That the tensors are as large as the shape of the weight says, before memory is taken for it."""
+        sizes = native_sizes(fmt, geometry)
+    else:
+        unpacking = Unpacking(fmt, geometry, read_layout(record.layout, fmt.element), record.dtype)
+        kinds = unpacking.sizes().items()
+        sizes = {role: (ir.DataType.from_numpy(np.dtype(kind)), count) for role, (kind, count) in kinds}
     for role, expected in sizes.items():
         if role not in tensors or (tensors[role].dtype, tensors[role].size) != expected:
             raise ModelError(
                 f"{label}: its tensor for {role} is not as its format needs it. The file was changed since"
             )
-
-
-def _remove_unpacking(editing: Editing, record: Record) -> None:
-    """The nodes that made the weights, and all tensors that only they read."""
-    made = {value for each in record.weights for value in each.values} | set(record.values)
-    kept = [node for node in editing.graph.node if not made.intersection(node.output)]
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del editing.graph.node[:]
-    editing.graph.node.extend(nodes)
-    own = {plane for each in record.weights for plane in each.planes.values()} | set(record.values)
-    read = {name for node in all_nodes(editing.graph.node) for name in node.input} | editing.outputs
-    for name in own - read:
-        if name in editing.constants:
-            editing.remove_constant(name)
-
-
-def _insert(editing: Editing, record: WeightRecord, tensor: ir.TensorProtocol, like: onnx.TensorProto) -> None:
-    if record.name in editing.constants:
-        raise ModelError(f"weight '{record.name}' is packed, and the file has a constant of that name: it was changed")
-    editing.add_constant(record.name, tensor, like)
-    editing.order.insert(min(record.position, len(editing.order) - 1), editing.order.pop())
-
-
-def _forget(editing: Editing, record: Record) -> None:
-    """All that speaks of packing."""
-    proto = editing.proto
-    for entry in [each for each in proto.metadata_props if each.key == KEY]:
-        proto.metadata_props.remove(entry)
-    for function in [each for each in proto.functions if each.domain == FUNCTION_DOMAIN]:
-        proto.functions.remove(function)
-    for opset in [each for each in proto.opset_import if each.domain == FUNCTION_DOMAIN]:
-        proto.opset_import.remove(opset)
-    if record.profile != NATIVE and 0 < record.ir_version <= proto.ir_version:
-        proto.ir_version = record.ir_version
+    if unpacking is None:
+        return native_codes(fmt, geometry, tensors)
+    return unpacking.codes({role: np.asarray(tensor.numpy()) for role, tensor in tensors.items()})

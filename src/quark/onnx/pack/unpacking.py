@@ -1,32 +1,35 @@
 """The nodes that unpack a weight, in standard operators of any opset from 13 on.
 
     numbers = the layout's reading of the codes
-    scales  = table[exponents], times table[microexponents] where the format has them
+    scales  = table[exponents], times table[microexponents] if the format has them
     weight  = numbers * scales, in the shape of the weight
 
-Everything is exact: elements and scales are float32, and so is the weight. Where blocks divide the axis, a scale is
-broadcast over its block; where the last one is short, each element's scale is looked up by the number of its block.
-Microexponents of a block that are a byte are stored in one word with its exponent: one look-up gives the scales of all
-its elements. Such blocks are stored as rows, wherever they lie, and turned at the end. Where blocks without them lie
-across the last axes, scales are repeated until they make a row that is long, and of whole words.
+Everything is exact: elements and scales are float32, and so is the weight. If blocks divide the axis, a scale is
+broadcast over its block; if the last block is short, each element's scale is looked up by the number of its block. If
+the microexponents of a block are a byte, they are stored in one word with its exponent: one look-up finds the scales of
+all its elements. Such blocks are stored as rows, wherever they lie, and transposed at the end. If blocks without
+microexponents lie across the last axes, scales are repeated until they make a long row of whole words.
+
+The nodes go into the graph (profile portable), or into a function that the graph calls (custom).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat
-from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry
-from quark.onnx.pack.code_words import joined, parted
-from quark.onnx.pack.layout import Layout, Writer, block_dims, is_in_rows, rows_of
+from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry, joined, parted
+from quark.onnx.pack.layouts import Layout, Shared, Writer, block_dims, is_in_rows, rows_of
 
 Array = NDArray[Any]
-
+FUNCTION_DOMAIN = "com.amd.quark.packed"
+FUNCTION_VERSION = 1
 EXPONENTS, SHIFTS = "exponents", "shifts"
 MIN_ROW = 32  # products of shorter rows take twice as long an element, and longer ones are no faster
 SCALES = "scales"  # both, in words: the exponent is the upper byte
@@ -43,7 +46,8 @@ class Unpacking:
 
     @property
     def variant(self) -> str:
-        """The name of what differs between the nodes of weights, but for numbers in them."""
+        """A name for the form of the nodes; weights with the same name differ in numbers only."""
+        lacks_shifts = self.format.sub_blocks is not None and not self.geometry.sub_size
         parts = [str(self.format).replace(".", "_"), self.layout.name]
         parts += ["short_last_block"] * (not self.geometry.is_even)
         parts += (
@@ -52,50 +56,46 @@ class Unpacking:
             + ["across"] * (self._period > 0)
             + ["integers"] * (self.layout.unit != 1)
         )
-        parts += ["cut"] * self._is_cut + ["sub_blocks_cut"] * self._are_shifts_cut + ["plain"] * self._lacks_shifts
+        parts += ["cut"] * self._is_cut + ["sub_blocks_cut"] * self._are_shifts_cut + ["plain"] * lacks_shifts
         parts += [TensorProto.DataType.Name(self.dtype).lower()] * (self.dtype != TensorProto.FLOAT)
         return "_".join(parts)
 
     def planes(self, codes: BlockCodes) -> dict[str, Array]:
-        """All tensors of the weight by their role."""
+        """All tensors of the weight by role."""
         geometry = self.geometry
         if self._is_in_rows:
-            return self._row_planes(codes)
+            result = self.layout.planes(_rows(codes.elements, geometry.size), rows_of(geometry))
+            exponents = codes.exponents.reshape(-1)
+            if self._has_words:
+                assert codes.shifts is not None
+                per_block = geometry.size // geometry.sub_size
+                shifts = joined(_rows(codes.shifts, per_block), self._shift_bits)[: exponents.size]
+                result[SCALES] = shifts | exponents.astype(np.uint16) << 8
+            else:
+                result[EXPONENTS] = exponents.reshape(-1, *self._ones)
+            if not self._is_turned:
+                return result
+            return {role: plane.reshape(-1, geometry.inner, *plane.shape[1:]) for role, plane in result.items()}
         if self._period:
-            return self._period_planes(codes)
+            length = self._period * geometry.inner
+            rows = replace(geometry, shape=(geometry.count // length, length), axis=1, size=length)
+            parts = self.layout.planes(codes.elements.reshape(rows.shape), rows)
+            steps = geometry.size // self._period
+            result = {role: plane.reshape(-1, steps, *plane.shape[1:]) for role, plane in parts.items()}
+            return result | {EXPONENTS: codes.exponents.reshape(-1, 1, geometry.inner)}
         result = self.layout.planes(codes.elements, geometry)
-        result[EXPONENTS] = codes.exponents.reshape(self._scale_dims())
+        dims = [geometry.outer, geometry.blocks, geometry.inner]
+        if geometry.is_even:
+            ones = [1] * (2 if geometry.sub_size else 1)
+            dims = [geometry.outer * geometry.blocks, *ones, geometry.inner]
+        result[EXPONENTS] = codes.exponents.reshape(dims)
         if codes.shifts is not None and self._shift_bits:  # without bits there is nothing but 0
             stored = joined(codes.shifts, self._shift_bits)
             result[SHIFTS] = stored[: -(-codes.shifts.size * self._shift_bits // 8)]
         return result
 
-    def _row_planes(self, codes: BlockCodes) -> dict[str, Array]:
-        geometry = self.geometry
-        result = self.layout.planes(_rows(codes.elements, geometry.size), rows_of(geometry))
-        exponents = codes.exponents.reshape(-1)
-        if self._has_words:
-            assert codes.shifts is not None
-            per_block = geometry.size // geometry.sub_size
-            shifts = joined(_rows(codes.shifts, per_block), self._shift_bits)[: exponents.size]
-            result[SCALES] = shifts | exponents.astype(np.uint16) << 8
-        else:
-            result[EXPONENTS] = exponents.reshape(-1, *self._ones)
-        if not self._is_turned:
-            return result
-        return {role: plane.reshape(-1, geometry.inner, *plane.shape[1:]) for role, plane in result.items()}
-
-    def _period_planes(self, codes: BlockCodes) -> dict[str, Array]:
-        geometry = self.geometry
-        length = self._period * geometry.inner
-        rows = replace(geometry, shape=(geometry.count // length, length), axis=1, size=length)
-        parts = self.layout.planes(codes.elements.reshape(rows.shape), rows)
-        dims = -1, geometry.size // self._period
-        result = {role: plane.reshape(*dims, *plane.shape[1:]) for role, plane in parts.items()}
-        return result | {EXPONENTS: codes.exponents.reshape(-1, 1, geometry.inner)}
-
     def sizes(self) -> dict[str, tuple[Any, int]]:
-        """The type and the number of elements of each of them."""
+        """The type and the number of elements of each of these tensors."""
         geometry = self.geometry
         result = self.layout.sizes(geometry.count)
         if self._has_words:
@@ -106,7 +106,7 @@ class Unpacking:
         return result
 
     def codes(self, planes: dict[str, Array]) -> BlockCodes:
-        """The codes again; `planes` must have the sizes that they were written with."""
+        """The inverse of `planes`, for tensors of the right sizes."""
         geometry, fmt = self.geometry, self.format
         elements = self.layout.codes(planes, geometry.count)
         if self._is_in_rows:
@@ -130,14 +130,21 @@ class Unpacking:
         return BlockCodes(fmt, geometry, elements, exponents, shifts)
 
     def write(self, writer: Writer) -> str:
-        """Nodes for all of it; the name of the weight that comes out, in its shape and type."""
-        numbers = self._in_shape(writer, self.layout.write(writer))
+        """Write all nodes; return the name of the weight, which has its shape and type."""
+        numbers = self.layout.write(writer)
+        if not (self.layout.name == "cast" or self._is_in_rows or self._period):
+            if self._is_cut:  # what filled up the last word
+                numbers = _first(writer, numbers, "count", self.geometry.count)
+            numbers = writer.op("Reshape", [numbers, writer.dims("blocks", block_dims(self.geometry))])
         if self._is_in_rows:
             scales = self._scales_of_elements(writer) if self._has_words else self._scales(writer)
         elif self._period:
-            scales = self._repeated_scales(writer)
+            scales = writer.op("Tile", [self._scales(writer), writer.dims("repeats", [1, 1, self._period])])
+            row = self.layout.row(self._period * self.geometry.inner)
+            if len(row) > 1:
+                scales = writer.op("Reshape", [scales, writer.dims("row", [-1, 1, *row])])
         else:
-            scales = self._even_scales(writer) if self.geometry.is_even else self._looked_up_scales(writer)
+            scales = self._block_scales(writer)
         product = writer.op("Mul", [numbers, scales])
         if self._is_turned:
             last = len(self._ones) + 2
@@ -155,8 +162,8 @@ class Unpacking:
 
     @property
     def _period(self) -> int:
-        """How many steps along the axis make a row where blocks lie across the last axes; 0 where they do not, or
-        where no such row is one of whole words."""
+        """How many steps along the axis make a row if blocks lie across the last axes. 0 if they do not, or if no such
+        row has whole words."""
         geometry, group = self.geometry, self.layout.group
         if geometry.inner == 1 or geometry.sub_size or not geometry.is_even:
             return 0
@@ -185,28 +192,8 @@ class Unpacking:
         return self._shift_bits > 0 and self._shift_count % (8 // self._shift_bits) > 0
 
     @property
-    def _lacks_shifts(self) -> bool:
-        """That a format with sub-blocks needs none here."""
-        return self.format.sub_blocks is not None and not self.geometry.sub_size
-
-    @property
     def _shift_bits(self) -> int:
         return self.geometry.shift_bits
-
-    def _scale_dims(self) -> list[int]:
-        geometry = self.geometry
-        if not geometry.is_even:
-            return [geometry.outer, geometry.blocks, geometry.inner]
-        ones = [1] * (2 if geometry.sub_size else 1)
-        return [geometry.outer * geometry.blocks, *ones, geometry.inner]
-
-    def _in_shape(self, writer: Writer, numbers: str) -> str:
-        """The numbers as the scales go with them; what filled up the last word is cut off."""
-        if self.layout.name == "cast" or self._is_in_rows or self._period:
-            return numbers
-        if self._is_cut:
-            numbers = _first(writer, numbers, "count", self.geometry.count)
-        return writer.op("Reshape", [numbers, writer.dims("blocks", block_dims(self.geometry))])
 
     @property
     def _powers(self) -> Array:
@@ -229,7 +216,7 @@ class Unpacking:
         return writer.op("Reshape", [result, writer.dims("sub_blocks", dims)])
 
     def _scales_of_elements(self, writer: Writer) -> str:
-        """2^(e - shift) for each element: a product of equals is faster than one in which each goes with two."""
+        """2^(e - shift) for each element: multiplying arrays of one shape is faster than broadcasting."""
         geometry = self.geometry
         row = self.layout.row(geometry.size)
         shifts = parted(np.arange(256, dtype=np.uint8), self._shift_bits).reshape(256, -1)
@@ -238,21 +225,15 @@ class Unpacking:
         table = writer.product_table(name, self._powers, fractions.reshape(256, *row))
         return writer.op("Gather", [table, writer.op("Cast", [writer.plane(SCALES)], to=TensorProto.INT32)])
 
-    def _repeated_scales(self, writer: Writer) -> str:
-        scales = writer.op("Tile", [self._scales(writer), writer.dims("repeats", [1, 1, self._period])])
-        row = self.layout.row(self._period * self.geometry.inner)
-        return scales if len(row) == 1 else writer.op("Reshape", [scales, writer.dims("row", [-1, 1, *row])])
-
-    def _even_scales(self, writer: Writer) -> str:
-        scales = self._scales(writer)
-        if not self._shift_bits:
-            return scales
+    def _block_scales(self, writer: Writer) -> str:
+        """The scales of blocks in the shape that numbers are multiplied with."""
         geometry = self.geometry
-        dims = [geometry.outer * geometry.blocks, geometry.size // geometry.sub_size, 1, geometry.inner]
-        return writer.op("Mul", [scales, self._fractions(writer, dims)])
-
-    def _looked_up_scales(self, writer: Writer) -> str:
-        geometry = self.geometry
+        if geometry.is_even:
+            scales = self._scales(writer)
+            if not self._shift_bits:
+                return scales
+            dims = [geometry.outer * geometry.blocks, geometry.size // geometry.sub_size, 1, geometry.inner]
+            return writer.op("Mul", [scales, self._fractions(writer, dims)])
         number = writer.dims("block_of", [index // geometry.size for index in range(geometry.length)])
         scales = writer.op("Gather", [self._scales(writer), number], axis=1)
         if not self._shift_bits:
@@ -269,7 +250,7 @@ def _rows(values: Bytes, size: int) -> Bytes:
 
 
 def _turned(rows: Bytes, geometry: Geometry, size: int) -> Bytes:
-    """What `_rows` made rows of, and maybe more at the end."""
+    """The inverse of `_rows`; there may be more at the end of `rows`."""
     count = geometry.outer * geometry.blocks * geometry.inner * size
     parts = rows[:count].reshape(geometry.outer, geometry.blocks, geometry.inner, size)
     return np.ascontiguousarray(parts.transpose(0, 1, 3, 2)).reshape(geometry.outer, -1, geometry.inner)
@@ -279,3 +260,82 @@ def _first(writer: Writer, values: str, role: str, count: int) -> str:
     """The first `count` of the values, flat."""
     flat = writer.op("Reshape", [values, writer.dims("flat", [-1])])
     return writer.op("Slice", [flat, writer.dims("start", [0]), writer.dims(role, [count])])
+
+
+@dataclass(eq=False)
+class GraphWriter(Writer):
+    """Writes the nodes of one weight into the graph."""
+
+    weight: str
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+    def op(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
+        output = self.shared.fresh(f"{self.weight}.{op_type}")
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
+
+    def dims(self, role: str, values: list[int]) -> str:
+        return self.shared.integers(values)
+
+    def read(self, role: str, name: str) -> str:
+        return name
+
+
+@dataclass(eq=False)
+class FunctionWriter(Writer):
+    """Writes the body of a function, and collects the inputs and attributes of the node that calls it."""
+
+    body: list[onnx.NodeProto] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)  # of the function, and of the node
+    attributes: dict[str, list[int]] = field(default_factory=dict)
+
+    def op(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
+        output = f"{op_type.lower()}_{len(self.body)}"
+        self.body.append(helper.make_node(op_type, inputs, [output], **attributes))
+        return output
+
+    def dims(self, role: str, values: list[int]) -> str:
+        if role in self.attributes:
+            return role
+        self.attributes[role] = values
+        node = helper.make_node("Constant", [], [role])
+        attribute = node.attribute.add()
+        attribute.name, attribute.ref_attr_name, attribute.type = "value_ints", role, onnx.AttributeProto.INTS
+        self.body.append(node)
+        return role
+
+    def read(self, role: str, name: str) -> str:
+        role = role.replace(".", "_")
+        self.inputs[role] = name
+        return role
+
+
+def portable_nodes(unpacking: Unpacking, weight: str, planes: dict[str, str], shared: Shared) -> list[onnx.NodeProto]:
+    """Standard operators, the last of which makes the weight."""
+    writer = GraphWriter(planes, shared, weight)
+    unpacking.write(writer)
+    writer.nodes[-1].output[0] = weight
+    return writer.nodes
+
+
+@dataclass(eq=False)
+class Functions:
+    """The functions that the weights of a model need, by name."""
+
+    opset: int
+    defined: dict[str, onnx.FunctionProto] = field(default_factory=dict)
+
+    def node(self, unpacking: Unpacking, weight: str, planes: dict[str, str], shared: Shared) -> onnx.NodeProto:
+        """The node that makes the weight; its function is defined where it is the first to call it."""
+        writer = FunctionWriter(planes, shared)
+        result = unpacking.write(writer)
+        name = f"unpack_{unpacking.variant}"
+        if name not in self.defined:
+            opsets, names = [helper.make_opsetid("", self.opset)], (list(writer.inputs), list(writer.attributes))
+            self.defined[name] = helper.make_function(
+                FUNCTION_DOMAIN, name, names[0], [result], writer.body, opsets, attributes=names[1]
+            )
+        attributes: dict[str, Any] = dict(writer.attributes)
+        label = shared.fresh(f"{weight}.{name}")
+        inputs = list(writer.inputs.values())
+        return helper.make_node(name, inputs, [weight], name=label, domain=FUNCTION_DOMAIN, **attributes)

@@ -1,0 +1,77 @@
+"""Run models for some of their tensors, several samples at a time.
+
+Values stay where the runtime wrote them, and go from one network to the other without a copy. Two workers with half of
+the processors each run the samples. Results are combined in the order of the samples, so they do not depend on which
+worker was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quark.onnx.calibrate.runner import Tensor, processor_count
+from quark.onnx.input_files import held_still
+from quark.onnx.large_tensors import mapped_files
+from quark.onnx.session import open_session, release_memory, running
+
+Array = NDArray[Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+WORKERS = 2 if processor_count() > 1 else 1
+THREADS = max(1, processor_count() // WORKERS)
+
+
+class Run:
+    """A session whose outputs are `names`; `what` is what errors call the model."""
+
+    def __init__(
+        self, model: ir.Model, what: str, *, extra: Sequence[str] = (), has_integer_kernels: bool = False
+    ) -> None:
+        self._what = what
+        self._files = mapped_files(model)
+        for value in model.graph.inputs:
+            if value.type is None:  # inference does not find every type
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+        self._session = open_session(
+            model, extra_outputs=extra, threads=THREADS, has_integer_kernels=has_integer_kernels
+        )
+        release_memory()  # what folding constants took: as much as the weights
+        self.names: list[str] = [each.name for each in self._session.get_outputs()]
+        self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+
+    def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return the tensors of these names, or all outputs. Feeds that the model does not read are left out."""
+        import onnxruntime
+
+        wanted = self.names if names is None else list(names)
+        given = {
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(feeds[name], order="C")) for name in self.inputs
+        }
+        with held_still(self._files), running(self._what):
+            values = self._session.run_with_ort_values(wanted, given)
+        return {name: Tensor(value).array for name, value in zip(wanted, values, strict=True)}
+
+
+def each_in_order(
+    function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]
+) -> None:
+    """Compute for all items with several workers, and pass the results to `see` in order. No more items are taken from
+    the iterable than are being worked on."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        running: list[Any] = []
+        try:
+            for index, item in enumerate(items):
+                if len(running) >= WORKERS:
+                    see(running.pop(0).result())
+                running.append(pool.submit(function, index, item))
+            while running:
+                see(running.pop(0).result())
+        finally:
+            for each in running:  # after an interrupt, do not wait for work that has not begun
+                each.cancel()
