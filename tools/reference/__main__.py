@@ -1,4 +1,4 @@
-"""Write docs/api/*.md, docs/cli.md and docs/support_matrix.md from the code.
+"""Write docs/api/*.md, docs/cli.md, docs/options.md and docs/support_matrix.md from the code.
 
 python -m tools.reference            writes them
 python -m tools.reference --check    exit 1 when one of them is not what the code says
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tools.reference.api import api_pages
 from tools.reference.commands import command_reference
+from tools.reference.options import options_document
 from tools.reference.support import support_matrix
 
 COMMAND = "python -m tools.reference"
@@ -22,7 +23,12 @@ DOCS = Path("docs")
 def documents() -> Mapping[Path, str]:
     """Every generated document by its path in the checkout."""
     api = {DOCS / "api" / name: text for name, text in api_pages(COMMAND)}
-    return {**api, DOCS / "cli.md": command_reference(COMMAND), DOCS / "support_matrix.md": support_matrix(COMMAND)}
+    return {
+        **api,
+        DOCS / "cli.md": command_reference(COMMAND),
+        DOCS / "options.md": options_document(COMMAND),
+        DOCS / "support_matrix.md": support_matrix(COMMAND),
+    }
 
 
 def stale(root: Path) -> list[Path]:
@@ -45,6 +51,7 @@ def _is_text(path: Path, text: str) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the reference, or compare it with --check; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--root", type=Path, default=Path("."), help="the checkout (default: the working folder)")

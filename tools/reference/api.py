@@ -28,7 +28,7 @@ PAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "formats": ("quark.formats",),
         "ops": ("quark.ops.library", "quark.ops.portable_functions", "quark.ops.fake_quantize"),
         "evaluate": ("quark.evaluate", "quark.search", "quark.measures"),
-        "report": ("quark.account", "quark.fidelity", "quark.diagnosis", "quark.card"),
+        "report": ("quark.account", "quark.compare", "quark.diagnosis", "quark.card"),
         "vision": ("quark.vision", "quark.vision.training", "quark.vision.data", "quark.vision.networks"),
         "npu": ("quark.npu",),
         "errors": ("quark.errors",),

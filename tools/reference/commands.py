@@ -17,8 +17,9 @@ the traceback of an error. Exit codes: [quantizing ONNX models](quantizing_onnx.
 def command_reference(command: str) -> str:
     """The text of docs/cli.md."""
     group = click.Context(main, info_name="quark", max_content_width=_WIDTH, terminal_width=_WIDTH)
-    rows = [(f"[{code(f'quark {name}')}](#quark-{name})", _first_line(each)) for name, each in main.commands.items()]
-    sections = [_section(group, name, each) for name, each in main.commands.items()]
+    commands = {name: each for name in main.list_commands(group) if (each := main.get_command(group, name)) is not None}
+    rows = [(f"[{code(f'quark {name}')}](#quark-{name})", _first_line(each)) for name, each in commands.items()]
+    sections = [_section(group, name, each) for name, each in commands.items()]
     return "\n".join([generated(command, "Commands") + INTRODUCTION, table(("command", ""), rows), *sections])
 
 

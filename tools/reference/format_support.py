@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from quark.decide.specs import TensorSpec
 from quark.errors import QuarkError
 from quark.formats.catalog import get_format
-from quark.onnx.choose.specs import TensorSpec
-from quark.onnx.insert.options import InsertOptions
-from quark.onnx.insert.pairs import quantizer_behind
+from quark.onnx.insert.pairs import InsertOptions, quantizer_behind
 from quark.onnx.quantization.config.data_type import DATA_TYPES, DataType
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import BFP_FAMILY, MX_FAMILY, QUANT_TYPES, format_of_type
@@ -23,7 +22,7 @@ from quark.onnx.quantization.presets import PRESETS
 from quark.ops.schema import DOMAIN, quantizer_of
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.torch.quantization.config.config import QuantizationConfig, QuantizationSpec
-from quark.torch.quantization.config.spec_conversion import MX_FORMATS
+from quark.torch.quantization.config.tensor_spec import MX_FORMATS
 from quark.torch.quantization.config.type import Dtype
 
 OPSETS = (13, 21)  # the oldest that is quantized, and the first with 4 and 16 bits in the standard
@@ -101,7 +100,7 @@ def _presets_by_format() -> Mapping[str, list[str]]:
     """Without those that finetune or mix, which have the formats of others."""
     found: dict[str, list[str]] = {}
     for name, preset in PRESETS.items():
-        if preset.config().include_fast_ft or preset.config().include_auto_mp:
+        if preset.fields.get("include_fast_ft") or preset.fields.get("include_auto_mp"):
             continue
         default = settings_of(name).choose.default
         for fmt in {_format(default.activation), _format(default.weight)}:

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.choose.operators import OPERATORS, Kind, OperatorFacts
-from quark.onnx.choose.options import ChoiceOptions
-from quark.onnx.choose.placement import place
-from quark.onnx.choose.specs import AffineSpec
+from quark.decide.operators import OPERATORS, Kind, OperatorFacts
+from quark.decide.options import ChoiceOptions
+from quark.decide.placement import place
+from quark.decide.specs import AffineSpec
+from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.presets import PRESETS, get_default_config
+from quark.onnx.quantization.presets import PRESETS
+from quark.onnx.view import view_of
 
 _OPSET = 17
 _SHAPE = (1, 4, 4, 4)
@@ -67,7 +69,7 @@ def _cell(op_type: str, options: ChoiceOptions) -> str:
 def is_quantized(op_type: str, options: ChoiceOptions) -> bool:
     """That a node of this type reads or writes something quantized, with constants where it has weights and float
     inputs elsewhere. What only moves values is taken to have a neighbour that is quantized."""
-    placement = place(_model_of_one(op_type, OPERATORS[op_type]), replace(options, has_forced_movers=True))
+    placement = place(view_of(_model_of_one(op_type, OPERATORS[op_type])), replace(options, has_forced_movers=True))
     return bool(placement.requests)
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from quark.decide.operators import OPERATORS
 from quark.npu.rules import RULES
-from quark.onnx.choose.operators import OPERATORS
-from quark.onnx.insert.integer_forms import FORMS
+from quark.onnx.insert.qoperator import FORMS
 from quark.onnx.simulate import SUBSTITUTION_OF_OPTION, SUBSTITUTIONS
-from quark.torch.choose.operators import ATEN_NAMES
+from quark.torch.view import ATEN_NAMES
 from tools.reference.format_support import OPSETS, FormatRow, format_rows
 from tools.reference.markdown import code, generated, table
 from tools.reference.operator_support import Column, columns

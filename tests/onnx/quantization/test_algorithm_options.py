@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
-from quark.onnx.equalize.options import ClipTreatment, CrossLayerOptions, EqualizeOptions, SmoothOptions
+from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
+from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
+from quark.features.smooth_quant.options import SmoothOptions
 from quark.onnx.quantization.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.algorithm import (
     BiasCorrectionConfig,
@@ -18,8 +21,7 @@ from quark.onnx.quantization.config.option_table import OPTIONS
 from quark.onnx.quantization.config.option_treatments import Steers
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
-from quark.onnx.quantization.settings import Settings
-from quark.onnx.refine.options import BiasCorrectionOptions, CorrectionInputs, RefineOptions
+from quark.onnx.settings import EqualizeOptions, RefineOptions, Settings
 
 INT8 = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
 
@@ -85,7 +87,8 @@ def test_bias_correction_is_steered(option, value, field, expected):
 @pytest.mark.parametrize(("option", "value"), [row[:2] for row in (*CROSS_LAYER, *SMOOTH, *BIAS_CORRECTION)])
 def test_without_the_algorithm_they_are_remarked_on(option, value):
     (remark,) = settings(**{option: value}).remarks
-    flag = OPTIONS[option].treatment.flag
+    treatment: Any = OPTIONS[option].treatment
+    flag = treatment.flag
     assert remark == f"{option}: {flag} is False, so that there is nothing for it to steer"
 
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,8 +17,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import Net, run_model
 
-from quark.fidelity import Verdict
-from quark.onnx import ModelQuantizer, free_memory, get_default_config, large_tensors, quantize
+from quark.compare import Verdict
+from quark.onnx import ModelQuantizer, get_default_config, large_tensors, quantize
 from quark.onnx.graph import constant
 from quark.onnx.large_tensors import ComputedTensor
 from quark.onnx.load import load
@@ -30,7 +31,7 @@ DATA_FREE = ("MXINT8", "MXFP4E2M1", "MX6", "BFP16", "BF16", "FP16", "MATMUL_NBIT
 CALIBRATED = ("A8W8", "XINT8", "U8S8_AAWS", "INT8_CNN_DEFAULT", "S16S8_ASWS")
 
 
-def network(dtype: object = np.float32) -> onnx.ModelProto:
+def network(dtype: Any = np.float32) -> onnx.ModelProto:
     """Every kind of layer, a batch norm that is folded and a Transpose that is computed beforehand."""
     net = Net(opset=17, dtype=dtype)
     x = net.input("x", (1, 40, 6, 6))
@@ -55,7 +56,7 @@ def everything_large(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(large_tensors, "LARGE_MODEL_BYTES", 0)
     monkeypatch.setattr(large_tensors, "LARGE_TENSOR_BYTES", 1024)
     monkeypatch.setattr(large_tensors, "PIECE_BYTES", 1000)
-    monkeypatch.setattr("quark.onnx.optimize.fold_constants.MAX_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("quark.onnx.optimize.constants.MAX_AT_ONCE_BYTES", 0)
     return monkeypatch
 
 
@@ -98,7 +99,11 @@ def test_weights_are_computed_when_the_file_is_written(preset, model_path, tmp_p
     compute = ComputedTensor.__init__
 
     def noting(self, recipe, *args, **kwargs):
-        compute(self, lambda: (read.append(self.name), recipe())[1], *args, **kwargs)  # small ones have no name yet
+        def noted():
+            read.append(self.name)  # small ones have no name yet
+            return recipe()
+
+        compute(self, noted, *args, **kwargs)
 
     monkeypatch.setattr(ComputedTensor, "__init__", noting)
     config = replace(get_default_config(preset), extra_options={"VerdictMemoryLimit": 0})
@@ -186,21 +191,21 @@ def test_memory_that_is_short_is_a_reason_too(free, monkeypatch):
 def test_free_memory_is_the_least_that_the_system_tells(tmp_path, monkeypatch):
     machine, limit, use = (tmp_path / name for name in ("meminfo", "max", "stat"))
     for name, path in (("_MEMORY_INFO", machine), ("_GROUP_LIMIT", limit), ("_GROUP_USE", use)):
-        monkeypatch.setattr(free_memory, name, path)
-    assert free_memory.free_memory() is None
+        monkeypatch.setattr(large_tensors, name, path)
+    assert large_tensors.free_memory() is None
     machine.write_text("MemTotal:  99 kB\nMemAvailable:  50 kB\n")
-    assert free_memory.free_memory() == 50 * 1024
+    assert large_tensors.free_memory() == 50 * 1024
     limit.write_text("max\n")
     use.write_text("anon 1000\nfile 9000\n")
-    assert free_memory.free_memory() == 50 * 1024
+    assert large_tensors.free_memory() == 50 * 1024
     limit.write_text("31000\n")
-    assert free_memory.free_memory() == 30_000
+    assert large_tensors.free_memory() == 30_000
 
 
 def test_a_large_file_is_mapped_and_hashed_all_the_same(model_path, monkeypatch):
     held = load(model_path)
     monkeypatch.setattr(large_tensors, "LARGE_MODEL_BYTES", 0)
-    monkeypatch.setattr("quark.onnx.load.external_data.SLOW_BYTES", 1)
+    monkeypatch.setattr("quark.onnx.load.source.SLOW_BYTES", 1)
     found = load(model_path)
     assert (found.sha256, found.bytes) == (held.sha256, held.bytes)
     for name, value in held.model.graph.initializers.items():

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,11 @@ from quark.onnx import (
     UInt8Spec,
 )
 from quark.onnx.quantization.config.algorithm import ALGORITHMS
+from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.config.data_type import DATA_TYPES, Int8, MXInt8
-from quark.onnx.quantization.config.layers import data_type_of
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.presets import PRESETS, get_default_config
+from quark.onnx.quantization.config.tensor_specs import data_type_of
+from quark.onnx.quantization.presets import PRESETS
 
 
 def layer():
@@ -44,7 +46,7 @@ def by_layer():
     )
 
 
-SPECS = [
+SPECS: list[Any] = [
     value
     for value in vars(quark.onnx).values()
     if isinstance(value, type) and issubclass(value, QTensorConfig) and value is not QTensorConfig
@@ -90,9 +92,9 @@ def test_a_data_type_is_copied_by_name(data_type):
 
 def test_a_data_type_is_read_only():
     with pytest.raises(TypeError):
-        MXInt8.attributes["axis"] = 2
+        MXInt8.attributes["axis"] = 2  # type: ignore[index]
     with pytest.raises(FrozenInstanceError, match=r"DataType.name cannot be assigned: .*dataclasses.replace"):
-        Int8.name = "other"
+        Int8.name = "other"  # type: ignore[misc]
 
 
 def test_a_deep_copy_shares_nothing():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
+from quark.decide.specs import AffineSpec, FloatSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
-from quark.onnx.choose.specs import AffineSpec, FloatSpec
-from quark.onnx.insert.options import NodeStyle
+from quark.onnx.insert.pairs import NodeStyle
 from quark.onnx.quantization.config import QuantizationConfig, get_default_config
-from quark.onnx.quantization.config.layers import RunFields
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
@@ -25,7 +22,7 @@ from quark.onnx.quantization.config.quant_types import (
     VitisQuantFormat,
     VitisQuantType,
 )
-from quark.onnx.quantization.settings import Settings
+from quark.onnx.settings import Settings
 from quark.ranges import (
     Distribution,
     Entropy,
@@ -198,7 +195,7 @@ def test_fields_reach_the_settings():
     assert settings.choose.default.weight == AffineSpec("int8", is_per_channel=True, has_reduced_range=True)
     assert settings.choose.selection.excluded_nodes == ("a.*",)
     assert settings.choose.selection.excluded_subgraphs == ((("a",), ("b",)),)
-    assert settings.choose.selection.op_types == {"Conv"}
+    assert settings.choose.selection.op_types == frozenset({"Conv"})
     assert settings.save.has_external_data
     assert settings.load.has_fp16_converted
     assert not settings.has_summary
@@ -226,7 +223,7 @@ def test_the_config_is_not_changed():
 
 def test_what_is_no_config_is_refused():
     with pytest.raises(UnsupportedTypeError, match="expected a Config"):
-        settings_of(5)  # type: ignore[arg-type]
+        settings_of(5)
 
 
 def test_where_things_are_kept_meanwhile_is_not_in_the_file():
@@ -234,10 +231,3 @@ def test_where_things_are_kept_meanwhile_is_not_in_the_file():
     there.extra_options |= {"CalibCacheDir": "ranges", "TmpDir": "scratch"}
     there.extra_options["FastFinetune"] = {**there.extra_options["FastFinetune"], "CacheDir": "layers"}
     assert settings_of(there).config == settings_of(here).config
-
-
-def test_run_fields_have_the_defaults_of_a_flat_config():
-    usual = QuantizationConfig()
-    plain = {each.name: getattr(RunFields(), each.name) for each in fields(RunFields)}
-    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
-    assert listed == {name: getattr(usual, name) for name in plain}

@@ -15,7 +15,7 @@ from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import (
     QuantType,
 )
-from quark.onnx.quantization.settings import Settings
+from quark.onnx.settings import Settings
 
 # The public surface: the documents' options, ours, and the common ones.
 PUBLISHED = re.findall(

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -22,15 +23,20 @@ from quark.errors import (
     UnsupportedOptionError,
     UnsupportedTypeError,
 )
+from quark.features.finetuning.options import (
+    ROWS_OF_A_SAMPLE,
+    TRAINED_OP_TYPES,
+    Algorithm,
+    FinetuneOptions,
+    FitOptions,
+    Reconstruction,
+)
 from quark.onnx import ModelQuantizer, QConfig, QuantizationConfig, get_default_config, quantize
 from quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig, BiasCorrectionConfig
-from quark.onnx.quantization.config.finetune_options import NO_LIMIT
+from quark.onnx.quantization.config.finetune_options import FINETUNE_KEYS, NO_LIMIT
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.config.options_of_algorithms import FINETUNE_KEYS
 from quark.onnx.quantization.config.spec import Int8Spec, QLayerConfig
 from quark.onnx.quantization.data import Data
-from quark.onnx.refine.options import FinetuneOptions, Reconstruction
-from quark.reconstruction.options import ROWS_OF_A_SAMPLE, TRAINED_OP_TYPES, Algorithm, FitOptions
 
 INT8 = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
 MEGABYTE = 1 << 20
@@ -41,7 +47,9 @@ def finetuned(**settings) -> QuantizationConfig:
 
 
 def options_of(**settings) -> FinetuneOptions:
-    return settings_of(finetuned(**settings)).refine.finetune
+    options = settings_of(finetuned(**settings)).refine.finetune
+    assert options is not None
+    return options
 
 
 # Key, value, field of the fit or of the run, its value there.
@@ -268,7 +276,7 @@ def test_a_torch_that_cannot_be_found_is_not_there(monkeypatch):
 
 
 # Settings of an entry, field of the fit or of the run, its value there.
-ENTRY = [
+ENTRY: list[Any] = [
     ({"optim_device": "cpu"}, "fit.device", "cpu"),
     ({"infer_device": "cpu"}, "infer_device", "cpu"),
     ({"fixed_seed": 3}, "fit.seed", 3),
@@ -303,7 +311,9 @@ HARMLESS = [{"num_workers": 4}, {"pin_memory": True}, {"use_gds": True}]
 
 
 def of_entry(entry) -> FinetuneOptions:
-    return settings_of(QConfig(INT8, algo_config=[entry])).refine.finetune
+    options = settings_of(QConfig(INT8, algo_config=[entry])).refine.finetune
+    assert options is not None
+    return options
 
 
 @pytest.mark.parametrize("kind", [AdaRoundConfig, AdaQuantConfig], ids=lambda each: each.name)

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from walked_networks import residual
 
-import quark.reconstruction.fit as fitting
+import quark.features.finetuning.fit as fitting
+from quark.features.finetuning.checkpoint import Checkpoint
+from quark.features.finetuning.problem import Fitted
 from quark.onnx import ModelQuantizer, get_default_config, quantize
-from quark.onnx.refine.fast_finetune.checkpoint import Checkpoint
-from quark.reconstruction.problem import Fitted
 
 SAMPLES = [np.random.default_rng(seed).standard_normal((1, 3, 6, 6)).astype(np.float32) for seed in range(24)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quark.decide.options import Target
+from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec
 from quark.errors import InvalidValueError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
-from quark.onnx.choose.options import Target
-from quark.onnx.choose.specs import AffineSpec, BlockSpec, FloatSpec
 from quark.onnx.quantization.config import QConfig, spec
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
@@ -31,7 +31,7 @@ from quark.onnx.quantization.config.spec import (
 )
 from quark.ranges import Entropy, MinMax, MinMSE, NonOverflow, Percentile, PowerOfTwoMinMSE
 
-SPECS = [getattr(spec, name) for name in spec.__all__ if name.endswith("Spec")]
+SPECS = [each for name, each in vars(spec).items() if name.endswith("Spec")]
 INT8 = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
 
 

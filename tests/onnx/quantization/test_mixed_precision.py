@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 from mixed_networks import BF16, BFP, CLASSES, LAYERS, MX, S8, S16, images, mixed_config, mixed_network
 
-import quark.onnx.quantization.measuring as measuring
-import quark.onnx.quantization.mixing as mixing
+import quark.onnx.deciding as measuring
 from quark.errors import InvalidValueError, MissingDependencyError, ModelError, QuarkError, UnknownNameError
-from quark.mixed_precision import MixedPlan
+from quark.features.mixed_precision.networks import MixedNetworks
+from quark.features.mixed_precision.plan import MixedPlan
 from quark.onnx import ModelQuantizer, get_library_path, quantize
+from quark.onnx.calibrate import calibrate
 from quark.onnx.quantization.config.data_type import BFP16, MXFP4E2M1, MXFP8E4M3, MXInt8
 from quark.plan import Role
 from quark.report.summary import summary_text
@@ -78,8 +80,8 @@ def test_lowered_layers_have_the_lower_types_and_others_the_higher(pair):
 def test_sensitivities_are_those_of_the_layer_alone(pair):
     high, low, extra, settings = PAIRS[pair]
     model, data = mixed_network(), images(16)
-    extra = {**extra, "CalibDataSize": 15}
-    report = quantize(model, data, mixed_config(high, low, extra=extra, NumTarget=1, **settings)).report
+    options = {**extra, "CalibDataSize": 15}
+    report = quantize(model, data, mixed_config(high, low, extra=options, NumTarget=1, **settings)).report
     name = report.mixed.lowered[0]
     # the same layer lowered by hand: all others excluded
     config = mixed_config(low, low, extra={**extra, "MXAttributes": settings.get("TargetMXAttributes", {})})
@@ -90,6 +92,7 @@ def test_sensitivities_are_those_of_the_layer_alone(pair):
     y, z = outputs(model, data[:15]), outputs(alone, data[:15])
     expected = float(((y - z) ** 2).sum() / (y**2).sum())
     found = {each.layer: each.sensitivity for each in report.mixed.layers}[name]
+    assert found is not None
     # by hand its output is quantized too, for whoever reads it
     assert found <= expected * 1.01 if pair == "A16W8_A8W8" else found == pytest.approx(expected, rel=1e-3)
 
@@ -212,8 +215,8 @@ def test_two_runs_give_the_same_bytes(tmp_path):
 
 
 def test_ranges_are_measured_once(monkeypatch):
-    measured = []
-    original = measuring.calibrate
+    measured: list[Any] = []
+    original = calibrate
 
     def counting(runner, wanted, *rest):
         measured.extend((name, each.integer.name) for name, each in wanted.items())
@@ -229,12 +232,12 @@ def test_sensitivities_of_the_plan_file_are_used_again(tmp_path, monkeypatch):
     config = mixed_config(SQNRTarget=28.0, PlanFile=str(path))
     first = mixed(config).report.mixed
     assert MixedPlan.from_json(path.read_text()) == first
-    alone = mixing.MixedNetworks.alone
-    monkeypatch.setattr(mixing.MixedNetworks, "alone", None)
+    alone = MixedNetworks.alone
+    monkeypatch.setattr(MixedNetworks, "alone", None)
     again = mixed(config).report
     assert again.mixed == first
     assert again.remarks == ()
-    monkeypatch.setattr(mixing.MixedNetworks, "alone", alone)
+    monkeypatch.setattr(MixedNetworks, "alone", alone)
     other = mixed(config, images(seed=9)).report
     assert any("measured anew" in each for each in other.remarks)
     assert other.mixed.basis != first.basis
@@ -245,7 +248,7 @@ def test_choices_are_edited_by_hand(tmp_path, monkeypatch):
     mixed(mixed_config(NumTarget=1, PlanFile=path))
     text = path.read_text().replace('"choice": "low"', '"choice": "high"')
     path.write_text(re.sub(r'(\{"layer": "sensitive".*"choice": )"high"', r'\1"low"', text))
-    monkeypatch.setattr(mixing.MixedNetworks, "alone", None)  # nothing is measured
+    monkeypatch.setattr(MixedNetworks, "alone", None)  # nothing is measured
     report = mixed(mixed_config(PlanFile=path, UsePlan=True)).report
     assert report.mixed.lowered == ("sensitive",)
     assert read_formats(report, "sensitive") == ("int8", "int8")

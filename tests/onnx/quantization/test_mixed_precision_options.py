@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mixed_networks import BF16, MX, S8, S16, images, mixed_config, mixed_network
 
+from quark.decide.specs import AffineSpec, bits_of, words_of
 from quark.errors import InvalidValueError, QuarkError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
+from quark.features.mixed_precision.options import LAYER_TYPES, Method
+from quark.features.mixed_precision.plan import DEFAULT_SQNR_DB
 from quark.measures import Measure
-from quark.mixed_precision import DEFAULT_SQNR_DB
 from quark.onnx import ExtendedQuantType, QuantFormat, QuantizationConfig, get_default_config, quantize
-from quark.onnx.choose.specs import AffineSpec, bits_of, words_of
-from quark.onnx.mix import LAYER_TYPES, Method
 from quark.onnx.quantization.config import QConfig
 from quark.onnx.quantization.config.algorithm import AutoMixprecisionConfig, BiasCorrectionConfig
 from quark.onnx.quantization.config.data_type import MXFP4E2M1, MXFP8E4M3
+from quark.onnx.quantization.config.mixed_precision_options import MIXED_PRECISION_KEYS
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.config.options_of_algorithms import MIXED_PRECISION_KEYS
 from quark.onnx.quantization.config.spec import (
     CalibMethod,
     Int8Spec,
@@ -37,7 +38,7 @@ def mix_of(**settings):
     return settings_of(mixed_config(**settings)).mix
 
 
-CARRIED_OUT = [
+CARRIED_OUT: list[tuple[dict[str, Any], str, Any]] = [
     ({"OutputIndex": 1}, "output_index", 1),
     ({"L2Target": 2}, "l2", 2),
     ({"SQNRTarget": 3}, "sqnr_db", 3),
@@ -186,7 +187,7 @@ def mix_of_entry(**settings):
     return settings_of(QConfig(HIGH, algo_config=[AutoMixprecisionConfig(LOW, **settings)])).mix
 
 
-ENTRY = [
+ENTRY: list[Any] = [
     ({"target_op_type": ["Conv"]}, "op_types", frozenset({"Conv"})),
     ({"include_layers": ["a"]}, "included", ("a",)),
     ({"exclude_layers": ["a"]}, "excluded", ("a",)),

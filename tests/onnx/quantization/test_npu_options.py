@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from quark.decide.options import PositionOptions
 from quark.npu import RULE_NAMES
-from quark.onnx.choose.options import PositionOptions
 from quark.onnx.quantization.config import QConfig, QuantizationConfig, get_default_config
 from quark.onnx.quantization.config.option_table import OPTIONS
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.spec import QLayerConfig, XInt8Spec
-from quark.onnx.quantization.settings import Settings
+from quark.onnx.settings import Settings
 from quark.onnx.simulate import DEFAULT_SUBSTITUTIONS, SUBSTITUTION_OF_OPTION, SUBSTITUTIONS
 
 ALL_RULES = PositionOptions(frozenset(RULE_NAMES))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quark.decide.options import BlockPlacement, Target, TensorOverride
+from quark.decide.specs import AffineSpec
 from quark.errors import UnsupportedOptionError
-from quark.onnx.choose.options import BlockPlacement, Target, TensorOverride
-from quark.onnx.choose.specs import AffineSpec
-from quark.onnx.insert.options import NBitsOptions
-from quark.onnx.optimize import REWRITES
+from quark.onnx.insert.pairs import NBitsOptions
+from quark.onnx.optimize import REWRITE_OF_OPTION, REWRITES
 from quark.onnx.quantization.config import QuantizationConfig
 from quark.onnx.quantization.config.option_table import OPTIONS
-from quark.onnx.quantization.config.option_treatments import rewrite_of_option
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import (
     QuantType,
 )
-from quark.onnx.quantization.settings import Settings
+from quark.onnx.settings import Settings
 
 
 def settings(**options) -> Settings:
@@ -104,12 +103,12 @@ def test_a_field_and_its_option_are_the_same():
         settings(CryptoMode=True)
 
 
-REWRITE_OPTIONS = [name for name in OPTIONS if rewrite_of_option(name) and not name.startswith("Copy")]
+REWRITE_OPTIONS = [name for name in OPTIONS if name in REWRITE_OF_OPTION and not name.startswith("Copy")]
 
 
 @pytest.mark.parametrize("name", REWRITE_OPTIONS)
 def test_rewrites_are_switched(name):
-    rewrite = rewrite_of_option(name)
+    rewrite = REWRITE_OF_OPTION[name]
     assert rewrite in settings(**{name: True}).optimize.enabled
     assert rewrite in settings(**{name: False}).optimize.disabled
 
@@ -153,4 +152,4 @@ def test_matmul_nbits():
     nbits = settings(UseMatMulNBits=True, MatMulNBitsParams=params)
     assert nbits.insert.matmul_nbits == NBitsOptions(8, 32, False, 4)
     assert nbits.choose.default.weight == AffineSpec("uint8", is_symmetric=False, group_size=32)
-    assert nbits.choose.selection.op_types == {"MatMul"}
+    assert nbits.choose.selection.op_types == frozenset({"MatMul"})

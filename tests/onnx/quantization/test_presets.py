@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from quark.decide.options import Target
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec
 from quark.errors import UnknownNameError
-from quark.onnx.choose.options import Target
-from quark.onnx.choose.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec
-from quark.onnx.insert.options import NBitsOptions
+from quark.features.finetuning.options import Algorithm
+from quark.onnx.insert.pairs import NBitsOptions
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, get_default_config
 from quark.onnx.quantization.config.custom_config import (
     DEFAULT_ADAQUANT_PARAMS,
@@ -19,10 +20,8 @@ from quark.onnx.quantization.config.custom_config import (
 )
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import CalibrationMethod, PowerOfTwoMethod
-from quark.onnx.quantization.preset_rows import ADAQUANT_RATE, ADAROUND_RATE, FINETUNING_BATCH
-from quark.onnx.quantization.presets import PRESETS
+from quark.onnx.quantization.presets import FINETUNING_BATCH, FINETUNING_RATE, PRESETS
 from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
-from quark.reconstruction.options import Algorithm
 
 INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
 BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
@@ -187,13 +186,12 @@ def finetuned() -> list[str]:
 def test_what_finetuning_does_is_written_in_the_preset(name):
     algorithm = Algorithm.ADAQUANT if name.endswith("_ADAQUANT") else Algorithm.ADAROUND
     parameters = get_default_config(name).extra_options["FastFinetune"]
-    rate = ADAQUANT_RATE if algorithm is Algorithm.ADAQUANT else ADAROUND_RATE
     assert {**parameters} == {
         "DataSize": 1000,
         "FixedSeed": 1705472343,
         "BatchSize": FINETUNING_BATCH,
         "NumIterations": 1000,
-        "LearningRate": rate,
+        "LearningRate": FINETUNING_RATE,
         "OptimAlgorithm": algorithm.value,
         "OptimDevice": "cpu",
         "InferDevice": "cpu",
@@ -202,7 +200,7 @@ def test_what_finetuning_does_is_written_in_the_preset(name):
     options = settings_of(name).refine.finetune
     assert options.fit.algorithm is algorithm
     assert options.fit.has_early_stop
-    assert options.fit.learning_rate == (None if rate == "auto" else rate)
+    assert options.fit.learning_rate == (None if FINETUNING_RATE == "auto" else FINETUNING_RATE)
     assert options.data_size == 1000
 
 

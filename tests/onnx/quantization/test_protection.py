@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,8 +11,8 @@ import pytest
 from onnx_models import Net
 from protected_networks import detector, images, loud_channel, loud_detector
 
+from quark.compare import Verdict
 from quark.errors import QuarkError
-from quark.fidelity import Verdict
 from quark.onnx import (
     CalibrationMethod,
     QuantizationConfig,
@@ -28,7 +29,7 @@ FOR_ONNX_RUNTIME = ["INT8_CNN_DEFAULT", "A8W8", "MXINT8"]
 ORDER = (Verdict.OK, Verdict.DEGRADED, Verdict.COLLAPSED)
 
 
-def quantized(model: onnx.ModelProto, data: object, preset: str, fields: object = None, **options) -> QuantizedModel:
+def quantized(model: onnx.ModelProto, data: object, preset: str, fields: Any = None, **options) -> QuantizedModel:
     config = get_default_config(preset)
     config.extra_options.update(options)
     for name, value in (fields or {}).items():
@@ -115,7 +116,7 @@ def test_protected_layers_are_float_in_the_file(protected: QuantizedModel) -> No
 )
 def test_layers_found_by_measuring_keep_to_the_budget(preset: str, budget: float) -> None:
     facts = quantized(loud_channel(), MAPS, preset, ProtectBudget=budget).report.protection
-    assert sum(layer.mac_share for layer in facts.layers) <= budget
+    assert sum((layer.mac_share for layer in facts.layers), start=0.0) <= budget
     assert facts.float_mac_share <= budget
     if budget < 0.005:  # the share of `sensitive`
         assert "sensitive" not in {layer.node for layer in facts.layers}
@@ -139,9 +140,9 @@ def test_ranges_are_chosen_again_once_layers_are_in_float() -> None:
 
 @pytest.mark.parametrize("preset", FOR_ONNX_RUNTIME)
 def test_a_network_that_8_bits_suit_costs_no_search(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import quark.onnx.quantization.pipeline as pipeline
+    import quark.features.protection.on_onnx as protection
 
-    monkeypatch.setattr(pipeline, "protect", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(protection, "protect", lambda *_: pytest.fail("searched"))
     found = quantize(loud_channel(1.0), MAPS, preset)
     assert found.report.verdict is Verdict.OK
     assert found.report.protection is None
@@ -174,9 +175,9 @@ def test_presets_for_an_npu_leave_no_layer_in_float_and_name_presets_that_would_
 
 
 def test_a_result_that_is_no_better_on_held_out_samples_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    import quark.onnx.quantization.pipeline as pipeline
+    import quark.features.protection.on_onnx as protection
 
-    monkeypatch.setattr(pipeline, "is_better", lambda *_: False)
+    monkeypatch.setattr(protection, "is_better", lambda *_: False)
     found = quantize(loud_channel(), MAPS, "INT8_CNN_DEFAULT")
     plain = quantized(loud_channel(), MAPS, "INT8_CNN_DEFAULT", Protect="none")
     assert found.plan.to_json() == plain.plan.to_json()

@@ -15,9 +15,9 @@ from mixed_networks import images as mixed_images
 from mixed_networks import mixed_network
 from onnx_models import Net, conv_bn_relu, random_feed, residual, transformer_block, with_if
 
+from quark.compare import Verdict
 from quark.demo import network_path
 from quark.errors import InvalidValueError, ModelError, QuarkError
-from quark.fidelity import Verdict
 from quark.onnx import (
     ModelQuantizer,
     QConfig,
@@ -242,7 +242,7 @@ def test_external_data_lies_beside_the_model(tmp_path):
 
 
 def test_weights_beyond_the_limit_of_protobuf_lie_beside_the_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("quark.onnx.save.model_file.PROTOBUF_LIMIT_BYTES", 10_000)
+    monkeypatch.setattr("quark.onnx.save.PROTOBUF_LIMIT_BYTES", 10_000)
     path = quantize(network_path(), sample_list(), "MXINT8").save(tmp_path / "out.onnx")
     assert list(tmp_path.glob("*.data"))
     assert np.isfinite(session_of(path).run(None, sample_list()[0])[0]).all()

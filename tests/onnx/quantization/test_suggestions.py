@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
+from quark.compare import Verdict
 from quark.diagnosis import Outcome, Step
-from quark.fidelity import Verdict
+from quark.inspect.diagnose import diagnose
 from quark.onnx import get_default_config, quantize
-from quark.onnx.diagnose import diagnose
 from quark.onnx.load import load
 from quark.onnx.quantization import suggestions
 from quark.onnx.quantization.suggestions import Candidate, Making, suggest, try_all
@@ -78,7 +78,7 @@ def test_only_what_helps_is_advice_the_best_first(tried):
 
 
 def test_following_the_first_suggestion_gives_what_it_says(folder, tried):
-    from quark.cli.config_option import parse_changes, read_config
+    from quark.cli.options import parse_changes, read_config
 
     exclusion = next(each for each in tried.suggestions if "nodes_to_exclude" in each.arguments)
     arguments = shlex.split(exclusion.arguments)
@@ -156,7 +156,10 @@ def test_the_best_two_are_combined(folder, diagnosis, monkeypatch):
     assert (outcomes["one"], outcomes["two"]) == (Outcome.HELPED, Outcome.HELPED)
     (both,) = [each for each in found.suggestions if " and " in each.text]
     assert both.arguments.count("--set") == 2
-    best = min(each.distance_after for each in found.suggestions if each is not both)
+    others = [each.distance_after for each in found.suggestions if each is not both]
+    best = min(distance for distance in others if distance is not None)
+    assert None not in others
+    assert both.distance_after is not None
     assert (both.outcome is Outcome.HELPED) == (both.distance_after < 0.9 * best)
 
 

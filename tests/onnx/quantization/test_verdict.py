@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx_models import Net
 
-from quark.fidelity import Verdict
+from quark.compare import Verdict
+from quark.inspect.diagnose import diagnose
 from quark.onnx import quantize
-from quark.onnx.diagnose import diagnose
 
 X = np.random.default_rng(0).standard_normal((6, 1, 4)).astype(np.float32)
 

@@ -12,7 +12,7 @@ from quark.formats import native, quantize_dequantize
 from quark.onnx import get_default_config, get_library_path, quantize
 from quark.onnx.pack import pack_model, unpack_model
 from quark.onnx.session import open_session
-from quark.report.checks.operators import _model_of_one_operator
+from quark.report.installation import _model_of_one_operator
 
 # Block formats are quickly tried by packing one; here they are slow: the runtime puts every portable function in place.
 SLOW = ("BFP16", "BF16", "S16S16_MIXED_S8S8", "BF16_MIXED_BFP16", "MXFP4E2M1")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import quark.demo
+from quark.decide.operators import OPERATORS
 from quark.onnx import get_default_config, quantize
-from quark.onnx.choose.operators import OPERATORS
 from quark.onnx.quantization.presets import PRESETS
 from tools.reference.format_support import OPSETS, format_rows
 from tools.reference.operator_support import columns
@@ -39,7 +39,7 @@ def test_asked_means_that_asking_for_it_helps(cells):
 
 
 def test_every_preset_without_training_has_a_column(cells):
-    plain = {name for name, each in PRESETS.items() if not each.config().include_fast_ft}
+    plain = {name for name, each in PRESETS.items() if not each.fields.get("include_fast_ft")}
     assert {name for name in cells if name != "WeightsOnly"} == plain - {name for name in plain if "_MIXED_" in name}
     assert all(set(each) == set(OPERATORS) for each in cells.values())
 

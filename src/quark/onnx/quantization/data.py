@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from quark.errors import InvalidValueError
 from quark.onnx.data import Preprocessing, Samples, input_infos, open_samples
-from quark.onnx.quantization.settings import Settings
+from quark.onnx.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)

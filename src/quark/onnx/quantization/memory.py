@@ -11,9 +11,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from quark.onnx.data import Samples
-from quark.onnx.free_memory import free_memory
-from quark.onnx.large_tensors import weight_bytes
-from quark.onnx.quantization.settings import Settings
+from quark.onnx.large_tensors import free_memory, weight_bytes
+from quark.onnx.settings import Settings
 from quark.report.quantities import size_text
 
 USUAL_LIMIT_BYTES = 1_000_000_000

@@ -1,18 +1,18 @@
-"""The table of presets.
+"""The presets: one row each, the variants with an accuracy algorithm derived from their row.
 
-One row each; the variants with an accuracy algorithm are derived from their row. `get_default_config` makes a fresh
-config every time, to be edited freely.
+`get_default_config` of `config.config` makes an editable config of a row.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from quark.errors import UnknownNameError
-from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.features.mixed_precision.plan import DEFAULT_SQNR_DB
 from quark.onnx.quantization.config.data_type import (
     BFP16,
     MX4,
@@ -23,183 +23,179 @@ from quark.onnx.quantization.config.data_type import (
     MXFP6E3M2,
     MXFP8E4M3,
     MXFP8E5M2,
+    DataType,
     MXInt8,
 )
-from quark.onnx.quantization.config.quant_types import ExtendedQuantType
-from quark.onnx.quantization.preset import Preset
-from quark.onnx.quantization.preset_rows import (
-    ADAQUANT,
-    ADAROUND,
-    BF16,
-    MIN_MAX,
-    MIN_MSE,
-    PERCENTILE,
-    S8,
-    S16,
-    U8,
-    U16,
-    accurate,
-    blocks,
-    floats,
-    integers,
-    mixed,
+from quark.onnx.quantization.config.quant_types import (
+    CalibrationMethod,
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    PowerOfTwoMethod,
+    QuantType,
 )
 
-XINT8 = integers(
-    "XINT8",
-    "8 bits, power-of-two scales of least squared error; for NPUs",
-    MIN_MSE,
-    (U8, S8),
-    ActivationSymmetric=True,
-    CLESteps=1,
-    CLEClip="calibrated",
-    ReplaceClip6Relu=False,
-    BiasCorrection=True,
-    Protect="auto",
-).with_fields(enable_npu_cnn=True, include_cle=True)
-VINT8 = integers(
-    "VINT8",
-    "signed 8 bits, power-of-two scales of least squared error; for the VAIML compiler",
-    MIN_MSE,
-    (S8, S8),
-    ActivationSymmetric=True,
-    ConvertBNToConv=True,
-    ConvertClipToRelu=True,
-    ConvertSplitToSlice=True,
-    RemoveQDQConvClip=False,
-    RemoveQDQConvRelu=False,
-    RemoveQDQConvLeakyRelu=False,
-    RemoveQDQConvPRelu=False,
-    Int32Bias=False,
-    DedicatedQDQPair=True,
-    QuantizeAllOpTypes=True,
-    NPULimitationCheck=True,
-    SimulateDPU=True,
-    ConvertSigmoidToHardSigmoid=False,
-    BiasCorrection=True,
-    Protect="auto",
-).with_fields(optimize_model=False)
-A8W8 = integers(
-    "A8W8",
-    "signed 8 bits, symmetric, weights per channel, MinMax averaged over samples",
-    MIN_MAX,
-    (S8, S8),
-    ActivationSymmetric=True,
-    CalibMovingAverage=True,
-    BiasCorrection=True,
-    AlignConcat=True,
-    AlignSlice=False,
-    FoldRelu=True,
-    Protect="auto",
-)
-A16W8 = integers(
-    "A16W8",
-    "16-bit activations and 8-bit weights, symmetric, MinMax",
-    MIN_MAX,
-    (S16, S8),
-    ActivationSymmetric=True,
-    AlignConcat=True,
-    AlignSlice=False,
-    FoldRelu=True,
-    AlignEltwiseQuantType=True,
-    BiasCorrection=True,
-)
-S8S8 = integers(
-    "S8S8_AAWS",
-    "signed 8 bits, asymmetric activations, percentile 99.9999",
-    PERCENTILE,
-    (S8, S8),
-    Percentile=99.9999,
-    BiasCorrection=True,
-    Protect="auto",
-)
-U8S8 = integers(
-    "U8S8_AAWS",
-    "unsigned 8-bit activations, signed 8-bit weights, percentile",
-    PERCENTILE,
-    (U8, S8),
-    BiasCorrection=True,
-    Protect="auto",
-)
-U8U8 = integers(
-    "U8U8_AAWA",
-    "unsigned 8 bits, asymmetric, percentile",
-    PERCENTILE,
-    (U8, U8),
-    ActivationSymmetric=False,
-    WeightSymmetric=False,
-    BiasCorrection=True,
-    Protect="auto",
-)
-U16S8 = integers(
-    "U16S8_AAWS",
-    "unsigned 16-bit activations, signed 8-bit weights, percentile",
-    PERCENTILE,
-    (U16, S8),
-    BiasCorrection=True,
-)
-S16S8 = integers(
-    "S16S8_ASWS",
-    "signed 16-bit activations, 8-bit weights, symmetric, percentile",
-    PERCENTILE,
-    (S16, S8),
-    ActivationSymmetric=True,
-    BiasCorrection=True,
-)
+S8, U8 = QuantType.QInt8, QuantType.QUInt8
+S16, U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
+BF16 = ExtendedQuantType.QBFloat16
+MIN_MAX, PERCENTILE, MIN_MSE = CalibrationMethod.MinMax, CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
+
+# For the presets that finetune. The best rate differs a hundredfold between formats: 'auto' finds it for each layer.
+FINETUNING_RATE = "auto"
+FINETUNING_BATCH = 4
+
+_EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row: `fields` of QuantizationConfig, and `options` for its `extra_options`."""
+
+    name: str
+    description: str
+    fields: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def with_fields(self, **fields: Any) -> Preset:
+        """This preset with further fields."""
+        return replace(self, fields={**self.fields, **fields})
+
+
+# ---------------------------------------------------------------- how rows are made
+def integers(name: str, description: str, method: Any, types: tuple[Any, Any], /, **options: Any) -> Preset:
+    """Integers of (activation, weight) types, calibrated by `method`.
+
+    Signed weights have a scale for each channel, which costs integer kernels nothing and is essential for depthwise
+    layers; power-of-two scales are per tensor.
+    """
+    fields = {"calibrate_method": method, "activation_type": types[0], "weight_type": types[1]}
+    if method is not MIN_MSE and types[1] is not U8:
+        fields["per_channel"] = True
+    is_plain = all(isinstance(each, QuantType) for each in types)
+    return Preset(name, description, fields if is_plain else {**_EXTENDED, **fields}, options)
+
+
+def floats(name: str, description: str, quant_type: Any, /, **options: Any) -> Preset:
+    """One float type for activations and weights."""
+    return Preset(name, description, {**_EXTENDED, "activation_type": quant_type, "weight_type": quant_type}, options)
+
+
+def blocks(name: str, description: str, /, *types: DataType | Any, **options: Any) -> Preset:
+    """Block types: one for activations and weights, or one each. A quant type without attributes is used as it is."""
+    activation, weight = types if len(types) == 2 else types * 2
+    quant_types = [each.map_onnx_format if isinstance(each, DataType) else each for each in (activation, weight)]
+    fields = {**_EXTENDED, "activation_type": quant_types[0], "weight_type": quant_types[1]}
+    return Preset(name, description, fields, {**_attributes(activation, weight), **options})
+
+
+def _attributes(*types: DataType | Any) -> dict[str, Any]:
+    """The extra options that describe these block types."""
+    options = {ExtendedQuantType.QBFP: "BFPAttributes", ExtendedQuantType.QMX: "MXAttributes"}
+    return {options[each.map_onnx_format]: dict(each.attributes) for each in types if isinstance(each, DataType)}
+
+
+def mixed(name: str, description: str, base: Preset, target: Any) -> Preset:
+    """Auto mixed precision from the base's types to the target's."""
+    target_type = target.map_onnx_format if isinstance(target, DataType) else target
+    precision = {"ActTargetQuantType": target_type, "WeightTargetQuantType": target_type, "SQNRTarget": DEFAULT_SQNR_DB}
+    options = {**base.options, **_attributes(target), "AutoMixprecision": precision}
+    return Preset(name, description, {**base.fields, "include_auto_mp": True}, options)
+
+
+def finetuned(base: Preset, algorithm: str, name: str = "") -> Preset:
+    """The base, finetuned by 'AdaRound' or 'AdaQuant'."""
+    parameters = _finetuning(FINETUNING_RATE, algorithm.lower(), FINETUNING_BATCH)
+    return Preset(
+        name or f"{base.name}_{algorithm.upper()}",
+        f"{base.description}, refined by {algorithm}",
+        {**base.fields, "include_fast_ft": True},
+        {**base.options, "FastFinetune": parameters},
+    )
+
+
+def _finetuning(learning_rate: float | str, algorithm: str, batch_size: int) -> dict[str, Any]:
+    return {
+        "DataSize": 1000,
+        "FixedSeed": 1705472343,
+        "BatchSize": batch_size,
+        "NumIterations": 1000,
+        "LearningRate": learning_rate,
+        "OptimAlgorithm": algorithm,
+        "OptimDevice": "cpu",
+        "InferDevice": "cpu",
+        "EarlyStop": True,
+    }
+
+
+DEFAULT_ADAROUND_PARAMS = _finetuning(0.1, "adaround", 2)  # the parameters that scripts import
+DEFAULT_ADAQUANT_PARAMS = _finetuning(1e-5, "adaquant", 2)
+
+
+def accurate(base: Preset, name: str) -> Preset:
+    """The base with percentile calibration and AdaRound."""
+    options = {key: value for key, value in base.options.items() if key != "CalibMovingAverage"}
+    description = base.description.replace("MinMax", "percentile 99.9999").replace(", moving average", "")
+    fields = {**base.fields, "calibrate_method": PERCENTILE}
+    return finetuned(Preset(name, description, fields, {"Percentile": 99.9999, **options}), "AdaRound", name)
+
+
+# ---------------------------------------------------------------- the rows
+# They are a table, formatted by hand.
+# fmt: off
+XINT8 = integers("XINT8", "8 bits, power-of-two scales of least squared error; for NPUs",
+    MIN_MSE, (U8, S8), ActivationSymmetric=True, CLESteps=1, CLEClip="calibrated", ReplaceClip6Relu=False,
+    BiasCorrection=True, Protect="auto").with_fields(enable_npu_cnn=True, include_cle=True)
+VINT8 = integers("VINT8", "signed 8 bits, power-of-two scales of least squared error; for the VAIML compiler",
+    MIN_MSE, (S8, S8), ActivationSymmetric=True, ConvertBNToConv=True, ConvertClipToRelu=True,
+    ConvertSplitToSlice=True, RemoveQDQConvClip=False, RemoveQDQConvRelu=False, RemoveQDQConvLeakyRelu=False,
+    RemoveQDQConvPRelu=False, Int32Bias=False, DedicatedQDQPair=True, QuantizeAllOpTypes=True, NPULimitationCheck=True,
+    SimulateDPU=True, ConvertSigmoidToHardSigmoid=False, BiasCorrection=True,
+    Protect="auto").with_fields(optimize_model=False)
+A8W8 = integers("A8W8", "signed 8 bits, symmetric, weights per channel, MinMax averaged over samples",
+    MIN_MAX, (S8, S8), ActivationSymmetric=True, CalibMovingAverage=True, BiasCorrection=True, AlignConcat=True,
+    AlignSlice=False, FoldRelu=True, Protect="auto")
+A16W8 = integers("A16W8", "16-bit activations and 8-bit weights, symmetric, MinMax",
+    MIN_MAX, (S16, S8), ActivationSymmetric=True, AlignConcat=True, AlignSlice=False, FoldRelu=True,
+    AlignEltwiseQuantType=True, BiasCorrection=True)
+S8S8 = integers("S8S8_AAWS", "signed 8 bits, asymmetric activations, percentile 99.9999",
+    PERCENTILE, (S8, S8), Percentile=99.9999, BiasCorrection=True, Protect="auto")
+U8S8 = integers("U8S8_AAWS", "unsigned 8-bit activations, signed 8-bit weights, percentile",
+    PERCENTILE, (U8, S8), BiasCorrection=True, Protect="auto")
+U8U8 = integers("U8U8_AAWA", "unsigned 8 bits, asymmetric, percentile",
+    PERCENTILE, (U8, U8), ActivationSymmetric=False, WeightSymmetric=False, BiasCorrection=True, Protect="auto")
+U16S8 = integers("U16S8_AAWS", "unsigned 16-bit activations, signed 8-bit weights, percentile",
+    PERCENTILE, (U16, S8), BiasCorrection=True)
+S16S8 = integers("S16S8_ASWS", "signed 16-bit activations, 8-bit weights, symmetric, percentile",
+    PERCENTILE, (S16, S8), ActivationSymmetric=True, BiasCorrection=True)
 S16S16 = integers("S16S16_AAWS", "", PERCENTILE, (S16, S16), Percentile=99.9999, Int32Bias=False, BiasCorrection=True)
 
-INT8_CNN = integers(
-    "INT8_CNN_DEFAULT",
+INT8_CNN = integers("INT8_CNN_DEFAULT",
     "uint8 activations, int8 weights per channel, MinMax averaged over samples; for CPUs",
-    MIN_MAX,
-    (U8, S8),
-    CalibMovingAverage=True,
-    BiasCorrection=True,
-    Protect="auto",
-)
+    MIN_MAX, (U8, S8), CalibMovingAverage=True, BiasCorrection=True, Protect="auto")
 INT16_CNN = integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
-INT8_TRANSFORMER = integers(
-    "INT8_TRANSFORMER_DEFAULT",
+INT8_TRANSFORMER = integers("INT8_TRANSFORMER_DEFAULT",
     "uint8 activations, int8 weights, MinMax, moving average, SmoothQuant; for transformers",
-    MIN_MAX,
-    (U8, S8),
-    CalibMovingAverage=True,
-    SmoothAlpha="auto",
-    BiasCorrection=True,
-    Protect="auto",
-).with_fields(enable_npu_transformer=True, include_sq=True)
-INT16_TRANSFORMER = integers(
-    "INT16_TRANSFORMER_DEFAULT",
+    MIN_MAX, (U8, S8), CalibMovingAverage=True, SmoothAlpha="auto", BiasCorrection=True,
+    Protect="auto").with_fields(enable_npu_transformer=True, include_sq=True)
+INT16_TRANSFORMER = integers("INT16_TRANSFORMER_DEFAULT",
     "uint16 activations, int16 weights, MinMax, moving average; for transformers",
-    MIN_MAX,
-    (U16, S16),
-    CalibMovingAverage=True,
-).with_fields(enable_npu_transformer=True)
+    MIN_MAX, (U16, S16), CalibMovingAverage=True).with_fields(enable_npu_transformer=True)
 
 FP16 = floats("FP16", "float16", ExtendedQuantType.QFloat16)
 BFLOAT16 = floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
 
-
-def _corrected(preset: Preset, **options: Any) -> Preset:
-    return preset.with_options(BiasCorrection=True, **options)
-
-
-def _equalized(preset: Preset) -> Preset:
-    """Small floats lose the same in every binade; what equalization changes is which channels share a block."""
-    return preset.with_options(CLESteps=1, CLEClip="per_channel").with_fields(include_cle=True)
-
-
 BLOCK_PRESETS = (
     blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
     blocks("MX4", "shared microexponents, 4 bits an element", MX4),
-    _corrected(blocks("MX6", "shared microexponents, 6 bits an element", MX6)),
+    blocks("MX6", "shared microexponents, 6 bits an element", MX6, BiasCorrection=True),
     blocks("MX9", "shared microexponents, 9 bits an element", MX9),
-    _corrected(blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2)),
-    _equalized(_corrected(blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3))),
-    _corrected(blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2)),
-    _corrected(blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3)),
-    _corrected(blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1), WeightScaleRule="mse"),
-    blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8).with_options(Protect="auto"),
+    blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2, BiasCorrection=True),
+    # Small floats lose the same in every binade; equalization changes which channels share a block.
+    blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3, BiasCorrection=True,
+           CLESteps=1, CLEClip="per_channel").with_fields(include_cle=True),
+    blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2, BiasCorrection=True),
+    blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3, BiasCorrection=True),
+    blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse"),
+    blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8, Protect="auto"),
 )
 MIXED_BLOCK_PRESETS = (
     mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16),
@@ -207,6 +203,8 @@ MIXED_BLOCK_PRESETS = (
 )
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
 WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS)
+
+# fmt: on
 
 _ROWS = (
     XINT8,
@@ -249,8 +247,8 @@ _ROWS = (
             "MatMulNBitsParams": {"GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 1},
         },
     ),
-    *(row.with_algorithm(ADAROUND) for row in WITH_ADAROUND),
-    *(row.with_algorithm(ADAQUANT) for row in WITH_ADAQUANT),
+    *(finetuned(row, "AdaRound") for row in WITH_ADAROUND),
+    *(finetuned(row, "AdaQuant") for row in WITH_ADAQUANT),
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({row.name: row for row in _ROWS})
@@ -265,14 +263,3 @@ def unknown_preset(name: object) -> UnknownNameError:
     nearest = difflib.get_close_matches(str(name).upper(), PRESETS, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else ""
     return UnknownNameError(f"no preset {name!r}.{hint} 'quark presets' lists all {len(PRESETS)}.")
-
-
-def get_default_config(config_name: str) -> QuantizationConfig:
-    """A fresh config of that preset.
-
-    >>> get_default_config("MXINT8").extra_options["MXAttributes"]["scale_rule"]
-    'floor'
-    """
-    if not isinstance(config_name, str) or config_name not in PRESETS:
-        raise unknown_preset(config_name)
-    return PRESETS[config_name].config()

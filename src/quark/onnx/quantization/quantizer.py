@@ -13,17 +13,17 @@ import onnx
 import onnx_ir as ir
 
 from quark.account import FileFacts, PackingFacts, Report
+from quark.compare import Verdict, worst_text
 from quark.errors import InvalidValueError
-from quark.fidelity import Verdict, worst_text
 from quark.measures import Measure, MeasureResult
-from quark.onnx.message import Message, split
+from quark.onnx.large_tensors import Message, split
 from quark.onnx.pack import pack_message
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import placed
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
-from quark.onnx.quantization.settings import Settings
 from quark.onnx.save import SaveOptions, check_output, together, write_model, write_text
+from quark.onnx.settings import Settings
 from quark.plan import QuantizationPlan
 from quark.report.summary import print_summary
 from quark.text import get_logger
@@ -36,10 +36,10 @@ logger = get_logger(__name__)
 
 
 class QuantizedModel:
-    """A quantized model with the account of how it came about.
+    """A quantized model with the report on how it was made.
 
-    The weights of a large model are not in memory: `save` computes and writes them one by one, and only who asks for
-    `model` has them all.
+    The weights of a large model are not in memory: `save` computes and writes them one by one, and only `model` loads
+    them all.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class QuantizedModel:
         data: Any = None,
         reads: Iterable[Any] = (),
     ) -> None:
-        """`source`, `data` and `reads` are what was read, of which paths are kept: these files are not overwritten."""
+        """`source`, `data` and `reads` are what was read. Those that are files are never overwritten."""
         self._outcome = outcome
         self._save_options = save_options
         self._source, self._data = _path(source), _path(data)  # arrays are not held
@@ -62,7 +62,7 @@ class QuantizedModel:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model with its weights. Whoever changes it, saves what it became."""
+        """The model with its weights. `save` includes edits made in place."""
         if self._model is None:
             self._model = self._outcome.message.filled()
             self._outcome.check_unchanged()
@@ -71,33 +71,40 @@ class QuantizedModel:
 
     @property
     def report(self) -> Report:
-        """What was done, why, and how well it came out. The hash of a large source may have to be waited for."""
+        """What was done, why, and how good the result is. May wait for the hash of a large source."""
         card = self._card.to_dict()
         return replace(self._outcome.report, result=self._written, packing=self._packing, card=card)
 
     def with_search(self, auto: Mapping[str, Any], measure: MeasureResult | None) -> QuantizedModel:
-        """The same model with a report that also says which configurations were tried, and what was measured."""
+        """The same model, with the configurations that were tried and what was measured in its report."""
         account = replace(self._outcome.account, auto=auto, measure=measure)
         outcome = replace(self._outcome, account=account)
         return QuantizedModel(outcome, self._save_options, self._source, self._data, self._reads)
 
     @property
     def plan(self) -> QuantizationPlan:
+        """The formats, scales and readers of all quantized tensors."""
         return self._outcome.account.plan
 
     def save(self, path: str | os.PathLike[str], pack: str | None = None) -> Path:
-        """Write the model, and the report as JSON beside it: model.onnx and model.json. The report has the card by
-        which `quark reproduce` makes the file again.
+        """Write the model, and the report as JSON beside it: model.onnx and model.json. The report has the card from
+        which `quark reproduce` builds the file again.
 
         `pack` stores weights of block formats in their true width: 'portable', 'custom' or 'native', see
-        docs/packed_files.md. Where nothing can be packed, as integers already are, the log says so.
+        docs/packed_files.md. If nothing can be packed, because integers already are, the log says so.
         """
         target = check_output(path, self._source, self._data, *self._reads)
         self._outcome.check_unchanged()
         content = self._outcome.message if self._model is None else self._model
         self._packing = None
         if pack is not None:
-            content = self._packed(content, pack)
+            message = content if isinstance(content, Message) else split(ir.serde.deserialize_model(content))
+            packed, facts = pack_message(message, pack)
+            for remark in facts.remarks:
+                logger.warning("%s", remark)
+            if facts.packed:
+                content = packed
+                self._packing = PackingFacts(facts.profile, len(facts.packed), facts.bits_per_weight)
         with together(target):
             self._written = write_model(content, target, self._save_options)
             self._outcome.check_unchanged()
@@ -105,16 +112,6 @@ class QuantizedModel:
             self._card = placed(card, target, self._source, self._data, self._written)
             write_text(self.report.to_json(), target.with_suffix(".json"))
         return target
-
-    def _packed(self, content: Message | onnx.ModelProto, profile: str) -> Message | onnx.ModelProto:
-        message = content if isinstance(content, Message) else split(ir.serde.deserialize_model(content))
-        packed, facts = pack_message(message, profile)
-        for remark in facts.remarks:
-            logger.warning("%s", remark)
-        if not facts.packed:
-            return content
-        self._packing = PackingFacts(facts.profile, len(facts.packed), facts.bits_per_weight)
-        return packed
 
 
 def quantize(
@@ -132,16 +129,16 @@ def quantize(
 
     `data` is what the model will see: an ONNX Runtime reader, any iterable of dicts or arrays, a torch DataLoader, an
     array, a .npz file or a folder of images. A configuration that needs calibration is refused without data, unless
-    `use_random_data` is True or the configuration has the option UseRandomData; ranges found on random numbers mean
-    nothing, and the report says so.
+    `use_random_data` is True or the configuration has the option UseRandomData; ranges found on random numbers are
+    meaningless, and the report says so.
 
     `config` is the name of a preset, a YAML or JSON file, or a configuration object. 'auto' tries several presets and
     takes the fastest whose outputs are close enough to the float model's: `auto_quantize` has more options.
 
-    Of a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by `preprocessing`:
-    'imagenet', 'lite', 'none', a YAML file or a `Preprocessing`.
+    From a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by
+    `preprocessing`: 'imagenet', 'lite', 'none', a YAML file or a `Preprocessing`.
 
-    `metric` is measured of both models, for `report.measure`: the name of a built-in measure (`quark.measures`), which
+    `metric` is measured on both models, for `report.measure`: the name of a built-in measure (`quark.measures`), which
     compares them on the held-out samples, 'FILE.py:FUNCTION', or a function that takes an ONNX Runtime session and
     returns a number.
     """
@@ -151,11 +148,7 @@ def quantize(
         # by its name: quark.search lies right of quark.onnx
         auto_quantize = import_module("quark.search").auto_quantize
         found = auto_quantize(
-            *(model, data),
-            metric=metric,
-            num_samples=num_samples,
-            batch_size=batch_size,
-            preprocessing=preprocessing,
+            *(model, data), metric=metric, num_samples=num_samples, batch_size=batch_size, preprocessing=preprocessing
         )
         if found.model is None:
             raise InvalidValueError(f"config 'auto': {found.statement}")
@@ -169,7 +162,7 @@ def quantize(
 
 
 class ModelQuantizer:
-    """Quantizes models by one configuration, which is checked when this is built.
+    """Quantizes models with one configuration, which is checked at construction.
 
     >>> from quark.onnx import QConfig
     >>> ModelQuantizer(QConfig.get_default_config("MXINT8")).settings.name
@@ -211,7 +204,7 @@ class ModelQuantizer:
 
 
 def files_read(settings: Settings, config: Any = None, preprocessing: Any = None, metric: Any = None) -> list[str]:
-    """The files other than model and data that a run by these arguments reads; names of presets are none."""
+    """The files other than model and data that a run with these arguments reads."""
     plan = None if settings.mix is None else settings.mix.plan_file
     function = metric.rpartition(":")[0] if isinstance(metric, str) else None  # FILE.py:FUNCTION
     paths = [_path(each) for each in (config, preprocessing, plan, function)]
@@ -223,12 +216,9 @@ def _path(source: Any) -> str | os.PathLike[str] | None:
 
 
 def _warn(report: Report) -> None:
-    """The log gets what a user must not miss, whoever prints the rest."""
+    """Log what a user must not miss, even if no summary is printed."""
     for remark in report.remarks:
         logger.warning("%s", remark)
     if report.verdict in (Verdict.DEGRADED, Verdict.COLLAPSED):
-        logger.warning("%s", _one_line(report))
-
-
-def _one_line(report: Report) -> str:
-    return f"{report.source.name} as {report.config_name}: {report.verdict.value} ({worst_text(report.outputs)})"
+        verdict = f"{report.verdict.value} ({worst_text(report.outputs)})"
+        logger.warning("%s as %s: %s", report.source.name, report.config_name, verdict)

@@ -1,20 +1,23 @@
-"""Making a quantized file again from its card, and whether the same bytes come out.
+"""Build a quantized file again from its card, and compare the bytes.
 
     read the card -> find the float model and the data -> compare their hashes with the card's -> quantize -> compare
 
-The hashes are compared before the work. The file that comes out is given the card of the one that it should be, since
-other versions or another processor are said beforehand and make no other model by themselves: the same bytes then mean
-that everything else is the same.
+The new file gets the card of the original, because other versions or another processor are reported beforehand and do
+not change a model by themselves. Equal bytes then mean that everything else is equal.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import onnx
+import onnx_ir as ir
 
 from quark.account import FileFacts
 from quark.card import Card, DataKind, differences, platform_facts
@@ -23,27 +26,28 @@ from quark.files.foreign import check_folder, short
 from quark.files.output import scratch_folder
 from quark.onnx.data import Preprocessing
 from quark.onnx.load import load
+from quark.onnx.load.reading import read_proto, read_whole
 from quark.onnx.pack import pack_message
-from quark.onnx.quantization.card_file import FoundCard, read_card
-from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
-from quark.onnx.quantization.config.files import naming
+from quark.onnx.quantization.config.content import naming
+from quark.onnx.quantization.config.files import config_from
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
-from quark.onnx.quantization.file_differences import external_files, file_differences, file_hash
-from quark.onnx.quantization.making import card_of, data_facts, placed, put_card
+from quark.onnx.quantization.making import FoundCard, card_of, data_facts, placed, put_card, read_card
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
 from quark.onnx.quantization.quantizer import files_read
-from quark.onnx.quantization.settings import Settings
 from quark.onnx.save import SaveOptions, check_output, together, write_model, write_text
 from quark.onnx.session import release_memory
+from quark.onnx.settings import Settings
+from quark.report.quantities import count_of, listed
 
 MOST_ENTRIES = 200_000  # of a folder that a card names
+_PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """`expected` is the hash of the file that the card is about. `warnings` tell what is not as it was then, and
-    `differences` what became of it; both are empty in the best case."""
+    """`expected` is the hash of the file that the card is about. `warnings` say what has changed since then, and
+    `differences` how the new file differs."""
 
     expected: str
     found: FileFacts
@@ -52,9 +56,11 @@ class Reproduction:
 
     @property
     def is_same(self) -> bool:
+        """True if the new file has the expected bytes."""
         return self.expected == self.found.sha256
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
         return {
             "same": self.is_same,
             "expected_sha256": self.expected,
@@ -70,11 +76,15 @@ def reproduce(
     data: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> Reproduction:
-    """Make the file of a card again, and compare. Without `model` and `data` they are looked for where the card says,
-    and beside it. Another model or other data than the card's are an error, before the work. The result is kept where
-    `output` says, with the card beside it, and otherwise not."""
+    """Build the file of a card again, and compare. `model` and `data` are by default looked for where the card says and
+    beside it; if they are not the card's, an error is raised before the work. The result is written to `output`, with
+    its card beside it, if that is given."""
     found = read_card(Path(card))
-    _check(found)
+    if found.card.functions:
+        raise UnsupportedOptionError(
+            f"card '{found.file}': {', '.join(found.card.functions)} was a Python function, which a card cannot hold; "
+            f"run the script that made the file again"
+        )
     expected, warnings = _expected(found)
     settings = naming(f"card '{found.file}'", settings_from, found.card)
     source = _find_source(found, None if model is None else Path(model))
@@ -85,10 +95,12 @@ def reproduce(
     outcome = quantize_graph(source, samples, settings)
     if outcome.digest.hexdigest() != found.card.source.sha256:
         raise ModelError(f"model '{source}' changed after it was compared with the card: start again")
-    options = _save_options(found, settings)
+    # as configured; but `quark pack`, afterwards, writes one file if that is possible
+    is_one = bool(found.card.packing) and found.model is not None and not external_files(found.model)
+    options = SaveOptions() if is_one else settings.save
     made, differing = _compared(outcome, found, expected, options)
     if target is not None:
-        # another file than the card's says itself how it was made
+        # a file that differs from the card's has a card of its own
         own = found.card if made.sha256 == expected else replace(outcome.card, packing=found.card.packing)
         with together(target):
             beside = placed(own, target, source, samples.source, _write(outcome, own, target, options))
@@ -97,17 +109,9 @@ def reproduce(
     return Reproduction(expected, made, tuple(warnings), tuple(differing))
 
 
-def _check(found: FoundCard) -> None:
-    if found.card.functions:
-        raise UnsupportedOptionError(
-            f"card '{found.file}': {', '.join(found.card.functions)} was a Python function, which a card cannot hold; "
-            f"run the script that made the file again"
-        )
-
-
 def _expected(found: FoundCard) -> tuple[str, list[str]]:
-    """The hash of the file that there should be: of the model itself where that was given, else as the card says, with
-    a warning where the model beside it is another one by now."""
+    """The hash that the file should have: that of the model if it was given, else the card's, with a warning if the
+    model beside the card has changed."""
     result = found.card.result
     if found.model is None:
         if result is None:
@@ -121,7 +125,7 @@ def _expected(found: FoundCard) -> tuple[str, list[str]]:
 
 
 def _old_hash(card: Card, has_external_data: bool) -> str:
-    """What to add to a message about different hashes if they may not be comparable; mostly empty."""
+    """What to add to a message about different hashes if they may not be comparable, else nothing."""
     if not has_external_data or not card.versions.get("quark", "").startswith("1.0."):
         return ""
     return (
@@ -131,11 +135,10 @@ def _old_hash(card: Card, has_external_data: bool) -> str:
 
 
 def settings_from(card: Card) -> Settings:
-    """The settings that the card's config means. Nothing is written but the result: folders that keep ranges, layers
-    or plans are left out, which a card could name to write where it likes."""
+    """The settings of the card's config. Folders that keep ranges, layers or plans are left out: a card could name any
+    folder to write to."""
     _refuse_functions(card.config, "config")
-    kind = QConfig if "global_config" in card.config else QuantizationConfig
-    settings = replace(settings_of(kind.from_dict(dict(card.config))), name=card.config_name)
+    settings = replace(settings_of(config_from(dict(card.config))), name=card.config_name)
     finetune, mix = settings.refine.finetune, settings.mix
     if finetune is not None:
         settings = replace(settings, refine=replace(settings.refine, finetune=replace(finetune, folder=None)))
@@ -145,7 +148,7 @@ def settings_from(card: Card) -> Settings:
 
 
 def _refuse_functions(content: Any, where: str) -> None:
-    """Raise an error if a config names a Python function as its measure: to load it would run somebody else's code."""
+    """Raise an error if a config names a Python function as its measure: loading it would run untrusted code."""
     if isinstance(content, Mapping):
         for name, value in content.items():
             if name == "Metric" and isinstance(value, str) and ":" in value.partition("?")[0]:
@@ -201,7 +204,7 @@ def _find_data(found: FoundCard, given: Path | None) -> Data:
 
 
 def _compare_inputs(card: Card, source: Path, data: Data, settings: Settings) -> list[str]:
-    """An error where the model or the data is another one; else what else is not as it was."""
+    """Raise an error if the model or the data is not the card's. Returns what else has changed."""
     loaded = load(source, settings.load)
     if loaded.sha256 != card.source.sha256:
         raise InvalidValueError(
@@ -223,8 +226,8 @@ def _compare_inputs(card: Card, source: Path, data: Data, settings: Settings) ->
 
 
 def _compared(outcome: Outcome, found: FoundCard, expected: str, options: SaveOptions) -> tuple[FileFacts, list[str]]:
-    """The file, and what differs in it. It is written under the name that it had: weights in a file of their own are
-    called after it, which the model says."""
+    """The new file, and how it differs. It is written under the original name, since the model names its external
+    weights after it."""
     known = found.card.result.name if found.card.result is not None else ""
     name = found.model.name if found.model is not None else known or "model.onnx"
     with scratch_folder() as folder:
@@ -252,7 +255,73 @@ def _write(outcome: Outcome, card: Card, target: Path, options: SaveOptions) -> 
     return write_model(packed, target, options)
 
 
-def _save_options(found: FoundCard, settings: Settings) -> SaveOptions:
-    """As configured; but `quark pack`, afterwards, writes one file where that is possible."""
-    is_one = bool(found.card.packing) and found.model is not None and not external_files(found.model)
-    return SaveOptions() if is_one else settings.save
+# ---------------------------------------------------------------- comparing files
+def file_hash(path: Path) -> str:
+    """Return `quark.account.FileFacts.sha256` of this model, external data included."""
+    state = hashlib.sha256()
+    for piece in _pieces(path):
+        state.update(piece)
+    for file in sorted(external_files(path)):
+        external = hashlib.sha256()
+        for piece in _pieces(file):
+            external.update(piece)
+        state.update(external.digest())
+    return state.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def external_files(path: Path) -> list[Path]:
+    """The files that hold weights of the model, in the order in which it first names them."""
+    proto = read_proto(path)
+    names = [
+        entry.value
+        for tensor in proto.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    ]
+    files = [path.parent / name for name in dict.fromkeys(names)]
+    for file in files:
+        if file.parent.resolve() != path.parent.resolve() or not file.is_file():
+            raise ModelError(f"model '{path}': its weights '{file.name}' are expected in the same folder")
+    return files
+
+
+def file_differences(first: Path, second: Path) -> list[str]:
+    """How the second file differs, in phrases for people; empty if only the order of bytes could differ."""
+    one, two = read_whole(first), read_whole(second)
+    before, after = _tensors(one), _tensors(two)
+    groups = {
+        "missing initializer": [name for name in before if name not in after],
+        "new initializer": [name for name in after if name not in before],
+        "different initializer": [name for name in before if name in after and before[name] != after[name]],
+    }
+    nodes_before, nodes_after = (
+        {str(node.name): ir.serde.serialize_node(node).SerializeToString(deterministic=True) for node in model.graph}
+        for model in (one, two)
+    )
+    names = {**nodes_before, **nodes_after}
+    groups["different node"] = [name for name in names if nodes_before.get(name) != nodes_after.get(name)]
+    found = [f"{count_of(len(names), what)}: {listed(names)}" for what, names in groups.items() if names]
+    metadata_before, metadata_after = dict(one.metadata_props), dict(two.metadata_props)
+    keys = {**metadata_before, **metadata_after}
+    changed = sorted(key for key in keys if metadata_before.get(key) != metadata_after.get(key))
+    found += [f"metadata: {', '.join(changed)}"] if changed else []
+    if one.producer_version != two.producer_version:
+        found.append(f"written by quark {one.producer_version}, now {two.producer_version}")
+    return found
+
+
+def _tensors(model: ir.Model) -> dict[str, tuple[Any, ...]]:
+    """The type, shape and a hash of the values of every initializer."""
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    return {
+        name: (tensor.dtype, tensor.shape, hashlib.sha256(tensor.tobytes()).digest())
+        for name, tensor in tensors.items()
+        if tensor is not None
+    }

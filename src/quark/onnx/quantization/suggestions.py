@@ -15,7 +15,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,32 +23,25 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from quark.card import Card
+from quark.compare import OutputFidelity, outputs_without_numbers, overall_verdict, worst_output
+from quark.compare.verdict import figure_text
+from quark.decide import AffineSpec
 from quark.diagnosis import Action, Diagnosis, LayerDiagnosis, Outcome, Step, Suggestion
 from quark.errors import InvalidValueError, QuarkError
-from quark.fidelity import (
-    OutputFidelity,
-    OutputsMeter,
-    batch_size_of,
-    outputs_without_numbers,
-    overall_verdict,
-    worst_output,
-)
-from quark.fidelity.verdict import figure_text
+from quark.features.protection.on_onnx import is_protectable
+from quark.features.protection.options import ProtectMode
 from quark.files.foreign import parse_yaml
-from quark.onnx.choose import AffineSpec
+from quark.onnx.comparing import judge_outputs, session_run
 from quark.onnx.data import Sample, Samples, input_infos, open_samples
 from quark.onnx.load import load
-from quark.onnx.protect import ProtectMode
-from quark.onnx.quantization.card_file import read_card
-from quark.onnx.quantization.config.changes import Change, changed
-from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
+from quark.onnx.quantization.config.config import QConfig, QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.files import Change, changed, config_from
 from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.making import read_card
 from quark.onnx.quantization.pipeline import quantize_graph
-from quark.onnx.quantization.presets import get_default_config
-from quark.onnx.quantization.protecting import is_protectable
 from quark.onnx.quantization.reproduction import settings_from
-from quark.onnx.quantization.settings import Settings
-from quark.onnx.session import open_session, release_memory, running
+from quark.onnx.session import open_session, release_memory
+from quark.onnx.settings import Settings
 from quark.report.quantities import count_of
 from quark.text import one_line, setting, shell_command
 
@@ -114,8 +107,7 @@ class Making:
         card = read_card(quantized).card
         if card.functions:
             raise InvalidValueError(f"{', '.join(card.functions)} was a Python function, which a card cannot hold")
-        kind = QConfig if "global_config" in card.config else QuantizationConfig
-        return Making(card, kind.from_dict(dict(card.config)), settings_from(card))
+        return Making(card, config_from(dict(card.config)), settings_from(card))
 
     def settings_with(self, candidate: Candidate) -> Settings:
         """The settings of the candidate, without finetuning and without anything written to disk."""
@@ -226,11 +218,7 @@ def _own_changes(diagnosis: Diagnosis, making: Making, model: ir.Model) -> Itera
 
 
 def _exclude(
-    diagnosis: Diagnosis,
-    count: int,
-    existing: Sequence[str],
-    in_float: Collection[str],
-    model: ir.Model | None = None,
+    diagnosis: Diagnosis, count: int, existing: Sequence[str], in_float: Collection[str], model: ir.Model | None = None
 ) -> Candidate | None:
     """Leave the `count` most sensitive layers in float; None if fewer layers have nearly as much of the sensitivity.
 
@@ -241,7 +229,10 @@ def _exclude(
     layers = [
         layer
         for layer in _worst(diagnosis)
-        if layer.share and not _is_excluded(layer, existing, in_float) and (nodes is None or layer.name in nodes)
+        if layer.share
+        and layer.name not in in_float
+        and not any(_is_match(pattern, layer.name) for pattern in existing)
+        and (nodes is None or layer.name in nodes)
     ]
     if len(layers) < count:
         return None
@@ -311,9 +302,9 @@ def _remedies(diagnosis: Diagnosis, config: QuantizationConfig, making: Making) 
         for remedy in layer.remedies:
             key, _, value = remedy.option.partition("=")
             if key == "TensorQuantOverrides":
-                overrides |= _read(value)
+                overrides |= parse_yaml(value, "a suggested value")
             elif remedy.option and remedy.action not in (Action.EXCLUDE, Action.ADAROUND):
-                plain.setdefault(key, Candidate(remedy.text, ((key, _read(value)),)))
+                plain.setdefault(key, Candidate(remedy.text, ((key, parse_yaml(value, "a suggested value")),)))
     if overrides:
         merged = {**options.get("TensorQuantOverrides", {}), **overrides}
         text = f"16 bits for the inputs of the most sensitive layers ({len(overrides)} tensors)"
@@ -321,21 +312,30 @@ def _remedies(diagnosis: Diagnosis, config: QuantizationConfig, making: Making) 
     op_types = {layer.op_type for layer in diagnosis.layers}
     activation = making.settings.choose.default.activation
     is_affine = isinstance(activation, AffineSpec) and activation.integer.bits <= 8
-    method, is_power = str(config.calibrate_method), "PowerOfTwoMethod" in str(config.calibrate_method)
-    if is_affine and "calibrate_method" not in plain:
-        name = "CalibrationMethod.MinMax" if "Percentile" in method else "CalibrationMethod.Percentile"
-        if is_power:
-            name = "PowerOfTwoMethod.NonOverflow" if "MinMSE" in method else "PowerOfTwoMethod.MinMSE"
-        plain["calibrate_method"] = Candidate(f"find ranges by {name.split('.')[1]}", (("calibrate_method", name),))
-    if is_affine and "Conv" in op_types and not config.include_cle:
-        equalize = Candidate("even out channels between neighbouring layers", (("include_cle", True),))
-        plain.setdefault("include_cle", equalize)
-    if is_affine and op_types & {"MatMul", "Gemm"} and "Conv" not in op_types and not config.include_sq:
-        smooth = Candidate("move outliers of activations into the weights", (("include_sq", True),))
-        plain.setdefault("include_sq", smooth)
-    if is_affine and making.settings.refine.bias_correction is None:
-        correct = Candidate("correct the biases for what rounding shifts", (("BiasCorrection", True),))
-        plain.setdefault("BiasCorrection", correct)
+    method = str(config.calibrate_method)
+    other_method = "CalibrationMethod.MinMax" if "Percentile" in method else "CalibrationMethod.Percentile"
+    if "PowerOfTwoMethod" in method:
+        other_method = "PowerOfTwoMethod.NonOverflow" if "MinMSE" in method else "PowerOfTwoMethod.MinMSE"
+    is_linear = bool(op_types & {"MatMul", "Gemm"}) and "Conv" not in op_types
+    usual: tuple[tuple[str, Any, str, bool], ...] = (
+        ("calibrate_method", other_method, f"find ranges by {other_method.split('.')[1]}", True),
+        (
+            "include_cle",
+            True,
+            "even out channels between neighbouring layers",
+            "Conv" in op_types and not config.include_cle,
+        ),
+        ("include_sq", True, "move outliers of activations into the weights", is_linear and not config.include_sq),
+        (
+            "BiasCorrection",
+            True,
+            "correct the biases for what rounding shifts",
+            making.settings.refine.bias_correction is None,
+        ),
+    )
+    for key, change, text, is_useful in usual:
+        if is_affine and is_useful:
+            plain.setdefault(key, Candidate(text, ((key, change),)))
     yield from itertools.islice(plain.values(), MOST_REMEDIES)
 
 
@@ -347,21 +347,12 @@ def _worst(diagnosis: Diagnosis) -> Sequence[LayerDiagnosis]:
     return sorted(compared, key=lambda layer: layer.local.sqnr_db if layer.local else math.inf)[:WORST_LAYERS]
 
 
-def _is_excluded(layer: LayerDiagnosis, patterns: Sequence[str], in_float: Collection[str]) -> bool:
-    """True if the layer is in float already, and only what it reads is quantized."""
-    return layer.name in in_float or any(_is_match(pattern, layer.name) for pattern in patterns)
-
-
 def _is_match(pattern: str, name: str) -> bool:
     """True if the pattern is that name, or a regular expression for it."""
     try:
         return pattern == name or re.fullmatch(pattern, name) is not None
     except re.error:  # a name that is not a regular expression
         return False
-
-
-def _read(text: str) -> Any:
-    return parse_yaml(text, "a suggested value")
 
 
 # ---------------------------------------------------------------- trying it
@@ -398,18 +389,12 @@ def _includes(candidate: Candidate, other: Candidate) -> bool:
     if candidate == other or not other.changes:
         return False
     own = dict(candidate.changes)
-    return all(key in own and _holds(own[key], value) for key, value in other.changes)
-
-
-def _holds(value: Any, part: Any) -> bool:
-    return set(part) <= set(value) if isinstance(value, list) and isinstance(part, list) else bool(value == part)
-
-
-def _is_idle(candidate: Candidate, result: _Result) -> bool:
-    """True if the candidate leaves still more layers in float, where several had gained nothing."""
-    tried, _, suggestion = result
-    is_exclusion = [key for key, _ in tried.changes] == ["nodes_to_exclude"] and tried.count > 1
-    return is_exclusion and suggestion.outcome is Outcome.NO_GAIN and _includes(candidate, tried)
+    for key, part in other.changes:
+        value = own.get(key)
+        is_held = set(part) <= set(value) if isinstance(value, list) and isinstance(part, list) else value == part
+        if key not in own or not is_held:
+            return False
+    return True
 
 
 class _Trials:
@@ -426,7 +411,9 @@ class _Trials:
             data, input_infos(model), count=count, batch_size=batch_size, preprocessing=preprocessing
         )
         self._held_out, self._indices = self._split()
-        self._expected = self._outputs(os.fspath(float_model))
+        session = open_session(os.fspath(float_model))
+        run, names = session_run(session, "the model"), [output.name for output in session.get_outputs()]
+        self._expected = [run(sample, names) for sample in self._held_out]
 
     def __enter__(self) -> _Trials:
         return self
@@ -445,7 +432,7 @@ class _Trials:
         if self._making.settings.refine.finetune is not None:
             note += ", without finetuning"
         else:
-            found = self._compared(again, self._judged(self._outputs(os.fspath(quantized))), before)
+            found = self._compared(again, self._judged(os.fspath(quantized)), before)
             is_better = found[2].verdict_after is not found[2].verdict_before  # other samples change a little, always
             results += [found] if found[2].outcome is Outcome.HELPED and is_better else []
         skipped: list[Suggestion] = []
@@ -453,26 +440,19 @@ class _Trials:
         for candidate in candidates:
             usual = sum(quick) / len(quick) if quick else 0.0
             expected = time.monotonic() - start + usual * (LONG_TIMES if candidate.is_long else 1)
-            works = [tried for tried, figures, _ in results if figures is not None and figures.severity <= 1]
-            reason = ""
-            if any(_is_idle(candidate, result) for result in results):
-                reason = "more layers in float had gained nothing"
-            elif candidate.preset and any(tried.preset for tried in works):
-                reason = "another preset works"
-            elif quick and expected > seconds * (OVERTIME if candidate.is_sure and not works else 1.0):
-                reason = "there was no time"
+            reason = self._reason_to_skip(candidate, results, expected if quick else 0.0, seconds)
             if reason:
                 skipped.append(Suggestion(candidate.text, candidate.arguments, reason=reason))
                 continue
             say(len(results) + len(skipped) + 1, len(candidates), candidate.text)
             begun = time.monotonic()
-            results.append(self._tried(candidate, before, [each for each in results if _includes(candidate, each[0])]))
+            results.append(self._tried(candidate, before, results))
             if not candidate.is_long:
                 quick.append(time.monotonic() - begun)
         pair = self._best_pair(results, before)
         if pair is not None and time.monotonic() - start < OVERTIME * seconds:
             say(len(results) + 1, len(candidates) + 1, pair.text)
-            results.append(self._tried(pair, before, [each for each in results if _includes(pair, each[0])]))
+            results.append(self._tried(pair, before, results))
         order = {Outcome.HELPED: 0, Outcome.NO_GAIN: 1, Outcome.FAILED: 2, Outcome.UNTRIED: 3}
 
         def key(result: _Result) -> tuple[int, float, bool, float]:
@@ -485,6 +465,18 @@ class _Trials:
         if skipped:
             note += f"; {len(results)} of {len(results) + len(skipped)} were tried"
         return Tried((*(suggestion for *_, suggestion in results), *skipped), note)
+
+    def _reason_to_skip(self, candidate: Candidate, results: Sequence[_Result], expected: float, seconds: float) -> str:
+        """Why a change is not tried, or nothing. It would be done after `expected` of the `seconds` allowed."""
+        for tried, _, suggestion in results:
+            is_exclusion = [key for key, _ in tried.changes] == ["nodes_to_exclude"] and tried.count > 1
+            if is_exclusion and suggestion.outcome is Outcome.NO_GAIN and _includes(candidate, tried):
+                return "more layers in float had gained nothing"
+        works = [tried for tried, figures, _ in results if figures is not None and figures.severity <= 1]
+        if candidate.preset and any(tried.preset for tried in works):
+            return "another preset works"
+        allowed = seconds * (OVERTIME if candidate.is_sure and not works else 1.0)
+        return "there was no time" if expected > allowed else ""
 
     def _best_pair(self, results: Sequence[_Result], before: _Figures) -> Candidate | None:
         """Both of the two best changes, if they are about different options."""
@@ -499,14 +491,14 @@ class _Trials:
                 return Candidate(f"{first.text}, and {second.text}", (*first.changes, *second.changes))
         return None
 
-    def _tried(self, candidate: Candidate, before: _Figures, smaller: Sequence[_Result]) -> _Result:
-        """Try a change. It helped if it beats the file, and what was tried of it alone."""
+    def _tried(self, candidate: Candidate, before: _Figures, results: Sequence[_Result]) -> _Result:
+        """Try a change. It helped if it beats the file, and every part of it that was tried alone."""
         try:
             after = self._figures(candidate)
         except QuarkError as error:
             reason = one_line(error)
             return candidate, None, Suggestion(candidate.text, candidate.arguments, Outcome.FAILED, reason=reason)
-        rivals = [figures for _, figures, _ in smaller if figures is not None]
+        rivals = [figures for tried, figures, _ in results if figures is not None and _includes(candidate, tried)]
         return self._compared(candidate, before, after, rivals)
 
     def _compared(
@@ -532,9 +524,9 @@ class _Trials:
         settings = self._making.settings_with(candidate)
         samples = (sample for index, sample in enumerate(self._samples.in_order()) if index in self._indices)
         outcome = quantize_graph(self._source, Data(samples), settings)
-        found = self._outputs(outcome.message.to_graph())
+        found = self._judged(outcome.message.to_graph())
         release_memory()
-        return self._judged(found)
+        return found
 
     def _split(self) -> tuple[list[Sample], set[int]]:
         """The samples to judge by, and the numbers of those to calibrate on; a lone sample serves both."""
@@ -554,19 +546,10 @@ class _Trials:
             held_out = list(self._samples.in_order())
         return held_out, calibrated
 
-    def _outputs(self, model: Any) -> list[Mapping[str, Any]]:
-        session = open_session(model)
-        names = [output.name for output in session.get_outputs()]
-        with running("the model"):
-            return [dict(zip(names, session.run(names, dict(sample)), strict=True)) for sample in self._held_out]
-
-    def _judged(self, actual: Sequence[Mapping[str, Any]]) -> _Figures:
+    def _judged(self, model: ir.Model | str) -> _Figures:
+        run = session_run(open_session(model), "the model")
         left_out = outputs_without_numbers(self._expected)
-        meter = OutputsMeter()
-        for sample, expected, outputs in zip(self._held_out, self._expected, actual, strict=True):
-            wanted = {name: value for name, value in expected.items() if name not in left_out}
-            meter.add(wanted, outputs, batch_size_of(sample))
-        return _Figures(meter.result())
+        return _Figures(judge_outputs(run, self._held_out, self._expected, left_out))
 
 
 def _compared_part(before: Sequence[OutputFidelity], after: Sequence[OutputFidelity]) -> tuple[str, tuple[str, str]]:

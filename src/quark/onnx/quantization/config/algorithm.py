@@ -1,20 +1,20 @@
 """The accuracy algorithms that a QConfig can list, and their settings.
 
-They are known by name so that configs can be written, kept and read. Which of them this version carries out is decided
-where a config is turned into settings.
+`algorithm_options` turns them into the typed options of the steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
+from quark.errors import UnsupportedTypeError, refuse_unknown_fields, unknown_name
+from quark.features.finetuning.options import TRAINED_OP_TYPES
 from quark.files.foreign import short
-from quark.onnx.quantization.config.spec import QLayerConfig
-from quark.reconstruction.options import TRAINED_OP_TYPES
+from quark.onnx.quantization.config.content import plain, refuse_function
+from quark.onnx.quantization.config.spec import QLayerConfig, refuse_unknown_keys
 
 
 @refuse_unknown_fields
@@ -24,15 +24,18 @@ class AlgoConfig:
 
     name: ClassVar[str] = ""
 
-    def to_dict(self, on_function: Callable[[str], Any] | None = None) -> dict[str, Any]:
-        """Its name and what differs from the defaults, as JSON can hold it. A function is an error, or becomes what
-        `on_function` makes of its name.
+    def to_dict(self, on_function: Callable[[str], Any] = refuse_function) -> dict[str, Any]:
+        """Its name and the settings that differ from the defaults, as JSON can hold them.
+
+        A function among them is an error, or becomes what `on_function` returns for its name.
 
         >>> SmoothQuantConfig(alpha=0.7).to_dict()
         {'name': 'smooth_quant', 'alpha': 0.7}
         """
-        changed = {each.name: getattr(self, each.name) for each in fields(self) if not _is_default(self, each)}
-        return {"name": self.name, **{key: _plain(key, value, on_function) for key, value in changed.items()}}
+        usual = vars(type(self)())
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in vars(self).items()}
+        changed = {key: plain(value, key, on_function) for key, value in given.items() if value != usual[key]}
+        return {"name": self.name, **changed}
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> AlgoConfig:
@@ -43,32 +46,11 @@ class AlgoConfig:
         name = settings.pop("name", None)
         if not isinstance(name, str) or name not in ALGORITHMS:
             raise unknown_name("algorithm", name, ALGORITHMS)
-        known = [each.name for each in fields(ALGORITHMS[name])]
-        for key in settings:
-            if key not in known:
-                raise unknown_name(f"setting of algorithm '{name}'", key, known)
+        kind = ALGORITHMS[name]
+        refuse_unknown_keys(f"setting of algorithm '{name}'", settings, kind)
         if "target_layer_config" in settings:
             settings["target_layer_config"] = QLayerConfig.from_dict(settings["target_layer_config"])
-        tuples = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
-        return ALGORITHMS[name](**{**settings, **tuples})
-
-
-def _is_default(algorithm: AlgoConfig, each: Any) -> bool:
-    default = each.default if each.default_factory is MISSING else each.default_factory()
-    value = getattr(algorithm, each.name)
-    return bool((tuple(value) if isinstance(value, list) else value) == default)
-
-
-def _plain(key: str, value: Any, on_function: Callable[[str], Any] | None) -> Any:
-    if isinstance(value, QLayerConfig):
-        return value.to_dict()
-    if callable(value) and on_function is not None:
-        return on_function(key)
-    if callable(value):
-        raise InvalidValueError(f"'{key}' is a function, which a file cannot hold: set it in Python after loading")
-    if isinstance(value, PathLike):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
 
 
 @dataclass
@@ -179,13 +161,3 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
         AutoMixprecisionConfig,
     )
 }
-
-__all__ = [
-    "AdaQuantConfig",
-    "AdaRoundConfig",
-    "AlgoConfig",
-    "AutoMixprecisionConfig",
-    "BiasCorrectionConfig",
-    "CLEConfig",
-    "SmoothQuantConfig",
-]

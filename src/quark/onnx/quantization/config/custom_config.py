@@ -1,12 +1,11 @@
-"""The presets by the path that scripts import them from; they are in `quark.onnx.quantization.presets`."""
+"""The presets under the import path that scripts use; the table is in `quark.onnx.quantization.presets`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.preset_rows import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
-from quark.onnx.quantization.presets import PRESETS, get_default_config
+from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.presets import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS, PRESETS
 
 
 class _FreshConfigs(Mapping[str, QuantizationConfig]):

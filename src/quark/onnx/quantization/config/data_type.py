@@ -1,7 +1,7 @@
 """The number types that a spec can name, one row each.
 
-    Int8.format            the format of quark.formats, where one name says all
-    MXInt8.attributes      for block types, what the operator's attributes say: block size, rounding, scale rule ...
+    Int8.format            the name of the format in quark.formats; for block types only their family
+    MXInt8.attributes      for block types the operator's attributes: block size, rounding, scale rule ...
 
 The presets take their MXAttributes and BFPAttributes from here.
 """
@@ -29,7 +29,7 @@ from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, MX_QUANTIZE_DEQUANTIZE
 @refuse_unknown_fields
 @dataclass(frozen=True)
 class DataType:
-    """A number type: `map_onnx_format` is the same type as a QuantizationConfig names it; `attributes` is read-only."""
+    """A number type. `map_onnx_format` is the member that a QuantizationConfig uses; `attributes` is read-only."""
 
     name: str
     map_onnx_format: Any
@@ -47,7 +47,7 @@ class DataType:
 
     @property
     def format(self) -> str:
-        """The format's name; for block types the family, whose member `attributes` tell."""
+        """The name of the format; for block types that of the family, of which `attributes` select a member."""
         return format_of_type(self.map_onnx_format)
 
     @property
@@ -56,7 +56,7 @@ class DataType:
         return BLOCK_OPERATORS.get(self.format)
 
     def __call__(self) -> DataType:
-        """Itself: scripts that treat the type as a class write Int8()."""
+        """Return itself: scripts that treat the type as a class write Int8()."""
         return self
 
     def __str__(self) -> str:
@@ -66,17 +66,6 @@ class DataType:
 BLOCK_OPERATORS = {BFP_FAMILY: BFP_QUANTIZE_DEQUANTIZE.name, MX_FAMILY: MX_QUANTIZE_DEQUANTIZE.name}
 
 HALF_EVEN = 2  # as the attribute rounding_mode counts
-
-
-def _block_float(name: str, bit_width: int, block_size: int) -> DataType:
-    attributes: dict[str, int | str] = {
-        "bfp_method": "to_bfp",
-        "axis": 1,
-        "bit_width": bit_width,
-        "block_size": block_size,
-        "rounding_mode": HALF_EVEN,
-    }
-    return DataType(name, ExtendedQuantType.QBFP, attributes=attributes)
 
 
 def _microexponents(name: str, bit_width: int) -> DataType:
@@ -111,7 +100,11 @@ Int32 = DataType("Int32", ExtendedQuantType.QInt32, TensorProto.INT32)
 UInt32 = DataType("UInt32", ExtendedQuantType.QUInt32, TensorProto.UINT32)
 Float16 = DataType("Float16", ExtendedQuantType.QFloat16, TensorProto.FLOAT16)
 BFloat16 = DataType("BFloat16", ExtendedQuantType.QBFloat16, TensorProto.BFLOAT16)
-BFP16 = _block_float("BFP16", bit_width=16, block_size=8)
+BFP16 = DataType(
+    "BFP16",
+    ExtendedQuantType.QBFP,
+    attributes={"bfp_method": "to_bfp", "axis": 1, "bit_width": 16, "block_size": 8, "rounding_mode": HALF_EVEN},
+)
 MX4 = _microexponents("MX4", bit_width=11)
 MX6 = _microexponents("MX6", bit_width=13)
 MX9 = _microexponents("MX9", bit_width=16)

@@ -1,101 +1,161 @@
-"""The extra option FastFinetune as typed options: what is trained, how long, on what, and where.
+"""Finetuning as a config asks for it: the extra option FastFinetune, or an AdaRoundConfig or AdaQuantConfig.
 
-BatchSize       a batch has the rows of so many samples: `ROWS_OF_A_SAMPLE` of each
-NumBatches      batches of an iteration; 0 or below: all rows
-MemOptLevel     0 keeps everything in memory, 1 up to `MemoryLimit`, 2 nothing: activations go to files
-InferDevice     keeps the words that it was given; OptimDevice becomes the name that torch has for it
+An entry of `algo_config` counts with its defaults, which differ from the option's: it does not train biases unless
+`update_bias` says so. Its `num_workers`, `pin_memory` and `use_gds` say how data travel and change no result; the rest
+is refused unless it is at its default.
+
+torch trains on 'cpu' or 'cuda:N'; its builds for AMD's GPUs call theirs 'cuda' as well, so 'hip:N' means that. ONNX
+Runtime computes activations there if it has a provider for such devices. torch is imported here only to ask for a
+device that is not the CPU.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import re
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from quark.errors import InvalidValueError, unknown_name
-from quark.onnx.quantization.config.finetune_devices import check_infer_device, check_optim_device, check_torch
+import onnxruntime
+
+from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError, unknown_name
+from quark.features.finetuning.options import (
+    ROWS_OF_A_SAMPLE,
+    TRAINED_OP_TYPES,
+    Algorithm,
+    FinetuneOptions,
+    FitOptions,
+    Reconstruction,
+    providers_of,
+)
+from quark.onnx.quantization.config.algorithm import AdaRoundConfig
+from quark.onnx.quantization.config.option_kinds import (
+    BOOL,
+    NAMES,
+    PATH,
+    TWO_NUMBERS,
+    Kind,
+    integer,
+    is_number,
+    number_from,
+    number_or,
+    one_of,
+    optional,
+)
 from quark.onnx.quantization.config.option_treatments import Draft
-from quark.onnx.refine.options import FinetuneOptions, Reconstruction
-from quark.reconstruction.options import ROWS_OF_A_SAMPLE, TRAINED_OP_TYPES, Algorithm, FitOptions
 
 OPTION = "FastFinetune"
 NO_LIMIT = 1 << 62  # bytes
 _MEGABYTE = 1 << 20
-_ADAROUND_RATE = 0.1  # what the parameter of its sigmoid moves by; weights of AdaQuant have no rate that fits all
+_ADAROUND_RATE = 0.1  # of its sigmoid's parameter; no single rate suits the weights that AdaQuant trains
 _OF_ADAROUND = ("RegParam", "BetaRange", "WarmStart")
 _EVERY_BATCH = -1
 
-_Setting = tuple[str, Callable[[Any], Any]]
-_FIT: Mapping[str, _Setting] = {
-    "FixedSeed": ("seed", int),
-    "BatchSize": ("batch_rows", lambda value: ROWS_OF_A_SAMPLE * int(value)),
-    "NumBatches": ("batches", lambda value: int(value) if value > 0 else _EVERY_BATCH),
-    "NumIterations": ("iterations", int),
-    "EarlyStop": ("has_early_stop", bool),
-    "UpdateBias": ("has_bias", bool),
-    "OutputQDQ": ("has_output_rounding", bool),
-    "DropRatio": ("drop_ratio", float),
-    "LRAdjust": ("lr_adjust", lambda value: (float(value[0]), float(value[1]))),
-    "LogPeriod": ("log_period", int),
-    "RegParam": ("regularization", float),
-    "BetaRange": ("beta_range", lambda value: (float(value[0]), float(value[1]))),
-    "WarmStart": ("warm_start", float),
+_ALGORITHMS = tuple(each.value for each in Algorithm)
+_ALGORITHM = Kind(
+    "one of " + ", ".join(_ALGORITHMS), lambda value: isinstance(value, str), lambda value: value.lower() in _ALGORITHMS
+)
+_DEVICE = Kind(
+    "cpu, cuda, cuda:N, hip or hip:N, with the number N of a device",
+    lambda value: isinstance(value, str),
+    lambda value: re.fullmatch(r"cpu|(cuda|hip)(:\d+)?", value, re.ASCII) is not None,
+)
+_RATE = Kind("a number above 0", is_number, lambda value: value > 0 and isfinite(value))
+_LR_ADJUST = Kind(
+    "two numbers: an error, and the learning rate above it, which is above 0",
+    TWO_NUMBERS.has_type,
+    lambda value: value[0] >= 0 and _RATE.is_legal(value[1]),
+)
+_BETAS = Kind(
+    "two numbers of at least 1, the first and the last",
+    TWO_NUMBERS.has_type,
+    lambda value: all(each >= 1 and isfinite(each) for each in value),
+)
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    return float(value[0]), float(value[1])
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A key of FastFinetune: what it may be, its name in an entry of `algo_config`, and the field that it sets, of
+    FitOptions after 'fit.', else of FinetuneOptions. Keys without a field are read by name."""
+
+    kind: Kind
+    attribute: str = ""
+    field: str = ""
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+_SETTINGS: Mapping[str, _Setting] = {
+    "DataSize": _Setting(integer(1), "data_size", "data_size", int),
+    "FixedSeed": _Setting(integer(0), "fixed_seed", "fit.seed", int),
+    # a batch has the rows of so many samples
+    "BatchSize": _Setting(integer(1), "batch_size", "fit.batch_rows", lambda value: ROWS_OF_A_SAMPLE * int(value)),
+    # per iteration; 0 or below: all rows
+    "NumBatches": _Setting(
+        integer(), "num_batches", "fit.batches", lambda value: int(value) if value > 0 else _EVERY_BATCH
+    ),
+    "NumIterations": _Setting(integer(0), "num_iterations", "fit.iterations", int),
+    "LearningRate": _Setting(number_or("auto", _RATE), "learning_rate"),
+    "OptimAlgorithm": _Setting(_ALGORITHM),
+    "OptimDevice": _Setting(_DEVICE, "optim_device"),
+    "InferDevice": _Setting(_DEVICE, "infer_device", "infer_device"),
+    "EarlyStop": _Setting(BOOL, "early_stop", "fit.has_early_stop"),
+    "SelectiveUpdate": _Setting(BOOL, "selective_update", "is_selective"),
+    "LRAdjust": _Setting(optional(_LR_ADJUST), "lr_adjust", "fit.lr_adjust", _pair),
+    "TargetOpType": _Setting(NAMES, "target_op_type", "op_types", tuple),
+    "UpdateBias": _Setting(BOOL, "update_bias", "fit.has_bias"),
+    "OutputQDQ": _Setting(BOOL, "output_qdq", "fit.has_output_rounding"),
+    "DropRatio": _Setting(number_from(0, 1), "drop_ratio", "fit.drop_ratio", float),
+    # 0 keeps everything in memory, 1 up to MemoryLimit, 2 nothing: activations go to files
+    "MemOptLevel": _Setting(integer(0, 2), "mem_opt_level"),
+    "CacheDir": _Setting(optional(PATH), "cache_dir", "folder", Path),
+    "LogPeriod": _Setting(integer(1), "log_period", "fit.log_period", int),
+    "MemoryLimit": _Setting(number_from(0)),
+    "Reconstruction": _Setting(one_of(*(each.value for each in Reconstruction)), "", "reconstruction", Reconstruction),
+    "RegParam": _Setting(number_from(0), "reg_param", "fit.regularization", float),
+    "BetaRange": _Setting(_BETAS, "beta_range", "fit.beta_range", _pair),
+    "WarmStart": _Setting(number_from(0, 1), "warm_start", "fit.warm_start", float),
 }
-_RUN: Mapping[str, _Setting] = {
-    "DataSize": ("data_size", int),
-    "InferDevice": ("infer_device", str),
-    "SelectiveUpdate": ("is_selective", bool),
-    "TargetOpType": ("op_types", tuple),
-    "CacheDir": ("folder", Path),
-    "Reconstruction": ("reconstruction", Reconstruction),
+FINETUNE_KEYS: Mapping[str, Kind] = {name: each.kind for name, each in _SETTINGS.items()}
+
+# What an entry may not change, with the reason.
+_REFUSED: Mapping[str, str] = {
+    "output_index": "a layer is judged by its own output, and with selective_update by all outputs of the network",
+    "ref_model_path": "the reference is the float model that is being quantized",
+    "dynamic_batch": "the batch of the model is no matter: a batch of training has rows from all over the samples",
+    "parallel": "a layer is trained on what the layers before it came to, so that none can be trained at the same time",
+    "select_max_mem_layer": "memory is bounded for every layer; give the extra option FastFinetune with MemoryLimit",
 }
+
+
+def finetune_settings(entry: AdaRoundConfig) -> dict[str, Any]:
+    """The settings of an entry of `algo_config`, by the keys of FastFinetune."""
+    usual, given = vars(type(entry)()), vars(entry)
+    for name, reason in _REFUSED.items():
+        if given[name] != usual[name]:
+            raise UnsupportedOptionError(f"{type(entry).__name__}.{name} = {given[name]!r}: {reason}; leave it out")
+    settings: dict[str, Any] = {"OptimAlgorithm": entry.name}
+    for key, row in _SETTINGS.items():
+        value = given.get(row.attribute)
+        is_unsaid = key in _OF_ADAROUND and value == usual[row.attribute]  # AdaQuant would remark on it
+        if value is not None and not is_unsaid:
+            settings[key] = list(value) if key == "TargetOpType" else value
+    return settings
 
 
 def finetune_options(draft: Draft) -> FinetuneOptions:
-    """The typed options; torch, and the devices that are asked for, have to be there."""
-    given = draft.of("finetune").get("settings", {})
-    settings = {name: value for name, value in given.items() if value is not None}
+    """The typed options. Raises an error if torch or a device that is asked for is missing."""
+    settings = {name: value for name, value in draft.of("finetune").get("settings", {}).items() if value is not None}
     algorithm = Algorithm(settings.get("OptimAlgorithm", Algorithm.ADAROUND).lower())
-    _check_op_types(settings.get("TargetOpType", TRAINED_OP_TYPES))
-    if algorithm is Algorithm.ADAQUANT:
-        unused = [name for name in _OF_ADAROUND if name in settings]
-        draft.remarks += [f"{OPTION}.{name}: it is AdaRound's, and OptimAlgorithm is adaquant" for name in unused]
-    check_torch()
-    device = check_optim_device(settings.get("OptimDevice", "cpu"))
-    check_infer_device(settings.get("InferDevice", "cpu"))
-    fit = FitOptions(
-        algorithm=algorithm,
-        learning_rate=_learning_rate(settings, algorithm),
-        device=device,
-        **_fields(_FIT, {"BatchSize": 1, **settings}),
-    )
-    return FinetuneOptions(fit, **_memory(settings), **_fields(_RUN, settings))
-
-
-def _fields(table: Mapping[str, _Setting], settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: convert(settings[name]) for name, (field, convert) in table.items() if name in settings}
-
-
-def _learning_rate(settings: Mapping[str, Any], algorithm: Algorithm) -> float | None:
-    """None: found for each layer."""
-    usual = _ADAROUND_RATE if algorithm is Algorithm.ADAROUND else "auto"
-    rate = settings.get("LearningRate", usual)
-    return None if rate == "auto" else float(rate)
-
-
-def _memory(settings: Mapping[str, Any]) -> dict[str, Any]:
-    level = settings.get("MemOptLevel", 1)
-    if "MemoryLimit" in settings:
-        if level != 1:
-            meaning = "no limit" if level == 0 else "nothing in memory"
-            raise InvalidValueError(
-                f"{OPTION}: MemOptLevel {level} says {meaning}, and MemoryLimit another limit: leave one out"
-            )
-        return {"memory_limit": int(settings["MemoryLimit"] * _MEGABYTE)}
-    return {} if level == 1 else {"memory_limit": NO_LIMIT if level == 0 else 0}
-
-
-def _check_op_types(op_types: Any) -> None:
+    op_types = settings.get("TargetOpType", TRAINED_OP_TYPES)
     for name in op_types:
         if name not in TRAINED_OP_TYPES:
             raise unknown_name(f"operator type with weights to train ({OPTION}.TargetOpType)", name, TRAINED_OP_TYPES)
@@ -104,3 +164,74 @@ def _check_op_types(op_types: Any) -> None:
             f"{OPTION}.TargetOpType is empty, so that nothing would be trained: expected some of "
             f"{', '.join(TRAINED_OP_TYPES)}"
         )
+    if algorithm is Algorithm.ADAQUANT:
+        unused = [name for name in _OF_ADAROUND if name in settings]
+        draft.remarks += [f"{OPTION}.{name}: it is AdaRound's, and OptimAlgorithm is adaquant" for name in unused]
+    # torch is looked for and not imported yet; a None in sys.modules forbids its import
+    is_known = "torch" in sys.modules
+    if (sys.modules["torch"] if is_known else importlib.util.find_spec("torch")) is None:
+        raise MissingDependencyError(
+            "finetuning (include_fast_ft=True) trains with torch, which is not installed: "
+            "pip install 'quark-quantizer[torch]', or set include_fast_ft=False"
+        )
+    device = _checked_optim_device(settings.get("OptimDevice", "cpu"))
+    _check_infer_device(settings.get("InferDevice", "cpu"))
+    memory: dict[str, Any] = {}
+    level = settings.get("MemOptLevel", 1)
+    if "MemoryLimit" in settings:
+        if level != 1:
+            meaning = "no limit" if level == 0 else "nothing in memory"
+            raise InvalidValueError(
+                f"{OPTION}: MemOptLevel {level} says {meaning}, and MemoryLimit another limit: leave one out"
+            )
+        memory = {"memory_limit": int(settings["MemoryLimit"] * _MEGABYTE)}
+    elif level != 1:
+        memory = {"memory_limit": NO_LIMIT if level == 0 else 0}
+    rate = settings.get("LearningRate", _ADAROUND_RATE if algorithm is Algorithm.ADAROUND else "auto")
+    values = {
+        _SETTINGS[name].field: _SETTINGS[name].convert(value) for name, value in {"BatchSize": 1, **settings}.items()
+    }
+    fit = FitOptions(
+        algorithm=algorithm,
+        learning_rate=None if rate == "auto" else float(rate),  # None: found for each layer
+        device=device,
+        **{name.removeprefix("fit."): value for name, value in values.items() if name.startswith("fit.")},
+    )
+    run = {name: value for name, value in values.items() if name and not name.startswith("fit.")}
+    return FinetuneOptions(fit, **memory, **run)
+
+
+def _checked_optim_device(device: str) -> str:
+    """Return torch's name for the device."""
+    if device == "cpu":
+        return device
+    cuda: Any = importlib.import_module("torch").cuda
+    count = cuda.device_count() if cuda.is_available() else 0
+    if count <= _number(device):
+        there = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise InvalidValueError(
+            f"FastFinetune.OptimDevice {device!r}: torch has no such device here, only {there}. Another build of "
+            "torch, for CUDA or for ROCm, may have it"
+        )
+    return f"cuda:{_number(device)}"
+
+
+def _check_infer_device(device: str) -> None:
+    """Raise an error if ONNX Runtime cannot compute on that device, or would use another one."""
+    if _number(device):
+        raise UnsupportedOptionError(
+            f"FastFinetune.InferDevice {device!r}: inference is on the first device; use {device.partition(':')[0]}:0, "
+            "and CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES to say which that is"
+        )
+    if device == "cpu" or providers_of(device) != providers_of("cpu"):
+        return
+    available = ", ".join(onnxruntime.get_available_providers())
+    raise InvalidValueError(
+        f"FastFinetune.InferDevice {device!r}: this ONNX Runtime has {available} and nothing that computes there. Use "
+        "cpu, or install onnxruntime-gpu for cuda (CUDAExecutionProvider), onnxruntime-rocm for hip "
+        "(ROCMExecutionProvider) or onnxruntime-migraphx for hip (MIGraphXExecutionProvider)"
+    )
+
+
+def _number(device: str) -> int:
+    return int(device.partition(":")[2] or 0)

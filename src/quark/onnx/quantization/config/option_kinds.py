@@ -1,25 +1,32 @@
-"""What the value of an option may be: a kind says it to people and checks it."""
+"""What the value of an option may be, and values that are little languages: shapes as text, overrides of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from enum import Enum
+from math import inf, isfinite
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
+from quark.decide.options import TensorOverride
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError, unknown_name
 from quark.files.foreign import short
-from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES
+from quark.onnx.insert.pairs import NBitsOptions
+from quark.onnx.quantization.config.config import is_names, is_subgraph
+from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS
+from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES, format_of_type
 
-MOST_COUNTED = 1 << 63  # no integer of an option is as large
+MOST_COUNTED = 1 << 63  # every integer of an option is smaller
+MOST_SIZE = 1 << 40  # of a dimension
+_MOST_FLOAT = 3.4028234663852886e38  # of float32, which scales are stored in
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`has_type` sorts out values of the wrong type, `is_legal` those of the right type that are impossible.
-    `keys`: for dictionaries, the kinds of their values by key; others are errors."""
+    """A kind of value. `has_type` rejects values of the wrong type, `is_legal` impossible ones of the right type. For
+    dictionaries, `keys` are the kinds of their values by key, and other keys are errors."""
 
     expected: str
     has_type: Callable[[Any], bool]
@@ -35,34 +42,24 @@ class Kind:
         if not self.is_legal(value):
             raise InvalidValueError(f"option '{name}': {short(value)} is not possible, expected {self.expected}")
         if self.keys is not None:
-            self._check_keys(self.keys, name, value)
-
-    @staticmethod
-    def _check_keys(keys: Mapping[str, Kind], name: str, value: Mapping[str, Any]) -> None:
-        for key, each in value.items():
-            if key not in keys:
-                raise unknown_name(f"key of option '{name}'", key, keys)
-            keys[key].check(f"{name}.{key}", each)
+            for key, each in value.items():
+                if key not in self.keys:
+                    raise unknown_name(f"key of option '{name}'", key, self.keys)
+                self.keys[key].check(f"{name}.{key}", each)
 
 
 def is_integer(value: Any) -> bool:
+    """True for integers, also of numpy, but not for bools."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
+    """True for real numbers, also of numpy, but not for bools."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def is_names(value: Any) -> bool:
-    return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(each, str) for each in value)
-
-
-def is_subgraph(value: Any) -> bool:
-    """True if value is a pair of lists of names: the first nodes and the last."""
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_names, value))
-
-
 def integer(lowest: int | None = None, highest: int | None = None) -> Kind:
+    """An integer within bounds that are included."""
     bounds = "" if lowest is None else f" of at least {lowest}" if highest is None else f" from {lowest} to {highest}"
 
     def is_within(value: int) -> bool:
@@ -73,6 +70,7 @@ def integer(lowest: int | None = None, highest: int | None = None) -> Kind:
 
 
 def number(above: float | None = None, highest: float | None = None) -> Kind:
+    """A number above a bound that is excluded."""
     bounds = "" if above is None else f" above {above:g}" + ("" if highest is None else f", at most {highest:g}")
 
     def is_within(value: float) -> bool:
@@ -82,12 +80,13 @@ def number(above: float | None = None, highest: float | None = None) -> Kind:
 
 
 def number_from(lowest: float, highest: float = inf) -> Kind:
+    """A number within bounds that are included."""
     bounds = f"of at least {lowest:g}" if highest == inf else f"from {lowest:g} to {highest:g}"
     return Kind(f"a number {bounds}", is_number, lambda value: lowest <= value <= highest)
 
 
 def number_or(word: str, kind: Kind) -> Kind:
-    """A number of that kind, or the word."""
+    """A number of that kind, or a certain word."""
     return Kind(
         f"{kind.expected}, or '{word}'",
         lambda value: isinstance(value, str) or kind.has_type(value),
@@ -96,6 +95,7 @@ def number_or(word: str, kind: Kind) -> Kind:
 
 
 def one_of(*choices: str) -> Kind:
+    """One of these strings."""
     return Kind("one of " + ", ".join(choices), lambda value: isinstance(value, str), lambda value: value in choices)
 
 
@@ -108,18 +108,24 @@ def optional(kind: Kind) -> Kind:
     )
 
 
+def kind_of(default: Any) -> Kind:
+    """The kind of value that this default is an example of."""
+    if isinstance(default, bool):
+        return BOOL
+    if isinstance(default, Enum):
+        return one_of(*(str(each.value) for each in type(default)))
+    if isinstance(default, int):
+        return integer()
+    return number() if isinstance(default, float) else TEXT
+
+
 def mapping(expected: str, keys: Mapping[str, Kind] | None = None) -> Kind:
+    """A dictionary, of these keys if they are given."""
     return Kind(expected, lambda value: isinstance(value, Mapping), keys=keys)
 
 
-def _is_pair_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(each, (list, tuple)) and len(each) == 2 and all(isinstance(name, str) for name in each)
-        for each in value
-    )
-
-
 def member_of(classes: tuple[Any, ...], example: str) -> Kind:
+    """A member of one of these enums."""
     names = ", ".join(cls.__name__ for cls in classes)
     return Kind(f"a member of {names}, like {example}", lambda value: isinstance(value, classes))
 
@@ -128,11 +134,16 @@ BOOL = Kind("True or False", lambda value: isinstance(value, bool))
 TEXT = Kind("a string", lambda value: isinstance(value, str))
 PATH = Kind("a path", lambda value: isinstance(value, (str, PathLike)), lambda value: "\0" not in str(value))
 NAMES = Kind("a list of strings", is_names)
-PAIRS = Kind("a list of pairs of operator types", _is_pair_list)
+PAIRS = Kind(
+    "a list of pairs of operator types",
+    lambda value: (
+        isinstance(value, (list, tuple))
+        and all(isinstance(each, (list, tuple)) and len(each) == 2 and is_names(each) for each in value)
+    ),
+)
 FUNCTION = Kind("a function", callable)
 TWO_NUMBERS = Kind(
-    "two numbers",
-    lambda value: isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_number, value)),
+    "two numbers", lambda value: isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_number, value))
 )
 PERCENTILES = Kind(
     "a list of numbers above 50, at most 100",
@@ -144,6 +155,166 @@ AXES = Kind(
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
     lambda value: all(is_integer(each.get("axis") if isinstance(each, Mapping) else each) for each in value.values()),
 )
+SUBGRAPHS = Kind(
+    "a list of pairs of lists of names, like [(['first'], ['last'])]",
+    lambda value: isinstance(value, (list, tuple)) and all(map(is_subgraph, value)),
+)
 QUANT_TYPE = member_of(QUANT_TYPES, "QuantType.QInt8")
 QUANT_FORMAT = member_of(QUANT_FORMATS, "QuantFormat.QDQ")
 CALIBRATION_METHOD = member_of(CALIBRATION_METHODS, "CalibrationMethod.MinMax")
+
+
+# ---------------------------------------------------------------- little languages
+def fixed_shapes(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """'input_1:[1,3,224,224];input_2:[1,10]' as pairs; a lone shape, for every input, has the name ''.
+
+    >>> fixed_shapes("x:[1,3,224,224]; mask:[1, 10]")
+    (('x', (1, 3, 224, 224)), ('mask', (1, 10)))
+    """
+    shapes = []
+    for item in filter(None, map(str.strip, text.split(";"))):
+        name, _, shape = item.rpartition(":")
+        shape = shape.strip()
+        try:
+            sizes = tuple(map(int, shape[1:-1].split(","))) if shape[:1] == "[" and shape[-1:] == "]" else ()
+        except ValueError:
+            sizes = ()
+        if not sizes:
+            expected = "NAME:[SIZE,SIZE,...] like input:[1,3,224,224], several with ; between"
+            raise InvalidValueError(f"option 'FixShapes': {short(item)}, expected {expected}")
+        if not all(1 <= size < MOST_SIZE for size in sizes):
+            raise InvalidValueError(f"option 'FixShapes': {short(item)}, sizes are at least 1 and below {MOST_SIZE}")
+        shapes.append((name.strip(), sizes))
+    return tuple(shapes)
+
+
+def channel_axes(value: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """{'MatMul': 1} or ONNX Runtime's {'MatMul': {'axis': 1}} as pairs."""
+    return tuple((op_type, each["axis"] if isinstance(each, Mapping) else each) for op_type, each in value.items())
+
+
+NBITS_KEYS = {
+    "GroupSize": Kind("16, 32, 64, 128 or 256", is_integer, lambda value: value in (16, 32, 64, 128, 256)),
+    "Symmetric": BOOL,
+    "Bits": Kind("4 or 8", is_integer, lambda value: value in (4, 8)),
+    "AccuracyLevel": integer(0, 4),
+}
+NBITS_FIELDS = {
+    "GroupSize": "group_size",
+    "Symmetric": "is_symmetric",
+    "Bits": "bits",
+    "AccuracyLevel": "accuracy_level",
+}
+
+
+def nbits_options(value: Mapping[str, Any]) -> NBitsOptions:
+    """MatMulNBitsParams as typed options."""
+    return NBitsOptions(**{NBITS_FIELDS[key]: each for key, each in value.items()})
+
+
+def _listed(value: Any) -> list[Any]:
+    """The numbers of a number, a list or an array."""
+    plain = value.tolist() if callable(getattr(value, "tolist", None)) else value
+    return list(plain) if isinstance(plain, (list, tuple)) else [plain]
+
+
+_NUMBER = Kind(
+    "a number",
+    lambda value: len(_listed(value)) == 1 and is_number(_listed(value)[0]),
+    lambda value: isfinite(_listed(value)[0]),
+)
+_NUMBERS = Kind(
+    "a number, or a list of numbers",
+    lambda value: all(map(is_number, _listed(value))),
+    lambda value: all(isfinite(each) and abs(each) <= _MOST_FLOAT for each in _listed(value)),
+)
+_INTEGERS = Kind(
+    "an integer, or a list of integers",
+    lambda value: all(map(is_number, _listed(value))),
+    lambda value: all(isfinite(each) and abs(each) < MOST_SIZE for each in _listed(value)),
+)
+OVERRIDE_KEYS = {
+    "quant_type": QUANT_TYPE,
+    "symmetric": BOOL,
+    "reduce_range": BOOL,
+    "rmin": _NUMBER,
+    "rmax": _NUMBER,
+    "scale": _NUMBERS,
+    "zero_point": _INTEGERS,
+    "axis": integer(),
+}
+
+
+def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
+    """ONNX Runtime's TensorQuantOverrides: {tensor: [one dictionary, or one for each channel]}."""
+    overrides = []
+    for tensor, entries in value.items():
+        subject = f"TensorQuantOverrides.{tensor}"
+        is_list = isinstance(entries, (list, tuple)) and all(isinstance(each, Mapping) for each in entries)
+        if not is_list or not entries:
+            raise UnsupportedTypeError(
+                f"option '{subject}': {short(entries)}, expected a list of one dictionary for the tensor, "
+                "or one for each channel"
+            )
+        for entry in entries:
+            if "convert" in entry:
+                raise UnsupportedOptionError(
+                    f"option '{subject}.convert': a tensor of two types at once is not available this way; "
+                    "give the layers that read it a config of their own (QConfig.specific_layer_config)"
+                )
+            for key, item in entry.items():
+                if key not in OVERRIDE_KEYS:
+                    raise unknown_name(f"key of option '{subject}'", key, [*OVERRIDE_KEYS, "convert"])
+                OVERRIDE_KEYS[key].check(f"{subject}.{key}", item)
+            if ("scale" in entry) != ("zero_point" in entry):
+                raise InvalidValueError(f"option '{subject}': scale and zero_point come together")
+            if "scale" in entry and not {"symmetric", "reduce_range", "rmin", "rmax"}.isdisjoint(entry):
+                raise InvalidValueError(
+                    f"option '{subject}': with scale and zero_point given, nothing else of the range can be"
+                )
+        first = entries[0]
+        if len(entries) > 1 and "axis" not in first:
+            raise InvalidValueError(f"option '{subject}': {len(entries)} entries and no 'axis' in the first")
+        fmt = format_of_type(first["quant_type"]) if "quant_type" in first else None
+        if fmt in BLOCK_OPERATORS:
+            raise UnsupportedOptionError(
+                f"option '{subject}.quant_type' = {fmt}: block formats for single tensors are not available this "
+                "way; give their layer a config of its own (QConfig.specific_layer_config)"
+            )
+        overrides.append(
+            TensorOverride(
+                tensor,
+                fmt,
+                first.get("symmetric"),
+                _override_range(subject, entries),
+                _gathered(subject, entries, "scale", float),
+                _gathered(subject, entries, "zero_point", int),
+                first.get("axis"),
+                first.get("reduce_range"),
+            )
+        )
+    return tuple(overrides)
+
+
+def _override_range(subject: str, entries: Any) -> tuple[float, float] | None:
+    first = entries[0]
+    if "rmin" not in first and "rmax" not in first:
+        return None
+    if len(entries) > 1 or "rmin" not in first or "rmax" not in first:
+        raise InvalidValueError(
+            f"option '{subject}': rmin and rmax come together, and for a whole tensor; for channels give "
+            "scale and zero_point"
+        )
+    lowest, highest = (float(_listed(first[key])[0]) for key in ("rmin", "rmax"))
+    if not lowest <= highest:
+        raise InvalidValueError(f"option '{subject}': rmin {lowest:g} above rmax {highest:g}")
+    return lowest, highest
+
+
+def _gathered(subject: str, entries: Any, key: str, number_type: type) -> Any:
+    """The numbers under key of all entries, each a number or an array of numbers."""
+    if key not in entries[0]:
+        return None
+    if any(key not in entry for entry in entries):
+        raise InvalidValueError(f"option '{subject}': '{key}' is in some entries and not in others")
+    return tuple(number_type(number) for entry in entries for number in _listed(entry[key]))

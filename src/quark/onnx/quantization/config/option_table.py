@@ -1,24 +1,355 @@
-"""The table of extra options: name, what its value may be, what becomes of it, what it does."""
+"""The table of extra options: name, permitted values, treatment, description."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
-from quark.onnx.quantization.config.option_treatments import Option
-from quark.onnx.quantization.config.options_of_algorithms import ALGORITHM_OPTIONS
-from quark.onnx.quantization.config.options_of_graphs import GRAPH_OPTIONS
-from quark.onnx.quantization.config.options_of_npus import NPU_OPTIONS
-from quark.onnx.quantization.config.options_of_numbers import NUMBER_OPTIONS
-from quark.onnx.quantization.config.options_of_runs import RUN_OPTIONS
+from quark.decide.options import BlockPlacement
+from quark.features.bias_correction.options import CorrectionInputs
+from quark.features.equalization.options import ClipTreatment
+from quark.features.order import FEATURES
+from quark.features.protection.options import ProtectMode
+from quark.formats.spec import ScaleRule
+from quark.onnx.quantization.config.finetune_options import FINETUNE_KEYS
+from quark.onnx.quantization.config.mixed_precision_options import MIXED_PRECISION_KEYS
+from quark.onnx.quantization.config.option_kinds import (
+    AXES,
+    BOOL,
+    CALIBRATION_METHOD,
+    NAMES,
+    NBITS_KEYS,
+    PAIRS,
+    PATH,
+    PERCENTILES,
+    TEXT,
+    Kind,
+    channel_axes,
+    fixed_shapes,
+    integer,
+    kind_of,
+    mapping,
+    nbits_options,
+    number,
+    number_from,
+    number_or,
+    one_of,
+    optional,
+    tensor_overrides,
+)
+from quark.onnx.quantization.config.option_treatments import (
+    AlignedRule,
+    CopyRewrite,
+    ForNpu,
+    ForSpecs,
+    Into,
+    Member,
+    Option,
+    Refused,
+    Remark,
+    Rewrite,
+    SameAs,
+    Steers,
+    Switch,
+)
+from quark.onnx.quantization.config.run_fields import BIAS_CORRECTION, CROSS_LAYER, FINETUNE, MIXED_PRECISION, SMOOTH
+from quark.onnx.quantization.config.tensor_specs import BFP_OPERATOR, MX_OPERATOR
 
+POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+_STREAMING = "calibration is a stream: it keeps no activations, and needs no workers"
+_MX_ATTRIBUTES = mapping(f"a dictionary of the attributes of {MX_OPERATOR}")
+_BFP_ATTRIBUTES = mapping(f"a dictionary of the attributes of {BFP_OPERATOR}")
+
+_choose, _insert, _calibrate = (partial(Into, step) for step in ("choose", "insert", "calibrate"))
+_cle = partial(Steers, CROSS_LAYER, "cross_layer")
+_correction = partial(Steers, BIAS_CORRECTION, "bias_correction")
+
+# The rows are a table, formatted by hand: two lines where one is not enough.
+# fmt: off
+_NUMBER_OPTIONS: tuple[Option, ...] = (
+    # Block formats and floats
+    Option("MXAttributes", _MX_ATTRIBUTES, ForSpecs(), "the microscaling format of type QMX"),
+    Option(
+        "WeightScaleRule",
+        one_of(*(each.value for each in ScaleRule)),
+        ForSpecs(),
+        "the scale rule of weights in microscaling formats, where it is not that of MXAttributes; 'mse' tries three",
+    ),
+    Option("BFPAttributes", _BFP_ATTRIBUTES, ForSpecs(), "the block format of type QBFP"),
+    Option("BlockPlacement", one_of(*(each.value for each in BlockPlacement)),
+           _choose("block_placement", BlockPlacement),
+           "where blocks and floats go: 'compute', on both operands of Conv, Gemm and MatMul, or 'all' tensors"),
+    Option("RefineBlockAxis", BOOL, ForSpecs(), "blocks along the axis that the reader sums over, not always `axis`"),
+    Option("BF16WithClip", BOOL, ForSpecs(), "values beyond bfloat16 saturate instead of becoming Inf"),
+    Option("BF16QDQToCast", BOOL, _insert("has_casts"), "float16 and bfloat16 as Cast nodes"),
+    Option("ActivationScaled", BOOL, ForSpecs(), "float16 and bfloat16 activations are scaled into range first"),
+    Option("WeightScaled", BOOL, ForSpecs(), "float16 and bfloat16 weights are scaled into range first"),
+    Option("PortableFunctions", BOOL, Into("save", "has_portable_functions"), "the file runs without our library"),
+    # Integers
+    Option("ActivationSymmetric", BOOL, ForSpecs(), "activations have their zero in the middle"),
+    Option("WeightSymmetric", BOOL, ForSpecs(), "weights have their zero in the middle"),
+    Option("WeightsSymmetric", BOOL, ForSpecs("WeightSymmetric"), "another spelling of WeightSymmetric"),
+    Option("QuantizeBias", BOOL, ForSpecs(), "biases are quantized"),
+    Option("Int32Bias", BOOL, ForSpecs(),
+           "int32 biases at the product of activation and weight scale; False: the weight's type"),
+    Option("Int16Bias", BOOL, ForSpecs(), "int16 biases with a scale of their own"),
+    Option("UseUnsignedReLU", BOOL, _choose("has_unsigned_relu"), "zero point 0 for tensors that are never negative"),
+    Option("AlignEltwiseQuantType", BOOL, _choose("has_activation_constants"),
+           "constants of Add, Mul ... have the activations' type"),
+    Option(
+        "Int16Scale",
+        BOOL,
+        Refused("scales are floats, or powers of two with PowerOfTwoMethod; there is nothing in between: leave it out"),
+        "scales that are a 16-bit integer over a power of two",
+    ),
+    Option("AdjustBiasScale", BOOL,
+           Remark("the scale of an int32 bias is always the product of the two others", (True,)),
+           "biases follow changed scales"),
+    # Calibration
+    Option("Percentile", number(50, 100), ForSpecs(), "what calibration by percentile keeps, in percent"),
+    Option("PercentileCandidates", PERCENTILES, ForSpecs(), "what layerwise percentile chooses from"),
+    Option("CalibMovingAverage", BOOL, ForSpecs(), "MinMax as a moving average over the samples"),
+    Option("CalibMovingAverageConstant", number(0, 1), ForSpecs(), "the weight of the next sample in that average"),
+    Option("CalibTensorRangeSymmetric", BOOL, _calibrate("has_symmetric_ranges"),
+           "ranges widened to be even about zero"),
+    Option("MinMSEModePof2Scale", one_of("All", "MostCommon"), ForSpecs(),
+           "positions of least error over all data, or most often least over samples"),
+    Option("WeightCalibrateMethod", CALIBRATION_METHOD, ForSpecs(),
+           "how ranges of weights with float scales are found"),
+    Option("CalibDataSize", integer(1), _calibrate("sample_limit"), "how many samples are used at most"),
+    Option("UseRandomData", BOOL, _calibrate("has_random_data"),
+           "calibrate on random data, even where there are others"),
+    Option("CalibOptimizeMem", BOOL, Remark(_STREAMING), "keep tensors on disk while calibrating"),
+    Option("CalibWorkerNum", integer(1), Remark(_STREAMING, (1,)), "processes that calibrate"),
+    Option("TmpDir", PATH, Remark("temporary files go where the environment variable TMPDIR says"),
+           "a folder for temporary files"),
+    Option("CalibCacheDir", PATH, _calibrate("cache", Path),
+           "a folder that keeps ranges for the next run of the same model, data and settings"),
+)
+
+_GRAPH_OPTIONS: tuple[Option, ...] = (
+    # What is quantized
+    Option("OpTypesToQuantize", NAMES, SameAs("op_types_to_quantize"), "only these operator types"),
+    Option("ExtraOpTypesToQuantize", NAMES, SameAs("extra_op_types_to_quantize"), "these operator types too"),
+    Option("NodesToQuantize", NAMES, SameAs("nodes_to_quantize"), "only these nodes"),
+    Option("InputNodes", NAMES, SameAs("input_nodes"), "quantize from these nodes on"),
+    Option("OutputNodes", NAMES, SameAs("output_nodes"), "quantize up to these nodes"),
+    Option("QuantizeAllOpTypes", BOOL, Into("selection", "has_all_op_types"), "every operator type that can be"),
+    Option("MatMulConstBOnly", BOOL, Into("selection", "needs_constant_matmul_operand"), "MatMul only with a constant"),
+    Option("WeightsOnly", BOOL, _choose("is_weights_only"), "activations stay float"),
+    Option("ForceQuantizeNoInputCheck", BOOL, _choose("has_forced_movers"),
+           "MaxPool, Reshape ... even where their input is float"),
+    Option("OpTypesToExclude", NAMES, Into("selection", "excluded_op_types", frozenset),
+           "operators of these types stay float"),
+    Option("OpTypesToExcludeOutputQuantization", NAMES, _choose("op_types_with_float_output", frozenset),
+           "outputs of these stay float"),
+    Option("TensorQuantOverrides", mapping("a dictionary from tensor names to lists of dictionaries"),
+           _choose("overrides", tensor_overrides),
+           "type, range or scale of tensors by name"),
+    Option("MixedPrecisionTensor", mapping("a dictionary from quant types to lists of tensor names"), ForSpecs(),
+           "types of tensors by name; needs specific_tensor_precision"),
+    Option("QDQOpTypePerChannelSupportToAxis", AXES, _choose("channel_axes", channel_axes),
+           "the channel axis of weights by operator type"),
+    Option("UseMatMulNBits", BOOL, ForSpecs(), "weights of MatMul as MatMulNBits, all else float"),
+    Option("MatMulNBitsParams", mapping("a dictionary", NBITS_KEYS), _insert("matmul_nbits", nbits_options),
+           "the settings of UseMatMulNBits"),
+    # How nodes are written
+    Option("AddQDQPairToWeight", BOOL, _insert("has_pairs_on_weights"),
+           "weights stay float behind Quantize and Dequantize"),
+    Option("DedicatedQDQPair", BOOL, _insert("has_dedicated_pairs"), "a pair of nodes for every reader of a tensor"),
+    Option("FoldRelu", BOOL, _insert("has_folded_relu"), "drop a Relu where saturation does its work exactly"),
+    *(
+        Option(
+            f"RemoveQDQConv{each}",
+            BOOL,
+            Member("fused_activations", (each,)),
+            f"nothing quantized between Conv and {each}",
+        )
+        for each in ("Relu", "Clip", "LeakyRelu", "PRelu", "Gelu")
+    ),
+    Option("RemoveQDQMulAdd", BOOL, _choose("unquantized_between", lambda value: (("Mul", "Add"),) if value else ()),
+           "nothing quantized between Mul and Add"),
+    Option("RemoveQDQBetweenOps", PAIRS, _choose("unquantized_between", lambda value: tuple(map(tuple, value))),
+           "nothing quantized between these pairs of types"),
+    Option(
+        "RemoveQDQInstanceNorm",
+        BOOL,
+        Into(
+            "choose",
+            "unquantized_between",
+            lambda value: (
+                tuple(("InstanceNormalization", each) for each in ("Relu", "Clip", "LeakyRelu", "PRelu"))
+                if value
+                else ()
+            ),
+        ),
+        "nothing quantized between InstanceNormalization and its activation",
+    ),
+    Option("AlignConcat", BOOL, AlignedRule("aligned", ("Concat",)), "one scale for inputs and output of Concat"),
+    Option("AlignPool", BOOL, AlignedRule("aligned", POOLS), "one scale for inputs and output of pooling"),
+    Option("AlignPad", BOOL, AlignedRule("aligned", ("Pad",)), "one scale for inputs and output of Pad"),
+    Option("AlignSlice", BOOL, AlignedRule("aligned", ("Slice",)), "one scale for inputs and output of Slice"),
+    Option("AlignTranspose", BOOL, Member("aligned", ("Transpose",)), "one scale for inputs and output of Transpose"),
+    Option("AlignReshape", BOOL, Member("aligned", ("Reshape",)), "one scale for inputs and output of Reshape"),
+    # Loading and rewriting
+    Option("ConvertOpsetVersion", integer(13), Into("load", "opset"), "the opset of the result"),
+    Option("FixShapes", TEXT, Into("load", "fixed_shapes", fixed_shapes),
+           "sizes for symbolic dimensions: 'input:[1,3,224,224]'"),
+    Option("RemoveInputInit", BOOL, Into("load", "has_initializers_as_inputs", lambda value: not value),
+           "initializers are not inputs"),
+    Option("QuantizeFP16", BOOL, Remark("a float16 model is quantized as it is, unless convert_fp16_to_fp32 is set"),
+           "quantize a float16 model as it is"),
+    Option("UseFP32Scale", BOOL,
+           Refused("scales have the type of what they scale; convert_fp16_to_fp32 makes both float32"),
+           "float32 scales in float16 models"),
+    Option("CopySharedInit", optional(NAMES), CopyRewrite("shared_init_op_types"),
+           "each reader of a constant has its copy; the operator types, [] for all"),
+    Option("CopyBiasInit", optional(NAMES), CopyRewrite("bias_init_op_types"),
+           "each reader of a bias has its copy; the operator types, [] for all"),
+    Option("SimplifyModel", BOOL, Into("optimize", "is_on"), "graph rewrites that leave the output as it is"),
+    Option("FoldBatchNorm", BOOL, Rewrite(), "BatchNormalization into the convolution before it"),
+    Option("ConvertBNToConv", BOOL, Rewrite(), "a lone BatchNormalization as a depthwise convolution"),
+    Option("ConvertReduceMeanToGlobalAvgPool", BOOL, Rewrite(), "ReduceMean over space as GlobalAveragePool"),
+    Option("ConvertSplitToSlice", BOOL, Rewrite(), "Split as Slices"),
+    Option("ConvertClipToRelu", BOOL, Rewrite(), "Clip from 0 on as Relu"),
+    Option("ReplaceClip6Relu", BOOL, Rewrite(), "Clip(0, 6) as Relu; changes the output"),
+    Option("SplitLargeKernelPool", BOOL, Rewrite(), "pooling of a large window in two steps"),
+    Option("FuseInstanceNorm", BOOL, Rewrite(), "the parts of an InstanceNormalization as one node"),
+    Option("FuseL2Norm", BOOL, Rewrite(), "the parts of an LpNormalization as one node"),
+    Option("FuseGelu", BOOL, Rewrite(), "the parts of a Gelu as one node"),
+    Option("FuseLayerNorm", BOOL, Rewrite(), "the parts of a LayerNormalization as one node"),
+)
+
+_ALGORITHM_OPTIONS: tuple[Option, ...] = (
+    Option("FastFinetune", mapping("a dictionary", FINETUNE_KEYS), Steers(FINETUNE, "finetune", "settings"),
+           "settings of AdaRound and AdaQuant: [finetuning](finetuning.md)"),
+    Option("AutoMixprecision", mapping("a dictionary", MIXED_PRECISION_KEYS),
+           Steers(MIXED_PRECISION, "mix", "settings"),
+           "settings of mixed precision: the lower types, and how far to go with them"),
+    Option("CLESteps", integer(-1), _cle("steps"), "passes of cross-layer equalization; -1: until it settles"),
+    Option("CLEScaleAppendBias", BOOL, _cle("has_appended_bias"), "the bias counts in the range of its channel"),
+    Option("CLETotalLayerDiffThreshold", number(0), _cle("settled_at"),
+           "the mean change of the scales at which it has settled"),
+    Option("CLEWeightThreshold", number_from(0), _cle("weight_threshold"),
+           "channels whose ranges before and behind add up to less stay as they are"),
+    Option("CLEScaleUseThreshold", BOOL, _cle("has_threshold"),
+           "use `CLEWeightThreshold`; False: every channel is rescaled"),
+    Option(
+        "CLEBalanceMethod",
+        TEXT,
+        Refused("the range of a channel is its largest magnitude, which is 'max'; other ways are not known", ("max",)),
+        "how the range of a channel is found",
+    ),
+    Option(
+        "CLEClip",
+        one_of(*(each.value for each in ClipTreatment)),
+        _cle("clip", ClipTreatment),
+        "Clip(0, 6) between layers: 'per_channel' gives it a bound for each channel, 'calibrated' leaves channels that "
+        "reach the bound as they are, 'skip' rescales nothing through it",
+    ),
+    Option("CLEBiasAbsorption", BOOL, _cle("has_bias_absorption"),
+           "what a channel always has on top moves into the biases behind it"),
+    Option("SmoothAlpha", number_or("auto", number_from(0, 1)),
+           Steers(SMOOTH, "smooth", "alpha", lambda value: None if value == "auto" else float(value)),
+           "the share that SmoothQuant moves to the weights; 'auto': the best for each layer"),
+    Option(BIAS_CORRECTION, BOOL, Switch(),
+           "biases are corrected by the mean error that rounding makes in their layer"),
+    Option("BiasCorrectionInputs", one_of(*(each.value for each in CorrectionInputs)),
+           _correction("inputs", CorrectionInputs),
+           "whose activations that error is measured with: those of the 'float' network, or of the 'quantized' one"),
+    Option("BiasCorrectionSamples", integer(1), _correction("sample_limit"),
+           "how many of the calibration samples that looks at, at most"),
+)
+
+# fmt: on
+# The options of features/order.py: a switch for each feature that has one, and its settings.
+_FEATURE_OPTIONS: tuple[Option, ...] = tuple(
+    row
+    for feature in FEATURES
+    if feature.switch
+    for row in (
+        Option(feature.switch, BOOL, Switch(), feature.doc),
+        *(
+            Option(
+                option,
+                kind_of(default),
+                Steers(feature.switch, feature.folder, field, type(default)),
+                doc,
+            )
+            for option, (field, default, doc) in feature.settings().items()
+        ),
+    )
+)
+
+# fmt: off
+_NPU_OPTIONS: tuple[Option, ...] = (
+    *(
+        Option(name, BOOL, ForNpu(), doc)
+        for name, doc in {
+            "SimulateDPU": "operators as an NPU computes them: those of the following that are usual",
+            "ConvertLeakyReluToDPUVersion": "LeakyRelu as an NPU computes it",
+            "ConvertSigmoidToHardSigmoid": "Sigmoid as HardSigmoid",
+            "ConvertHardSigmoidToDPUVersion": "HardSigmoid as an NPU computes it",
+            "ConvertAvgPoolToDPUVersion": "AveragePool as an NPU computes it",
+            "ConvertReduceMeanToDPUVersion": "ReduceMean as an NPU computes it",
+            "ConvertClipToDPUVersion": "Clip as an NPU computes it",
+            "NPULimitationCheck": "positions of power-of-two scales are brought within an NPU's limits, by the rules "
+            "that follow and those for Concat, pooling, Pad and Slice",
+            "AdjustShiftCut": "shifts from sum to output within limits",
+            "AdjustShiftBias": "shifts of biases within limits",
+            "AdjustShiftRead": "shifts of the inputs of elementwise operators within limits",
+            "AdjustShiftWrite": "shifts of the outputs of elementwise operators within limits",
+            "AdjustHardSigmoid": "positions around HardSigmoid within limits",
+            "AdjustShiftSwish": "positions around Swish within limits",
+        }.items()
+    ),
+    Option("ConvertSoftmaxToDPUVersion", BOOL,
+           Refused("how an NPU approximates Softmax is not part of this version, which keeps it exact; leave it out"),
+           "Softmax as an NPU computes it"),
+    Option("MaxLoopNum", integer(0), ForNpu(), "rounds after which rules that contradict each other are given up"),
+)
+
+_RUN_OPTIONS: tuple[Option, ...] = (
+    Option("EvalMetrics", Kind("anything", lambda value: True),
+           Remark("every run reports cosine and SQNR of each output"),
+           "measure the result"),
+    Option(
+        "VerdictMemoryLimit",
+        integer(0),
+        _calibrate("verdict_limit_bytes", lambda megabytes: megabytes * 1_000_000),
+        "MB of weights up to which float and quantized model run for the verdict; else 1 GB, and half of what is free",
+    ),
+    Option(
+        "Protect",
+        one_of(*(mode.value for mode in ProtectMode)),
+        Into("protect", "mode", ProtectMode),
+        "keep in float what breaks in 8 bits: 'auto', known 'structures' only, or 'none'; 8-bit presets have 'auto'",
+    ),
+    Option("ProtectBudget", number_from(0.0, 1.0), Into("protect", "mac_budget", float),
+           "the share of multiply-accumulates that layers found by measuring may take out of 8 bits; with `Protect`"),
+    Option("PrintSummary", BOOL, SameAs("print_summary"), "a summary at the end"),
+    Option("OptimizeModel", BOOL, SameAs("optimize_model"), "graph rewrites that leave the output as it is"),
+    Option("ExecutionProviders", NAMES, SameAs("execution_providers"), "what calibration runs on"),
+    Option("EnableNPUCnn", BOOL, SameAs("enable_npu_cnn"), "place quantizers for the NPU's convolutions"),
+    Option("EnableNPUTransformer", BOOL, SameAs("enable_npu_transformer"),
+           "place quantizers for transformers on the NPU"),
+    Option("ConvertFP16ToFP32", BOOL, SameAs("convert_fp16_to_fp32"), "a float16 model becomes float32 first"),
+    Option("ConvertNCHWToNHWC", BOOL, SameAs("convert_nchw_to_nhwc"), "channels last"),
+    Option("CryptoMode", BOOL, SameAs("crypto_mode"), "no files but encrypted ones"),
+    Option("DebugMode", BOOL, SameAs("debug_mode"), "more messages"),
+    Option("IgnoreWarnings", BOOL, SameAs("ignore_warnings"), "fewer messages"),
+)
+
+# fmt: on
 SECTIONS: Mapping[str, tuple[Option, ...]] = MappingProxyType(
     {
-        "Numbers, scales and ranges": NUMBER_OPTIONS,
-        "What is quantized, and how the graph is written": GRAPH_OPTIONS,
-        "Accuracy algorithms": ALGORITHM_OPTIONS,
-        "NPUs": NPU_OPTIONS,
-        "The run": RUN_OPTIONS,
+        "Numbers, scales and ranges": _NUMBER_OPTIONS,
+        "What is quantized, and how the graph is written": _GRAPH_OPTIONS,
+        "Accuracy algorithms": (*_ALGORITHM_OPTIONS, *_FEATURE_OPTIONS),
+        "NPUs": _NPU_OPTIONS,
+        "The run": _RUN_OPTIONS,
     }
 )
 OPTIONS: Mapping[str, Option] = MappingProxyType({row.name: row for rows in SECTIONS.values() for row in rows})

@@ -12,39 +12,38 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from quark.decide.options import ChoiceOptions, PositionOptions, Selection, Target, TensorOverride
+from quark.decide.specs import AffineSpec, DynamicSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
-from quark.onnx.calibrate.options import CalibrationOptions
-from quark.onnx.choose.options import BlockPlacement, ChoiceOptions, Selection, Target, TensorOverride
-from quark.onnx.choose.specs import AffineSpec, DynamicSpec, LayerSpec
-from quark.onnx.insert.options import InsertOptions, NodeStyle
-from quark.onnx.load.options import LoadOptions
-from quark.onnx.optimize.options import OptimizeOptions
-from quark.onnx.protect.options import ProtectMode, ProtectOptions
-from quark.onnx.quantization.config.algorithm_options import equalize_options, refine_options
-from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
-from quark.onnx.quantization.config.field_checks import check_fields, preset_of, refuse_fields
-from quark.onnx.quantization.config.files import (
+from quark.features.order import FEATURES
+from quark.features.protection.options import ProtectMode, ProtectOptions
+from quark.npu import RULE_NAMES
+from quark.onnx.calibrate.passes import CalibrationOptions
+from quark.onnx.insert.pairs import InsertOptions, NBitsOptions, NodeStyle
+from quark.onnx.load import LoadOptions
+from quark.onnx.optimize import OptimizeOptions
+from quark.onnx.quantization.config.algorithm_options import equalize_options, fields_and_options, refine_options
+from quark.onnx.quantization.config.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+    exclusions,
+    get_default_config,
     layer_entries,
-    load_config,
-    naming,
-    plain,
-    qconfig_to_dict,
-    refuse_infinite,
-    without_places,
 )
-from quark.onnx.quantization.config.layers import RunFields, layer_of
+from quark.onnx.quantization.config.content import naming, plain, refuse_infinite, without_places
+from quark.onnx.quantization.config.files import load_config
 from quark.onnx.quantization.config.mixed_precision_options import draft_low_spec, mix_options
-from quark.onnx.quantization.config.nbits_spec import nbits_spec
-from quark.onnx.quantization.config.npu_options import npu_options
-from quark.onnx.quantization.config.option_table import OPTIONS
-from quark.onnx.quantization.config.option_treatments import Draft, SameAs, default_rewrites
-from quark.onnx.quantization.config.options_of_graphs import POOLS
+from quark.onnx.quantization.config.option_table import OPTIONS, POOLS
+from quark.onnx.quantization.config.option_treatments import DEFAULT_REWRITES, Draft, SameAs
 from quark.onnx.quantization.config.quant_types import format_of_type
-from quark.onnx.quantization.config.spec_options import irrelevant, spec_options
-from quark.onnx.quantization.config.tensor_specs import SpecOptions, layer_spec
+from quark.onnx.quantization.config.run_fields import check_fields, refuse_fields, switched_on
+from quark.onnx.quantization.config.spec import QLayerConfig, ScaleType
+from quark.onnx.quantization.config.tensor_specs import irrelevant, layer_of, layer_spec, spec_options
 from quark.onnx.quantization.presets import PRESETS, unknown_preset
-from quark.onnx.quantization.settings import Settings
-from quark.onnx.save.options import SaveOptions
+from quark.onnx.save import SaveOptions
+from quark.onnx.settings import Settings
+from quark.onnx.simulate import DEFAULT_SUBSTITUTIONS, SUBSTITUTION_OF_OPTION, SimulateOptions
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 AnyConfig = Config | QuantizationConfig | QConfig | str | PathLike[str]
@@ -56,155 +55,180 @@ def settings_of(config: AnyConfig) -> Settings:
     >>> settings_of("MXINT8").choose.default.weight.quantizer.scale_rule.value
     'floor'
     """
-    if isinstance(config, (str, PathLike)) and config not in PRESETS:
-        path = Path(config)
-        if path.suffix.lower() not in CONFIG_SUFFIXES:
-            raise unknown_preset(str(config))
-        return naming(f"config file {str(path)!r}", lambda each: _settings(path.stem, each), load_config(path))
-    return _settings(*_resolved(config))
+    if not isinstance(config, (str, PathLike)):
+        return _settings(config.whole() if isinstance(config, Config) else config)
+    if isinstance(config, str) and config in PRESETS:
+        return _settings(get_default_config(config), config)
+    path = Path(config)
+    if path.suffix.lower() not in CONFIG_SUFFIXES:
+        raise unknown_preset(str(config))
+    return naming(f"config file {str(path)!r}", lambda each: _settings(each, path.stem), load_config(path))
 
 
-def _settings(name: str | None, wanted: Any) -> Settings:
-    if isinstance(wanted, QConfig):
-        return _by_tensor(name, wanted)
-    if not isinstance(wanted, QuantizationConfig):
+def _settings(config: Any, name: str = "custom") -> Settings:
+    if isinstance(config, QConfig):
+        return _by_tensor(config, name)
+    if not isinstance(config, QuantizationConfig):
         raise UnsupportedTypeError(
-            f"config {wanted!r}: expected a Config, a QuantizationConfig, a QConfig, the name of a preset, or the path "
+            f"config {config!r}: expected a Config, a QuantizationConfig, a QConfig, the name of a preset, or the path "
             "of a YAML or JSON file"
         )
-    return _by_fields(name, wanted)
-
-
-def _resolved(config: Any) -> tuple[str | None, Any]:
-    """A name to call it by, where it has one, and the config itself."""
-    if isinstance(config, str) and config in PRESETS:
-        return config, PRESETS[config].config()
-    return None, config.whole() if isinstance(config, Config) else config
-
-
-def _by_fields(name: str | None, config: QuantizationConfig) -> Settings:
     check_fields(config)
-    preset = preset_of(config)
-    run, draft = _drafted(RunFields.of(config))
-    values = draft.spec_values
-    options = _spec_options(run, draft)
-    default = nbits_spec(run, draft) if values.get("UseMatMulNBits") else None
-    layer = layer_of(config, values)
+    draft = _drafted(config)
+    options = spec_options(draft)
+    is_nbits = draft.spec_values.get("UseMatMulNBits")
+    default = _nbits_spec(draft) if is_nbits else None
+    layer = layer_of(config, draft.spec_values)
     if default is None:
         default = layer_spec(layer, options)
-        default = _dynamic_spec(default, config) if config.use_dynamic_quant else default
+        if config.use_dynamic_quant:
+            weight = default.weight
+            if not isinstance(weight, AffineSpec) or weight.format not in ("int8", "uint8"):
+                raise InvalidValueError(
+                    f"use_dynamic_quant with weight_type {config.weight_type}: expected QuantType.QInt8 or "
+                    "QuantType.QUInt8"
+                )
+            default = LayerSpec(DynamicSpec("uint8"), weight)
     draft_low_spec(draft, layer, options, default)
-    _tensor_precision(run, draft)
-    return _assembled(preset or name or "custom", run, draft, default, plain(vars(config), "", str))
+    by_type = draft.spec_values.get("MixedPrecisionTensor")  # the older way to give tensors types by name
+    if by_type is not None and not draft.run.specific_tensor_precision:
+        draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so that it is not used")
+    elif by_type is not None:
+        typed = [(tensor, format_of_type(quant_type)) for quant_type, tensors in by_type.items() for tensor in tensors]
+        draft.put("choose", "overrides", tuple(TensorOverride(tensor, fmt) for tensor, fmt in typed))
+    # options first: comparing them makes no config
+    alike = [row for row in PRESETS.values() if row.options == config.extra_options]
+    preset = next((row.name for row in alike if get_default_config(row.name) == config), name)
+    return _assembled(preset, draft, default, plain(vars(config), "", str))
 
 
-def _by_tensor(name: str | None, config: QConfig) -> Settings:
-    given = RunFields.by_tensor(config)
-    check_fields(given)
-    run, draft = _drafted(given)
+def _by_tensor(config: QConfig, name: str) -> Settings:
+    algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
+    layer = config.global_config
+    if not isinstance(layer, QLayerConfig):
+        raise UnsupportedTypeError(f"global_config: expected a QLayerConfig, got {layer!r}")
+    # power-of-two scales for all tensors imply the NPU, which their spec is made for
+    tensors = (layer.inputs, layer.weight)
+    has_power_of_two = all(tensor is not None and tensor.scale_type is ScaleType.PowerOf2 for tensor in tensors)
+    nodes, subgraphs = exclusions(config.exclude)
+    run = QuantizationConfig(
+        nodes_to_exclude=nodes,
+        subgraphs_to_exclude=subgraphs,
+        use_external_data_format=config.use_external_data_format,
+        enable_npu_cnn=has_power_of_two and config.extra_options.get("EnableNPUCnn", True),
+        extra_options=extra_options,
+        **algorithms,
+    )
+    check_fields(run)
+    draft = _drafted(run)
     for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod", "MixedPrecisionTensor"):
         if draft.spec_values.pop(option, None) is not None:
             draft.remarks.append(f"{option}: in a QConfig the specs say it")
-    options = _spec_options(run, draft)
-    default = (
-        nbits_spec(run, draft) if draft.spec_values.get("UseMatMulNBits") else layer_spec(config.global_config, options)
-    )
-    draft_low_spec(draft, config.global_config, options, default)
-    draft.put("choose", "by_node", _layer_specs(config.specific_layer_config, options, default))
-    draft.put("choose", "by_op_type", _layer_specs(config.layer_type_config, options, default))
-    return _assembled(name or "custom", run, draft, default, qconfig_to_dict(config, str))
+    options = spec_options(draft)
+    is_nbits = draft.spec_values.get("UseMatMulNBits")
+    default = _nbits_spec(draft) if is_nbits else layer_spec(layer, options)
+    draft_low_spec(draft, layer, options, default)
+    layers = {"by_node": config.specific_layer_config, "by_op_type": config.layer_type_config}
+    for field, entries in layers.items():
+        specs = tuple(
+            (each, other and layer_spec(other, options, default))
+            for other, names in layer_entries(entries)
+            for each in names
+        )
+        draft.put("choose", field, specs)
+    return _assembled(name, draft, default, config.to_dict(str))
 
 
-def _layer_specs(layers: Mapping[Any, Any], options: SpecOptions, default: LayerSpec) -> tuple[Any, ...]:
-    entries = layer_entries(layers)
-    return tuple((name, layer and layer_spec(layer, options, default)) for layer, names in entries for name in names)
-
-
-def _drafted(run: RunFields) -> tuple[RunFields, Draft]:
-    """The fields with those that options are other names of, and all other options where they go."""
+def _drafted(run: QuantizationConfig) -> Draft:
+    """Check the extra options and apply each of them, those first that are other names of fields."""
     given = run.extra_options
     for name, value in given.items():
         if name not in OPTIONS:
             raise unknown_name("extra option", name, OPTIONS)
         OPTIONS[name].kind.check(name, value)
-    draft = Draft()
-    same = {name: value for name, value in given.items() if isinstance(OPTIONS[name].treatment, SameAs)}
-    for name, value in same.items():
-        OPTIONS[name].treatment.apply(draft, name, value)
-    resolved = replace(run, **draft.fields)
-    refuse_fields(resolved)
-    draft.members = _usual_members(resolved)
-    draft.switched_on = resolved.switched_on
+    draft = Draft(run)
     for name, value in given.items():
-        if name not in same:
-            OPTIONS[name].treatment.apply(draft, name, value)
-    return resolved, draft
-
-
-def _usual_members(run: RunFields) -> dict[str, set[str]]:
+        if isinstance(OPTIONS[name].treatment, SameAs):
+            OPTIONS[name].treatment(draft, name, value)
+    refuse_fields(draft.run)
     usual = ChoiceOptions(LayerSpec(None, None))
-    members = {"aligned": set(usual.aligned), "fused_activations": set(usual.fused_activations)}
-    if run.enable_npu_cnn:
-        members["aligned"].update(POOLS)
-        members["fused_activations"].update(("LeakyRelu", "PRelu"))
-    return members
+    draft.members = {"aligned": set(usual.aligned), "fused_activations": set(usual.fused_activations)}
+    if draft.run.enable_npu_cnn:
+        draft.members["aligned"].update(POOLS)
+        draft.members["fused_activations"].update(("LeakyRelu", "PRelu"))
+    for name, value in given.items():
+        if not isinstance(OPTIONS[name].treatment, SameAs):
+            OPTIONS[name].treatment(draft, name, value)
+    return draft
 
 
-def _spec_options(run: RunFields, draft: Draft) -> SpecOptions:
-    placement = draft.of("choose").get("block_placement", BlockPlacement.COMPUTE)
-    return spec_options(draft.spec_values, placement, run.enable_npu_cnn, run.reduce_range)
+# The options that UseMatMulNBits decides, with the values that ask for the same.
+_DECIDED_BY_NBITS: Mapping[str, Any] = {
+    "ActivationSymmetric": None,
+    "WeightSymmetric": None,
+    "WeightCalibrateMethod": None,
+    "Int32Bias": None,
+    "Int16Bias": False,
+    "WeightsOnly": True,
+    "MatMulConstBOnly": True,
+}
 
 
-def _dynamic_spec(layer: LayerSpec, config: QuantizationConfig) -> LayerSpec:
-    if not isinstance(layer.weight, AffineSpec) or layer.weight.format not in ("int8", "uint8"):
-        raise InvalidValueError(
-            f"use_dynamic_quant with weight_type {config.weight_type}: expected QuantType.QInt8 or QuantType.QUInt8"
-        )
-    return LayerSpec(DynamicSpec("uint8"), layer.weight)
+def _nbits_spec(draft: Draft) -> LayerSpec:
+    """UseMatMulNBits: weights of MatMul in groups of a few bits, all else float."""
+    values = {**draft.run.extra_options, **draft.spec_values}
+    given = [name for name, same in _DECIDED_BY_NBITS.items() if values.get(name, same) != same]
+    for name in [*given, *(["op_types_to_quantize"] if draft.run.op_types_to_quantize else [])]:
+        draft.spec_values.pop(name, None)
+        draft.remarks.append(f"{name}: UseMatMulNBits says it: weights of MatMul in groups, all else float")
+    nbits = draft.steps.setdefault("insert", {}).setdefault("matmul_nbits", NBitsOptions())
+    draft.put("choose", "is_weights_only", True)
+    draft.put("selection", "op_types", frozenset({"MatMul"}))
+    draft.put("selection", "needs_constant_matmul_operand", True)
+    draft.put("selection", "needs_weight_matrix", True)
+    sign = "" if nbits.is_symmetric else "u"
+    weight = AffineSpec(f"{sign}int{nbits.bits}", is_symmetric=nbits.is_symmetric, group_size=nbits.group_size)
+    return LayerSpec(None, weight)
 
 
-def _tensor_precision(run: RunFields, draft: Draft) -> None:
-    """The older way to give tensors types by name."""
-    by_type = draft.spec_values.get("MixedPrecisionTensor")
-    if by_type is None:
-        return
-    if not run.specific_tensor_precision:
-        draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so that it is not used")
-        return
-    overrides = tuple(
-        TensorOverride(tensor, format_of_type(quant_type))
-        for quant_type, tensors in by_type.items()
-        for tensor in tensors
-    )
-    draft.put("choose", "overrides", overrides)
-
-
-def _assembled(name: str, run: RunFields, draft: Draft, default: LayerSpec, record: Mapping[str, Any]) -> Settings:
+def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str, Any]) -> Settings:
     refuse_infinite(record)
-    is_nbits = draft.spec_values.get("UseMatMulNBits", False)
-    if not is_nbits and draft.of("insert").pop("matmul_nbits", None) is not None:
+    run, algorithms = draft.run, switched_on(draft.run)
+    if not draft.spec_values.get("UseMatMulNBits", False) and draft.of("insert").pop("matmul_nbits", None) is not None:
         draft.remarks.append("MatMulNBitsParams: UseMatMulNBits is not set")
-    npu = npu_options(draft.npu_values, run.enable_npu_cnn, default)
-    choose = replace(_choice_options(run, draft, default), positions=npu.positions)
+    positions, simulate, npu_remarks = _npu_options(draft.npu_values, run.enable_npu_cnn, default)
+    choose = replace(_choice_options(draft, default), positions=positions)
     equalize, refine = equalize_options(draft), refine_options(draft)
-    style = _node_style(run, default)
-    mix = mix_options(draft, choose, npu.simulate, style)
+    style = NodeStyle.QDQ
+    if run.quant_format.name == "QOperator":
+        style = NodeStyle.QOPERATOR
+        if not isinstance(default.activation, AffineSpec) or not isinstance(default.weight, AffineSpec):
+            raise InvalidValueError(
+                "quant_format QOperator: there are such operators for integers only; use QuantFormat.QDQ"
+            )
+    mix = mix_options(draft, choose, simulate, style)
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
+    on = frozenset(name for name, is_on in draft.rewrites.items() if is_on)
+    off = frozenset(draft.rewrites) - on
+    optimize = dict(draft.of("optimize"))
+    if not (optimize.pop("is_on", True) and run.optimize_model):
+        off |= DEFAULT_REWRITES - on
     protect = ProtectOptions(**draft.of("protect"))
     if "mac_budget" in draft.of("protect") and protect.mode is not ProtectMode.AUTO:
         draft.remarks.append("ProtectBudget: Protect is not 'auto', so that there is nothing for it to limit")
-    remarks = [*draft.remarks, *npu.remarks, *_field_remarks(run, default), *irrelevant(draft.spec_values, specs)]
+    remarks = [*draft.remarks, *npu_remarks, *_field_remarks(run, default), *irrelevant(draft.spec_values, specs)]
     return Settings(
         choose,
         name,
         load=LoadOptions(has_fp16_converted=run.convert_fp16_to_fp32, **draft.of("load")),
-        optimize=_optimize_options(run, draft),
+        optimize=OptimizeOptions(off, on, **optimize),
         equalize=equalize,
         calibrate=CalibrationOptions(providers=tuple(run.execution_providers or ()), **draft.of("calibrate")),
-        simulate=npu.simulate,
+        simulate=simulate,
         refine=refine,
         protect=protect,
         mix=mix,
+        features={each.folder: each.options(**draft.of(each.folder)) for each in FEATURES if each.switch in algorithms},
         insert=InsertOptions(style=style, **draft.of("insert")),
         save=SaveOptions(has_external_data=run.use_external_data_format, **draft.of("save")),
         has_summary=run.print_summary,
@@ -213,59 +237,64 @@ def _assembled(name: str, run: RunFields, draft: Draft, default: LayerSpec, reco
     )
 
 
-def _choice_options(run: RunFields, draft: Draft, default: LayerSpec) -> ChoiceOptions:
-    target = Target.ONNX_RUNTIME
-    if run.enable_npu_cnn:
-        target = Target.NPU_CNN
-    elif run.enable_npu_transformer:
-        target = Target.NPU_TRANSFORMER
+# What is about positions alone; the rules that align also mean something without them.
+_POSITION_OPTIONS = {"NPULimitationCheck", "MaxLoopNum", *(name for name in RULE_NAMES if not name.startswith("Align"))}
+
+
+def _npu_options(
+    values: Mapping[str, Any], is_for_npu: bool, layer: LayerSpec
+) -> tuple[PositionOptions | None, SimulateOptions, list[str]]:
+    """What an NPU's integer units imply: limits on positions, operators as the unit computes them, and remarks.
+
+    Both are on by default with `enable_npu_cnn` and power-of-two scales. Otherwise NPULimitationCheck asks for limits,
+    SimulateDPU for the usual operators, and an operator's own option for that one. `layer` is the default spec.
+    """
+    has_positions = all(
+        isinstance(each, AffineSpec) and each.is_power_of_two for each in (layer.activation, layer.weight)
+    )
+    is_usual = is_for_npu and has_positions
+    chosen = set(DEFAULT_SUBSTITUTIONS if values.get("SimulateDPU", is_usual) else ())
+    for option, substitution in SUBSTITUTION_OF_OPTION.items():
+        if option in values:
+            chosen.add(substitution) if values[option] else chosen.discard(substitution)
+    simulate = SimulateOptions(frozenset(chosen))
+    if has_positions and values.get("NPULimitationCheck", is_usual):
+        limit = {"max_rounds": values["MaxLoopNum"]} if "MaxLoopNum" in values else {}
+        return PositionOptions(frozenset(rule for rule in RULE_NAMES if values.get(rule, True)), **limit), simulate, []
+    reason = "it is about the positions of power-of-two scales, which these types do not have"
+    if has_positions:
+        reason = "NPULimitationCheck is False, so that there is nothing for it to steer"
+    unused = [name for name, value in values.items() if name in _POSITION_OPTIONS and value is not False]
+    return None, simulate, [f"{name}: {reason}" for name in unused]
+
+
+def _choice_options(draft: Draft, default: LayerSpec) -> ChoiceOptions:
+    run = draft.run
+    target = Target.NPU_TRANSFORMER if run.enable_npu_transformer else Target.ONNX_RUNTIME
+    selection = {
+        "op_types": frozenset(run.op_types_to_quantize) if run.op_types_to_quantize else None,
+        "extra_op_types": frozenset(run.extra_op_types_to_quantize or ()),
+        "nodes": tuple(run.nodes_to_quantize or ()),
+        "excluded_nodes": tuple(run.nodes_to_exclude or ()),
+        "excluded_subgraphs": tuple((tuple(first), tuple(last)) for first, last in run.subgraphs_to_exclude or ()),
+        "input_nodes": tuple(run.input_nodes or ()),
+        "output_nodes": tuple(run.output_nodes or ()),
+    }
     return ChoiceOptions(
         default,
-        selection=_selection(run, draft),
-        target=target,
+        selection=Selection(**{**selection, **draft.of("selection")}),
+        target=Target.NPU_CNN if run.enable_npu_cnn else target,
         has_quantized_bias=draft.spec_values.get("QuantizeBias", True),
         **{name: frozenset(members) for name, members in draft.members.items()},  # type: ignore[arg-type]
         **draft.of("choose"),
     )
 
 
-def _selection(run: RunFields, draft: Draft) -> Selection:
-    subgraphs = run.subgraphs_to_exclude or []
-    wanted = {
-        "op_types": frozenset(run.op_types_to_quantize) if run.op_types_to_quantize else None,
-        "extra_op_types": frozenset(run.extra_op_types_to_quantize or ()),
-        "nodes": tuple(run.nodes_to_quantize or ()),
-        "excluded_nodes": tuple(run.nodes_to_exclude or ()),
-        "excluded_subgraphs": tuple((tuple(first), tuple(last)) for first, last in subgraphs),
-        "input_nodes": tuple(run.input_nodes or ()),
-        "output_nodes": tuple(run.output_nodes or ()),
-    }
-    return Selection(**{**wanted, **draft.of("selection")})
-
-
-def _optimize_options(run: RunFields, draft: Draft) -> OptimizeOptions:
-    on = frozenset(name for name, is_on in draft.rewrites.items() if is_on)
-    off = frozenset(draft.rewrites) - on
-    fields = dict(draft.of("optimize"))
-    has_defaults = fields.pop("is_on", True) and run.optimize_model
-    return OptimizeOptions(off if has_defaults else off | (default_rewrites() - on), on, **fields)
-
-
-def _node_style(run: RunFields, default: LayerSpec) -> NodeStyle:
-    if run.quant_format.name != "QOperator":
-        return NodeStyle.QDQ
-    if not isinstance(default.activation, AffineSpec) or not isinstance(default.weight, AffineSpec):
-        raise InvalidValueError(
-            "quant_format QOperator: there are such operators for integers only; use QuantFormat.QDQ"
-        )
-    return NodeStyle.QOPERATOR
-
-
 _LOGGING = "messages go to the logger 'quark'; set its level: logging.getLogger('quark').setLevel(...)"
 
 
-def _field_remarks(run: RunFields, default: LayerSpec) -> list[str]:
-    usual = RunFields()
+def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
+    usual = QuantizationConfig()
     names = ("debug_mode", "ignore_warnings", "log_severity_level")
     remarks = [f"{each}: {_LOGGING}" for each in names if getattr(run, each) not in (getattr(usual, each), None)]
     if not isinstance(default.weight, AffineSpec):

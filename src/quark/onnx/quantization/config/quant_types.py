@@ -1,7 +1,7 @@
-"""The names a config is written in: calibration methods, number types, node formats.
+"""The enums of a config: calibration methods, number types, node formats.
 
-Four classes are ONNX Runtime's own, handed on, so that a value made with either import is the same value. The others
-add what it has no name for. Each is known in files by its class and member: `PowerOfTwoMethod.MinMSE`.
+Four classes are ONNX Runtime's own, so values from either import are the same objects. The others add what it has no
+name for. In files, a member is written with its class: `PowerOfTwoMethod.MinMSE`.
 """
 
 from __future__ import annotations
@@ -104,13 +104,7 @@ class VitisQuantFormat(_Named):
     MXFixNeuron = 5
 
 
-CALIBRATION_METHODS = (
-    CalibrationMethod,
-    PowerOfTwoMethod,
-    LayerWiseMethod,
-    Int16Method,
-    ExtendedCalibrationMethod,
-)
+CALIBRATION_METHODS = (CalibrationMethod, PowerOfTwoMethod, LayerWiseMethod, Int16Method, ExtendedCalibrationMethod)
 QUANT_TYPES = (QuantType, ExtendedQuantType, VitisQuantType)
 QUANT_FORMATS = (QuantFormat, ExtendedQuantFormat, VitisQuantFormat)
 
@@ -130,7 +124,7 @@ BFP_FAMILY, MX_FAMILY = "QBFP", "QMX"
 
 
 def format_of_type(quant_type: Any) -> str:
-    """The catalog's name of a quant type; for QBFP and QMX, whose format their attributes say, that name itself.
+    """The name of a quant type in quark.formats; for QBFP and QMX, whose attributes say the format, that name itself.
 
     >>> format_of_type(ExtendedQuantType.QUInt16), format_of_type(ExtendedQuantType.QMX)
     ('uint16', 'QMX')

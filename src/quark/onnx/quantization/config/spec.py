@@ -7,7 +7,9 @@ place around a layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
@@ -32,8 +34,129 @@ from quark.onnx.quantization.config.data_type import (
     UInt8,
     UInt16,
     UInt32,
+    parse_data_type,
 )
-from quark.onnx.quantization.config.tensor_config import CalibMethod, QTensorConfig, QuantGranularity, ScaleType
+
+
+def refuse_unknown_keys(kind: str, content: Iterable[Any], cls: Any) -> None:
+    """Raise an error for the first key that is not a field of the dataclass, with the nearest ones."""
+    names = [each.name for each in fields(cls)]
+    for key in content:
+        if key not in names:
+            raise unknown_name(kind, key, names)
+
+
+class CalibMethod(Enum):
+    """How the range of a tensor is found."""
+
+    MinMax = 0
+    MinMSE = 1
+    Percentile = 2
+    Entropy = 3
+    LayerwisePercentile = 4
+    Distribution = 5
+
+
+class ScaleType(Enum):
+    """Which numbers may be scales. Int16 is known by name and refused when asked for."""
+
+    Float32 = 0
+    PowerOf2 = 1
+    Int16 = 2
+
+
+class QuantGranularity(Enum):
+    """What has a scale of its own: the tensor, or each output channel of a weight. Group is refused when asked for."""
+
+    Tensor = 0
+    Channel = 1
+    Group = 2
+
+
+@refuse_unknown_fields
+@dataclass(eq=False)
+class QTensorConfig:
+    """How a tensor is quantized. For types without a scale (floats and blocks) only `data_type` counts.
+
+    Two of them are equal if their fields are, whatever their class.
+    """
+
+    symmetric: bool
+    scale_type: ScaleType
+    calibration_method: CalibMethod
+    quant_granularity: QuantGranularity
+    data_type: DataType
+
+    def set_symmetric(self, symmetric: bool) -> None:
+        """Set `symmetric`."""
+        self.symmetric = symmetric
+
+    def set_scale_type(self, scale_type: ScaleType) -> None:
+        """Set `scale_type`."""
+        self.scale_type = scale_type
+
+    def set_calibration_method(self, calibration_method: CalibMethod) -> None:
+        """Set `calibration_method`."""
+        self.calibration_method = calibration_method
+
+    def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
+        """Set `quant_granularity`."""
+        self.quant_granularity = quant_granularity
+
+    def set_data_type(self, data_type: DataType) -> None:
+        """Set `data_type`."""
+        self.data_type = data_type
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QTensorConfig) and all(
+            getattr(self, each.name) == getattr(other, each.name) for each in fields(QTensorConfig)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it can be edited
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it.
+
+        >>> QTensorConfig.from_dict({"data_type": "Int8"}).to_dict()["calibration_method"]
+        'CalibMethod.Percentile'
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(QTensorConfig)}
+        return {name: value if name == "symmetric" else str(value) for name, value in values.items()}
+
+    @staticmethod
+    def from_dict(content: dict[str, Any]) -> QTensorConfig:
+        """The tensor config that `to_dict` wrote. Fields that are missing are those of the spec named after the type.
+
+        >>> QTensorConfig.from_dict({"data_type": "MXInt8"}) == MXInt8Spec()
+        True
+        """
+        if not isinstance(content, dict):
+            raise UnsupportedTypeError(f"tensor config: expected a mapping, got {short(content)}")
+        refuse_unknown_keys("key of a tensor config", content, QTensorConfig)
+        if "data_type" not in content:
+            raise InvalidValueError("tensor config without 'data_type'; it could be Int8, MXInt8 ...")
+        usual: Any = globals()[f"{parse_data_type(content['data_type'])}Spec"]()
+        parsed = dict(vars(usual))
+        for key, value in content.items():
+            if key == "data_type":
+                parsed[key] = parse_data_type(value)
+            elif key == "symmetric":
+                if not isinstance(value, bool):
+                    raise UnsupportedTypeError(f"{key} of a tensor config: {short(value)}, expected true or false")
+                parsed[key] = value
+            else:
+                by_text = {str(member): member for member in _ENUMS[key]}
+                if not isinstance(value, str) or value not in by_text:
+                    raise unknown_name(key, value, by_text)
+                parsed[key] = by_text[value]
+        return QTensorConfig(**parsed)
+
+
+_ENUMS: dict[str, type[Enum]] = {
+    "scale_type": ScaleType,
+    "calibration_method": CalibMethod,
+    "quant_granularity": QuantGranularity,
+}
 
 
 @dataclass(eq=False)
@@ -179,10 +302,10 @@ class MXInt8Spec(Float16Spec):
 @refuse_unknown_fields
 @dataclass(eq=False)
 class QLayerConfig:
-    """What is wanted around a layer. `activation` and `input_tensors` are two names for one thing: give either.
+    """What is wanted around a layer. `activation` and `input_tensors` are two names for one thing: set either.
 
-    Two are equal if their fields are. As keys of QConfig's dictionaries they are told apart by identity: two entries
-    that want the same stay two entries. None means: no wish of its own; the global config's holds.
+    None in a place means that the global config's spec holds. Two are equal if their fields are. As keys of QConfig's
+    dictionaries they are told apart by identity, so two entries with the same specs stay two entries.
     """
 
     input_tensors: QTensorConfig | None = None
@@ -192,61 +315,27 @@ class QLayerConfig:
     output_tensors: QTensorConfig | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, QLayerConfig) and all(
-            getattr(self, each.name) == getattr(other, each.name) for each in fields(QLayerConfig)
-        )
+        return isinstance(other, QLayerConfig) and vars(self) == vars(other)
 
     # By identity, although equality is by value: it can be edited while it is a key, and equal keys must not merge.
     __hash__ = object.__hash__
 
     @property
     def inputs(self) -> QTensorConfig | None:
-        """`input_tensors` or `activation`, whichever is given."""
+        """`input_tensors` or `activation`, whichever is set."""
         if self.activation is not None and self.input_tensors is not None and self.activation != self.input_tensors:
             raise InvalidValueError("QLayerConfig with both input_tensors and activation, and they differ: give one")
         return self.input_tensors if self.input_tensors is not None else self.activation
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, without the places that are None."""
-        places = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: config.to_dict() for name, config in places.items() if config is not None}
+        return {name: spec.to_dict() for name, spec in vars(self).items() if spec is not None}
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> QLayerConfig:
         """The layer config that `to_dict` wrote."""
         if not isinstance(content, dict):
             raise UnsupportedTypeError(f"layer config: expected a mapping, got {short(content)}")
-        known = [each.name for each in fields(QLayerConfig)]
-        for key in content:
-            if key not in known:
-                raise unknown_name("place of a layer config", key, known)
-        given = {name: value for name, value in content.items() if value is not None}
-        return QLayerConfig(**{name: QTensorConfig.from_dict(value) for name, value in given.items()})
-
-
-__all__ = [
-    "BFP16Spec",
-    "BFloat16Spec",
-    "CalibMethod",
-    "Float16Spec",
-    "Int8Spec",
-    "Int16Spec",
-    "Int32Spec",
-    "MX4Spec",
-    "MX6Spec",
-    "MX9Spec",
-    "MXFP4E2M1Spec",
-    "MXFP6E2M3Spec",
-    "MXFP6E3M2Spec",
-    "MXFP8E4M3Spec",
-    "MXFP8E5M2Spec",
-    "MXInt8Spec",
-    "QLayerConfig",
-    "QTensorConfig",
-    "QuantGranularity",
-    "ScaleType",
-    "UInt8Spec",
-    "UInt16Spec",
-    "UInt32Spec",
-    "XInt8Spec",
-]
+        refuse_unknown_keys("place of a layer config", content, QLayerConfig)
+        specs = {name: QTensorConfig.from_dict(value) for name, value in content.items() if value is not None}
+        return QLayerConfig(**specs)

@@ -1,25 +1,39 @@
-"""From a QLayerConfig, which people write, to a LayerSpec, which the choosing of quantizers reads.
+"""From the types and methods of a config to LayerSpecs, which the choosing of quantizers reads.
+
+    QuantizationConfig   ->   QLayerConfig   ->   LayerSpec
+    QConfig              ->
 
     scale     method          becomes
     Float32   any             integers by that method; weights by MinMax where the method says Percentile
     PowerOf2  MinMax, MinMSE  integers by NonOverflow, PowerOfTwoMinMSE; always symmetric, one scale for a tensor
 
-The weights' exception: Percentile is the default of every spec, and clipping weights costs more than it gains.
+The exception for weights: Percentile is the default of every spec, and clipping weights costs more than it gains.
 
-Where a layer says nothing of its bias: with integers around it, int32 at the product of the activation's and the
-weight's scales (an AffineSpec of int32 stands for that); with blocks or floats, none.
+The default bias: with integers around it, int32 at the product of the activation's and the weight's scales (an
+AffineSpec of int32 stands for that); with blocks or floats, none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quark.decide.options import BlockPlacement
+from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.formats.spec import ScaleRule
-from quark.onnx.choose.options import BlockPlacement
-from quark.onnx.choose.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec
+from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.data_type import DataType
+from quark.onnx.quantization.config.option_treatments import Draft
+from quark.onnx.quantization.config.quant_types import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    format_of_type,
+)
 from quark.onnx.quantization.config.spec import CalibMethod, QLayerConfig, QTensorConfig, QuantGranularity, ScaleType
 from quark.ops.schema import quantizer_of
 from quark.ranges import (
@@ -34,10 +48,61 @@ from quark.ranges import (
     RangeMethod,
 )
 
+MX_OPERATOR, BFP_OPERATOR = "MXQuantizeDequantize", "BFPQuantizeDequantize"
+ATTRIBUTE_OPTIONS = {MX_OPERATOR: "MXAttributes", BFP_OPERATOR: "BFPAttributes"}
+MOVING_AVERAGE_CONSTANT = 0.01
+
+_METHODS: Mapping[Any, tuple[CalibMethod, ScaleType]] = {
+    CalibrationMethod.MinMax: (CalibMethod.MinMax, ScaleType.Float32),
+    CalibrationMethod.Entropy: (CalibMethod.Entropy, ScaleType.Float32),
+    CalibrationMethod.Percentile: (CalibMethod.Percentile, ScaleType.Float32),
+    CalibrationMethod.Distribution: (CalibMethod.Distribution, ScaleType.Float32),
+    LayerWiseMethod.LayerWisePercentile: (CalibMethod.LayerwisePercentile, ScaleType.Float32),
+    ExtendedCalibrationMethod.MinMSE: (CalibMethod.MinMSE, ScaleType.Float32),
+    PowerOfTwoMethod.NonOverflow: (CalibMethod.MinMax, ScaleType.PowerOf2),
+    PowerOfTwoMethod.MinMSE: (CalibMethod.MinMSE, ScaleType.PowerOf2),
+    Int16Method.MinMax: (CalibMethod.MinMax, ScaleType.Int16),
+}
+
+
+def layer_of(config: QuantizationConfig, values: Mapping[str, Any]) -> QLayerConfig:
+    """The types and methods of a config. By default activations are asymmetric, signed weights symmetric and unsigned
+    ones not, as in ONNX Runtime; power-of-two scales are always symmetric."""
+    method, scale_type = _METHODS[config.calibrate_method]
+    weight_method = method
+    if scale_type is ScaleType.Float32:
+        weight_method, weight_scale = _METHODS[values.get("WeightCalibrateMethod", CalibrationMethod.MinMax)]
+        if weight_scale is not ScaleType.Float32:
+            raise InvalidValueError(
+                f"option 'WeightCalibrateMethod' = {values['WeightCalibrateMethod']} with float scales of "
+                f"{config.calibrate_method}: expected a member of CalibrationMethod or ExtendedCalibrationMethod.MinMSE"
+            )
+    is_unsigned = format_of_type(config.weight_type).startswith("u")
+    activation = QTensorConfig(
+        values.get("ActivationSymmetric", False),
+        scale_type,
+        method,
+        QuantGranularity.Tensor,
+        data_type_of(config.activation_type),
+    )
+    weight = QTensorConfig(
+        values.get("WeightSymmetric", not is_unsigned),
+        scale_type,
+        weight_method,
+        QuantGranularity.Channel if config.per_channel else QuantGranularity.Tensor,
+        data_type_of(config.weight_type),
+    )
+    return QLayerConfig(activation=activation, weight=weight)
+
+
+def data_type_of(quant_type: Any) -> DataType:
+    """A quant type as a spec names it."""
+    return DataType(f"{type(quant_type).__name__}.{quant_type.name}", quant_type)
+
 
 @dataclass(frozen=True)
 class SpecOptions:
-    """The extra options that shape specs. A bias option of None: by the rule of the kind of numbers."""
+    """The extra options that shape specs. Where a bias option is None, the kind of numbers decides."""
 
     percentile: float = 99.999
     percentile_candidates: tuple[float, ...] = LayerwisePercentile().candidates
@@ -46,7 +111,7 @@ class SpecOptions:
     has_reduced_range: bool = False
     is_saturating: bool = False
     follows_reduction: bool = True
-    weight_scale_rule: ScaleRule | None = None  # of OCP blocks; None: that of the attributes
+    weight_scale_rule: ScaleRule | None = None  # for OCP blocks; None: the rule in the attributes
     is_activation_scaled: bool = False
     is_weight_scaled: bool = False
     has_quantized_bias: bool | None = None
@@ -56,12 +121,31 @@ class SpecOptions:
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by operator: MXAttributes, BFPAttributes
 
 
-MX_OPERATOR = "MXQuantizeDequantize"
-ATTRIBUTE_OPTIONS = {MX_OPERATOR: "MXAttributes", "BFPQuantizeDequantize": "BFPAttributes"}
+def spec_options(draft: Draft) -> SpecOptions:
+    """The typed options. By default the NPU's convolutions take biases of 8 bits."""
+    values, defaults = draft.spec_values, SpecOptions()
+    constant = values.get("CalibMovingAverageConstant", MOVING_AVERAGE_CONSTANT)
+    return SpecOptions(
+        percentile=values.get("Percentile", defaults.percentile),
+        percentile_candidates=tuple(values.get("PercentileCandidates", defaults.percentile_candidates)),
+        moving_average=constant if values.get("CalibMovingAverage", False) else None,
+        has_most_common=values.get("MinMSEModePof2Scale", "All") == "MostCommon",
+        has_reduced_range=draft.run.reduce_range,
+        is_saturating=values.get("BF16WithClip", False),
+        follows_reduction=values.get("RefineBlockAxis", True),
+        weight_scale_rule=ScaleRule(values["WeightScaleRule"]) if "WeightScaleRule" in values else None,
+        is_activation_scaled=values.get("ActivationScaled", False),
+        is_weight_scaled=values.get("WeightScaled", False),
+        has_quantized_bias=values.get("QuantizeBias"),
+        has_int32_bias=values.get("Int32Bias", not draft.run.enable_npu_cnn),
+        has_int16_bias=values.get("Int16Bias", False),
+        block_placement=draft.of("choose").get("block_placement", defaults.block_placement),
+        attributes={op: dict(values[option]) for op, option in ATTRIBUTE_OPTIONS.items() if option in values},
+    )
 
 
 def layer_spec(layer: QLayerConfig, options: SpecOptions, base: LayerSpec | None = None) -> LayerSpec:
-    """What the layer config asks for; where it says nothing, what `base` has."""
+    """What the layer config asks for, completed from `base`."""
     for place in ("input_tensors", "activation", "weight", "bias", "output_tensors"):
         value = getattr(layer, place)
         if value is not None and not isinstance(value, QTensorConfig):
@@ -71,7 +155,13 @@ def layer_spec(layer: QLayerConfig, options: SpecOptions, base: LayerSpec | None
     usual = base or LayerSpec(None, None)
     activation = _activation(layer.inputs, options) if layer.inputs else usual.activation
     weight = _weight(layer.weight, options) if layer.weight else usual.weight
-    bias = _bias(layer.bias, options) if layer.bias else usual_bias(activation, weight, options)
+    bias: TensorSpec | None = usual_bias(activation, weight, options)
+    if layer.bias:
+        bias = tensor_spec(layer.bias, options, is_scaled=False)
+        if isinstance(bias, AffineSpec) and bias.format == "int32":
+            bias = AffineSpec("int32")
+        elif isinstance(bias, AffineSpec) and not bias.is_power_of_two:
+            bias = replace(bias, method=MinMax())
     output = _activation(layer.output_tensors, options) if layer.output_tensors else None
     return LayerSpec(activation, weight, bias, None if output == activation else output)
 
@@ -97,34 +187,18 @@ def _weight(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
     return spec
 
 
-def _bias(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
-    spec = tensor_spec(tensor, options, is_scaled=False)
-    if not isinstance(spec, AffineSpec):
-        return spec
-    if spec.format == "int32":
-        return AffineSpec("int32")
-    return replace(spec, method=spec.method if spec.is_power_of_two else MinMax())
-
-
 def usual_bias(
     activation: TensorSpec | None, weight: TensorSpec | None, options: SpecOptions
 ) -> AffineSpec | BlockSpec | FloatSpec | None:
-    """The bias of a layer that says nothing of it."""
+    """The bias of a layer whose config has none."""
     if options.has_quantized_bias is False:
         return None
-    if isinstance(activation, AffineSpec) and isinstance(weight, AffineSpec):
-        return _integer_bias(weight, options)
-    is_wanted = options.has_quantized_bias or options.block_placement is BlockPlacement.ALL
-    return weight if is_wanted and isinstance(weight, (BlockSpec, FloatSpec)) else None
-
-
-def _integer_bias(weight: AffineSpec, options: SpecOptions) -> AffineSpec:
-    if options.has_int16_bias:
-        wanted = "int16"
-    elif options.has_int32_bias:
+    if not isinstance(activation, AffineSpec) or not isinstance(weight, AffineSpec):
+        is_wanted = options.has_quantized_bias or options.block_placement is BlockPlacement.ALL
+        return weight if is_wanted and isinstance(weight, (BlockSpec, FloatSpec)) else None
+    if options.has_int32_bias and not options.has_int16_bias:
         return AffineSpec("int32")
-    else:
-        wanted = weight.format
+    wanted = "int16" if options.has_int16_bias else weight.format
     is_symmetric = weight.is_symmetric or not wanted.startswith("u")
     return AffineSpec(wanted, weight.method, is_symmetric, is_power_of_two=weight.is_power_of_two)
 
@@ -134,45 +208,38 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
     data_type = tensor.data_type
     if not isinstance(data_type, DataType):
         raise UnsupportedTypeError(f"data_type {data_type!r}: expected one of quark.onnx.quantization.config.data_type")
-    if data_type.operator is not None:
-        if is_scaled:
-            raise UnsupportedOptionError(
-                f"ActivationScaled or WeightScaled with {data_type}: its blocks have scales of their own; leave it out"
-            )
-        return _block_spec(data_type.operator, data_type, options)
-    if data_type.format in ("float16", "bfloat16"):
+    operator = data_type.operator
+    if operator is None and data_type.format in ("float16", "bfloat16"):
         return FloatSpec(data_type.format, options.is_saturating, is_scaled)
-    return _affine_spec(tensor, options)
-
-
-def _block_spec(operator: str, data_type: DataType, options: SpecOptions) -> BlockSpec:
+    if operator is None:
+        if tensor.quant_granularity is QuantGranularity.Group:
+            raise UnsupportedOptionError(
+                "QuantGranularity.Group: a spec has no place for the size of a group. For weights of MatMul in groups "
+                "set UseMatMulNBits and MatMulNBitsParams, as the preset MATMUL_NBITS does"
+            )
+        is_per_channel = tensor.quant_granularity is QuantGranularity.Channel
+        is_power_of_two = tensor.scale_type is ScaleType.PowerOf2
+        if is_power_of_two and is_per_channel:
+            raise InvalidValueError(
+                "per_channel with power-of-two scales: they are one for a tensor; leave one of the two out"
+            )
+        return AffineSpec(
+            data_type.format,
+            range_method(tensor, options),
+            tensor.symmetric or is_power_of_two,
+            is_per_channel,
+            is_power_of_two,
+        )
+    if is_scaled:
+        raise UnsupportedOptionError(
+            f"ActivationScaled or WeightScaled with {data_type}: its blocks have scales of their own; leave it out"
+        )
     attributes = {**data_type.attributes, **options.attributes.get(operator, {})}
     try:
         quantizer, axis, to_bfloat16_first = quantizer_of(operator, attributes)
     except (InvalidValueError, UnsupportedTypeError) as error:
         raise type(error)(f"option '{ATTRIBUTE_OPTIONS[operator]}': {error}") from error
     return BlockSpec(quantizer, axis, options.follows_reduction, to_bfloat16_first)
-
-
-def _affine_spec(tensor: QTensorConfig, options: SpecOptions) -> AffineSpec:
-    if tensor.quant_granularity is QuantGranularity.Group:
-        raise UnsupportedOptionError(
-            "QuantGranularity.Group: a spec has no place for the size of a group. For weights of MatMul in groups set "
-            "UseMatMulNBits and MatMulNBitsParams, as the preset MATMUL_NBITS does"
-        )
-    is_per_channel = tensor.quant_granularity is QuantGranularity.Channel
-    is_power_of_two = tensor.scale_type is ScaleType.PowerOf2
-    if is_power_of_two and is_per_channel:
-        raise InvalidValueError(
-            "per_channel with power-of-two scales: they are one for a tensor; leave one of the two out"
-        )
-    return AffineSpec(
-        tensor.data_type.format,
-        range_method(tensor, options),
-        tensor.symmetric or is_power_of_two,
-        is_per_channel,
-        is_power_of_two,
-    )
 
 
 def range_method(tensor: QTensorConfig, options: SpecOptions) -> RangeMethod:
@@ -200,3 +267,90 @@ def range_method(tensor: QTensorConfig, options: SpecOptions) -> RangeMethod:
             f"{tensor.calibration_method} with {tensor.scale_type}: expected {' or '.join(map(str, methods))}"
         )
     return methods[tensor.calibration_method]
+
+
+# ---------------------------------------------------------------- options that have nothing to act on
+@dataclass(frozen=True)
+class _Relevance:
+    """What must be among the tensors in these places for an option to matter, and the remark if nothing is."""
+
+    is_user: Callable[[TensorSpec | None], bool]
+    reason: str
+    places: tuple[str, ...] = ("activation", "weight", "bias", "output")
+
+
+def _method_is(cls: type) -> Callable[[TensorSpec | None], bool]:
+    return lambda spec: isinstance(spec, AffineSpec) and isinstance(spec.method, cls)
+
+
+def _operator_is(operator: str) -> Callable[[TensorSpec | None], bool]:
+    def is_user(spec: TensorSpec | None) -> bool:
+        if not isinstance(spec, BlockSpec):
+            return False
+        fmt = spec.quantizer.format
+        is_bfp = fmt.sub_blocks is not None or fmt.name.startswith(("bfp", "block_float"))
+        return is_bfp == (operator == BFP_OPERATOR)
+
+    return is_user
+
+
+def _is_integer(spec: TensorSpec | None) -> bool:
+    return isinstance(spec, AffineSpec)
+
+
+def _is_power_of_two(spec: TensorSpec | None) -> bool:
+    return isinstance(spec, AffineSpec) and spec.is_power_of_two
+
+
+_ACTIVATIONS = ("activation", "output")
+_FLOAT = _Relevance(lambda spec: isinstance(spec, FloatSpec), "no tensor is float16 or bfloat16")
+_INTEGER_BIAS = _Relevance(_is_integer, "no bias is of integers", ("bias",))
+_RELEVANT: Mapping[str, _Relevance] = {
+    "Percentile": _Relevance(_method_is(Percentile), "no range is found by Percentile"),
+    "PercentileCandidates": _Relevance(_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile"),
+    # ranges of weights may be found by MinMax, too, but never by an average
+    "CalibMovingAverage": _Relevance(
+        lambda spec: (
+            isinstance(spec, AffineSpec) and isinstance(spec.method, MinMax) and spec.method.moving_average is not None
+        ),
+        "no activation's range is found by MinMax",
+    ),
+    "CalibMovingAverageConstant": _Relevance(_method_is(MinMax), "no activation's range is found by MinMax"),
+    "MinMSEModePof2Scale": _Relevance(_method_is(PowerOfTwoMinMSE), "no range is found by PowerOfTwoMethod.MinMSE"),
+    "WeightCalibrateMethod": _Relevance(
+        lambda spec: _is_integer(spec) and not _is_power_of_two(spec),
+        "no weight is of integers with a float scale",
+        ("weight",),
+    ),
+    "MXAttributes": _Relevance(_operator_is(MX_OPERATOR), "no tensor is of type QMX"),
+    "WeightScaleRule": _Relevance(_operator_is(MX_OPERATOR), "no weight is of type QMX", ("weight",)),
+    "BFPAttributes": _Relevance(_operator_is(BFP_OPERATOR), "no tensor is of type QBFP"),
+    "RefineBlockAxis": _Relevance(lambda spec: isinstance(spec, BlockSpec), "no tensor has blocks"),
+    "BF16WithClip": _FLOAT,
+    "ActivationScaled": _FLOAT,
+    "WeightScaled": _FLOAT,
+    "ActivationSymmetric": _Relevance(_is_integer, "no activation is of integers with a scale", _ACTIVATIONS),
+    "WeightSymmetric": _Relevance(_is_integer, "no weight is of integers with a scale", ("weight",)),
+    "Int32Bias": _INTEGER_BIAS,
+    "Int16Bias": _INTEGER_BIAS,
+}
+
+
+def irrelevant(values: Mapping[str, Any], layers: Iterable[LayerSpec | None]) -> list[str]:
+    """A remark for each option that was given and has nothing to act on."""
+    found = [layer for layer in layers if layer is not None]
+
+    def is_any(is_user: Callable[[TensorSpec | None], bool], places: Iterable[str]) -> bool:
+        return any(is_user(getattr(layer, place)) for place in places for layer in found)
+
+    remarks = [
+        f"{name}: {each.reason}"
+        for name, each in _RELEVANT.items()
+        if values.get(name) not in (None, False) and not is_any(each.is_user, each.places)
+    ]
+    if "CalibMovingAverageConstant" in values and not values.get("CalibMovingAverage"):
+        remarks.append("CalibMovingAverageConstant: CalibMovingAverage is not set")
+    if is_any(_is_power_of_two, (*_ACTIVATIONS, "weight")):
+        unheard = [name for name in ("ActivationSymmetric", "WeightSymmetric") if values.get(name) is False]
+        remarks += [f"{name}: power-of-two scales always have their zero in the middle" for name in unheard]
+    return remarks

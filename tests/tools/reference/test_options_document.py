@@ -6,9 +6,9 @@ from dataclasses import fields
 import pytest
 
 from quark.onnx import QuantizationConfig
-from quark.onnx.quantization.config.option_defaults import OTHER_DEFAULTS, default_of, is_default
 from quark.onnx.quantization.config.option_table import OPTIONS
-from quark.onnx.quantization.config.options_document import DOCUMENT, FIELD_DOCS, main, options_document
+from tools.reference import __main__ as writing
+from tools.reference.options import FIELD_DOCS, OTHER_DEFAULTS, default_of, is_default, options_document
 
 # A config for which the option matters.
 PRESET_OF = {
@@ -21,7 +21,7 @@ PRESET_OF = {
 
 @pytest.fixture(scope="module")
 def first_cells():
-    return re.findall(r"^\| `(\w+)` \|", options_document().partition("## Names of types")[0], re.MULTILINE)
+    return re.findall(r"^\| `(\w+)` \|", options_document("command").partition("## Names of types")[0], re.MULTILINE)
 
 
 def test_every_field_and_option_has_one_row(first_cells):
@@ -67,12 +67,13 @@ def test_defaults_are_found_by_what_they_do(name, value, on_npu):
     assert (found.value, found.on_npu) == (value, on_npu)
 
 
-def test_check_notices_a_change(tmp_path, capsys):
-    (tmp_path / DOCUMENT).parent.mkdir()
+def test_check_notices_a_change(tmp_path, monkeypatch, capsys):
+    page = writing.DOCS / "options.md"
+    monkeypatch.setattr(writing, "documents", lambda: {page: options_document(writing.COMMAND)})
     root = ["--root", str(tmp_path)]
-    assert main([*root, "--check"]) == 1
-    assert main(root) == 0
-    assert main([*root, "--check"]) == 0
-    (tmp_path / DOCUMENT).write_text(options_document() + "more\n")
-    assert main([*root, "--check"]) == 1
-    assert "options_document" in capsys.readouterr().err
+    assert writing.main([*root, "--check"]) == 1
+    assert writing.main(root) == 0
+    assert writing.main([*root, "--check"]) == 0
+    (tmp_path / page).write_text(options_document(writing.COMMAND) + "more\n")
+    assert writing.main([*root, "--check"]) == 1
+    assert str(page) in capsys.readouterr().err
