@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +31,7 @@ def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_tensors, "LARGE_TENSOR_BYTES", 64)
 
 
-def numbers(*shape: int, dtype: object = np.float32) -> np.ndarray:
+def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(0).integers(-7, 8, shape).astype(dtype)
 
 
@@ -103,7 +104,7 @@ def mapped_megabytes(path: Path) -> float:
     """Of a file, in this process's memory."""
     entries = Path("/proc/self/smaps").read_text().split("VmFlags")
     found = [entry for entry in entries if str(path) in entry]
-    return sum(int(re.search(r"Rss:\s+(\d+) kB", entry)[1]) for entry in found) / 1000
+    return sum(int(re.findall(r"Rss:\s+(\d+) kB", entry)[0]) for entry in found) / 1000
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is mapped")

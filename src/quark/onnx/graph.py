@@ -1,18 +1,19 @@
-"""The few functions through which the steps reach the graph, an onnx_ir model that is changed in place.
+"""The functions through which the steps access the graph, an onnx_ir model that is changed in place.
 
     reading     opset  nodes  constant  is_constant  readers  is_read_once  input_value  attribute  dimensions ...
     naming      fresh_name  FreeNames
     changing    add_initializer  add_copy  set_constant  add_node  become  replace_input  replace_value  bypass
                 remove_node  remove_dead  infer_shapes
+    parts       piece  frontier  read_by
 
-A value that a node inside a subgraph reads is read by that node: `readers` and what builds on it see such captures.
+A node inside a subgraph that reads an outer value counts as its reader, in `readers` and all that is based on it.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from quark.errors import InvalidValueError
-from quark.onnx.large_tensors import MappedTensor
-from quark.onnx.spill import kept
+from quark.onnx.large_tensors import MappedTensor, kept
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
 # In the meta store of a node: it stays in float, and reads its input before that is quantized for others.
 READS_FLOAT = "quark.onnx.reads_float"
+COMPUTED = "/computed"  # suffix of a tensor of a piece that is both computed and given
 _MAX_COPIES = 100_000_000  # of the type of a value, while shapes are inferred: about 10 seconds
 _NAMES = "quark.onnx.graph.names"  # key of the names in use, in the model's meta store
 
@@ -38,7 +39,7 @@ def opset(model: ir.Model) -> int:
 
 
 def nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes of the main graph in their order: a list of its own, so that the graph can change meanwhile."""
+    """The nodes of the main graph in order, as a list, so that the graph can change meanwhile."""
     return list(model.graph)
 
 
@@ -58,7 +59,7 @@ def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """That `constant` has something to give; asking costs nothing, where a large weight would have to be read."""
+    """True if `constant` returns an array. Unlike that, this does not read a large weight."""
     is_held = value is not None and value.const_value is not None and value.is_initializer()
     return is_held and value is not None and not value.is_graph_input()
 
@@ -66,18 +67,18 @@ def is_constant(value: ir.Value | None) -> bool:
 def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
     """The nodes that read the value, also inside subgraphs, each with the number of the input.
 
-    In the order in which they came to read it: that of the graph, but for readers that were rewired since.
+    They are in the order of the graph, except for readers that were rewired since.
     """
     return [(use.node, use.idx) for use in value.uses()]
 
 
 def is_read_once(value: ir.Value) -> bool:
-    """That a single input of a single node reads the value, and that it is no output of the graph."""
+    """True if a single input of a single node reads the value, and it is not a graph output."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def input_value(node: ir.Node, index: int) -> ir.Value | None:
-    """Input number `index`; None where the node has no such input, or leaves it out."""
+    """Input number `index`; None if the node has no such input, or omits it."""
     return node.inputs[index] if 0 <= index < len(node.inputs) else None
 
 
@@ -88,34 +89,56 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def dimensions(value: ir.Value | None) -> tuple[int | None, ...] | None:
-    """The shape, with None for a dimension that is not known beforehand; None where not even the rank is known."""
+    """The shape, with None for an unknown dimension; None if not even the rank is known."""
     if value is None or value.shape is None:
         return None
     return tuple(size if isinstance(size, int) else None for size in value.shape)
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """The number of dimensions, where it is known."""
+    """The number of dimensions; None if it is unknown."""
     return None if value is None or value.shape is None else len(value.shape)
 
 
 def is_float(value: ir.Value | None) -> bool:
-    """That the value is known to be a tensor of float32, float16, bfloat16 or float64."""
+    """True if the value is known to be a tensor of float32, float16, bfloat16 or float64."""
     return value is not None and isinstance(value.type, ir.TensorType) and value.dtype in FLOAT_TYPES
 
 
-def fresh_name(model: ir.Model, base: str) -> str:
-    """`base`, or else `base_1`, `base_2` ..., whichever no value and no node has.
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """The bounds of a Relu or Clip; None if they are known at run time only."""
+    if node.op_type == "Relu":
+        return 0.0, np.inf
+    bounds = []
+    for index, default in ((1, -np.inf), (2, np.inf)):
+        value = input_value(node, index)
+        array = constant(value)
+        if value is not None and (array is None or array.size != 1):
+            return None
+        bounds.append(default if array is None else float(array.item()))
+    return bounds[0], bounds[1]
 
-    The model remembers what was handed out. A name that was made up elsewhere after the first call is not known.
+
+def fresh_name(model: ir.Model, base: str) -> str:
+    """`base`, or else `base_1`, `base_2` ..., the first that no value and no node has.
+
+    The model remembers the names it returned. Names that other code creates after the first call are not known.
     """
-    return _names(model).free(base)
+    names = model.meta.get(_NAMES)
+    if not isinstance(names, FreeNames):
+        names = model.meta[_NAMES] = FreeNames([""])
+        for graph in model.graphs():
+            names.take(value.name for value in (*graph.inputs, *graph.initializers.values()))
+            for node in graph:
+                names.take([node.name])
+                names.take(value.name for value in node.outputs)
+    return names.free(base)
 
 
 class FreeNames:
-    """The names that are in use, and numbers for those that are asked for again.
+    """The names in use. A name that is asked for again gets a number.
 
-    Numbers go on where they ended for the same name, so that thousands of equal names take linear time.
+    Numbers continue where they ended for the same name, so thousands of equal names take linear time.
     """
 
     def __init__(self, taken: Iterable[str | None] = (), *, first: int = 1) -> None:
@@ -128,7 +151,7 @@ class FreeNames:
         self._taken.update(name for name in names if name is not None)
 
     def free(self, base: str) -> str:
-        """`base`, or else that with the first number whose name is not in use. It is in use from now on."""
+        """`base`, with the first free number if it is in use already. The result is in use from now on."""
         name = base
         if base in self._taken:
             number = self._next.get(base, self._first)
@@ -140,7 +163,7 @@ class FreeNames:
 
 
 def add_initializer(model: ir.Model, name: str, content: np.ndarray[Any, Any] | ir.TensorProtocol) -> ir.Value:
-    """A new constant of the main graph under a fresh name that starts as `name`."""
+    """Add a constant to the main graph under a fresh name that starts with `name`."""
     fresh = fresh_name(model, name)
     tensor = kept(model, np.asarray(content), fresh) if isinstance(content, (np.ndarray, np.generic)) else content
     tensor.name = fresh
@@ -151,14 +174,14 @@ def add_initializer(model: ir.Model, name: str, content: np.ndarray[Any, Any] | 
 
 
 def add_copy(model: ir.Model, value: ir.Value) -> ir.Value:
-    """A new constant with the numbers of another, which the two share until one of them gets others."""
+    """Add a constant with the values of another. They share memory until one of them is replaced."""
     tensor, name = value.const_value, value.name or "copy"
     assert tensor is not None, name
     shared = tensor.named(name) if isinstance(tensor, MappedTensor) else ir.Tensor(tensor.numpy(), tensor.dtype)
     return add_initializer(model, name, shared)
 
 
-def add_node(
+def add_node(  # noqa: PLR0913 - options of the public interface, by keyword
     model: ir.Model,
     op_type: str,
     inputs: Sequence[ir.Value | None],
@@ -170,10 +193,10 @@ def add_node(
     attributes: Mapping[str, Any] | None = None,
     outputs: int = 1,
 ) -> ir.Node:
-    """A new node beside another one, or at the end of the main graph. Its name and those of its outputs are fresh and
-    start as `name` (the operator's where that is None); an attribute of None is left out.
+    """Add a node before or after another one, or at the end of the main graph. Its name and those of its outputs are
+    fresh and start with `name` (by default the operator's); an attribute of None is omitted.
 
-    The outputs have no type and no shape yet, but for a first one that has the type of the first input.
+    The outputs have no type and no shape yet, except that the first one has the type of the first input.
     """
     if before is not None and after is not None:
         raise InvalidValueError(f"{op_type}: a node goes before another or after it, not both")
@@ -200,11 +223,22 @@ def add_node(
     return node
 
 
-def set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray[Any, Any], name: str = "") -> ir.Value:
-    """Give input number `index` of a node another constant.
+def in_dtype(array: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """A constant computed in float64, rounded once to the type of `like`; None if that overflows.
 
-    The initializer there keeps its name where no one else reads it; else, or where there is none, a new one is made
-    whose name starts as that one's, or as `name`.
+    >>> in_dtype(np.array([1.5, 7e4]), np.zeros(1, np.float16)) is None
+    True
+    """
+    with np.errstate(all="ignore"):
+        rounded = array.astype(like.dtype)
+    return rounded if bool(np.isfinite(rounded.astype(np.float64)).all()) else None
+
+
+def set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray[Any, Any], name: str = "") -> ir.Value:
+    """Replace the constant at input number `index` of a node.
+
+    The initializer there is changed in place if nothing else reads it. Otherwise, or if there is none, a new one is
+    added whose name starts with that of the old one, or with `name`.
     """
     value = input_value(node, index)
     if value is not None and is_constant(value) and is_read_once(value):
@@ -222,9 +256,9 @@ def set_constant(model: ir.Model, node: ir.Node, index: int, array: np.ndarray[A
 def become(
     node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any] | None = None
 ) -> None:
-    """Turn a node into another standard operator, with these inputs and attributes and no others.
+    """Turn a node into another standard operator, with exactly these inputs and attributes.
 
-    Its name stays, and so does its first output, with its readers; other outputs must have none.
+    It keeps its name and its first output with its readers; other outputs must have none.
     """
     node.op_type, node.domain = op_type, ""
     node.attributes.clear()
@@ -238,18 +272,18 @@ def become(
 
 
 def replace_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
-    """Let input number `index` read another value; inputs that were left out before it stay left out."""
+    """Let input number `index` read another value; omitted inputs before it stay omitted."""
     if index >= len(node.inputs):
         node.resize_inputs(index + 1)
     node.replace_input_with(index, value)
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> bool:
-    """Let everything that reads `old` read `new`: nodes, and the graph's outputs.
+    """Let all readers of `old`, nodes and graph outputs, read `new`.
 
-    An output of the graph keeps its name: `new` takes it, and `old` gets another. False, and nothing is changed, where
-    that cannot be: `old` is an output of the graph, and `new` one as well, or an input or a constant. What is known of
-    the type and shape of `old` holds for `new`.
+    A graph output keeps its name: `new` takes it, and `old` gets another. Returns False and changes nothing if that is
+    impossible: `old` is a graph output, and `new` is one as well, or an input or a constant. `new` inherits the type
+    and shape of `old` if its own are unknown.
     """
     if old is new:
         return True
@@ -269,8 +303,8 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
 
 
 def bypass(node: ir.Node, source: ir.Value | None = None) -> bool:
-    """Remove a node whose first output is what `source` (its first input unless told) holds already. False, and nothing
-    is changed, where the node stands between an output of the graph and something that cannot take its name."""
+    """Remove a node whose first output equals `source`, by default its first input. Returns False and changes nothing
+    if the node is between a graph output and a value that cannot take its name."""
     value = input_value(node, 0) if source is None else source
     if value is None or not replace_value(node.outputs[0], value):
         return False
@@ -285,20 +319,20 @@ def remove_node(node: ir.Node) -> None:
 
 
 def remove_dead(model: ir.Model) -> bool:
-    """Remove the nodes and initializers that no output of the graph depends on; whether there were any."""
+    """Remove the nodes and initializers that no graph output depends on; return whether there were any."""
     return bool(RemoveUnusedNodesPass()(model).modified)
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fill in the types and shapes that ONNX's inference finds; what it cannot find stays as declared.
+    """Fill in the types and shapes that ONNX's inference finds; others stay as declared.
 
-    Large weights are left out. If inference fails altogether, that is not an error, because later steps can do without
-    shapes. It is skipped if ONNX would have to copy the types of too many values for too many subgraphs.
+    Large weights are not passed to it. If inference fails altogether, that is not an error, because later steps can do
+    without shapes. It is skipped if ONNX would have to copy the types of too many values for too many subgraphs.
     """
     subgraphs = sum(1 for _ in model.graphs()) - 1
     if subgraphs * sum(len(node.outputs) for node in model.graph) > _MAX_COPIES:
         return
-    # where inference fails, onnx_ir's message is malformed, and logging would print a traceback of its own
+    # if inference fails, onnx_ir's message is malformed, and logging would print a traceback
     log = logging.getLogger("onnx_ir.passes.common.shape_inference")
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -309,12 +343,10 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _forget_types_of_sequences(graph: ir.Graph, versions: Mapping[str, int]) -> None:
-    """Take back the types that onnx_ir gives to sequences, maps and optional values without a declared type.
-
-    It gives them the type of their elements, as if they were tensors.
-    """
+    """Remove the types that onnx_ir assigns to sequences, maps and optional values without a declared type: those of
+    their elements, as if they were tensors."""
     for node in graph:
-        inner = [each for attr in node.attributes.values() for each in graphs_in(attr)]
+        inner = _subgraphs(node)
         for each in inner:
             _forget_types_of_sequences(each, versions)
         for index, value in enumerate(node.outputs):
@@ -332,8 +364,8 @@ def _forget_types_of_sequences(graph: ir.Graph, versions: Mapping[str, int]) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _sequence_outputs(domain: str, op_type: str, version: int) -> frozenset[int]:
-    """Which outputs of an operator are no tensors, whatever its inputs are."""
-    is_known = domain in ("", "ai.onnx.ml") and 0 < version < 2**31  # onnx can be asked for such versions only
+    """The outputs of an operator that are not tensors, whatever its inputs."""
+    is_known = domain in ("", "ai.onnx.ml") and 0 < version < 2**31  # onnx accepts no other versions
     if not is_known or not onnx.defs.has(op_type, version, domain):
         return frozenset()
     outputs = onnx.defs.get_schema(op_type, version, domain).outputs
@@ -358,15 +390,62 @@ def _inherit(old: ir.Value, new: ir.Value) -> None:
         new.type = old.type
 
 
-def _names(model: ir.Model) -> FreeNames:
-    names = model.meta.get(_NAMES)
-    if isinstance(names, FreeNames):
-        return names
-    names = FreeNames([""])
-    for graph in model.graphs():
-        names.take(value.name for value in (*graph.inputs, *graph.initializers.values()))
-        for node in graph:
-            names.take([node.name])
-            names.take(value.name for value in node.outputs)
-    model.meta[_NAMES] = names
-    return names
+# ---- parts of a model ----
+
+
+def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> ir.Model:
+    """The part of a model that computes `outputs` from `inputs`, any of its tensors, as a model. Weights are shared.
+
+    A tensor can be both: nodes read the given one, and the computed one is an output whose name ends in COMPUTED.
+    """
+    part = model.clone()
+    graph = part.graph
+    values = {str(value.name): value for node in graph for value in node.outputs}
+    values |= {str(value.name): value for value in graph.inputs}
+    graph.outputs.clear()
+    own = {str(value.name) for value in graph.inputs}
+    for name in inputs:
+        if name in own:
+            continue
+        old = values[name]
+        given = ir.Value(name=name, type=old.type)
+        old.name = f"{name}{COMPUTED}"
+        old.replace_all_uses_with(given)
+        graph.inputs.append(given)
+    graph.outputs.extend(values[name] for name in outputs)
+    branching = [node for node in graph if _subgraphs(node)]
+    while remove_dead(part):
+        # subgraphs of removed nodes still count as readers of the values that they capture
+        gone = [node for node in branching if node.graph is None]
+        branching = [node for node in branching if node.graph is not None]
+        for inner in (each for node in gone for subgraph in _subgraphs(node) for each in subgraph.all_nodes()):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+    for value in list(graph.inputs):
+        if not value.uses():
+            graph.inputs.remove(value)
+    return part
+
+
+def frontier(model: ir.Model, last: int) -> list[str]:
+    """The tensors that the nodes after number `last` read from the graph's inputs and from earlier nodes."""
+    nodes = list(model.graph)
+    given = model.graph.initializers
+    known = {id(value) for value in model.graph.inputs if value.name not in given}
+    known |= {id(value) for node in nodes[: last + 1] for value in node.outputs}
+    read = (value for node in nodes[last + 1 :] for value in read_by(node))
+    return list(dict.fromkeys(str(value.name) for value in read if id(value) in known))
+
+
+def read_by(node: ir.Node) -> Iterable[ir.Value]:
+    """The values that a node reads, also those that its subgraphs capture."""
+    yield from (value for value in node.inputs if value is not None)
+    for graph in _subgraphs(node):
+        inner = list(graph.all_nodes())
+        own = [graph, *(each.graph for each in inner)]
+        read = (value for each in inner for value in each.inputs if value is not None)
+        yield from (value for value in read if not any(value.graph is each for each in own))
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    return [graph for attr in node.attributes.values() for graph in graphs_in(attr)]

@@ -129,11 +129,12 @@ class MappedFile(mmap.mmap):
             with _opened(self.watched.path) as file:
                 data = _read(file, start, stop)
                 self.watched.check(file.fileno())
-                if len(data) != stop - start:
-                    raise OSError(f"it ends before byte {stop}")
         except OSError as error:
             self.watched.check()
             raise ModelError(f"'{self.watched.path}' cannot be read: {error.strerror or error}") from error
+        if len(data) != stop - start:
+            self.watched.check()
+            raise ModelError(f"'{self.watched.path}' cannot be read: it ends before byte {stop}")
         return data
 
     def release(self, start: int, stop: int) -> None:

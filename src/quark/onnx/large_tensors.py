@@ -1,40 +1,53 @@
 """Weights too large to be held in memory: read, computed and written piece by piece.
 
-A large weight lies in a mapped file (`MappedTensor`), or is computed when it is wanted (`ComputedTensor`). `pieces`, or
-`byte_pieces` for the bytes as a file holds them, goes through all of it with some megabytes in memory at a time. It
-copies them from the file instead of using the mapping, because another program may cut the file off; see `input_files`.
-`numpy()` is a view of the mapping. Its pages count as memory of this process once they were read; `note_read` keeps
-those of the last few weights.
+A large weight is in a mapped file (`MappedTensor`), or computed whenever it is read (`ComputedTensor`). `pieces`, or
+`byte_pieces` for the bytes as in a file, goes through all of it with some megabytes in memory at a time. It copies them
+from the file instead of using the mapping, because another program may truncate the file; see `input_files`. `numpy()`
+is a view of the mapping. Its pages count as memory of this process once they were read; `note_read` keeps those of the
+last few weights. New weights of a large model go to a temporary file (`kept`), and a model becomes a protobuf message
+without them (`split`).
 
-Of a model with at most `LARGE_MODEL_BYTES` of weights, everything is read and computed at once and kept.
+A model with at most `LARGE_MODEL_BYTES` of weights is read and computed at once, and kept in memory.
 """
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import IO, Any, BinaryIO
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.onnx.input_files import MappedFile
+from quark.text import get_logger
 
 Array = NDArray[Any]
 
 LARGE_MODEL_BYTES = 256 << 20  # of weights; beyond, large ones are not held
 LARGE_TENSOR_BYTES = 1 << 20
 PIECE_BYTES = 16 << 20  # enough for every thread of the native code, and little beside what a runtime takes
-READ_BYTES = 1 << 20  # at once, of what goes through no native code
+READ_BYTES = 1 << 20  # at once, of data that no native code processes
+MIN_APART_BYTES = 1024  # smaller tensors stay in a message, where shape inference finds them
 
 _IS_LARGE = "quark.onnx.large_tensors.is_large"  # in the model's meta store
+_SPILL = "quark.onnx.large_tensors.spill"
+_SEGMENT_BYTES = 1 << 30  # of one file and one mapping: each mapping takes a file descriptor, and those are few
+_ALIGNMENT = 4096
+_MEMORY_INFO = Path("/proc/meminfo")
+_GROUP_LIMIT, _GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.stat")
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Part of a tensor seen as [outer, along, inner], the middle one being the axis that was asked for."""
+    """Part of a tensor seen as [outer, along, inner], where the middle one is the requested axis."""
 
     array: Array
     outer: slice
@@ -57,7 +70,7 @@ class MappedTensor(ir.Tensor[Array]):
         return MappedTensor(self.file, self.offset, self.dtype, ir.Shape(self.shape.numpy()), name)
 
     def release(self) -> None:
-        """Let go of the memory of its pages. They can be read again."""
+        """Free the memory of its pages. They can be read again."""
         self.file.release(self.offset, self.offset + self.nbytes)
 
     def note_read(self) -> None:
@@ -74,7 +87,7 @@ class MappedTensor(ir.Tensor[Array]):
         return super().__array__(dtype)
 
     def read(self, start: int, stop: int) -> Array:
-        """A copy of these bytes of it, as a flat array."""
+        """A copy of the bytes from `start` to `stop`, as a flat array."""
         return np.frombuffer(self.file.read_bytes(self.offset + start, self.offset + stop), self.raw.dtype)
 
     def tobytes(self) -> bytes:
@@ -86,7 +99,7 @@ class MappedTensor(ir.Tensor[Array]):
 
 
 class ComputedTensor(ir.LazyTensor):
-    """A tensor of which only the recipe is kept: `compute` gives it as consecutive arrays, every time it is read."""
+    """A tensor that `compute` returns as consecutive arrays, every time it is read."""
 
     def __init__(
         self, compute: Callable[[], Iterator[Array]], dtype: ir.DataType, shape: ir.Shape, name: str | None = None
@@ -100,7 +113,7 @@ class ComputedTensor(ir.LazyTensor):
 
 
 def tensor_of(view: memoryview, dtype: ir.DataType, shape: ir.Shape, name: str) -> ir.TensorProtocol:
-    """The tensor whose bytes, as a file holds them, were read or mapped."""
+    """The tensor with these bytes, which were read from a file or mapped."""
     file, dims = view.obj, tuple(shape.numpy())
     if not isinstance(file, MappedFile):
         if dtype.bitwidth < 8:
@@ -119,19 +132,19 @@ def tensor_of(view: memoryview, dtype: ir.DataType, shape: ir.Shape, name: str) 
 
 
 def is_large_model(model: ir.Model) -> bool:
-    """That the weights are too many to be held twice. The first answer for a model holds, whatever it becomes."""
+    """True if the weights are too large to be in memory twice. The first answer for a model stays, whatever changes."""
     if _IS_LARGE not in model.meta:
         model.meta[_IS_LARGE] = weight_bytes(model) > LARGE_MODEL_BYTES
     return bool(model.meta[_IS_LARGE])
 
 
 def is_large_tensor(tensor: ir.TensorProtocol) -> bool:
-    """That it is worth the trouble not to hold it."""
+    """True if the tensor is worth keeping out of memory."""
     return tensor.nbytes >= LARGE_TENSOR_BYTES
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """What the constants of the main graph take."""
+    """The bytes of all constants of the main graph."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -143,16 +156,16 @@ def mapped_files(model: ir.Model) -> list[MappedFile]:
 
 
 def whole(tensor: ir.TensorProtocol) -> Array:
-    """All of a tensor at once, aligned for native code. What lies in a mapped file is copied: going through all of it
-    takes a while, in which another program may cut the file off."""
+    """The whole tensor, aligned for native code. A mapped one is copied: processing all of it takes a while, in which
+    another program may truncate the file."""
     if isinstance(tensor, MappedTensor):
         return tensor.read(0, tensor.nbytes).reshape(tensor.raw.shape)
     return np.require(tensor.numpy(), requirements=["C", "A"])
 
 
 def pieces(tensor: ir.TensorProtocol, axis: int | None = None, multiple: int = 1) -> Iterator[Piece]:
-    """All of a tensor in its order. Along `axis` a piece begins at a multiple of `multiple`; without an axis it is a
-    run of elements. Pieces of a mapped file are copies, which nobody else has."""
+    """All pieces of a tensor in order. Along `axis` a piece begins at a multiple of `multiple`; without an axis it is a
+    run of elements. Pieces of a mapped file are copies that nobody else uses."""
     mapped = tensor if isinstance(tensor, MappedTensor) else None
     array = tensor.numpy() if mapped is None else mapped.raw  # whose pages are not touched
     dims = array.shape or (1,)
@@ -172,7 +185,7 @@ def pieces(tensor: ir.TensorProtocol, axis: int | None = None, multiple: int = 1
 
 
 def byte_pieces(tensor: ir.TensorProtocol) -> Iterator[memoryview | bytes]:
-    """The bytes of a tensor as a file holds them, in pieces that nobody else has: they may be kept for a while."""
+    """The bytes of a tensor as in a file, in pieces that nobody else uses, so they may be kept for a while."""
     if tensor.dtype.bitwidth < 8 or tensor.dtype == ir.DataType.STRING:
         yield tensor.tobytes()  # packed, several in a byte
         return
@@ -191,7 +204,7 @@ def mapped_pieces(data: bytes | memoryview) -> Iterator[memoryview | bytes]:
 
 
 def _cuts(outer: int, length: int, step_bytes: int, multiple: int) -> Iterator[tuple[slice, slice]]:
-    """Whole rows of the first axis, as many as fit into a piece; where one does not, parts of one."""
+    """Slices of whole rows of the first axis, as many as fit into a piece; parts of a row if it does not fit."""
     row_bytes = max(1, length * step_bytes)
     if row_bytes <= PIECE_BYTES or length <= multiple:
         rows = max(1, PIECE_BYTES // row_bytes)
@@ -218,3 +231,150 @@ def _joined(arrays: Iterator[Array], dtype: ir.DataType, shape: ir.Shape) -> ir.
 
 def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+# ---- new weights in temporary files ----
+
+
+def kept(model: ir.Model, array: Array, name: str) -> ir.TensorProtocol:
+    """A tensor with the array for this model. It is in memory unless both the model and the array are large: then it is
+    in a mapped file without a name, which the system removes with the process."""
+    tensor = ir.Tensor(array, name=name)
+    if not is_large_tensor(tensor) or tensor.dtype.bitwidth < 8 or not is_large_model(model):
+        return tensor
+    try:
+        spill: _Spill = model.meta.setdefault(_SPILL, _Spill())
+        return spill.put(tensor)
+    except OSError as error:
+        _LOG.info("'%s' stays in memory, there is no room for it in a temporary file: %s", name, error)
+        return tensor
+
+
+class _Spill:
+    """Files of a fixed size, filled one after the other. They are sparse: unused parts take no space."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._mapping: MappedFile | None = None
+        self._end = 0
+
+    def put(self, tensor: ir.Tensor[Any]) -> MappedTensor:
+        offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
+        if self._file is None or self._mapping is None or offset + tensor.nbytes > len(self._mapping):
+            self._file, offset = tempfile.TemporaryFile(prefix="quark-"), 0  # noqa: SIM115 - open while it is mapped
+            self._file.truncate(max(_SEGMENT_BYTES, tensor.nbytes))
+            self._mapping = MappedFile(self._file.fileno(), 0, access=1)
+        self._file.seek(offset)
+        for piece in byte_pieces(tensor):
+            self._file.write(piece)
+        self._file.flush()
+        self._end = offset + tensor.nbytes
+        return MappedTensor(self._mapping, offset, tensor.dtype, ir.Shape(tensor.shape.numpy()), tensor.name)
+
+
+# ---- free memory ----
+
+
+def free_memory() -> int | None:
+    """The bytes of memory that this process can still get, on this machine and in its container; None if the system
+    does not say. Cached pages of files can be dropped, so they do not count as used."""
+
+    def number(path: Path, name: str) -> int:
+        lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+        found = next((words[1] for words in lines if len(words) > 1 and words[0] == name), None)
+        if found is None:
+            raise ValueError(name)
+        return int(found)
+
+    free = []
+    with suppress(OSError, ValueError):
+        free.append(number(_MEMORY_INFO, "MemAvailable:") * 1024)
+    with suppress(OSError, ValueError):  # there is no control group, or its limit is "max"
+        free.append(int(_GROUP_LIMIT.read_text(encoding="ascii")) - number(_GROUP_USE, "anon"))
+    return min(free, default=None)
+
+
+# ---- messages without their weights ----
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A model as a protobuf message that lacks the bytes of `weights`, which are by the name of the initializer.
+
+    protobuf copies every tensor, and refuses 2 GB. So large weights stay empty in the message, and are written behind
+    it, into it or beside it by the code that needs the bytes.
+    """
+
+    proto: onnx.ModelProto
+    weights: dict[str, ir.TensorProtocol]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.weights.values())
+
+    def apart(self) -> Iterator[tuple[onnx.TensorProto, ir.TensorProtocol]]:
+        """The empty tensors of the message in their order, each with its weight."""
+        for proto in self.proto.graph.initializer:
+            if proto.name in self.weights:
+                yield proto, self.weights[proto.name]
+
+    def filled(self) -> onnx.ModelProto:
+        """The message with its weights. Each weight is dropped once protobuf has its copy, so this works once."""
+        for proto, tensor in list(self.apart()):
+            proto.raw_data = tensor.tobytes()
+            del self.weights[proto.name]
+        return self.proto
+
+    def to_graph(self) -> ir.Model:
+        """A model that shares the weights."""
+        model = ir.serde.deserialize_model(self.proto)
+        for name, tensor in self.weights.items():
+            model.graph.initializers[name].const_value = tensor
+        return model
+
+
+def is_sizable(tensor: ir.TensorProtocol) -> bool:
+    """True if a tensor is large enough to be kept apart from its message."""
+    return tensor.nbytes >= MIN_APART_BYTES and tensor.dtype != ir.DataType.STRING
+
+
+def split(model: ir.Model, is_apart: Callable[[ir.TensorProtocol], bool] = is_sizable) -> Message:
+    """The model as a message, with the weights that satisfy `is_apart` apart. The model does not change."""
+    apart = {
+        value: value.const_value
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and is_apart(value.const_value)
+    }
+    try:
+        for value, tensor in apart.items():
+            value.const_value = _Empty(tensor)
+        proto = ir.serde.serialize_model(model)
+    finally:
+        for value, tensor in apart.items():
+            value.const_value = tensor
+    return Message(proto, {str(value.name): tensor for value, tensor in apart.items()})
+
+
+def refer(proto: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let an empty tensor of a message refer to bytes of a file."""
+    proto.raw_data = b""
+    onnx.external_data_helper.set_external_data(proto, location, offset=offset, length=length)
+    proto.ClearField("raw_data")
+    proto.data_location = onnx.TensorProto.EXTERNAL
+
+
+class _Empty(ir.LazyTensor):
+    """Type, shape and name of a tensor without its bytes."""
+
+    def __init__(self, like: ir.TensorProtocol) -> None:
+        super().__init__(
+            lambda: ir.Tensor(np.empty(0, np.uint8)),
+            like.dtype,
+            ir.Shape(like.shape.numpy()),
+            name=like.name,
+            doc_string=like.doc_string,
+            metadata_props=dict(like.metadata_props),
+        )
+
+    def tobytes(self) -> bytes:
+        return b""

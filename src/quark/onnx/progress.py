@@ -1,8 +1,5 @@
-"""A line that shows how far a long step is, and when it will be done.
-
-On standard error and only where that is a terminal; elsewhere nothing is written. Messages go through `logging` under
-the name `quark`, never through this.
-"""
+"""A progress bar for long steps, on standard error if that is a terminal. Messages use `logging` instead, under the
+name `quark`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Track: TypeAlias = Callable[[int, str], AbstractContextManager[Advance]]
 
 @contextmanager
 def track(total: int, description: str) -> Iterator[Advance]:
-    """Within it, each call of the given function is one of `total` steps; any thread may call it.
+    """Inside the block, each call of the yielded function is one of `total` steps; any thread may call it.
 
     >>> with track(2, "calibrating") as advance:
     ...     advance()
@@ -39,8 +36,8 @@ def track(total: int, description: str) -> Iterator[Advance]:
     from quark.report.console import Console
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # the bar moves the cursor, which the streams of the command line do not let through; a bar around this one has put
-    # a stream of rich in front
+    # The bar moves the cursor, which the streams of the command line filter out, so it uses the stream behind them. A
+    # bar around this one has replaced sys.stderr by a stream of rich.
     stream = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     console = Console(file=stream.stream if isinstance(stream, PrintableStream) else stream)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:

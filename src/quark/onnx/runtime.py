@@ -1,7 +1,5 @@
-"""That some ONNX Runtime is installed.
-
-Its distributions exclude each other and share one import name, so that none can be a dependency of this package.
-"""
+"""Check that some ONNX Runtime is installed. Its distributions exclude each other and share one import name, so none of
+them can be a dependency of this package."""
 
 from __future__ import annotations
 
@@ -17,6 +15,6 @@ CHOICES = (
 
 
 def require_onnxruntime() -> None:
-    """Raise MissingDependencyError where no ONNX Runtime can be imported; nothing is imported to find out."""
+    """Raise MissingDependencyError if no ONNX Runtime can be imported. This does not import it."""
     if find_spec("onnxruntime") is None:
         raise MissingDependencyError(f"quark.onnx needs ONNX Runtime, and none is installed. {CHOICES}.")

@@ -1,21 +1,23 @@
 """Sessions of ONNX Runtime, quiet, with our operators, and without needless copies of the weights.
 
-A model handed over as bytes is there four times while it loads: in our graph, in the protobuf message, in its bytes and
-in the runtime. Large weights therefore go to a temporary file that the runtime maps; it is removed at once (where the
-system does not allow that, with the session). ResNet-50 (102 MB) so peaks 200 MB lower than by bytes. Weights that are
-still as the user's file has them need no copy: the runtime maps that file.
+A model given as bytes is in memory four times while it loads: in our graph, in the protobuf message, in its bytes and
+in the runtime. Large weights therefore go to a temporary file that the runtime maps; it is removed at once (if the
+system does not allow that, with the session). This lowers the peak for ResNet-50 (102 MB) by 200 MB. Weights that are
+still as in the user's file need no copy: the runtime maps that file.
+
+If no library was compiled, our operators become functions. Files that quark writes have these functions already; other
+files, and the parts of a graph that a step runs, do not. With the library they need none, and run faster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -24,16 +26,20 @@ from quark.errors import ModelError
 from quark.files.output import Scratch
 from quark.formats.native import library_file
 from quark.onnx.input_files import check_unchanged, held_still
-from quark.onnx.large_tensors import MappedTensor, mapped_files, weight_bytes
-from quark.onnx.message import refer, split
-from quark.onnx.without_library import ModelSource, with_functions
+from quark.onnx.large_tensors import MappedTensor, mapped_files, refer, split, weight_bytes
+from quark.ops.function_body import CAST_LIKE_OPSET
+from quark.ops.portable_functions import add_portable_functions, define_portable_functions
+from quark.ops.schema import DOMAIN
 from quark.text import get_logger
 
 _LOG = get_logger(__name__)
-_FILE_FROM_BYTES = 8 << 20  # weights beyond this take the way through a file
+_FILE_FROM_BYTES = 8 << 20  # more weights than this go through a file
 _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
-_QUIET = 4  # nothing: an error is an exception as well, whose message says the same
+_QUIET = 4  # no messages: an error is also an exception with the same text
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
+_IR_VERSION_OF_FUNCTIONS = 9
+
+ModelSource: TypeAlias = ir.Model | onnx.ModelProto | bytes | str | os.PathLike[str]
 
 
 def open_session(
@@ -46,17 +52,34 @@ def open_session(
     has_library: bool = True,
     has_integer_kernels: bool = True,
 ) -> Any:
-    """An `onnxruntime.InferenceSession` of the model, whose outputs are its own and the tensors of `extra_outputs`.
+    """Return an `onnxruntime.InferenceSession` of the model with its own outputs and the tensors of `extra_outputs`.
 
-    `threads` None leaves it to the runtime. Providers that this runtime does not have are left out with a warning; the
-    CPU is always there. Without `has_integer_kernels` quantizers are computed as they stand: otherwise the runtime also
-    quantizes float weights by itself, where what they are multiplied with is. The model is not changed. ModelError
-    where a tensor is not in the graph, or the runtime refuses the model.
+    `threads` None lets the runtime decide. Providers that this runtime does not have are skipped with a warning; the
+    CPU is always there. Without `has_integer_kernels` quantizers are computed as they are; otherwise the runtime also
+    quantizes float weights that are multiplied by quantized values. The model is not changed. Raises ModelError if a
+    tensor is not in the graph, or the runtime refuses the model.
     """
     extra = list(extra_outputs)
-    make_options = functools.partial(
-        _session_options, threads, has_optimizations, has_library, bool(extra), has_integer_kernels
-    )
+
+    def make_options() -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _QUIET
+        if threads is not None:
+            options.intra_op_num_threads = threads
+            options.inter_op_num_threads = 1
+        if extra:
+            options.enable_mem_pattern = False  # its planned reuse of memory excludes outputs: a fifth more memory
+        if not has_integer_kernels:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if not has_optimizations:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        library = library_file() if has_library else None
+        if library is not None:
+            options.register_custom_ops_library(str(library))
+        return options
+
     options = make_options()
     if has_library and library_file() is None:
         model = with_functions(model)
@@ -64,7 +87,7 @@ def open_session(
         return _create(os.fspath(model), options, providers, os.fspath(model))
     if isinstance(model, bytes) and not extra:
         return _create(model, options, providers, "the model")
-    graph_model = _with_outputs(_as_ir(model), extra)
+    graph_model = _with_outputs(model, extra)
     name = f"model '{graph_model.graph.name}'" if graph_model.graph.name else "the model"
     if weight_bytes(graph_model) > _FILE_FROM_BYTES:
         session = _create_in_place(graph_model, make_options(), providers, name)
@@ -74,7 +97,7 @@ def open_session(
 
 @contextlib.contextmanager
 def running(what: str) -> Iterator[None]:
-    """What the runtime raises in here, as a ModelError that says what was run: its own classes share no root."""
+    """Turn exceptions of the runtime into a ModelError that says what was run. Its own classes have no common root."""
     try:
         yield
     except Exception as error:
@@ -82,7 +105,7 @@ def running(what: str) -> Iterator[None]:
 
 
 def check_computed(model: ir.Model, tensors: Iterable[str]) -> None:
-    """That nodes of the graph compute these tensors; a ModelError names the first that none does."""
+    """Raise ModelError, naming the tensor, if no node of the graph computes one of these."""
     computed = {value.name for node in model.graph for value in node.outputs}
     for name in tensors:
         if name not in computed:
@@ -90,35 +113,9 @@ def check_computed(model: ir.Model, tensors: Iterable[str]) -> None:
 
 
 def release_memory() -> None:
-    """Hand what was freed back to the system: the C library would keep it, beside what the next step takes."""
-    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+    """Return freed memory to the system. The C library would keep it, in addition to what the next step allocates."""
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has this function
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _session_options(
-    threads: int | None,
-    has_optimizations: bool,
-    has_library: bool,
-    has_extra_outputs: bool,
-    has_integer_kernels: bool,
-) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _QUIET
-    if threads is not None:
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-    if has_extra_outputs:
-        options.enable_mem_pattern = False  # planned reuse of memory that outputs cannot take part in: a fifth more
-    if not has_integer_kernels:
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if not has_optimizations:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    library = library_file() if has_library else None
-    if library is not None:
-        options.register_custom_ops_library(str(library))
-    return options
 
 
 def _create(source: str | bytes, options: Any, providers: Sequence[str], name: str) -> Any:
@@ -132,12 +129,12 @@ def _create(source: str | bytes, options: Any, providers: Sequence[str], name: s
         usable.append("CPUExecutionProvider")
     try:
         return onnxruntime.InferenceSession(source, options, providers=usable)
-    except Exception as error:  # the runtime's own classes share no root below this one
+    except Exception as error:  # the runtime's own classes have no other common root
         raise ModelError(f"{name}: ONNX Runtime refuses it. {error}{_remedy(error)}") from error
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about a file of types that the CPU has no kernels for: ONNX's own small ones, float64, bfloat16."""
+    """A hint for types that the CPU has no kernels for: ONNX's own small ones, float64, bfloat16."""
     if "Could not find an implementation for" not in str(error):
         return ""
     if "implementation for DequantizeLinear" not in str(error):
@@ -152,8 +149,8 @@ def _remedy(error: Exception) -> str:
 
 
 def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
-    """A session whose large weights are those of the file that the model came from. None where some were computed since
-    and are not small, or the runtime does not find the file: one that is older, or forbids what lies behind links."""
+    """A session that uses the large weights of the file that the model came from. None if too many weights were
+    computed since, or the runtime cannot use the file: an older one, or one that does not follow links."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
     usable = [each for each in tensors if isinstance(each, MappedTensor) and _is_in_place(each)]
     if not usable or weight_bytes(model) - sum(each.nbytes for each in usable) > _FILE_FROM_BYTES:
@@ -168,23 +165,23 @@ def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], na
     files = mapped_files(model)
     release_memory()  # pieces of weights that were read
     try:
-        with held_still(files):  # the runtime opens them by their names
+        with held_still(files):  # the runtime opens them by name
             return _create(message.proto.SerializeToString(), options, providers, name)
     except ModelError as error:
-        check_unchanged(files)  # the runtime's own error does not tell
+        check_unchanged(files)  # the runtime's own error does not say that
         _LOG.debug("%s: weights are not used in place: %s", name, error)
         return None
 
 
 def _is_in_place(tensor: ir.TensorProtocol) -> bool:
-    """That the bytes of a weight can be used where they lie: in a file with a name, aligned as numbers should be."""
+    """True if the bytes of a weight can be used in place: they are in a file with a name, and aligned."""
     if not isinstance(tensor, MappedTensor) or not tensor.file.path.is_absolute():
         return False
     return tensor.nbytes >= _EXTERNAL_FROM_BYTES and tensor.offset % max(1, int(tensor.dtype.itemsize)) == 0
 
 
 def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
-    """A failure to write the file is not one of the model: then the bytes have to do."""
+    """A session of a temporary file, or of the model's bytes if the file cannot be written."""
     with contextlib.ExitStack() as stack:
         try:
             folder = Scratch()
@@ -202,18 +199,12 @@ def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], n
         return session
 
 
-def _as_ir(model: ModelSource) -> ir.Model:
-    if isinstance(model, ir.Model):
-        return model
+def _with_outputs(model: ModelSource, extra: list[str]) -> ir.Model:
+    """The graph of the model, or a copy with more outputs that shares its tensors."""
     if isinstance(model, (str, os.PathLike)):
-        return ir.load(model)
-    if isinstance(model, bytes):
-        return ir.from_proto(onnx.load_model_from_string(model))
-    return ir.from_proto(model)
-
-
-def _with_outputs(model: ir.Model, extra: list[str]) -> ir.Model:
-    """The model, or a copy of its graph (the tensors are shared) with more outputs."""
+        model = ir.load(model)
+    elif not isinstance(model, ir.Model):
+        model = ir.from_proto(onnx.load_model_from_string(model) if isinstance(model, bytes) else model)
     if not extra:
         return model
     check_computed(model, extra)
@@ -224,3 +215,39 @@ def _with_outputs(model: ir.Model, extra: list[str]) -> ir.Model:
         if name not in own:
             copy.graph.outputs.append(values[name])
     return copy
+
+
+def with_functions(model: ModelSource) -> ModelSource:
+    """The model with functions for those of our operators that have none; the model itself if it has no such operators.
+
+    The argument is not changed, and large weights are shared with it, or mapped from its file."""
+    if isinstance(model, (str, os.PathLike)):
+        read = onnx.load(os.fspath(model), load_external_data=False)
+        return with_functions(ir.load(model)) if _lacks_functions(read) else model
+    if isinstance(model, bytes):
+        read = onnx.load_model_from_string(model)
+        return add_portable_functions(read).SerializeToString() if _lacks_functions(read) else model
+    if isinstance(model, onnx.ModelProto):
+        return add_portable_functions(model) if _lacks_functions(model) else model
+    if not any(node.domain == DOMAIN for node in model.graph.all_nodes()):
+        return model
+    if any(domain == DOMAIN for domain, _, _ in model.functions):
+        return model
+    if model.opset_imports.get("", 0) < CAST_LIKE_OPSET:  # there nodes change too, not just functions
+        return ir.from_proto(add_portable_functions(ir.to_proto(model)))
+    message = split(model, lambda tensor: tensor.nbytes > 0).proto  # functions only depend on types and shapes
+    define_portable_functions(message)
+    copy = model.clone()
+    for function in message.functions:
+        if function.domain == DOMAIN:
+            written = ir.from_proto(function)
+            copy.functions[written.identifier()] = written
+    copy.opset_imports[DOMAIN] = 1
+    copy.ir_version = max(copy.ir_version, _IR_VERSION_OF_FUNCTIONS)
+    return copy
+
+
+def _lacks_functions(model: onnx.ModelProto) -> bool:
+    """True if our domain is declared, as in every model with one of its operators, and has no function."""
+    is_declared = any(each.domain == DOMAIN for each in model.opset_import)
+    return is_declared and not any(each.domain == DOMAIN for each in model.functions)

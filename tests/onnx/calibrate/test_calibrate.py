@@ -19,9 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from quark.errors import InvalidValueError, ModelError
 from quark.formats import get_format, min_mse_position
 from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate, calibrate_candidates
-from quark.onnx.calibrate.pieces import Cutter
+from quark.onnx.calibrate.passes import Cutter, Turns, TurnsBroken
 from quark.onnx.calibrate.runner import Tensor
-from quark.onnx.calibrate.turns import Turns, TurnsBroken
 from quark.onnx.data import Samples, input_infos, open_samples
 from quark.ranges import Entropy, MinMax, MinMSE, Percentile, PowerOfTwoMinMSE, RangeMethod, TensorRange, range_of
 
@@ -111,7 +110,7 @@ def test_batches_and_order_do_not_matter(method: RangeMethod) -> None:
 
 
 def test_a_moving_average_sees_the_samples_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.ranges.min_max.LEAST_AVERAGED_SIZE", 1)
+    monkeypatch.setattr("quark.ranges.method.LEAST_AVERAGED_SIZE", 1)
     x = images(9)
     found = run(MinMax(0.3), [row[None] for row in x])
     low = high = 0.0
@@ -219,7 +218,12 @@ def test_the_cache_is_used_and_keyed_by_data_and_settings(
 
     runs: list[int] = []
     observe = step._observe
-    monkeypatch.setattr(step, "_observe", lambda *rest: runs.append(1) or observe(*rest))
+
+    def counted(*rest: Any) -> Any:
+        runs.append(1)
+        return observe(*rest)
+
+    monkeypatch.setattr(step, "_observe", counted)
     options = CalibrationOptions(cache=tmp_path / "cache")
     data = [images(3)]
     first = run(PowerOfTwoMinMSE(), data, options=options)

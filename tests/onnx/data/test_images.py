@@ -38,7 +38,7 @@ def reference(path: Path, preset: str, size: int) -> Any:
         image = image.resize((round(width * factor), round(height * factor)), Image.Resampling.BILINEAR)
         width, height = image.size
     left, top = (width - size) // 2, (height - size) // 2
-    x = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)
+    x: np.ndarray = np.asarray(image.crop((left, top, left + size, top + size)), np.float32)
     if preset == "lite":
         x = (x - 127) / 128
     elif preset == "imagenet":

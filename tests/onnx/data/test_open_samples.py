@@ -20,8 +20,8 @@ from quark.onnx.data import (
     input_infos,
     open_samples,
 )
-from quark.onnx.data.random_data import concrete_shape
-from quark.onnx.data.store import SampleStore
+from quark.onnx.data.samples import SampleStore
+from quark.onnx.data.sources import concrete_shape
 
 FLOAT = np.dtype(np.float32)
 IMAGE = (InputInfo("x", FLOAT, (None, 3, 4, 4)),)

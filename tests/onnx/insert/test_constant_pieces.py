@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,8 +16,8 @@ from quark.formats.catalog import BLOCK_FORMATS, get_format
 from quark.formats.quantize import quantize_dequantize
 from quark.formats.spec import ScaleRule
 from quark.onnx import large_tensors
-from quark.onnx.insert.constant_pieces import block_numbers, codes, small_floats, stored, turned
-from quark.onnx.insert.matmul_nbits import _packed, pack_columns
+from quark.onnx.insert.dynamic import _packed, pack_columns
+from quark.onnx.insert.pairs import block_numbers, codes, small_floats, stored, turned
 from quark.onnx.large_tensors import ComputedTensor
 from quark.plan import AffineChoice, BlockChoice, FloatChoice
 from quark.rounded import parameters_of
@@ -30,7 +31,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_tensors, "PIECE_BYTES", SMALL)
 
 
-def weights(shape: tuple[int, ...], dtype: object = np.float32) -> np.ndarray:
+def weights(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     rng = np.random.default_rng(sum(shape))
     return (rng.standard_normal(shape) * np.exp2(rng.integers(-6, 6, shape))).astype(dtype)
 

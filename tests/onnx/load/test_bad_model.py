@@ -20,7 +20,7 @@ from quark.onnx.load import load
 
 def _refused(source: object, *words: str) -> str:
     with pytest.raises(ModelError) as caught:
-        load(source)  # type: ignore[arg-type]
+        load(source)
     message = str(caught.value)
     for word in words:
         assert word in message
@@ -88,7 +88,7 @@ def test_flipped_bytes_never_crash() -> None:
 
 def test_no_model_at_all() -> None:
     with pytest.raises(UnsupportedTypeError, match="int"):
-        load(3)  # type: ignore[arg-type]
+        load(3)
 
 
 def _no_nodes(net: Net) -> None:
@@ -203,7 +203,7 @@ def _attribute_of_no_function(net: Net) -> None:
     net.nodes.append(node)
 
 
-BAD = {
+BAD: dict[Callable[[Net], None], tuple[str, ...]] = {
     _branch_without_a_graph: ("'hollow'", "'then_branch'", "no graph"),
     _attribute_of_no_function: ("'stray'", "'axis'", "function"),
     _no_nodes: ("no nodes",),

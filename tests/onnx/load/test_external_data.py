@@ -14,7 +14,7 @@ from onnx_models import Net, random_feed, run_model
 
 from quark.errors import ModelError
 from quark.onnx.load import load
-from quark.onnx.quantization.file_differences import file_hash
+from quark.onnx.quantization.reproduction import file_hash
 
 SIZE = 64
 

@@ -19,8 +19,7 @@ import pytest
 from onnx import numpy_helper
 
 from quark.onnx import large_tensors
-from quark.onnx.large_tensors import ComputedTensor
-from quark.onnx.message import Message, split
+from quark.onnx.large_tensors import ComputedTensor, Message, split
 from quark.onnx.save import SaveOptions, finish, to_proto, write_model
 
 BESIDE = SaveOptions(has_external_data=True)
@@ -162,7 +161,7 @@ def test_a_killed_process_leaves_what_was_there_and_a_hidden_file(options, tmp_p
         import os, signal, numpy as np, onnx_ir as ir
         from pathlib import Path
         from quark.onnx.large_tensors import ComputedTensor
-        from quark.onnx.message import Message
+        from quark.onnx.large_tensors import Message
         from quark.onnx.save import SaveOptions, write_model
         import onnx
 

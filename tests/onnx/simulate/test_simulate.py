@@ -115,8 +115,8 @@ def test_clip(bounds, expected):
     assert simulated(model, SimulateOptions(DEFAULT_SUBSTITUTIONS))[1] == {}
     proto, done = simulated(model)
     assert done == ({} if expected is None else {"clip": 1})
-    x = np.linspace(-300, 300, 64, dtype=np.float32)[None]
-    np.testing.assert_array_equal(run_model(proto, {"x": x})["y"], np.clip(x, *(expected or bounds)))
+    values = np.linspace(-300, 300, 64, dtype=np.float32)[None]
+    np.testing.assert_array_equal(run_model(proto, {"x": values})["y"], np.clip(values, *(expected or bounds)))
 
 
 def test_bounds_that_other_nodes_read_stay_theirs():

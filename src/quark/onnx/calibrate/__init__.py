@@ -1,8 +1,8 @@
 """Find the range of every wanted tensor, by running the float model over the calibration samples.
 
-One pass for the extremes; a second one where a method needs it, with histograms or candidate errors over them. What is
-held in memory are those and the activations of a sample or two, however many samples there are, and results depend
-neither on their order nor on the size of batches (a moving average and a majority of samples by their nature do).
+One pass finds the extremes; a second one, for methods that need it, fills histograms or candidate errors between them.
+Only these and the activations of a sample or two are in memory, however many samples there are. Results depend neither
+on the order of samples nor on the size of batches, except for a moving average and a majority of samples.
 
     with FloatRunner(model, wanted) as runner:
         ranges = calibrate(runner, wanted, samples, options)
@@ -10,27 +10,30 @@ neither on their order nor on the size of batches (a moving average and a majori
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+from quark.errors import InvalidValueError
+from quark.files.foreign import REPORT, Fields, read_json
+from quark.files.output import complete
 from quark.formats.spec import IntFormat
-from quark.onnx.calibrate.cache import cache_key, read_ranges, write_ranges
-from quark.onnx.calibrate.moments import ChannelMoments
-from quark.onnx.calibrate.options import CalibrationOptions
-from quark.onnx.calibrate.passes import Observers, Pass
+from quark.onnx.calibrate.passes import CalibrationOptions, Observers, Pass
 from quark.onnx.calibrate.runner import FloatRunner
 from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 from quark.ranges import Observer, RangeMethod, TensorRange
-from quark.ranges.candidates import CandidateObserver
+from quark.ranges.histogram_methods import CandidateObserver
+from quark.text import get_logger
 
 __all__ = [
     "CalibrationOptions",
     "ChannelExtremes",
-    "ChannelMoments",
     "FloatRunner",
     "Statistic",
     "Wanted",
@@ -39,10 +42,14 @@ __all__ = [
     "survey",
 ]
 
+CACHE_VERSION = 1
+
+_LOG = get_logger(__name__)
+
 
 @dataclass(frozen=True)
 class Wanted:
-    """How the range of a tensor is to be found, and for which codes."""
+    """How to find the range of a tensor, and for which codes."""
 
     method: RangeMethod
     integer: IntFormat
@@ -69,7 +76,12 @@ def calibrate(
         return {}
     key = ""
     if options.cache is not None:
-        key = cache_key(_facts(runner, wanted, samples, options))
+        import onnxruntime
+
+        settings = [f"{name}: {each!r}" for name, each in sorted(wanted.items())]
+        rest = [str(options.has_symmetric_ranges), str(options.providers), onnxruntime.__version__]
+        facts = [CACHE_VERSION, runner.model_digest(), samples.digest(), *settings, *rest]
+        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         cached = read_ranges(options.cache, key, wanted)
         if cached is not None:
             return cached
@@ -77,7 +89,9 @@ def calibrate(
     with ThreadPoolExecutor(runner.workers) as pool:  # searching histograms is arithmetic of numpy
         ranges = dict(zip(observers, pool.map(lambda each: each.result(), observers.values()), strict=True))
     if options.has_symmetric_ranges:
-        ranges = {name: _make_even(each) for name, each in ranges.items()}
+        for name, found in ranges.items():
+            reach = max(-found.lowest, found.highest)
+            ranges[name] = TensorRange(-reach, reach, found.position)
     result = {name: ranges[name] for name in wanted}
     if options.cache is not None:
         write_ranges(options.cache, key, result)
@@ -92,9 +106,9 @@ def calibrate_candidates(
     options: CalibrationOptions,
     progress: Track = track,
 ) -> dict[str, dict[str, TensorRange]]:
-    """The ranges that several methods would give each tensor, by the name of the method.
+    """The ranges that several methods find for each tensor, by the name of the method.
 
-    `observed` has the extremes of tensors that are known already: if all are, this takes one pass over the samples.
+    `observed` has the extremes of tensors that are known already; if all are, one pass over the samples is enough.
     """
     observers: dict[str, Observer] = {
         name: CandidateObserver(each.integer, each.is_symmetric, observed.get(name)) for name, each in wanted.items()
@@ -124,17 +138,43 @@ def _observe(
     return {**observers, **again}
 
 
-def _make_even(found: TensorRange) -> TensorRange:
-    reach = max(-found.lowest, found.highest)
-    return TensorRange(-reach, reach, found.position)
+# The cache keeps ranges between runs: one JSON file in the user's folder for each key, a hash of everything that the
+# ranges depend on (model, data, settings, versions).
 
 
-def _facts(
-    runner: FloatRunner, wanted: Mapping[str, Wanted], samples: Samples, options: CalibrationOptions
-) -> list[str]:
-    """Everything that the ranges follow from."""
-    import onnxruntime
+def read_ranges(folder: Path, key: str, names: Iterable[str]) -> dict[str, TensorRange] | None:
+    """The cached ranges of these tensors; None if there are none. A file that is not readable or not as expected is
+    ignored with a warning, and replaced later."""
+    path = _path(folder, key)
+    if not path.exists():
+        return None
+    label = f"calibration cache '{path}'"
+    try:
+        content = Fields(read_json(path, label, REPORT), label)
+        if content.text("key") != key:
+            content.refuse("key", f"'{key}'")
+        stored, ranges = content.mapping("ranges"), {}
+        for name in names:
+            numbers = dict(zip(("lowest", "highest", "position"), stored.array(name, 3), strict=True))
+            parts = Fields(numbers, f"range of tensor '{name}'")
+            position = parts.integer("position", -1024, 1024) if parts.has("position") else None
+            ranges[name] = TensorRange(float(parts.number("lowest")), float(parts.number("highest")), position)
+    except InvalidValueError as error:
+        _LOG.warning("%s; it is ignored", error)
+        return None
+    return ranges
 
-    settings = [f"{name}: {each!r}" for name, each in sorted(wanted.items())]
-    rest = [str(options.has_symmetric_ranges), str(options.providers), onnxruntime.__version__]
-    return [runner.model_digest(), samples.digest(), *settings, *rest]
+
+def write_ranges(folder: Path, key: str, ranges: Mapping[str, TensorRange]) -> None:
+    """Write the file whole or not at all. If that fails, it is only a warning: the ranges themselves are known."""
+    content = {"key": key, "ranges": {name: [r.lowest, r.highest, r.position] for name, r in ranges.items()}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with complete(_path(folder, key)) as unfinished:
+            unfinished.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        _LOG.warning("calibration cache %s is not written: %s", folder, error)
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / f"ranges-{key[:32]}.json"

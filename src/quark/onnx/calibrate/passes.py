@@ -1,30 +1,51 @@
 """One pass of the float model over the samples, each of which is shown to the observers.
 
 Worker w takes the samples w, w + workers, ... and has observers of its own, which are merged in the order of the
-workers: the result is the same in every run. Observers that cannot be merged are shared, and see the samples in order.
+workers, so every run has the same result. Observers that cannot be merged are shared, and see the samples in order.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from quark.errors import InvalidValueError, ModelError, QuarkError
-from quark.onnx.calibrate.pieces import Cutter, Feeds, rows_of
 from quark.onnx.calibrate.runner import FloatRunner, Tensor
-from quark.onnx.calibrate.turns import Turns, TurnsBroken
 from quark.onnx.progress import Advance
 from quark.ranges import Observer
 
+Feeds: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Observers: TypeAlias = dict[str, Observer]
 Show: TypeAlias = Callable[[Observer, Any], None]  # Observer.observe or Observer.observe_again
 
 
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """`sample_limit` None uses all samples. `cache` is a folder that keeps ranges by model, data and settings; None for
+    no cache. Models with more weights than `verdict_limit_bytes` do not run for the verdict; None decides by the free
+    memory."""
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    sample_limit: int | None = None
+    has_random_data: bool = False
+    has_symmetric_ranges: bool = False  # every range is widened to be symmetric about zero
+    memory_limit_bytes: int = 1 << 28  # of activations held at once; larger batches are split if the model allows it
+    verdict_limit_bytes: int | None = None
+    cache: Path | None = None
+    seed: int = 0
+
+
 class Pass:
-    """A pass over `samples` that calls `show` for every tensor that has an observer; `run` gives the merged ones."""
+    """A pass over `samples` that calls `show` for every tensor with an observer; `run` returns the merged observers."""
 
     def __init__(
         self, runner: FloatRunner, samples: Iterator[Feeds], memory_limit_bytes: int, show: Show, advance: Advance
@@ -45,15 +66,19 @@ class Pass:
             futures = [pool.submit(self._work, number, part, shared) for number, part in enumerate(parts)]
             try:
                 wait(futures)
-            except BaseException:  # the user has had enough: the workers stop after their present sample
+            except BaseException:  # interrupted by the user: the workers stop after their present sample
                 self._give_up()
                 raise
         errors = [error for error in (each.exception() for each in futures) if error is not None]
         if errors:
             raise min(errors, key=lambda each: isinstance(each, TurnsBroken))  # the reason, not its consequence
-        return {**_merge(parts), **shared}
+        for part in parts[1:]:
+            for name, observer in part.items():
+                own[name].merge(observer)
+        return own | shared
 
     def _work(self, number: int, own: Observers, shared: Observers) -> None:
+        """Take every sample of one worker, beginning with `number`."""
         cutter = Cutter(self._runner.input_shapes, self._limit, has_batch_first=not self._runner.may_have_time_first)
         try:
             while True:
@@ -61,33 +86,25 @@ class Pass:
                     sample = next(self._samples, None)
                 if sample is None:
                     return
-                self._process(number, cutter, sample, own, shared)
+                with ExitStack() as turn:
+                    for index, piece in enumerate(cutter.cut(sample)):
+                        try:
+                            tensors = self._runner.tensors(piece, [*own, *shared])
+                        except ModelError as error:
+                            raise ModelError(f"calibration sample {number}: {error}") from error
+                        if cutter.row_bytes is None:
+                            cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
+                        self._observe(tensors, own, number)
+                        if shared and index == 0:
+                            turn.enter_context(self._observing.take(number))
+                        self._observe(tensors, shared, number)
+                    for observer in (*own.values(), *shared.values()):
+                        observer.end_of_sample()
                 self._advance()
                 number += self._runner.workers
         except BaseException:
             self._give_up()
             raise
-
-    def _process(self, number: int, cutter: Cutter, sample: Feeds, own: Observers, shared: Observers) -> None:
-        with ExitStack() as turn:
-            has_turn = not shared
-            for piece in cutter.cut(sample):
-                tensors = self._tensors(number, piece, [*own, *shared])
-                if cutter.row_bytes is None:
-                    cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
-                self._observe(tensors, own, number)
-                if not has_turn:
-                    turn.enter_context(self._observing.take(number))
-                    has_turn = True
-                self._observe(tensors, shared, number)
-            for observer in (*own.values(), *shared.values()):
-                observer.end_of_sample()
-
-    def _tensors(self, number: int, piece: Feeds, names: Sequence[str]) -> dict[str, Tensor]:
-        try:
-            return self._runner.tensors(piece, names)
-        except ModelError as error:
-            raise ModelError(f"calibration sample {number}: {error}") from error
 
     def _observe(self, tensors: dict[str, Tensor], observers: Observers, number: int) -> None:
         """Show each observer its tensor, and free that: the other worker's run can take the memory at once."""
@@ -108,8 +125,76 @@ class Pass:
         self._observing.give_up()
 
 
-def _merge(parts: list[Observers]) -> Observers:
-    for part in parts[1:]:
-        for name, observer in part.items():
-            parts[0][name].merge(observer)
-    return parts[0]
+class Cutter:
+    """Cuts large batches into pieces whose activations fit into the memory limit.
+
+    If the batch axis of every input is free, a piece has as many rows as fit. `row_bytes`, what one row takes, is set
+    after the first piece; until then pieces are single rows. A model with a fixed batch size gets several batches one
+    after the other. Anything else runs as it is. So do networks with a recurrence whose first axis may be time
+    (`has_batch_first` is False): a piece of that would be another input.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int | str | None, ...]], limit_bytes: int, *, has_batch_first: bool = True
+    ) -> None:
+        self._shapes = shapes
+        self._limit = limit_bytes
+        self._has_batch_first = has_batch_first
+        self.row_bytes: int | None = None
+
+    def cut(self, sample: Feeds) -> Iterator[Feeds]:
+        fixed = {name: shape[0] for name, shape in self._shapes.items() if shape and isinstance(shape[0], int)}
+        if not fixed:
+            rows = {len(array) if array.ndim else 0 for array in sample.values()} if self._has_batch_first else set()
+            if len(rows) != 1 or rows <= {0, 1}:
+                yield sample
+                return
+            total, start = rows.pop(), 0
+            while start < total:
+                step = 1 if self.row_bytes is None else max(1, self._limit // max(1, self.row_bytes))
+                yield {name: array[start : start + step] for name, array in sample.items()}
+                start += step
+            return
+        counts = {name: len(sample[name]) // size for name, size in fixed.items() if size}
+        if set(counts.values()) <= {1}:
+            yield sample
+        elif len(counts) == len(self._shapes) == len(sample) and len(set(counts.values())) == 1:
+            for i in range(next(iter(counts.values()))):
+                yield {name: array[i * fixed[name] : (i + 1) * fixed[name]] for name, array in sample.items()}
+        else:
+            raise InvalidValueError(f"inputs of different numbers of batches: {counts}; feed one batch at a time")
+
+
+def rows_of(piece: Feeds) -> int:
+    """The rows of its batch; 1 if there is no batch axis."""
+    return max((len(array) for array in piece.values() if np.ndim(array)), default=1) or 1
+
+
+class TurnsBroken(Exception):  # noqa: N818 - not a mistake of its own: another thread has failed
+    """Some other thread will not take its turn."""
+
+
+class Turns:
+    """Threads that take turns: `with turns.take(i):` waits until all numbers below i have had theirs. After `give_up`
+    nobody waits."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._is_broken = False
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, number: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next == number or self._is_broken)
+            if self._is_broken:
+                raise TurnsBroken
+        yield
+        with self._changed:
+            self._next += 1
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        with self._changed:
+            self._is_broken = True
+            self._changed.notify_all()

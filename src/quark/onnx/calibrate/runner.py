@@ -1,10 +1,10 @@
-"""The float model, run for its tensors.
+"""Runs the float model and returns intermediate tensors.
 
-One session serves calibration and the verdict: its outputs are the model's own and the wanted tensors, and a run asks
+One session serves calibration and the verdict: its outputs are the model's own and the wanted tensors. Each run asks
 for those it needs. The values stay where the runtime wrote them; statistics read them there, without a copy.
 
-Two samples at a time with half of the processors each are faster than one with all of them: the statistics of one run
-beside the operators of the other, and small operators do not share out well. Hence `workers`.
+Two samples at a time with half of the processors each are faster than one with all of them, because statistics of one
+overlap with operators of the other, and small operators do not use many threads well. Hence `workers`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from quark.onnx.large_tensors import byte_pieces, mapped_files
 from quark.onnx.session import check_computed, open_session, release_memory, running
 
 _FLOAT = "tensor(float)"
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "Scan"})  # Scan: which axes it walks along is a matter of its inputs
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "Scan"})  # Scan: its inputs decide which axes it iterates over
 
 
 class FloatRunner:
-    """A context manager that frees the session. `tensors` name what calibration may ask for: any tensors that nodes
-    compute, and inputs. The session is made when first needed: a large model that nobody runs takes no memory. From
-    then on it does not see what becomes of the model."""
+    """A context manager that frees the session. `tensors` names what calibration may ask for: any tensors that nodes
+    compute, and inputs. The session is created when first needed, so a large model that is never run takes no memory.
+    Later changes of the model do not affect it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class FloatRunner:
 
     @property
     def may_have_time_first(self) -> bool:
-        """Whether a node reads the first axis of a tensor as time."""
+        """True if a node may read the first axis of a tensor as time."""
         nodes = (node for node in self._model.graph.all_nodes() if node.op_type in _RECURRENT)
         return any(not attribute(node, "layout") for node in nodes)
 
@@ -87,7 +87,7 @@ class FloatRunner:
         return {name: value.numpy().copy() for name, value in zip(self._own, values, strict=True)}
 
     def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
-        """Those tensors, in the runtime's memory; they are freed when the result is."""
+        """The named tensors, in the runtime's memory; they are freed with the result."""
         computed = [name for name in names if name not in self._inputs]
         values = self._run(sample, computed) if computed else []
         found = {name: Tensor(value) for name, value in zip(computed, values, strict=True)}
@@ -103,7 +103,7 @@ class FloatRunner:
         return values
 
     def nonfinite_weight(self) -> str | None:
-        """A weight with NaN or Inf, where there is one: the likely cause of such values behind it."""
+        """The name of a weight with NaN or Inf, the likely cause of such activations; None if there is none."""
         for name, value in self._model.graph.initializers.items():
             tensor = value.const_value
             if tensor is not None and tensor.dtype.is_floating_point() and not np.isfinite(tensor.numpy()).all():
@@ -123,7 +123,7 @@ class FloatRunner:
         return state.hexdigest()
 
     def release(self) -> None:
-        """Free the session's memory, which is as large as all tensors together; the next run makes a session again."""
+        """Free the session's memory, which is as large as all tensors together; the next run creates a new session."""
         with self._opening:
             self._opened = None
         release_memory()
@@ -150,7 +150,7 @@ class Tensor:
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The numbers; the array keeps the memory alive, also without this object."""
+        """The values; the array keeps the memory alive, even without this object."""
         value = self._value
         if isinstance(value, np.ndarray):
             return value

@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
-from quark.onnx.calibrate.options import CalibrationOptions
-from quark.onnx.calibrate.passes import Observers, Pass
+from quark.onnx.calibrate.passes import CalibrationOptions, Observers, Pass
 from quark.onnx.calibrate.runner import FloatRunner
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 
 
 class Statistic(Protocol):
-    """What one tensor is looked at for. `is_mergeable`: statistics of two halves of the samples merge into that of all,
-    to the last bit or nearly; the pass deep-copies it for that before anything is observed."""
+    """A statistic of one tensor. `is_mergeable`: the statistics of two halves of the samples merge into that of all, at
+    least nearly to the last bit; the pass deep-copies it for that before anything is observed."""
 
     is_mergeable: bool
 
     def observe(self, x: NDArray[Any]) -> None:
-        """Take in the tensor as one sample, or a piece of its batch, makes it. The array is gone after the call."""
+        """Add the tensor's values for one sample, or a piece of its batch. The array is freed after the call."""
 
     def end_of_sample(self) -> None:
-        """What was observed since the last call was one sample."""
+        """Note that everything observed since the last call was one sample."""
 
     def merge(self, other: Any) -> None:
-        """Take in what another one has gathered."""
+        """Add the values of another one."""
 
 
 Found = TypeVar("Found", bound=Statistic)
@@ -51,21 +50,17 @@ def survey(
     title: str = "looking at activations",
     progress: Track = track,
 ) -> dict[str, Found]:
-    """The statistics by tensor, filled in from the samples to calibrate on, or from `sample_limit` of them, evenly
+    """Return the statistics by tensor, filled in from the calibration samples, or from `sample_limit` of them, evenly
     spaced."""
     options = options or CalibrationOptions()
     count = samples.count if sample_limit is None else min(sample_limit, samples.count)
     if not statistics or not count:
         return dict(statistics)
     with progress(count, title) as advance:
-        seen = _evenly_spaced(samples, count)
+        chosen = {i * samples.count // count for i in range(count)}
+        seen = itertools.compress(samples, (i in chosen for i in range(samples.count)))
         one_pass = Pass(runner, seen, options.memory_limit_bytes, lambda each, x: each.observe(x), advance)
         return cast("dict[str, Found]", one_pass.run(cast(Observers, dict(statistics))))
-
-
-def _evenly_spaced(samples: Samples, count: int) -> Iterator[Any]:
-    chosen = {i * samples.count // count for i in range(count)}
-    return itertools.compress(samples, (i in chosen for i in range(samples.count)))
 
 
 class ChannelExtremes:

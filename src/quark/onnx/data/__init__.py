@@ -1,6 +1,6 @@
-"""Calibration data: whatever a person has, as samples that were checked against the model.
+"""Calibration data: user data of any kind as samples that were checked against the model.
 
-input_infos(model)         what the model wants
+input_infos(model)         the inputs that the model expects
 open_samples(data, ...)    the samples, and a few held out from calibration for the verdict
 Preprocessing              how images become arrays
 RandomDataReader ...       readers of ONNX Runtime's protocol, under the names that scripts use
@@ -9,21 +9,30 @@ RandomDataReader ...       readers of ONNX Runtime's protocol, under the names t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quark.errors import InvalidValueError, QuarkError
-from quark.onnx.data.check_sample import Sample, as_sample
-from quark.onnx.data.images import Preprocessing, find_preprocessing
-from quark.onnx.data.input_info import InputInfo, input_infos
-from quark.onnx.data.random_data import RANDOM_COUNT, check_random_size, random_samples
-from quark.onnx.data.readers import CachedDataReader, PathDataReader, RandomDataReader
-from quark.onnx.data.samples import Samples, held_out_count
-from quark.onnx.data.sources import Source, from_object, from_path
-from quark.onnx.data.store import SampleStore
+import numpy as np
+import onnx
+import onnx_ir as ir
 
-VERDICT_COUNT = 8  # samples for the verdict, where few or none are for anything else
+from quark.errors import InvalidValueError, QuarkError
+from quark.onnx.data.images import Preprocessing, find_preprocessing
+from quark.onnx.data.samples import InputInfo, Sample, Samples, SampleStore, as_sample, held_out_count, input_infos
+from quark.onnx.data.sources import (
+    RANDOM_COUNT,
+    SampleSource,
+    check_random_size,
+    concrete_shape,
+    from_object,
+    from_path,
+    random_samples,
+    read_reader,
+)
+from quark.onnx.load.reading import read_proto
+
+VERDICT_COUNT = 8  # samples for the verdict, if few or none are used for anything else
 
 __all__ = [
     "CachedDataReader",
@@ -49,62 +58,53 @@ def open_samples(
     seed: int = 0,
     use: int | None = None,
 ) -> Samples:
-    """Read and check the data, once; see `sources` for what they can be. None: random data.
+    """Read and check the data, once; see `sources` for its forms. None: random data.
 
-    `count` limits the samples: of a folder that many images, evenly spaced over the sorted files, of anything else the
-    first. `batch_size` is how many images or rows of an array make a sample where the model leaves it open. Errors name
-    the sample and what is wrong with it; no samples at all are an error too. More than
-    `use` are not wanted, but for a few on top for the verdict.
+    `count` limits the samples: to that many images of a folder, evenly spaced over the sorted files, or to the first
+    ones of anything else. `batch_size` is the number of images or array rows in a sample, if the model does not fix it.
+    Errors name the sample and what is wrong with it; no samples at all are an error too. At most `use` samples are
+    needed, and a few more for the verdict.
     """
     if (count is not None and count < 1) or batch_size < 1:
         raise InvalidValueError(f"count {count}, batch_size {batch_size}: expected at least 1")
     if not inputs:
         raise InvalidValueError("the model has no inputs: there is nothing to calibrate on")
+    prepared = find_preprocessing(preprocessing)
     limit = None
+    wanted = count or 0
     if use is not None:
         wanted = use if count is None else min(count, use)
         limit = min(count or VERDICT_COUNT, VERDICT_COUNT) if use == 0 else wanted + VERDICT_COUNT
-    source = _find_source(data, inputs, limit or count, batch_size, find_preprocessing(preprocessing), seed)
+    if data is None:
+        random_count = limit or count or RANDOM_COUNT
+        spare = held_out_count(random_count)
+        check_random_size(inputs, random_count + spare)
+        items = random_samples(inputs, random_count + spare, seed)
+        source = SampleSource(items, f"{random_count} random samples", spare)
+    elif isinstance(data, (str, os.PathLike)):
+        source = from_path(Path(data), inputs, limit or count, batch_size, prepared)
+    else:
+        source = from_object(data, inputs, batch_size)
     if limit is None and source.spare is None and count is not None:
         limit = count + held_out_count(count)
     store = SampleStore()
     for sample in _checked(source, inputs, limit):
         store.append(sample)
-    if not len(store):
+    total = len(store)
+    if not total:
         raise InvalidValueError(
             f"calibration data ({source.description}): no samples in it; give what the model will see, or leave the "
             "data out and ask for random numbers with --random (in Python: use_random_data=True)"
         )
-    return Samples(store, source.description, spare=_spare(len(store), source, count, use), is_random=data is None)
-
-
-def _spare(total: int, source: Source, count: int | None, use: int | None) -> int:
-    """How many of the last samples are for the verdict alone."""
+    spare = source.spare or 0  # of the last samples, those for the verdict alone
     if use is not None:
-        wanted = use if count is None else min(count, use)
-        return max(total - wanted, min(held_out_count(total), total - 1)) if use else total
-    return max(0, total - count) if source.spare is None and count is not None else source.spare or 0
+        spare = max(total - wanted, min(held_out_count(total), total - 1)) if use else total
+    elif source.spare is None and count is not None:
+        spare = max(0, total - count)
+    return Samples(store, source.description, spare=spare, is_random=data is None)
 
 
-def _find_source(
-    data: Any,
-    inputs: Sequence[InputInfo],
-    count: int | None,
-    batch_size: int,
-    preprocessing: Preprocessing,
-    seed: int,
-) -> Source:
-    if data is None:
-        wanted = count or RANDOM_COUNT
-        spare = held_out_count(wanted)
-        check_random_size(inputs, wanted + spare)
-        return Source(random_samples(inputs, wanted + spare, seed), f"{wanted} random samples", spare)
-    if isinstance(data, (str, os.PathLike)):
-        return from_path(Path(data), inputs, count, batch_size, preprocessing)
-    return from_object(data, inputs, batch_size)
-
-
-def _checked(source: Source, inputs: Sequence[InputInfo], limit: int | None) -> Iterator[Sample]:
+def _checked(source: SampleSource, inputs: Sequence[InputInfo], limit: int | None) -> Iterator[Sample]:
     items = iter(source.items)
     index = 0
     while limit is None or index < limit:
@@ -126,3 +126,109 @@ def _checked(source: Source, inputs: Sequence[InputInfo], limit: int | None) -> 
             ) from error
         yield as_sample(item, inputs, index)
         index += 1
+
+
+# ---- readers of ONNX Runtime's protocol, with the names and arguments that scripts use ----
+
+
+class _StoredReader:
+    """Returns the samples of a store one after the other, then None."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._store = SampleStore()
+        for sample in samples:
+            self._store.append(sample)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def get_next(self) -> Sample | None:
+        if self._next >= len(self._store):
+            return None
+        self._next += 1
+        return self._store[self._next - 1]
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    reset_iter = rewind  # the name that CachedDataReader has elsewhere
+
+
+class RandomDataReader(_StoredReader):
+    """Random samples for a model. `input_shape`: a shape, a list of them, or a dict by input name, for sizes that the
+    model does not fix. `input_data_range`: (lowest, highest) by input name."""
+
+    def __init__(
+        self,
+        model_input: str | Path | onnx.ModelProto,
+        input_shape: Mapping[str, Sequence[int]] | Sequence[Any] | None = None,
+        input_data_range: Mapping[str, Sequence[float]] | None = None,
+        count: int = RANDOM_COUNT,
+        seed: int = 0,
+    ) -> None:
+        inputs = _inputs_of(model_input)
+        shapes = {each.name: concrete_shape(each) for each in _with_shapes(inputs, input_shape)}
+        super().__init__(random_samples(inputs, count, seed, shapes, input_data_range))
+
+
+class PathDataReader(_StoredReader):
+    """The samples of a folder (images, .npy or .npz files) or of one such file."""
+
+    def __init__(
+        self,
+        model_input: str | Path | onnx.ModelProto,
+        data_path: str | Path,
+        input_shape: Mapping[str, Sequence[int]] | Sequence[Any] | None = None,
+        preprocessing: str | Path = "imagenet",
+    ) -> None:
+        inputs = _with_shapes(_inputs_of(model_input), input_shape)
+        source = from_path(Path(data_path), inputs, None, 1, find_preprocessing(preprocessing))
+        super().__init__(as_sample(item, inputs, index) for index, item in enumerate(source.items))
+
+
+class CachedDataReader(_StoredReader):
+    """All samples of another reader, or the first `data_size`, kept so that they can be read again."""
+
+    def __init__(
+        self, dr: Any, data_size: int | None = None, convert_nchw_to_nhwc: bool = False, quantize_fp16: bool = False
+    ) -> None:
+        def samples() -> Iterator[Sample]:
+            for index, item in enumerate(read_reader(dr)):
+                if data_size is not None and index >= data_size:
+                    return
+                sample = {name: np.asarray(value) for name, value in item.items()}
+                if convert_nchw_to_nhwc:
+                    sample = {name: x.transpose(0, 2, 3, 1) if x.ndim == 4 else x for name, x in sample.items()}
+                if quantize_fp16:
+                    sample = {name: x.astype(np.float16) if x.dtype == np.float32 else x for name, x in sample.items()}
+                yield sample
+
+        super().__init__(samples())
+        if not len(self):
+            raise InvalidValueError(f"reader {type(dr).__name__}: no samples in it")
+
+
+def _inputs_of(model: str | Path | onnx.ModelProto) -> tuple[InputInfo, ...]:
+    if isinstance(model, (str, os.PathLike)):
+        return input_infos(ir.from_proto(read_proto(Path(model))))
+    return input_infos(ir.from_proto(model))
+
+
+def _with_shapes(
+    inputs: tuple[InputInfo, ...], shapes: Mapping[str, Sequence[int]] | Sequence[Any] | None
+) -> tuple[InputInfo, ...]:
+    if not shapes:
+        return inputs
+    if isinstance(shapes, Mapping):
+        given = dict(shapes)
+    elif isinstance(shapes[0], (list, tuple)):
+        given = {each.name: shape for each, shape in zip(inputs, shapes, strict=False)}
+    else:
+        given = {each.name: shapes for each in inputs}
+    result = []
+    for each in inputs:
+        shape = given.get(each.name)
+        sizes = (dim if isinstance(dim, int) and dim > 0 else None for dim in shape or ())
+        result.append(InputInfo(each.name, each.dtype, each.shape if shape is None else tuple(sizes)))
+    return tuple(result)

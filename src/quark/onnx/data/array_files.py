@@ -1,7 +1,8 @@
-"""Arrays of .npy and .npz files that anybody may have written.
+"""Arrays of untrusted .npy and .npz files.
 
-A header is looked at before its array is read: what it says has to be in the file, and all arrays together have to fit
-into memory. A few hundred bytes of an archive can say 100 GB, and unpack to as much. Python objects are not loaded.
+A header is checked before its array is read: the file has to be as large as it announces, and all arrays together have
+to fit into memory. A few hundred bytes of an archive can announce 100 GB, and unpack to as much. Python objects are not
+loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.lib import format as npy
 
 from quark.errors import InvalidValueError
 from quark.files.foreign import open_regular
-from quark.onnx.free_memory import free_memory
+from quark.onnx.large_tensors import free_memory
 from quark.report.quantities import size_text
 
 ARRAY_SUFFIXES = (".npy", ".npz")
@@ -32,27 +33,31 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 def read_array_file(path: Path, label: str, names: Collection[str] | None = None) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a .npz file by name, or the one of a .npy file under the name ''.
 
-    `label` names the file in errors. With `names`, only these arrays of an archive are read, and have to be there.
+    `label` names the file in errors. With `names`, only these arrays of an archive are read, and they are required.
     """
     with open_regular(path, label) as file:
         try:
             start = file.read(len(npy.MAGIC_PREFIX))
             if start.startswith(_ZIP_PREFIXES):
                 return _read_archive(file, label, names)
-            if start != npy.MAGIC_PREFIX:
-                raise ValueError("it is none, or holds Python objects, which are not loaded")
-            file.seek(0)
-            size = os.fstat(file.fileno()).st_size
-            _check_memory(_announced_bytes(file, size, ""), label)
-            file.seek(0)
-            return {"": _read_array(file)}
+            return {"": _read_single(file, label, start)}
         except InvalidValueError:
             raise
         except MemoryError as error:
             raise InvalidValueError(f"{label}: its arrays do not fit into memory; give fewer samples") from error
-        except Exception as error:  # numpy and zipfile raise what their parsers, zlib or the system do
+        except Exception as error:  # numpy and zipfile raise errors of their parsers, of zlib and of the system
             reason = "it holds Python objects, which are not loaded" if "pickle" in str(error) else error
             raise InvalidValueError(f"{label}: not a readable numpy file: {reason}; np.savez writes one") from error
+
+
+def _read_single(file: IO[bytes], label: str, start: bytes) -> npt.NDArray[Any]:
+    if start != npy.MAGIC_PREFIX:
+        raise ValueError("it is none, or holds Python objects, which are not loaded")
+    file.seek(0)
+    size = os.fstat(file.fileno()).st_size
+    _check_memory(_announced_bytes(file, size, ""), label)
+    file.seek(0)
+    return _read_array(file)
 
 
 def _read_archive(file: IO[bytes], label: str, names: Collection[str] | None) -> dict[str, npt.NDArray[Any]]:
@@ -78,7 +83,7 @@ def _read_archive(file: IO[bytes], label: str, names: Collection[str] | None) ->
 
 
 def _read_array(file: IO[bytes]) -> npt.NDArray[Any]:
-    """Read an array. Text in it has to be Unicode: numpy does not check that, and fails when an element is read."""
+    """Read an array. Text in it has to be Unicode; numpy does not check that, and fails when an element is read."""
     array: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
     if array.dtype.kind == "U":
         codes = np.frombuffer(array.tobytes(), np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
@@ -88,7 +93,7 @@ def _read_array(file: IO[bytes]) -> npt.NDArray[Any]:
 
 
 def _announced_bytes(file: IO[bytes], size: int, where: str) -> int:
-    """The bytes of the array that the header at the beginning of a file of `size` bytes announces."""
+    """The size of the array that the header at the beginning of a file of `size` bytes announces."""
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"the header{where} has version {version[0]}.{version[1]}, which only structured arrays need")

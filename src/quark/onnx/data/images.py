@@ -1,9 +1,9 @@
-"""Images of a folder, as a network trained on ImageNet wants them.
+"""Images of a folder, preprocessed as for a network trained on ImageNet.
 
     short side to `short_side`, bilinear -> centre crop to the model's size -> (pixel / divisor - mean) / std
 
 `imagenet` is the usual preprocessing, `lite` that of the EfficientNet-Lite family, (x - 127) / 128, and `none` leaves
-the pixels as they are, 0 to 255. A YAML file gives the fields of `Preprocessing`.
+the pixels as they are, 0 to 255. A YAML file can set the fields of `Preprocessing`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from quark.errors import InvalidValueError, unknown_name
 from quark.files.foreign import SETTINGS, open_regular, read_yaml, short
-from quark.onnx.data.input_info import InputInfo
+from quark.onnx.data.samples import InputInfo
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +35,7 @@ MOST_ENTRIES = 10_000_000  # in a folder and those below
 _MOST_RESIZED = 1 << 25  # pixels of a resized image; beyond them only the part that is used is computed
 _DEFAULT_SIZE = 224
 _DEFAULT_SHORT_SIDE = 256
-_MARGIN = 32  # what the short side has beyond the crop at other sizes
+_MARGIN = 32  # difference between the short side and the crop at other sizes
 
 
 def _as_numbers(name: str, value: Any) -> tuple[float, ...]:
@@ -53,8 +53,8 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """(pixel / divisor - mean) / std for each channel; one number serves all. `short_side` and `size` None follow the
-    model: its own size or 224, and the short side 256 for 224, else size + 32."""
+    """(pixel / divisor - mean) / std for each channel; a single number is for all. `short_side` and `size` None depend
+    on the model: its own size or 224, and a short side of 256 for 224, else size + 32."""
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
@@ -75,7 +75,7 @@ class Preprocessing:
                 raise InvalidValueError(f"{name} {short(value)}: expected a number of pixels from 1 to {MOST_SIDE}")
 
     def normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Of (height, width, channels); computed in float64 where it is not exact in float32, rounded once."""
+        """Normalize (height, width, channels). Computed in float64 unless it is exact in float32, and rounded once."""
         scaled = pixels / np.float32(self.divisor) if self.divisor != 1 else pixels
         if not any(self.mean) and all(each == 1 for each in self.std):
             return np.asarray(scaled, np.float32)
@@ -98,10 +98,6 @@ def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing:
     path = Path(name)
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise unknown_name("preprocessing", str(name), [*PRESETS, "FILE.yaml"])
-    return _read_yaml(path)
-
-
-def _read_yaml(path: Path) -> Preprocessing:
     content = read_yaml(path, f"preprocessing file {path}", SETTINGS)
     known = [each.name for each in fields(Preprocessing)]
     if not isinstance(content, dict):
@@ -126,12 +122,20 @@ class ImageLoader:
     dtype: np.dtype[Any]
 
     def load(self, path: Path) -> npt.NDArray[Any]:
-        """Read, resize, crop and normalize an image. An image that cannot be used is an InvalidValueError."""
+        """Read, resize, crop and normalize an image. Raises InvalidValueError if it cannot be used."""
         image = read_image(path, "L" if self.channels == 1 else "RGB")
         try:
-            part = _resized_centre(image, self._short_side, self.size)
+            short = _DEFAULT_SHORT_SIDE if self.size == _DEFAULT_SIZE else self.size + _MARGIN
+            part = _resized_centre(image, self.preprocessing.short_side or short, self.size)
             pixels = part.astype(np.float32).reshape(self.size, self.size, self.channels)
-            values = self._normalize(pixels)
+            settings = self.preprocessing
+            if self.dtype == np.uint8:
+                values: npt.NDArray[Any] = pixels.astype(np.uint8)  # such a model normalizes by itself
+            elif self.channels == 1 and len(settings.mean) > 1:
+                mean, std = float(np.mean(settings.mean)), float(np.mean(settings.std))
+                values = Preprocessing((mean,), (std,), settings.divisor).normalize(pixels).astype(self.dtype)
+            else:
+                values = settings.normalize(pixels).astype(self.dtype)
             laid_out = values if self.has_channels_last else values.transpose(2, 0, 1)
             return np.ascontiguousarray(laid_out)
         except MemoryError as error:
@@ -141,23 +145,10 @@ class ImageLoader:
                 f"{self.size}; scale the image down or take it out of the data"
             ) from error
 
-    @property
-    def _short_side(self) -> int:
-        default = _DEFAULT_SHORT_SIDE if self.size == _DEFAULT_SIZE else self.size + _MARGIN
-        return self.preprocessing.short_side or default
-
-    def _normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-        if self.dtype == np.uint8:
-            return pixels.astype(np.uint8)  # such a model normalizes by itself
-        if self.channels == 1 and len(self.preprocessing.mean) > 1:
-            means, deviations = np.mean(self.preprocessing.mean), np.mean(self.preprocessing.std)
-            gray = Preprocessing((float(means),), (float(deviations),), self.preprocessing.divisor)
-            return gray.normalize(pixels).astype(self.dtype)
-        return self.preprocessing.normalize(pixels).astype(self.dtype)
-
 
 def image_loader(info: InputInfo, preprocessing: Preprocessing) -> ImageLoader:
-    """For an input of rank 4 with 1 or 3 channels, first or last. Free sizes are 224 unless the preprocessing tells."""
+    """The loader for an input of rank 4 with 1 or 3 channels, first or last. Free sizes are those of the preprocessing,
+    or 224."""
     shape = info.shape
     if shape is None or len(shape) != 4 or not (info.dtype.kind in "f" or info.dtype == np.uint8):
         raise InvalidValueError(f"a folder of images for input {info}: expected a float tensor of rank 4")
@@ -180,8 +171,8 @@ def image_loader(info: InputInfo, preprocessing: Preprocessing) -> ImageLoader:
 def read_image(path: Path, mode: str) -> Image.Image:
     """Decode an image file as mode 'RGB' or 'L'; of several frames the first.
 
-    Raises InvalidValueError, with the file's name, for what is not a regular file, is of none of the FORMATS, is
-    damaged, or has more than MOST_PIXELS.
+    Raises InvalidValueError, naming the file, if it is not a regular file, not of one of the FORMATS, damaged, or has
+    more than MOST_PIXELS.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -194,12 +185,9 @@ def read_image(path: Path, mode: str) -> Image.Image:
             raise InvalidValueError(f"image {path} has {size:,} bytes: expected at most {MOST_BYTES:,}")
         try:
             with Image.open(file, formats=formats) as opened:
-                if opened.width * opened.height > MOST_PIXELS:
-                    raise InvalidValueError(too_large)
-                image: Image.Image = opened.convert(mode)
-                return image
-        except InvalidValueError:
-            raise
+                image: Image.Image | None = None
+                if opened.width * opened.height <= MOST_PIXELS:
+                    image = opened.convert(mode)
         except Image.DecompressionBombError as error:
             raise InvalidValueError(too_large) from error
         except UnidentifiedImageError as error:
@@ -210,11 +198,14 @@ def read_image(path: Path, mode: str) -> Image.Image:
             ) from error
         except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, zlib.error and more
             raise InvalidValueError(f"image {path} cannot be read: {str(error) or type(error).__name__}") from error
+    if image is None:
+        raise InvalidValueError(too_large)
+    return image
 
 
 def _resized_centre(image: Image.Image, short: int, size: int) -> npt.NDArray[np.uint8]:
     """The pixels of an image whose short side was resized to `short`, and whose centre was cropped to a square of
-    `size`. What the crop needs beyond the image is black."""
+    `size`. Beyond the image the crop is black."""
     from PIL import Image
 
     width, height = image.size
@@ -227,8 +218,8 @@ def _resized_centre(image: Image.Image, short: int, size: int) -> npt.NDArray[np
         if resized != (width, height):
             image = image.resize(resized, Image.Resampling.BILINEAR)
         return np.asarray(image.crop((left, top, left + size, top + size)))
-    # A narrow image enlarged by its short side: one of 1 x 15000 would become 256 x 3,840,000. The part that is used is
-    # computed here, by the arithmetic of PIL, which makes both ways equal in every pixel.
+    # A narrow image enlarged by its short side: one of 1 x 15000 would become 256 x 3,840,000. Only the used part is
+    # computed here, with PIL's arithmetic, so that both ways are equal in every pixel.
     columns, rows = (
         range(max(start, 0), min(start + size, end)) for start, end in zip((left, top), resized, strict=True)
     )
@@ -248,8 +239,8 @@ _WEIGHT_BITS = 22  # of a weight's fraction: PIL sums pixels as integers
 
 
 def _bilinear_weights(size: int, resized: int, places: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For an axis that is enlarged from `size` to `resized`: for each of the places there, the first of the pixels that
-    it is made of, and the weights of that and the two after it."""
+    """For an axis that is enlarged from `size` to `resized`: the first pixel that contributes to each of the places
+    there, and the weights of that and the next two."""
     centre = (np.arange(places.start, places.stop) + 0.5) * (size / resized)
     first = np.maximum((centre - 0.5).astype(np.int64), 0)
     last = np.minimum((centre + 1.5).astype(np.int64), size)
@@ -278,7 +269,7 @@ def find_files(folder: Path, suffixes: Collection[str], is_deep: bool = True) ->
     """Regular files with one of the suffixes in a folder, and in those below it unless `is_deep` is False, sorted by
     path. Links to files count, links to folders are not followed.
 
-    A pipe, a device or a link to nothing with such a name is an error, rather than data that is left out.
+    A pipe, a device or a broken link with such a name is an error, rather than being skipped.
     """
     found: list[str] = []
     count, waiting = 0, [os.fspath(folder)]
@@ -313,7 +304,7 @@ def find_files(folder: Path, suffixes: Collection[str], is_deep: bool = True) ->
 
 
 def _kind(path: str) -> int:
-    """The mode of what a path leads to; 0 if it leads nowhere."""
+    """The mode of the file at a path, following links; 0 if there is none."""
     try:
         return os.stat(path).st_mode
     except OSError:
@@ -321,7 +312,7 @@ def _kind(path: str) -> int:
 
 
 def evenly_spaced(files: list[Path], count: int) -> list[Path]:
-    """`count` of the files with about equal gaps; all of them where there are no more."""
+    """`count` of the files with about equal gaps; all of them if there are no more."""
     if count >= len(files):
         return files
     return [files[i * len(files) // count] for i in range(count)]

@@ -1,32 +1,197 @@
-"""The samples of a run: those to calibrate on, and a few held out from it for the verdict.
+"""Samples: what a model takes as inputs, user data checked against that, and the samples of a run.
 
-Where the data have more than the number asked for, the held-out samples come from the rest, and all that were asked for
-are calibrated on. Otherwise every eighth is held out; of fewer than eight the last; a lone one serves both.
+Checks are strict about values: a numpy or torch array of another type is refused, because a silent cast would hide
+wrong preprocessing. They are lenient about form: a single array for a single input, (inputs, labels) of a loader, plain
+Python numbers, a missing batch axis.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import math
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeAlias
 
-from quark.onnx.data.check_sample import Sample
-from quark.onnx.data.store import SampleStore
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from quark.errors import InvalidValueError, ModelError, OutputError, UnsupportedTypeError
 
 HELD_OUT_EVERY = 8
 HELD_OUT_LIMIT = 16
 HELD_OUT_BYTES = 256 << 20
+MEMORY_BYTES = 2 << 20  # of samples; others are kept in a file
+
+Sample: TypeAlias = dict[str, npt.NDArray[Any]]
+
+_MOST_LEVELS = 64  # of nested lists, as many as an array has axes
+
+# ---- the inputs of a model ----
+
+
+@dataclass(frozen=True)
+class InputInfo:
+    """One input. A dimension of `shape` is a size, a name, or None if nothing is known; `shape` None: any rank."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: tuple[int | str | None, ...] | None
+
+    @property
+    def batch(self) -> int | None:
+        """The fixed size of the first axis; None if it is free."""
+        return self.shape[0] if self.shape and isinstance(self.shape[0], int) else None
+
+    def __str__(self) -> str:
+        dims = "any shape" if self.shape is None else "x".join("?" if d is None else str(d) for d in self.shape)
+        return f"'{self.name}' ({self.dtype.name}, {dims or 'scalar'})"
+
+
+def input_infos(model: ir.Model) -> tuple[InputInfo, ...]:
+    """The inputs that a user has to feed, in the order of the graph; those with an initializer are optional."""
+    infos = []
+    for value in model.graph.inputs:
+        if value.name in model.graph.initializers:
+            continue
+        if value.dtype is None or value.dtype == ir.DataType.UNDEFINED:
+            raise ModelError(
+                f"input '{value.name}' has no type of tensor; only tensors can be fed. Export the model again"
+            )
+        shape = None
+        if value.shape is not None:
+            shape = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+        infos.append(InputInfo(value.name or "", np.dtype(value.dtype.numpy()), shape))
+    return tuple(infos)
+
+
+def list_inputs(inputs: Sequence[InputInfo]) -> str:
+    """The inputs as error messages list them."""
+    return ", ".join(str(info) for info in inputs)
+
+
+# ---- checking user data ----
+
+
+def as_sample(item: Any, inputs: Sequence[InputInfo], index: int) -> Sample:
+    """Item number `index` of the data as a dict of arrays that the model takes."""
+    where = f"calibration sample {index}"
+    named = _name_arrays(item, inputs, where)
+    unknown = [name for name in named if name not in {info.name for info in inputs}]
+    missing = [info.name for info in inputs if info.name not in named]
+    if unknown or missing:
+        told = [f"no input is called {', '.join(map(repr, unknown))}"] if unknown else []
+        told += [f"nothing for {', '.join(map(repr, missing))}"] if missing else []
+        raise InvalidValueError(f"{where}: {'; '.join(told)}. The model's inputs: {list_inputs(inputs)}")
+    sample = {}
+    for info in inputs:
+        value, what = named[info.name], f"{where}, input '{info.name}'"
+        if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "detach") or hasattr(value, "__array__"):
+            array = as_numpy(value, what)
+        else:
+            try:
+                array = np.asarray(value, dtype=info.dtype)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise UnsupportedTypeError(
+                    f"{what}: expected an array of {info.dtype.name}, got {type(value).__name__}"
+                ) from error
+        sample[info.name] = _check(array, info, what)
+    return sample
+
+
+def _name_arrays(item: Any, inputs: Sequence[InputInfo], where: str) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        return item
+    first = item
+    for _ in range(_MOST_LEVELS):  # a list may hold itself
+        if not isinstance(first, (tuple, list)) or not first:
+            break
+        first = first[0]
+    if isinstance(item, (tuple, list)) and not isinstance(first, (int, float, bool)):
+        if item and isinstance(item[0], Mapping):
+            return item[0]
+        if len(item) < len(inputs):
+            raise InvalidValueError(
+                f"{where}: {len(item)} arrays for {len(inputs)} inputs; expected {list_inputs(inputs)}"
+            )
+        return {info.name: value for info, value in zip(inputs, item, strict=False)}  # labels may follow
+    if len(inputs) == 1:
+        return {inputs[0].name: item}
+    raise UnsupportedTypeError(
+        f"{where}: a lone {type(item).__name__} for a model with {len(inputs)} inputs; give a dict with "
+        f"{list_inputs(inputs)}"
+    )
+
+
+def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
+    """Return a numpy or torch array, or a number of either, as a numpy array of the same type. `what` names it."""
+    try:
+        if hasattr(value, "detach"):  # a torch tensor, whether or not torch can be imported here
+            value = value.detach().cpu()
+            if str(value.dtype) == "torch.bfloat16":  # numpy has none of its own, and torch does not convert it
+                return np.asarray(value.float().numpy()).astype(ml_dtypes.bfloat16)
+            value = value.numpy()
+        return np.asarray(value)
+    except Exception as error:  # torch, and objects with an __array__ of their own, raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedTypeError(
+            f"{what}: {type(value).__name__} cannot be made an array of numpy: {reason}"
+        ) from error
+
+
+def _check(array: npt.NDArray[Any], info: InputInfo, what: str) -> npt.NDArray[Any]:
+    """The array, with a batch axis added if it is missing. Raises if its type, shape or values are unsuitable."""
+    if array.dtype != info.dtype and (array.dtype.kind in "OSUMmc" or array.dtype.type is np.void):
+        kind = "structured" if array.dtype.names else array.dtype.name  # its numbers cannot just be cast
+        raise UnsupportedTypeError(f"{what}: {kind} values, the model takes {info.dtype.name}; expected {info}")
+    if array.dtype != info.dtype:
+        raise UnsupportedTypeError(
+            f"{what}: {array.dtype}, the model takes {info.dtype.name}; preprocess as for inference, or convert with "
+            f".astype('{info.dtype.name}') where the values are right already"
+        )
+    if not array.size:
+        raise InvalidValueError(
+            f"{what}: shape {array.shape} holds no value, and calibration learns nothing from it; leave the sample "
+            f"out, or give it a size. The model takes {info}"
+        )
+    if info.shape is not None and array.ndim == len(info.shape) - 1 and info.batch in (None, 1):
+        array = array[None]
+    sizes = zip(array.shape[1:], (info.shape or ())[1:], strict=False)
+    fits = info.shape is None or (
+        array.ndim == len(info.shape) and not any(isinstance(dim, int) and size != dim for size, dim in sizes)
+    )
+    if fits and info.shape and info.batch is not None:  # several batches are fed one after the other
+        fits = info.batch > 0 and array.shape[0] % info.batch == 0
+    if not fits:
+        raise InvalidValueError(f"{what}: shape {array.shape}, the model takes {info}")
+    if array.dtype.kind in "fc" or array.dtype == ml_dtypes.bfloat16:
+        bad = int(array.size - np.count_nonzero(np.isfinite(array)))
+        if bad:
+            raise InvalidValueError(
+                f"{what}: {bad} of {array.size} values are NaN or Inf; calibrating on them is no use"
+            )
+    return np.ascontiguousarray(array) if array.ndim else array
+
+
+# ---- the samples of a run ----
 
 
 def held_out_count(count: int) -> int:
-    """How many to hold out beside `count` samples to calibrate on."""
+    """How many samples to hold out in addition to `count` samples to calibrate on."""
     return min(HELD_OUT_LIMIT, max(1, count // HELD_OUT_EVERY))
 
 
 class Samples:
-    """Iterates over the samples to calibrate on, as often as wanted; each is a dict of the model's inputs.
+    """Iterates over the calibration samples, as often as wanted; each is a dict of the model's inputs. A few others are
+    held out for the verdict.
 
-    `source` says where they come from, `is_random` that they are made up. `is_held_out_shared`: there was one sample
-    only, and `held_out` is that.
+    If there are more samples than asked for, the held-out ones come from the rest, and all that were asked for are used
+    to calibrate. Otherwise every eighth is held out; of fewer than eight the last; a single one serves both purposes
+    (`is_held_out_shared`). `source` says where the samples come from, `is_random` that they are random numbers.
     """
 
     def __init__(self, store: SampleStore, source: str, *, spare: int = 0, is_random: bool = False) -> None:
@@ -35,11 +200,24 @@ class Samples:
         self.is_random = is_random
         self._store = store
         total = len(store)
-        self._in_order = total - spare or total  # where all are for the verdict alone, those
+        self._in_order = total - spare or total  # if all are for the verdict alone, these
         self.is_held_out_shared = total == 1 and not spare
-        held = self._within_memory(_held_out(total, spare))
+        if spare:
+            chosen = range(total - spare, total)
+        elif total < HELD_OUT_EVERY:
+            chosen = range(total - 1, total)
+        else:
+            chosen = range(HELD_OUT_EVERY - 1, total, HELD_OUT_EVERY)
+        held: dict[int, Sample] = {}
+        size = 0
+        for i in chosen[:HELD_OUT_LIMIT]:  # as many as may be in memory, at least one
+            sample = store[i]
+            size += sum(array.nbytes for array in sample.values())
+            if held and size > HELD_OUT_BYTES:
+                break
+            held[i] = sample
         self._indices = [i for i in range(total - spare) if i not in held or self.is_held_out_shared]
-        self.held_out: list[Sample] = [store[i] for i in held]
+        self.held_out = list(held.values())
 
     @property
     def count(self) -> int:
@@ -52,15 +230,15 @@ class Samples:
         return (self._store[i] for i in self._indices)
 
     def in_order(self) -> Iterator[Sample]:
-        """All that were asked for, those held out among them, in the order in which they came."""
+        """All samples that were asked for, including those held out, in their original order."""
         return (self._store[i] for i in range(self._in_order))
 
     def hold_none_out(self) -> None:
-        """There is no verdict to come. What is calibrated on stays the same."""
+        """Drop the held-out samples, as there will be no verdict. The calibration samples stay the same."""
         self.held_out, self.is_held_out_shared = [], False
 
     def digest(self) -> str:
-        """A hash of every value of the samples to calibrate on."""
+        """A hash of every value of the calibration samples."""
         state = hashlib.sha256()
         for sample in self:
             for name, array in sorted(sample.items()):
@@ -68,21 +246,63 @@ class Samples:
                 state.update(array.tobytes())
         return state.hexdigest()
 
-    def _within_memory(self, indices: Iterable[int]) -> list[int]:
-        """As many of them as may be held, at least one."""
-        kept: list[int] = []
-        held = 0
-        for i in indices:
-            held += sum(array.nbytes for array in self._store[i].values())
-            if kept and held > HELD_OUT_BYTES:
-                break
-            kept.append(i)
-        return kept
 
+class SampleStore:
+    """A list of samples with at most `memory_bytes` of them in memory, the rest in an anonymous temporary file. Reading
+    is safe from several threads.
 
-def _held_out(total: int, spare: int) -> Iterable[int]:
-    if spare:
-        return range(total - spare, total)[:HELD_OUT_LIMIT]
-    if total < HELD_OUT_EVERY:
-        return [total - 1]
-    return range(HELD_OUT_EVERY - 1, total, HELD_OUT_EVERY)[:HELD_OUT_LIMIT]
+    User data is read only once: a generator cannot be rewound, a loader that shuffles returns something else the second
+    time, and decoding an image costs as much as running a small network on it.
+    """
+
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._left = memory_bytes
+        self._entries: list[Sample | list[tuple[str, np.dtype[Any], tuple[int, ...], int]]] = []
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def append(self, sample: Sample) -> None:
+        size = sum(array.nbytes for array in sample.values())
+        if size <= self._left:
+            self._left -= size
+            self._entries.append({name: array.copy() for name, array in sample.items()})  # a reader may reuse its own
+            return
+        self._left = 0
+        entry = []
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="quark-samples-")  # noqa: SIM115 - open like the store
+            for name, array in sample.items():
+                entry.append((name, array.dtype, array.shape, self._end))
+                self._file.seek(self._end)
+                self._end += self._file.write(np.ascontiguousarray(array).tobytes())
+            self._file.flush()  # a full disk raises here, not when the samples are read
+        except OSError as error:
+            raise OutputError(
+                f"{len(self)} samples are read, and there is no room for more in the folder for temporary files: "
+                f"{error.strerror or error}; set TMPDIR to another disk, or give fewer samples"
+            ) from error
+        self._entries.append(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> Sample:
+        entry = self._entries[index]
+        if isinstance(entry, dict):
+            return dict(entry)
+        sample = {}
+        for name, dtype, shape, start in entry:
+            assert self._file is not None
+            with self._lock:
+                self._file.seek(start)
+                content = self._file.read(math.prod(shape) * dtype.itemsize)
+            sample[name] = np.frombuffer(content, dtype).reshape(shape)
+        return sample
+
+    def close(self) -> None:
+        self._entries.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

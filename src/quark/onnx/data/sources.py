@@ -1,7 +1,7 @@
-"""Where samples come from: an iterator over items for everything that a person may hand over.
+"""An iterator over samples for every kind of data that a user may pass.
 
 None                      random data
-a reader                  ONNX Runtime's protocol: get_next(), and rewind() where there is one
+a reader                  ONNX Runtime's protocol: get_next(), and optionally rewind()
 a path                    a folder of images or of .npy files, a .npz or .npy file
 an array                  the first axis counts samples
 any iterable              dicts, arrays, or tuples that begin with the inputs
@@ -9,6 +9,7 @@ any iterable              dicts, arrays, or tuples that begin with the inputs
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,19 +22,22 @@ import numpy.typing as npt
 
 from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.onnx.data.array_files import ARRAY_SUFFIXES, read_array_file
-from quark.onnx.data.check_sample import as_numpy
 from quark.onnx.data.images import ImageLoader, Preprocessing, evenly_spaced, find_files, find_images, image_loader
-from quark.onnx.data.input_info import InputInfo, list_inputs
-from quark.onnx.data.samples import held_out_count
+from quark.onnx.data.samples import InputInfo, Sample, as_numpy, held_out_count, list_inputs
 
 _DECODERS = 2
-LABELS = "labels"  # an archive for evaluation has these beside the inputs
+LABELS = "labels"  # an archive for evaluation has these in addition to the inputs
+RANDOM_COUNT = 8
+MOST_RANDOM, MOST_RANDOM_BYTES = 100_000, 16 << 30
+_IMAGE_SIDE = 224
+_OTHER_SIZE = 16
+_INDICES = 10
 
 
 @dataclass(frozen=True)
-class Source:
-    """Items that are still to be checked, and where they come from. `spare` counts those at the end that are there to
-    be held out; None: whatever comes beyond the number asked for."""
+class SampleSource:
+    """Unchecked items, and a description of where they come from. `spare` is the number of items at the end to be held
+    out; None: all beyond the number asked for."""
 
     items: Iterable[Any]
     description: str
@@ -41,73 +45,63 @@ class Source:
 
 
 def read_reader(reader: Any) -> Iterator[Any]:
-    """What get_next gives until it gives nothing; a reader that was used before is rewound, and left rewound."""
+    """Items of get_next until it returns nothing. A used reader is rewound first, and every reader afterwards."""
+
+    def is_nothing(item: Any) -> bool:
+        return item is None or (isinstance(item, (Mapping, tuple, list)) and not item)
+
     rewind = getattr(reader, "rewind", None)
     item = reader.get_next()
-    if _is_nothing(item) and callable(rewind):
+    if is_nothing(item) and callable(rewind):
         rewind()
         item = reader.get_next()
-    while not _is_nothing(item):
+    while not is_nothing(item):
         yield item
         item = reader.get_next()
     if callable(rewind):
         rewind()
 
 
-def _is_nothing(item: Any) -> bool:
-    return item is None or (isinstance(item, (Mapping, tuple, list)) and not item)
-
-
 def from_path(
     path: Path, inputs: Sequence[InputInfo], count: int | None, batch_size: int, preprocessing: Preprocessing
-) -> Source:
+) -> SampleSource:
+    """The samples of a folder of images or arrays, or of an array file."""
     if not os.path.lexists(path):
         raise InvalidValueError(f"calibration data {path}: no such file or folder")
     if not path.is_dir():
-        return Source(_named(path, split_arrays(read_arrays(path), inputs, batch_size)), str(path))
+        return SampleSource(_named(path, split_arrays(read_arrays(path), inputs, batch_size)), str(path))
     images = find_images(path)
     if images:
-        return _from_images(path, images, inputs, count, batch_size, preprocessing)
+        if len(inputs) != 1:
+            raise InvalidValueError(
+                f"a folder of images for {len(inputs)} inputs: {list_inputs(inputs)}; give a .npz file"
+            )
+        loader = image_loader(inputs[0], preprocessing)
+        chosen = evenly_spaced(images, min(count or len(images), len(images)))
+        used = set(chosen)
+        fixed = inputs[0].batch
+        batch = fixed or batch_size
+        spare_batches = held_out_count(-(-len(chosen) // batch))
+        spare = evenly_spaced([each for each in images if each not in used], spare_batches * batch)
+        spare = spare[: len(spare) // batch * batch]
+        if fixed and len(chosen) % fixed:
+            raise InvalidValueError(
+                f"{len(chosen)} images of {path} for a model of batches of {fixed}: choose a multiple of it"
+            )
+        batches = [files[i : i + batch] for files in (chosen, spare) for i in range(0, len(files), batch)]
+        return SampleSource(
+            _load_batches(loader, batches), f"{len(chosen)} images of {path}", spare=len(spare) // batch
+        )
     arrays = find_files(path, ARRAY_SUFFIXES)
     if not arrays:
         raise InvalidValueError(f"calibration data {path}: no images in it, and no .npy or .npz files")
-    return Source((_single_file(each) for each in arrays), f"{len(arrays)} files of {path}")
-
-
-def _from_images(
-    path: Path,
-    images: list[Path],
-    inputs: Sequence[InputInfo],
-    count: int | None,
-    batch_size: int,
-    preprocessing: Preprocessing,
-) -> Source:
-    if len(inputs) != 1:
-        raise InvalidValueError(f"a folder of images for {len(inputs)} inputs: {list_inputs(inputs)}; give a .npz file")
-    loader = image_loader(inputs[0], preprocessing)
-    wanted = min(count or len(images), len(images))
-    chosen = evenly_spaced(images, wanted)
-    used = set(chosen)
-    batch = inputs[0].batch or batch_size
-    spare_batches = held_out_count(-(-wanted // batch))
-    spare = evenly_spaced([each for each in images if each not in used], spare_batches * batch)
-    spare = spare[: len(spare) // batch * batch]
-    _check_whole_batches(len(chosen), inputs[0].batch, path)
-    items = _load_batches(loader, [*_batches(chosen, batch), *_batches(spare, batch)])
-    return Source(items, f"{len(chosen)} images of {path}", spare=len(spare) // batch)
-
-
-def _check_whole_batches(count: int, fixed: int | None, path: Path) -> None:
-    if fixed and count % fixed:
-        raise InvalidValueError(f"{count} images of {path} for a model of batches of {fixed}: choose a multiple of it")
-
-
-def _batches(files: list[Path], batch: int) -> list[list[Path]]:
-    return [files[i : i + batch] for i in range(0, len(files), batch)]
+    contents = (read_arrays(file) for file in arrays)
+    items = (content[""] if set(content) == {""} else content for content in contents)
+    return SampleSource(items, f"{len(arrays)} files of {path}")
 
 
 def _load_batches(loader: ImageLoader, batches: list[list[Path]]) -> Iterator[npt.NDArray[Any]]:
-    """Decoding lets other threads run; a few batches ahead are in memory, not all."""
+    """Decode batches in threads, a few ahead of the one that is used."""
 
     def load(files: list[Path]) -> npt.NDArray[Any]:
         try:
@@ -123,29 +117,24 @@ def _load_batches(loader: ImageLoader, batches: list[list[Path]]) -> Iterator[np
 
 
 def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
-    """The arrays of a .npz file, or that of a .npy file under the name ''. Pickled objects are refused."""
+    """The arrays of a .npz file, or the one of a .npy file under the name ''. Pickled objects are refused."""
     if path.suffix.lower() not in ARRAY_SUFFIXES:
         raise InvalidValueError(f"calibration data {path}: expected a folder, a .npz or a .npy file")
     return read_array_file(path, f"calibration data {path}")
 
 
 def _named(path: Path, items: Iterator[Any]) -> Iterator[Any]:
-    """The same; an error about the arrays names their file."""
+    """The items; errors about them name the file."""
     try:
         yield from items
     except InvalidValueError as error:
         raise InvalidValueError(f"calibration data {path}: {error}") from error
 
 
-def _single_file(path: Path) -> Any:
-    arrays = read_arrays(path)
-    return arrays[""] if set(arrays) == {""} else arrays
-
-
 def split_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], inputs: Sequence[InputInfo], batch_size: int
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Samples of arrays whose first axis counts them: batches of the model's own size, or of `batch_size`."""
+    """Samples from arrays whose first axis counts them: batches of the model's own size, or of `batch_size`."""
     arrays = {name: each for name, each in arrays.items() if name != LABELS or any(i.name == name for i in inputs)}
     named = {inputs[0].name: next(iter(arrays.values()))} if len(arrays) == len(inputs) == 1 else dict(arrays)
     expected = {each.name for each in inputs}
@@ -173,22 +162,88 @@ def _pieces(array: npt.NDArray[Any], info: InputInfo, batch_size: int) -> list[n
     return [array[i : i + step] for i in range(0, len(array), step)]
 
 
-def from_object(data: Any, inputs: Sequence[InputInfo], batch_size: int) -> Source:
-    """Arrays, readers and iterables."""
+def from_object(data: Any, inputs: Sequence[InputInfo], batch_size: int) -> SampleSource:
+    """The samples of an array, a dict of arrays, a reader or an iterable."""
     kind = type(data).__name__
     if callable(getattr(data, "get_next", None)):
-        return Source(read_reader(data), f"reader {kind}")
+        return SampleSource(read_reader(data), f"reader {kind}")
     if isinstance(data, np.ndarray) or hasattr(data, "detach"):
         array = as_numpy(data, "calibration data")
-        return Source(split_arrays({"": array}, inputs, batch_size), f"array of shape {array.shape}")
+        return SampleSource(split_arrays({"": array}, inputs, batch_size), f"array of shape {array.shape}")
     if isinstance(data, Mapping):
         arrays = {str(name): as_numpy(each, f"calibration data, array '{name}'") for name, each in data.items()}
-        return Source(split_arrays(arrays, inputs, batch_size), "a dict of arrays")
+        return SampleSource(split_arrays(arrays, inputs, batch_size), "a dict of arrays")
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, os.PathLike)):
-        return Source(data, f"{kind} of samples")
+        return SampleSource(data, f"{kind} of samples")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return Source((data[i] for i in range(len(data))), f"{kind} of samples")
+        return SampleSource((data[i] for i in range(len(data))), f"{kind} of samples")
     raise UnsupportedTypeError(
         f"calibration data of type {kind}: expected a reader with get_next, an iterable of dicts or arrays, an array, "
         "a folder of images, a .npz or .npy file"
     )
+
+
+# ---- random samples ----
+
+
+def check_random_size(inputs: Sequence[InputInfo], count: int) -> None:
+    """Raise InvalidValueError if the random samples that are asked for would fill the disk."""
+    size = count * sum(math.prod(concrete_shape(each)) * each.dtype.itemsize for each in inputs)
+    if count > MOST_RANDOM or size > MOST_RANDOM_BYTES:
+        raise InvalidValueError(
+            f"{count:,} random samples of together {size:,} bytes: expected at most {MOST_RANDOM:,} and "
+            f"{MOST_RANDOM_BYTES:,} bytes. Ask for fewer (CalibDataSize, --num-calib), or give calibration data"
+        )
+
+
+def random_samples(
+    inputs: Sequence[InputInfo],
+    count: int,
+    seed: int,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    ranges: Mapping[str, Sequence[float]] | None = None,
+) -> Iterator[Sample]:
+    """Random samples, so that a run without data shows what it would do. Ranges found on them mean nothing.
+
+    Floats are normally distributed. Integers are assumed to be indices, small and not negative; masks are zeros and
+    ones. The same seed gives the same samples. `shapes` fixes shapes by input, `ranges` is (lowest, highest) by input.
+    """
+    generator = np.random.default_rng(seed)
+    sizes = {info.name: tuple((shapes or {}).get(info.name) or concrete_shape(info)) for info in inputs}
+    for _ in range(count):
+        yield {info.name: _values(generator, info, sizes[info.name], (ranges or {}).get(info.name)) for info in inputs}
+
+
+def concrete_shape(info: InputInfo) -> tuple[int, ...]:
+    """The shape with a size for every free dimension: batch 1, images of 224 by 224, 16 otherwise."""
+    shape = info.shape or ()
+    is_image = len(shape) == 4
+    has_channels_last = is_image and shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4)
+    channel_axis = 3 if has_channels_last else 1
+
+    def size(axis: int, dim: int | str | None) -> int:
+        if isinstance(dim, int):
+            return dim
+        if axis == 0:
+            return 1
+        if is_image:
+            return 3 if axis == channel_axis else _IMAGE_SIDE
+        return _OTHER_SIZE
+
+    return tuple(size(axis, dim) for axis, dim in enumerate(shape))
+
+
+def _values(
+    generator: np.random.Generator, info: InputInfo, shape: tuple[int, ...], limits: Sequence[float] | None
+) -> npt.NDArray[Any]:
+    kind = info.dtype.kind
+    if kind == "b":
+        return np.asarray(generator.integers(0, 2, shape)).astype(bool)
+    if kind in "iu":
+        is_mask = any(word in info.name.lower() for word in ("mask", "type"))
+        low, high = (int(limits[0]), int(limits[1]) + 1) if limits else (0, 2 if is_mask else _INDICES)
+        return np.asarray(generator.integers(low, high, shape)).astype(info.dtype)
+    if kind not in "fV":  # ml_dtypes' bfloat16 is of kind V
+        raise UnsupportedTypeError(f"input {info}: no random data of this type; give calibration data")
+    drawn = generator.uniform(limits[0], limits[1], shape) if limits else generator.standard_normal(shape)
+    return np.asarray(drawn).astype(info.dtype)

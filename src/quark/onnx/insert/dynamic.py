@@ -1,51 +1,77 @@
-"""Dynamic quantization: the activation's scale is found at run time, and the products are sums of integers.
+"""Layers whose products are computed from integers at run time, or from packed weights.
 
-    q, s, z = DynamicQuantizeLinear(x)
-    y       = float(MatMulInteger(q, w, z, w_zero_point)) * (s * w_scale) + bias
-
-and the same with ConvInteger. ONNX Runtime fuses the matrix form into one kernel.
+insert_dynamic        the activation's scale is found at run time: DynamicQuantizeLinear, ConvInteger, MatMulInteger
+insert_matmul_nbits   weight-only: com.microsoft's MatMulNBits
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.errors import ModelError
+from quark.errors import InvalidValueError, ModelError
+from quark.formats.affine import integer_format
 from quark.onnx.graph import add_initializer, add_node, attribute, constant, is_constant, readers, replace_value
-from quark.onnx.insert.constant_pieces import codes, stored, turned
-from quark.onnx.insert.pairs import cast, storage_type
-from quark.plan import AffineChoice, TensorChoice
+from quark.onnx.insert.pairs import MICROSOFT, NBitsOptions, cast, code_pieces, codes, storage_type, stored, turned
+from quark.onnx.large_tensors import ComputedTensor
+from quark.plan import AffineChoice, QuantizationPlan, Role, TensorChoice
+from quark.rounded import parameters_of
 
 Array = NDArray[Any]
 
 
 def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorChoice]) -> None:
-    """Replace Conv, Gemm or MatMul with a constant weight by integer operators."""
-    source, weight = _weight(node, choices)
-    is_conv, is_turned = node.op_type == "Conv", _is_turned(node)
-    if is_conv and len(set(weight.zero_point)) > 1:
+    """Replace Conv, Gemm or MatMul with a constant weight by integer operators.
+
+        q, s, z = DynamicQuantizeLinear(x)
+        y       = float(MatMulInteger(q, w, z, w_zero_point)) * (s * w_scale) + bias
+
+    and the same with ConvInteger. ONNX Runtime fuses the matrix form into one kernel.
+    """
+    choice, weight, data = choices[1].choice if 1 in choices else None, node.inputs[1], node.inputs[0]
+    source = weight.const_value if weight is not None and is_constant(weight) else None
+    if not isinstance(choice, AffineChoice) or weight is None or source is None:
+        raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant integer weight")
+    is_conv, is_gemm, rank = node.op_type == "Conv", node.op_type == "Gemm", len(source.shape)
+    if is_conv and len(set(choice.zero_point)) > 1:
         raise ModelError(f"node '{node.name}' (Conv): ConvInteger has one zero point for all channels of a weight")
-    data, scale, zero_point = _dynamic_inputs(model, _data(model, node), node)
-    name, rank = str(node.inputs[1].name), len(source.shape)  # type: ignore[union-attr]
-    integers = codes(source, weight, has_float32_scale=True)
+    assert data is not None
+    if is_gemm and attribute(node, "transA", 0):
+        data = add_node(model, "Transpose", [data], before=node, attributes={"perm": [1, 0]}).outputs[0]
+    quantized, scale, zero_point = _dynamic_inputs(model, data, node)
+    integers = codes(source, choice, has_float32_scale=True)
+    if is_gemm and attribute(node, "transB", 0):
+        integers = turned(integers)
+    weight_zero_point = np.array(choice.zero_point).astype(storage_type(choice.format))
+    if (weight_zero_point == weight_zero_point[0]).all():  # ONNX Runtime's ConvInteger takes no others
+        weight_zero_point = weight_zero_point[0].reshape(())
     inputs = [
-        data,
-        add_initializer(model, f"{name}_quantized", stored(model, turned(integers) if is_turned else integers)),
+        quantized,
+        add_initializer(model, f"{weight.name}_quantized", stored(model, integers)),
         zero_point,
-        add_initializer(model, f"{name}_zero_point", _zero_point(weight)),
+        add_initializer(model, f"{weight.name}_zero_point", weight_zero_point),
     ]
     attributes = {key: attr.value for key, attr in node.attributes.items()} if is_conv else {}
     op_type = "ConvInteger" if is_conv else "MatMulInteger"
     total = add_node(model, op_type, inputs, before=node, name=f"{node.name}_{op_type}", attributes=attributes)
     total.outputs[0].type = ir.TensorType(ir.DataType.INT32)
     result = cast(model, total.outputs[0], ir.DataType.FLOAT, f"{node.name}_float")
-    result = _scaled(model, node, result, scale, _weight_scale(weight, rank, is_conv) * _alpha(node))
-    result = _with_bias(model, node, result, (-1,) + (1,) * (rank - 2) if is_conv else None)
+    # channels are axis 1 of a convolution's output, the last axis otherwise
+    column = (-1,) + (1,) * (rank - 2) if is_conv else None
+    weight_scale = np.array(choice.scale, np.float32)
+    if choice.axis is None:
+        weight_scale = weight_scale.reshape(())
+    elif column is not None:
+        weight_scale = weight_scale.reshape(column)
+    weight_scale = weight_scale * (float(attribute(node, "alpha", 1.0)) if is_gemm else 1.0)
+    factor = add_initializer(model, f"{node.name}_weight_scale", weight_scale.astype(np.float32))
+    both = add_node(model, "Mul", [scale, factor], before=node, name=f"{node.name}_scale").outputs[0]
+    result = add_node(model, "Mul", [result, both], before=node, name=f"{node.name}_scaled").outputs[0]
+    result = _with_bias(model, node, result, column)
     result = _in_type(model, result, node.outputs[0].dtype, node)
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
     if not replace_value(node.outputs[0], result):
@@ -53,31 +79,8 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
     model.graph.remove(node, safe=True)
 
 
-def _weight(node: ir.Node, choices: Mapping[int, TensorChoice]) -> tuple[ir.TensorProtocol, AffineChoice]:
-    """The weight and what the plan has for it."""
-    choice, value = choices[1].choice if 1 in choices else None, node.inputs[1]
-    source = value.const_value if value is not None and is_constant(value) else None
-    if not isinstance(choice, AffineChoice) or source is None:
-        raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant integer weight")
-    return source, choice
-
-
-def _is_turned(node: ir.Node) -> bool:
-    """That MatMul would have rows for the weight's columns."""
-    return node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-
-
-def _data(model: ir.Model, node: ir.Node) -> ir.Value:
-    """The activation, transposed where Gemm would."""
-    value = node.inputs[0]
-    assert value is not None
-    if node.op_type == "Gemm" and attribute(node, "transA", 0):
-        return add_node(model, "Transpose", [value], before=node, attributes={"perm": [1, 0]}).outputs[0]
-    return value
-
-
 def _in_type(model: ir.Model, value: ir.Value, dtype: ir.DataType | None, node: ir.Node) -> ir.Value:
-    """The value in another float type: the operators here compute in float32, whatever the model does."""
+    """The value in another float type: the operators here compute in float32, whatever the model's type."""
     if dtype is None or value.dtype is dtype:
         return value
     name = f"{value.name}_{dtype.name.lower()}"
@@ -101,32 +104,8 @@ def _dynamic_inputs(model: ir.Model, value: ir.Value, node: ir.Node) -> tuple[ir
     return quantize.outputs[0], quantize.outputs[1], quantize.outputs[2]
 
 
-def _zero_point(weight: AffineChoice) -> Array:
-    """One where all channels have the same: ONNX Runtime's ConvInteger takes no others."""
-    zero_point = np.array(weight.zero_point).astype(storage_type(weight.format))
-    return zero_point[0].reshape(()) if (zero_point == zero_point[0]).all() else zero_point
-
-
-def _weight_scale(weight: AffineChoice, rank: int, is_conv: bool) -> Array:
-    """In a shape that goes with the sums: channels are axis 1 of a convolution's output, the last axis otherwise."""
-    scale = np.array(weight.scale, np.float32)
-    if weight.axis is None:
-        return scale.reshape(())
-    return scale.reshape((-1,) + (1,) * (rank - 2)) if is_conv else scale
-
-
-def _alpha(node: ir.Node) -> float:
-    return float(attribute(node, "alpha", 1.0)) if node.op_type == "Gemm" else 1.0
-
-
-def _scaled(model: ir.Model, node: ir.Node, total: ir.Value, scale: ir.Value, weight_scale: Array) -> ir.Value:
-    constant_scale = add_initializer(model, f"{node.name}_weight_scale", weight_scale.astype(np.float32))
-    both = add_node(model, "Mul", [scale, constant_scale], before=node, name=f"{node.name}_scale")
-    return add_node(model, "Mul", [total, both.outputs[0]], before=node, name=f"{node.name}_scaled").outputs[0]
-
-
 def _with_bias(model: ir.Model, node: ir.Node, result: ir.Value, shape: tuple[int, ...] | None) -> ir.Value:
-    """The sum with the bias in that shape, or as it is where that is None."""
+    """The sum with the bias, reshaped unless `shape` is None."""
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is None:
         return result
@@ -144,3 +123,106 @@ def _with_bias(model: ir.Model, node: ir.Node, result: ir.Value, shape: tuple[in
         factor = add_initializer(model, f"{node.name}_beta", np.array(beta, np.float32))
         bias = add_node(model, "Mul", [bias, factor], before=node, name=f"{node.name}_bias_scaled").outputs[0]
     return add_node(model, "Add", [result, bias], before=node, name=f"{node.name}_bias").outputs[0]
+
+
+def insert_matmul_nbits(
+    model: ir.Model, nodes: Mapping[str, ir.Node], plan: QuantizationPlan, options: NBitsOptions
+) -> None:
+    """Replace every product whose weight the plan quantizes in groups by MatMulNBits, with 2, 4 or 8 bits.
+
+    The weight of shape [K, N] becomes, for each of its N columns, blocks of `group_size` codes along K, packed from the
+    lowest bits of a byte up, with one scale per block. Codes are unsigned; without zero points, the middle code is
+    zero.
+    """
+    products = [
+        (nodes[reader.node], each.choice) for each in plan if each.role is Role.WEIGHT for reader in each.readers
+    ]
+    for node, choice in products:
+        if not isinstance(choice, AffineChoice) or choice.group_size is None:
+            continue
+        weight = node.inputs[1]
+        source = None if weight is None else weight.const_value
+        assert weight is not None, node.name
+        assert source is not None, node.name
+        name = weight.name
+        is_turned = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
+        k, n = reversed(source.shape.numpy()) if is_turned else source.shape.numpy()
+        parameters = parameters_of(choice, tuple(source.shape.numpy()))
+        scale = np.asarray(parameters.scale)
+        zero_point = np.asarray(parameters.zero_point).astype(np.int16) + _offset(choice, options.bits)
+        if is_turned:
+            scale, zero_point = scale.T, zero_point.T
+        scales = np.ascontiguousarray(scale.T).astype(source.dtype.numpy()).ravel()
+        inputs: list[ir.Value | None] = [
+            node.inputs[0],
+            add_initializer(model, f"{name}_packed", stored(model, _packed(source, choice, options.bits, is_turned))),
+            add_initializer(model, f"{name}_scales", scales),
+        ]
+        if not options.is_symmetric:
+            packed = pack_columns(zero_point, options.bits, 8 // options.bits).reshape(-1)
+            inputs.append(add_initializer(model, f"{name}_zero_points", packed))
+        attributes = {"K": k, "N": n, "bits": options.bits, "block_size": choice.group_size}
+        attributes["accuracy_level"] = options.accuracy_level
+        model.opset_imports.setdefault(MICROSOFT, 1)
+        product = add_node(
+            model,
+            "MatMulNBits",
+            inputs,
+            before=node,
+            name=f"{node.name}_nbits",
+            domain=MICROSOFT,
+            attributes=attributes,
+        )
+        result = product.outputs[0]
+        bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
+        if bias is not None:
+            result = add_node(model, "Add", [result, bias], before=node, name=f"{node.name}_bias").outputs[0]
+        result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
+        tensor = node.outputs[0].name
+        replace_value(node.outputs[0], result)
+        model.graph.remove(node, safe=True)
+        result.name = tensor  # as in every quantized form, so that the two networks can be compared
+
+
+def _offset(choice: AffineChoice, bits: int) -> int:
+    """The difference between unsigned codes and those of the plan."""
+    return (1 << (bits - 1)) if integer_format(choice.format).signed else 0
+
+
+def _packed(source: ir.TensorProtocol, choice: AffineChoice, bits: int, is_turned: bool) -> ComputedTensor:
+    """The unsigned codes of a weight, [K, N] or transposed, packed by `pack_columns`. They are computed as a whole,
+    because pieces of the weight are not consecutive there, and take a fraction of its size."""
+    k, n = reversed(source.shape.numpy()) if is_turned else source.shape.numpy()
+    size = choice.group_size or k
+    shape = (n, -(-k // size), size * bits // 8)
+
+    def compute() -> Iterator[Array]:
+        result = np.empty(shape, np.uint8)
+        for piece, signed in code_pieces(source, choice):
+            unsigned = signed.astype(np.int16) + _offset(choice, bits)
+            columns = unsigned[..., 0].T if is_turned else unsigned[0]
+            blocks = slice(piece.along.start // size, -(-piece.along.stop // size))
+            result[piece.outer if is_turned else slice(None), blocks] = pack_columns(columns, bits, size)
+        yield result
+
+    return ComputedTensor(compute, ir.DataType.UINT8, ir.Shape(shape))
+
+
+def pack_columns(codes: Array, bits: int, group_size: int) -> Array:
+    """Pack [K, N] codes into [N, blocks, bytes]; the last block is padded with the middle code.
+
+    >>> pack_columns(np.array([[1], [2], [3]]), bits=4, group_size=4).tolist()
+    [[[33, 131]]]
+    """
+    if bits not in (2, 4, 8):
+        raise InvalidValueError(f"MatMulNBits of {bits} bits: expected 2, 4 or 8")
+    k, n = codes.shape
+    blocks = -(-k // group_size)
+    full = np.full((n, blocks * group_size), 1 << (bits - 1), np.uint8)
+    full[:, :k] = codes.T
+    per_byte = 8 // bits
+    parts = full.reshape(n, blocks, -1, per_byte)
+    packed: Array = parts[..., 0].copy()
+    for index in range(1, per_byte):
+        packed |= parts[..., index] << np.uint8(index * bits)
+    return packed

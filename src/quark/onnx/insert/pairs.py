@@ -1,6 +1,6 @@
-"""Quantizers as nodes behind a tensor that is computed at run time.
+"""Quantizers as nodes: behind a tensor that is computed at run time, and behind the codes of a constant.
 
-integers       QuantizeLinear and DequantizeLinear: the standard's where its opset has the type, else those of
+integers       QuantizeLinear and DequantizeLinear: the standard's if its opset has the type, else those of
                com.microsoft (16 bits before opset 21, float16 data before 19), else ours (32 bits)
 blocks         one node of com.amd.quark
 float16 ...    our ExtendedQuantizeLinear and ExtendedDequantizeLinear with scale 1, or two Casts
@@ -8,31 +8,37 @@ float16 ...    our ExtendedQuantizeLinear and ExtendedDequantizeLinear with scal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.formats.affine import code_dtype, integer_format
+from quark.formats.affine import Granularity, code_dtype, integer_format, quantize_affine
 from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
-from quark.formats.granularity import Granularity
 from quark.onnx.graph import add_initializer, add_node, opset
-from quark.onnx.insert.options import InsertOptions
-from quark.ops.onnx_nodes import block_attributes
+from quark.onnx.large_tensors import ComputedTensor, Piece, is_large_model, is_large_tensor, pieces
+from quark.ops.onnx_nodes import CONSTANT_DOMAIN, block_attributes
 from quark.ops.schema import DOMAIN, VERSION
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
+from quark.rounded import block_values, parameters_of
 
 MICROSOFT = "com.microsoft"
-# The standard's QuantizeLinear takes this type from this opset on.
+# The opset from which the standard's QuantizeLinear takes this type.
 _OPSET_OF_WIDE_TYPES = 21
 _OPSET_OF_FLOAT16 = 19
 _OPSET_OF_BLOCKS = 21
 
 _FLOAT16_TINY = float(np.finfo(np.float16).tiny)
+
+Array = NDArray[Any]
+Tensor = ir.TensorProtocol
 
 _STORAGE: Mapping[str, Any] = {
     "float16": np.float16,
@@ -42,15 +48,48 @@ _STORAGE: Mapping[str, Any] = {
 }
 
 
+class NodeStyle(str, Enum):
+    """How quantized computation is written."""
+
+    QDQ = "qdq"  # QuantizeLinear and DequantizeLinear around float operators; the runtime fuses them
+    QOPERATOR = "qoperator"  # QLinearConv, QLinearMatMul ...
+
+
+@dataclass(frozen=True)
+class NBitsOptions:
+    """Weight-only MatMulNBits: groups of `group_size` along the summed axis. `accuracy_level` is ONNX Runtime's: the
+    minimum precision of activations inside the kernel, from 1 (float32) to 4 (int8)."""
+
+    bits: int = 4
+    group_size: int = 128
+    is_symmetric: bool = True
+    accuracy_level: int = 1
+
+
+@dataclass(frozen=True)
+class InsertOptions:
+    """How a plan is written into the graph."""
+
+    style: NodeStyle = NodeStyle.QDQ
+    has_dedicated_pairs: bool = False  # a pair of nodes for every reader, instead of one that they share
+    has_pairs_on_weights: bool = False  # weights stay float behind QuantizeLinear and DequantizeLinear
+    has_folded_relu: bool = False  # a Relu before codes that begin at zero is removed: saturation has its effect
+    has_casts: bool = False  # float16 and bfloat16 as Cast pairs instead of Extended*Linear
+    matmul_nbits: NBitsOptions | None = None
+
+
+# ---- quantizers behind computed tensors ----
+
+
 def quantizer_behind(model: ir.Model, value: ir.Value, choice: Choice, options: InsertOptions) -> ir.Value:
-    """Quantize and dequantize a value; what comes out has its type and shape."""
+    """Quantize and dequantize a value; the result has its type and shape."""
     if isinstance(choice, AffineChoice):
         result = affine_pair(model, value, choice)
     elif isinstance(choice, BlockChoice):
         result = block_node(model, value, choice)
     elif isinstance(choice, FloatChoice):
-        has_casts = options.has_casts and choice.scale == 1.0
-        result = (_cast_pair if has_casts else _float_pair)(model, value, choice)
+        is_cast = options.has_casts and choice.scale == 1.0
+        result = (_cast_pair if is_cast else _float_pair)(model, value, choice)
     else:
         raise ModelError(f"tensor '{value.name}': dynamic quantization belongs to Conv, Gemm or MatMul")
     result.type, result.shape = value.type, value.shape
@@ -85,12 +124,12 @@ def dequantizer(model: ir.Model, codes: ir.Value, choice: AffineChoice, original
 
 
 def needs_float32(dtype: ir.DataType | None, choice: AffineChoice) -> bool:
-    """That float16 data has scales which float16 cannot hold, or only as subnormal numbers."""
+    """True for float16 data with scales that float16 cannot hold, or only as subnormal numbers."""
     return dtype is ir.DataType.FLOAT16 and min(choice.scale) < _FLOAT16_TINY
 
 
 def affine_initializers(model: ir.Model, name: str, like: ir.Value, choice: AffineChoice) -> tuple[ir.Value, ir.Value]:
-    """The scale, in the type of the data, and the zero point, in that of the codes."""
+    """The scale in the type of the data, and the zero point in that of the codes."""
     dtype = np.float16 if like.dtype is ir.DataType.FLOAT16 else np.float32
     shape = parameter_shape(choice, tuple(size if isinstance(size, int) else 0 for size in like.shape or ()))
     scale = np.array(choice.scale, dtype).reshape(shape)
@@ -108,28 +147,29 @@ def block_node(model: ir.Model, value: ir.Value, choice: BlockChoice, domain: st
 
 
 def storage_type(format: str) -> Any:
-    """The numpy type that codes of an integer format are kept in."""
+    """The numpy type in which codes of a format are stored."""
     if format in _STORAGE:
         return _STORAGE[format]
     return code_dtype(array_kind(np.empty(0)), integer_format(format))
 
 
 def parameter_shape(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scales for data of that shape, which only groups depend on."""
+    """The shape of the scales for data of that shape, which matters for groups only."""
     if choice.axis is None:
         return ()
     return (-1,) if choice.group_size is None else Granularity(choice.axis, choice.group_size).parameter_shape(shape)
 
 
 def _linear(
-    model: ir.Model,
-    op_type: str,
-    inputs: list[ir.Value],
-    choice: AffineChoice,
-    like: ir.Value,
-    behind: ir.Value | None,
+    model: ir.Model, op_type: str, inputs: list[ir.Value], choice: AffineChoice, like: ir.Value, behind: ir.Value | None
 ) -> ir.Value:
-    domain = _linear_domain(model, choice, like)
+    bits, domain = get_format(choice.format).bits, ""  # type: ignore[union-attr]
+    needs_newer = bits in (4, 16) and opset(model) < _OPSET_OF_WIDE_TYPES
+    is_half = like.dtype is ir.DataType.FLOAT16 and opset(model) < _OPSET_OF_FLOAT16
+    if bits > 16 and (choice.format != "int32" or like.const_value is None):
+        domain = DOMAIN
+    elif needs_newer or is_half:
+        domain = MICROSOFT
     attributes: dict[str, Any] = {} if choice.axis is None else {"axis": choice.axis}
     if choice.group_size is not None:
         if opset(model) < _OPSET_OF_BLOCKS:
@@ -144,21 +184,8 @@ def _linear(
     return _behind(model, ("Extended" if domain == DOMAIN else "") + op_type, inputs, name, behind, domain, attributes)
 
 
-def _linear_domain(model: ir.Model, choice: AffineChoice, like: ir.Value) -> str:
-    """Whose QuantizeLinear takes these codes and this data."""
-    bits = get_format(choice.format).bits  # type: ignore[union-attr]
-    if bits > 16 and choice.format != "int32":
-        return DOMAIN
-    if choice.format == "int32" and like.const_value is None:
-        return DOMAIN
-    is_wide = bits == 16 or bits == 4
-    needs_newer = is_wide and opset(model) < _OPSET_OF_WIDE_TYPES
-    is_half = like.dtype is ir.DataType.FLOAT16 and opset(model) < _OPSET_OF_FLOAT16
-    return MICROSOFT if needs_newer or is_half else ""
-
-
 def _float_pair(model: ir.Model, value: ir.Value, choice: FloatChoice) -> ir.Value:
-    """To the small float and back by our operators, which saturate."""
+    """Convert to the small float and back by our operators, which saturate."""
     dtype = np.float16 if value.dtype is ir.DataType.FLOAT16 else np.float32
     scale = add_initializer(model, f"{value.name}_scale", np.array(choice.scale, dtype))
     zero_point = add_initializer(model, f"{value.name}_zero_point", np.array(0, storage_type(choice.format)))
@@ -171,7 +198,7 @@ def _float_pair(model: ir.Model, value: ir.Value, choice: FloatChoice) -> ir.Val
 
 
 def _cast_pair(model: ir.Model, value: ir.Value, choice: FloatChoice) -> ir.Value:
-    """To the small float and back by Cast; a Clip before it where values have to saturate."""
+    """Convert to the small float and back by Cast, with a Clip before it if values have to saturate."""
     source = value
     original = value.dtype or ir.DataType.FLOAT
     if choice.is_saturating:
@@ -205,3 +232,104 @@ def _behind(
     return add_node(
         model, op_type, inputs, before=first, after=producer, name=name, domain=domain, attributes=attributes
     ).outputs[0]
+
+
+# ---- constants ----
+#
+# They are computed piece by piece. Everything that shares a scale is in one piece, and the rest is elementwise, so the
+# pieces are those of the whole. In a large model they are computed when it is written; see `quark.onnx.large_tensors`.
+
+
+def quantized_constant(model: ir.Model, value: ir.Value, choice: Choice, options: InsertOptions) -> ir.Value:
+    """The value that readers of the constant read instead."""
+    source = value.const_value
+    assert source is not None, value.name
+    if isinstance(choice, AffineChoice):
+        if options.has_pairs_on_weights and choice.group_size is None and choice.format != "int32":
+            return affine_pair(model, value, choice)
+        integers = add_initializer(model, f"{value.name}_quantized", stored(model, codes(source, choice)))
+        return dequantizer(model, integers, choice, value)
+    if isinstance(choice, BlockChoice):
+        numbers = add_initializer(model, f"{value.name}_{choice.format}", stored(model, block_numbers(source, choice)))
+        return block_node(model, numbers, choice, CONSTANT_DOMAIN)
+    if isinstance(choice, FloatChoice):
+        if choice.scale != 1.0:
+            return quantizer_behind(model, value, choice, options)
+        small = add_initializer(model, f"{value.name}_{choice.format}", stored(model, small_floats(source, choice)))
+        return cast(model, small, value.dtype or ir.DataType.FLOAT, f"{value.name}_Cast")
+    raise ModelError(f"tensor '{value.name}': a constant has nothing to be found at run time")
+
+
+def stored(model: ir.Model, tensor: ComputedTensor) -> Tensor:
+    """The tensor itself if it and the model are large, so that it is computed later; otherwise its values."""
+    if is_large_tensor(tensor) and is_large_model(model):
+        return tensor
+    return ir.Tensor(tensor.numpy(), tensor.dtype)
+
+
+def codes(source: Tensor, choice: AffineChoice, *, has_float32_scale: bool = False) -> ComputedTensor:
+    """The integer codes, in the type in which they are stored. Their scale is stored in the type of the constant,
+    unless it `has_float32_scale`, and the codes are computed with the stored scale."""
+    is_half = source.dtype is ir.DataType.FLOAT16 and not has_float32_scale
+    if is_half and not needs_float32(ir.DataType.FLOAT16, choice):
+        choice = replace(choice, scale=tuple(np.array(choice.scale, np.float16).tolist()))
+    kind = np.dtype(storage_type(choice.format))
+
+    def compute() -> Iterator[Array]:
+        for _, array in code_pieces(source, choice):
+            yield array.astype(kind)
+
+    return ComputedTensor(compute, ir.DataType.from_numpy(kind), _shape(source))
+
+
+def code_pieces(source: Tensor, choice: AffineChoice) -> Iterator[tuple[Piece, Array]]:
+    """The pieces of a constant with their codes, in numpy's narrowest type. Groups are never cut."""
+    dims = tuple(source.shape.numpy())
+    parameters = parameters_of(choice, dims)
+    axis = None if choice.axis is None else choice.axis % len(dims)
+    for piece in pieces(source, axis, choice.group_size or 1):
+        own = parameters
+        if axis is not None:  # which is the middle one of a piece
+            scale, zero_point = np.asarray(parameters.scale), np.asarray(parameters.zero_point)
+            size = parameters.group_size
+            if size is None:
+                scale, zero_point = scale[piece.along], zero_point[piece.along]
+            else:
+                groups = slice(piece.along.start // size, -(-piece.along.stop // size))
+                shape = (int(np.prod(dims[:axis])), -1, int(np.prod(dims[axis + 1 :])))
+                scale, zero_point = (each.reshape(shape)[piece.outer, groups] for each in (scale, zero_point))
+            own = replace(parameters, scale=scale, zero_point=zero_point, axis=1)
+        yield piece, np.asarray(quantize_affine(piece.array.astype(np.float32, copy=False), own))
+
+
+def block_numbers(source: Tensor, choice: BlockChoice) -> ComputedTensor:
+    """The numbers rounded to the block format, in the constant's own type."""
+    inner = replace(choice, axis=1)  # of a piece
+
+    def compute() -> Iterator[Array]:
+        axis = choice.axis if len(source.shape) > 1 else 0
+        for piece in pieces(source, axis, choice.quantizer.format.block_size):
+            yield block_values(piece.array, inner)
+
+    return ComputedTensor(compute, source.dtype, _shape(source))
+
+
+def small_floats(source: Tensor, choice: FloatChoice) -> ComputedTensor:
+    """The numbers in float16 or bfloat16. They saturate, because a weight of Inf is useless."""
+    highest, kind = float(get_format(choice.format).max), np.dtype(storage_type(choice.format))
+
+    def compute() -> Iterator[Array]:
+        for piece in pieces(source):
+            yield np.clip(piece.array.astype(np.float32), -highest, highest).astype(kind)
+
+    return ComputedTensor(compute, ir.DataType.from_numpy(kind), _shape(source))
+
+
+def turned(matrix: ComputedTensor) -> ComputedTensor:
+    """The transposed matrix, computed as a whole: codes take a quarter of the weight's size."""
+    rows, columns = matrix.shape.numpy()
+    return ComputedTensor(lambda: iter([matrix.numpy().T]), matrix.dtype, ir.Shape([columns, rows]))
+
+
+def _shape(source: Tensor) -> ir.Shape:
+    return ir.Shape(source.shape.numpy())

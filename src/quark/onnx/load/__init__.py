@@ -2,7 +2,7 @@
 
     read -> carve -> check -> lift the opset -> onnx_ir -> normalize -> fix shapes -> infer shapes
 
-What is refused, is refused here, before any weight is touched: the error names the file, and the node or tensor.
+Unsuitable models are refused here, before any weight is touched; the error names the file, and the node or tensor.
 Neither the file nor the caller's ModelProto is ever changed.
 """
 
@@ -16,32 +16,42 @@ import onnx_ir as ir
 
 from quark.onnx.graph import infer_shapes
 from quark.onnx.input_files import MappedFile, check_unchanged
-from quark.onnx.load.digest import Digest
-from quark.onnx.load.external_data import ExternalData
-from quark.onnx.load.functions import check_functions
-from quark.onnx.load.lift_opset import lift_opset
-from quark.onnx.load.normalize import InSubgraph, check_layers, drop_empty_inputs, nodes_in_subgraphs, normalize
-from quark.onnx.load.operators import check_operators, shorten_domains
-from quark.onnx.load.options import LoadOptions
-from quark.onnx.load.shapes import fix_shapes
-from quark.onnx.load.source import read_source
-from quark.onnx.load.structure import check_ports, check_structure
-from quark.onnx.load.tensors import check_tensors, to_graph
-from quark.onnx.load.to_float32 import convert_to_float32, unusual_layer_types
+from quark.onnx.load.conversions import convert_to_float32, lift_opset, unusual_layer_types
+from quark.onnx.load.normalize import (
+    check_functions,
+    check_layers,
+    drop_empty_inputs,
+    fix_shapes,
+    nodes_in_subgraphs,
+    normalize,
+)
+from quark.onnx.load.reading import check_tensors, to_graph
+from quark.onnx.load.source import Digest, ExternalData, read_source
+from quark.onnx.load.structure import check_operators, check_ports, check_structure, shorten_domains
 from quark.onnx.load.wire import carve
 from quark.plan import SkippedNode
 
 __all__ = ["Digest", "LoadOptions", "LoadedModel", "load"]
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """`opset` None keeps the model's if it is at least 13. `fixed_shapes` gives symbolic dimensions of inputs a size:
+    (input name, shape) pairs, or a single shape for every input under the name ''."""
+
+    opset: int | None = None
+    has_fp16_converted: bool = False  # float16 weights and activations become float32 before anything else
+    fixed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    has_initializers_as_inputs: bool = False  # initializers that are also inputs stay inputs, and may change
+
+
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A float model, and where it came from.
 
-    The graph is the caller's own to change. Its opset is at least 13; every node has a name of its own; what was a
-    Constant node is an initializer; initializers are no inputs (unless asked for); functions are inlined; nodes are in
-    topological order, those that nothing depends on are gone; types and shapes are known as far as they can be; inputs
-    and outputs have their names and order.
+    The caller may change the graph. Its opset is at least 13; node names are unique; Constant nodes are initializers;
+    initializers are not inputs (unless asked for); functions are inlined; nodes are in topological order, without dead
+    ones; types and shapes are known if they can be inferred; inputs and outputs keep their names and order.
     """
 
     model: ir.Model
@@ -50,7 +60,7 @@ class LoadedModel:
     digest: Digest
     remarks: tuple[str, ...] = ()
     skipped: tuple[SkippedNode, ...] = ()
-    files: tuple[MappedFile, ...] = ()  # that weights are still read from; none for a model that is held in memory
+    files: tuple[MappedFile, ...] = ()  # that weights are still read from; none for a model that is in memory
 
     def check_unchanged(self) -> None:
         """Raise a ModelError if a file that weights are still read from has changed since it was opened."""
@@ -58,16 +68,15 @@ class LoadedModel:
 
     @property
     def sha256(self) -> str:
-        """Of the file and its external data, or of the serialized ModelProto. Of a large one it may not be there yet,
-        and is waited for."""
+        """Hash of the file and its external data, or of the serialized ModelProto. Waits until it is computed."""
         return self.digest.hexdigest()
 
 
 def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOptions | None = None) -> LoadedModel:
-    """Read, check and normalize a model; see LoadedModel for what can be relied on.
+    """Read, check and normalize a model; see LoadedModel for its properties.
 
-    A model that cannot be quantized is a ModelError: no ONNX, damaged, unsafe external data, an operator or domain that
-    nobody knows, an opset that is too new or cannot be lifted, sequences as inputs or outputs, quantized already.
+    Raises ModelError if it cannot be quantized: it is not ONNX, damaged, has unsafe external data, an unknown operator
+    or domain, an opset that is too new or cannot be lifted, sequences as inputs or outputs, or is quantized already.
     """
     options = LoadOptions() if options is None else options
     read = read_source(source)
@@ -89,14 +98,10 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     check_layers(model, read.name)
     remarks += fix_shapes(model, options.fixed_shapes)
     infer_shapes(model)
-    inside = nodes_in_subgraphs(model)
-    if inside:
-        remarks.append(f"left in float, with everything inside: {_holders(inside)}")
-    skipped = tuple(each.skipped for each in inside)
+    holders, skipped = nodes_in_subgraphs(model)
+    if holders:
+        names = ", ".join(f"{holder.op_type} '{holder.node}'" for holder in holders[:5])
+        more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""
+        remarks.append(f"left in float, with everything inside: {names}{more}")
     size = len(read.data) + external.bytes
-    return LoadedModel(model, read.name, size, external.digest(), tuple(remarks), skipped, external.mapped)
-
-
-def _holders(inside: list[InSubgraph]) -> str:
-    names = [f"{each.skipped.op_type} '{each.skipped.node}'" for each in inside if each.is_holder]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return LoadedModel(model, read.name, size, external.digest(), tuple(remarks), tuple(skipped), external.mapped)

@@ -1,17 +1,19 @@
-"""Check that a graph is consistent: it has nodes, every value that is read is made once, nothing turns in a circle."""
+"""Check that a graph is consistent (it has nodes, every value that is read is made once, there is no cycle), that its
+operators are known, and that it is not quantized already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
 from math import isqrt
 
 import onnx
 
-from quark.errors import ModelError
+from quark.errors import ModelError, unknown_name
 
 MOST_CHARACTERS = 200  # of a name in a message
 _WORDS = {"sequence_type": "sequence of tensors", "map_type": "map", "sparse_tensor_type": "sparse tensor"}
-MAX_INPUT_SQUARES = 100_000_000  # added up over all nodes: giving a node another input takes time for each input it has
+MAX_INPUT_SQUARES = 100_000_000  # over all nodes: adding an input to a node takes time for each input it has
 
 
 def check_structure(proto: onnx.ModelProto, name: str) -> None:
@@ -23,17 +25,37 @@ def check_structure(proto: onnx.ModelProto, name: str) -> None:
         raise ModelError(
             f"'{name}': initializer '{sparse}' is sparse, which cannot be quantized. Store it as a dense tensor"
         )
-    _check_input_counts(proto, name)
+    nodes = [node for part in (proto.graph, *proto.functions) for node in all_nodes(part.node)]
+    if sum(len(node.input) ** 2 for node in nodes) > MAX_INPUT_SQUARES:
+        largest = max(nodes, key=lambda node: len(node.input))
+        raise ModelError(
+            f"'{name}': its nodes have too many inputs, {describe(largest)} alone {len(largest.input):,}. The squares "
+            f"of the numbers of inputs may add up to {MAX_INPUT_SQUARES:,}, as those of one node with "
+            f"{isqrt(MAX_INPUT_SQUARES):,} do"
+        )
     _Place(f"'{name}'").check_graph(proto.graph)
-    _check_attributes(proto.graph, name)
+    for node in all_nodes(proto.graph.node):
+        for attribute in node.attribute:
+            what = ""
+            if attribute.ref_attr_name:
+                what = "refers to a function's attribute, and is in none"
+            elif attribute.type == onnx.AttributeProto.GRAPH and not attribute.HasField("g"):
+                what = "holds no graph"
+            elif attribute.type == onnx.AttributeProto.UNDEFINED:
+                what = "has no type"
+            if what:
+                raise ModelError(
+                    f"'{name}': attribute '{_shortened(attribute.name)}' of {describe(node)} {what}. Export the model "
+                    "again"
+                )
     for function in proto.functions:
         _Place(f"'{name}', function '{_shortened(function.name)}'").check_nodes(function.node, set(function.input))
 
 
 def check_ports(proto: onnx.ModelProto, name: str) -> None:
-    """Raise ModelError if an input or output of the graph is a sequence or a map: samples and verdicts are of tensors.
+    """Raise ModelError if an input or output of the graph is a sequence or a map: samples and verdicts need tensors.
 
-    An optional tensor counts as one. An input without a type is for those who need the type.
+    An optional tensor counts as one. An input without a type is accepted; code that needs the type checks it.
     """
     for role, infos in (("input", proto.graph.input), ("output", proto.graph.output)):
         for info in infos:
@@ -55,7 +77,7 @@ def check_ports(proto: onnx.ModelProto, name: str) -> None:
 
 
 def describe(node: onnx.NodeProto) -> str:
-    """The node in a message: by its name, or by what it makes."""
+    """The node as it appears in messages: by its name, or by its first output."""
     if node.name:
         return f"{_shortened(node.op_type)} '{_shortened(node.name)}'"
     made = next(iter(node.output), "")
@@ -80,8 +102,8 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 class _Place:
-    """A graph that is being checked: the nodes that it is inside of, and the values that it sees in each of their
-    graphs. Sets of outer values are shared, not copied, because a graph may have thousands of subgraphs."""
+    """A graph that is being checked: the nodes around it, and the values that are visible in each of their graphs. Sets
+    of outer values are shared, not copied, because a graph may have thousands of subgraphs."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -155,41 +177,8 @@ class _Place:
             raise self.error(f"the graph turns in a circle: {describe(stuck)} needs a value that depends on its own")
 
 
-def _check_input_counts(proto: onnx.ModelProto, name: str) -> None:
-    squares, most, largest = 0, 0, None
-    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
-        for node in all_nodes(nodes):
-            count = len(node.input)
-            squares += count * count
-            if count > most:
-                most, largest = count, node
-    if largest is not None and squares > MAX_INPUT_SQUARES:
-        raise ModelError(
-            f"'{name}': its nodes have too many inputs, {describe(largest)} alone {most:,}. The squares of the numbers "
-            f"of inputs may add up to {MAX_INPUT_SQUARES:,}, as those of one node with {isqrt(MAX_INPUT_SQUARES):,} do"
-        )
-
-
-def _check_attributes(graph: onnx.GraphProto, name: str) -> None:
-    """Outside of functions, an attribute has a type and a content of its own, and one that should hold a graph does."""
-    for node in all_nodes(graph.node):
-        for attribute in node.attribute:
-            what = ""
-            if attribute.ref_attr_name:
-                what = "refers to a function's attribute, and is in none"
-            elif attribute.type == onnx.AttributeProto.GRAPH and not attribute.HasField("g"):
-                what = "holds no graph"
-            elif attribute.type == onnx.AttributeProto.UNDEFINED:
-                what = "has no type"
-            if what:
-                raise ModelError(
-                    f"'{name}': attribute '{_shortened(attribute.name)}' of {describe(node)} {what}. Export the model "
-                    "again"
-                )
-
-
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What the node reads, also from inside its subgraphs."""
+    """The values that the node reads, also inside its subgraphs."""
     yield from node.input
     if node.attribute:
         for graph in subgraphs(node):
@@ -200,3 +189,140 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 def _shortened(name: str) -> str:
     return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}..."
+
+
+# ---- operators ----
+
+
+KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")  # those that ONNX Runtime's CPU build runs
+QUARK_DOMAINS = (
+    *("com.amd.quark", "com.amd.quark.constant", "com.amd.quark.packed"),
+    *("com.vai.quantize", "com.amd.quantize"),
+)
+
+_QUANTIZED = frozenset(
+    {
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "BFPQuantizeDequantize"),
+        *("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"),
+        *("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QOrderedMatMul"),
+        *("QAttention", "QGemm", "QMoE", "QEmbedLayerNormalization"),
+    }
+)
+
+MAX_OPSET = 2**31 - 1  # what onnx can be asked for
+
+
+def check_operators(proto: onnx.ModelProto, name: str) -> None:
+    """Raise ModelError, naming the node, if an operator or domain is unknown or belongs to a quantized model.
+
+    The model's own functions count as known. Only ONNX Runtime knows the operators of com.microsoft: it refuses unknown
+    ones when the model first runs.
+    """
+    functions = {(function.domain, function.name) for function in proto.functions}
+    opsets = opset_versions(proto.opset_import)
+    _check_nodes(proto.graph.node, opsets, functions, name)
+    for function in proto.functions:
+        _check_nodes(function.node, ChainMap(opset_versions(function.opset_import), opsets), functions, name)
+
+
+def check_forms(proto: onnx.ModelProto, name: str) -> None:
+    """Raise ModelError if an operator has fewer inputs or outputs than required, or an attribute of the wrong type. For
+    files that are only inspected, where unknown operators do not matter."""
+    version = opset_versions(proto.opset_import).get("", 0)
+    for node in all_nodes(proto.graph.node):
+        if node.domain in QUARK_DOMAINS:
+            _check_counts(node, 1, 1, name)
+        elif not node.domain and 0 < version <= MAX_OPSET and onnx.defs.has(node.op_type, version, ""):
+            schema = onnx.defs.get_schema(node.op_type, version, "")
+            _check_counts(node, schema.min_input, schema.min_output, name)
+            for attribute in node.attribute:
+                if attribute.name not in schema.attributes or attribute.ref_attr_name:
+                    continue
+                kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+                expected = str(schema.attributes[attribute.name].type).rpartition(".")[2]
+                if kind != expected:
+                    raise ModelError(
+                        f"'{name}': attribute '{attribute.name}' of {describe(node)} is of type {kind}, expected "
+                        f"{expected}. Export the model again"
+                    )
+
+
+def _check_counts(node: onnx.NodeProto, inputs: int, outputs: int, name: str) -> None:
+    if len(node.input) < inputs or len(node.output) < outputs:
+        raise ModelError(
+            f"'{name}': {describe(node)} has {len(node.input)} inputs and {len(node.output)} outputs, expected at "
+            f"least {inputs} and {outputs}. Export the model again"
+        )
+
+
+def shorten_domains(proto: onnx.ModelProto) -> None:
+    """Replace `ai.onnx`, the long name of the standard domain, by the empty text everywhere, in place."""
+    for part in (proto, *proto.functions):
+        nodes = part.graph.node if isinstance(part, onnx.ModelProto) else part.node
+        for each in (*part.opset_import, *all_nodes(nodes)):
+            if each.domain == "ai.onnx":
+                each.domain = ""
+
+
+def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Domain to version."""
+    return {each.domain: each.version for each in imports}
+
+
+def _check_nodes(
+    nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], functions: set[tuple[str, str]], name: str
+) -> None:
+    nodes = list(all_nodes(nodes))
+    for node in nodes:
+        is_quantized = node.op_type in _QUANTIZED or node.op_type.startswith("QLinear")
+        if (is_quantized and node.domain in ("", "com.microsoft")) or node.domain in QUARK_DOMAINS:
+            where = f" of domain '{node.domain}'" if node.domain else ""
+            raise ModelError(
+                f"'{name}' is already quantized: it has {describe(node)}{where}. Start from the float model "
+                "that it was made from"
+            )
+    if not 0 < opsets.get("", 1) <= MAX_OPSET:
+        raise ModelError(f"'{name}' says that it is of opset {opsets['']}, which is none. Export it again")
+    for node in nodes:
+        domain = node.domain
+        if (domain, node.op_type) in functions:
+            continue
+        if domain not in KNOWN_DOMAINS:
+            raise ModelError(
+                f"'{name}': {describe(node)} is of domain '{domain}', which ONNX Runtime does not run, and the model "
+                f"has no function for it. Known domains: ai.onnx, {', '.join(KNOWN_DOMAINS[1:])}. Replace the node by "
+                "standard operators, or give the model a function for it"
+            )
+        if domain not in opsets and domain != "com.microsoft":
+            raise ModelError(
+                f"'{name}': {describe(node)} is of domain '{domain or 'ai.onnx'}', and the model does not say which "
+                "version of it (opset_import). Export it again"
+            )
+        if not domain:
+            _check_standard(node, opsets[""], name)
+
+
+def _check_standard(node: onnx.NodeProto, version: int, name: str) -> None:
+    """Raise ModelError if the opset has no such operator, or its inputs and attributes do not fit the operator."""
+    if node.op_type == "Constant" and any(each.name == "sparse_value" for each in node.attribute):
+        raise ModelError(f"'{name}': {describe(node)} is sparse, which cannot be quantized. Store it as a dense tensor")
+    if onnx.defs.has(node.op_type, version, ""):
+        if any(True for _ in subgraphs(node)):
+            return  # ONNX's checker would go inside, where values come from outside
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = onnx.IR_VERSION
+        context.opset_imports = {"": version}
+        try:
+            onnx.checker.check_node(node, context)
+        except onnx.checker.ValidationError as error:
+            reason = str(error).split("\n")[0].strip()
+            raise ModelError(f"'{name}': {describe(node)} is not as opset {version} has it: {reason}") from error
+        return
+    known = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    if node.op_type in known:
+        since = onnx.defs.get_schema(node.op_type).since_version
+        raise ModelError(
+            f"'{name}': {describe(node)} is no operator of opset {version}; ONNX has {node.op_type} in other versions "
+            f"(newest: {since}). Export the model again, for an opset that has it"
+        )
+    raise ModelError(f"'{name}': {describe(node)}: {unknown_name('standard operator', node.op_type, sorted(known))}")

@@ -2,16 +2,21 @@
 
 protobuf needs up to 100 times the memory of a file that is made of tiny messages, and copies every tensor when it
 parses. So a first walk over the bytes, which follows ONNX's message types, counts what the file holds: a file beyond
-LIMITS is refused before it is parsed. The same walk finds the `raw_data` of large initializers. These are left out of
-what is parsed, and become views of the bytes that were read.
+LIMITS is refused before it is parsed. The same walk finds the `raw_data` of large initializers. These are not parsed,
+but become views of the bytes that were read.
 
 The limits on counts leave room for networks several times as large as any that is known. Memory is limited in relation
-to the size of the file, so that it grows with what the user gave and not with what the file claims.
+to the size of the file, so that it depends on what the user provides and not on what the file claims.
+
+A protobuf message is a sequence of fields: a varint (number * 8 + kind), then a varint (kind 0), 8 bytes (1), a length
+and as many bytes (2), or 4 bytes (5). A varint has 7 bits in each byte, the lowest first, and ends at the first byte
+below 128.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,7 +25,83 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from quark.errors import ModelError
 from quark.onnx.load.source import Source
-from quark.onnx.wire_format import GRAPH, INITIALIZER, LENGTH_DELIMITED, RAW_DATA, BrokenError, head, read_varint
+
+GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+LENGTH_DELIMITED = 2
+
+
+class Field(NamedTuple):
+    """The position of a field of a message."""
+
+    number: int
+    kind: int
+    start: int  # of the tag
+    content: int
+    end: int
+
+    def is_part(self, number: int) -> bool:
+        """True for the field of that number with bytes or a message as its content."""
+        return self.number == number and self.kind == LENGTH_DELIMITED
+
+
+class BrokenError(Exception):
+    """The bytes are not a protobuf message."""
+
+
+def fields(view: memoryview, position: int, end: int) -> Iterator[Field]:
+    """The fields of the message at this position. Raises BrokenError if there is none."""
+    while position < end:
+        start = position
+        tag, position = read_varint(view, position, end)
+        kind, content = tag & 7, position
+        if kind == 0:
+            _, position = read_varint(view, position, end)
+        elif kind == LENGTH_DELIMITED:
+            size, content = read_varint(view, position, end)
+            position = content + size
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            raise BrokenError
+        if position > end or not tag >> 3:
+            raise BrokenError
+        yield Field(tag >> 3, kind, start, content, position)
+
+
+def head(number: int, size: int) -> bytes:
+    """The tag and length before `size` bytes of content of that field."""
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(size)
+
+
+def varint(number: int) -> bytes:
+    """
+    >>> varint(300).hex()
+    'ac02'
+    """
+    result = bytearray()
+    while number > 0x7F:
+        result.append(number & 0x7F | 0x80)
+        number >>= 7
+    result.append(number)
+    return bytes(result)
+
+
+def read_varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
+    """The number at a position, and the position after it."""
+    if position < end and data[position] < 0x80:
+        return data[position], position + 1
+    result = shift = 0
+    while position < end and shift < 70:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+        shift += 7
+    raise BrokenError
+
 
 MIN_CARVED_BYTES = 1024  # below, a view costs as much as it spares; and shape inference wants to see small constants
 
@@ -118,10 +199,10 @@ class _LargeTensor:
 
 @dataclass(eq=False)
 class _Survey:
-    """The main graph and its large initializers, as far as they can be carved.
+    """The main graph and its large initializers, if they can be carved.
 
     protobuf merges a graph that is stored in several parts, and takes the last `raw_data` of a tensor that has several.
-    No exporter writes such files. What is repeated is not carved, but left to protobuf.
+    No exporter writes such files. Repeated fields are not carved, but left to protobuf.
     """
 
     graph: _Span | None = None
@@ -145,18 +226,14 @@ def carve(source: Source) -> Carved:
         raise _not_a_model(source) from error
     if not proto.HasField("graph"):
         raise _not_a_model(source)
-    return Carved(proto, _by_name(proto, raw, source))
-
-
-def _by_name(proto: onnx.ModelProto, raw: dict[int, memoryview], source: Source) -> dict[str, memoryview]:
     names = [tensor.name for tensor in proto.graph.initializer]
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
         raise ModelError(f"'{source.name}': two initializers are called '{twice}'. Names must be unique: rename one")
-    return {names[index]: view for index, view in raw.items()}
+    return Carved(proto, {names[index]: content for index, content in raw.items()})
 
 
-# how files begin that are taken for models, and what to do about them
+# beginnings of files that are mistaken for models, and what to do about them
 _MISTAKEN = {
     b"version https://git-lfs": "It is a pointer of Git LFS, not the file: fetch it with 'git lfs pull'",
     b"<": "It is a web page or XML: look at where it was downloaded from",
@@ -184,11 +261,11 @@ def _too_much(source: Source, what: str) -> ModelError:
     )
 
 
-def _survey(source: Source) -> _Survey:
+def _survey(source: Source) -> _Survey:  # noqa: C901, PLR0915 - one loop with few calls, for speed
     """Walk over all messages of a model, each field once.
 
-    Raises BrokenError where the bytes are no message, UnicodeDecodeError where a text is not UTF-8, and ModelError
-    beyond LIMITS. This is one loop with few calls, because files have up to millions of fields.
+    Raises BrokenError if the bytes are not a message, UnicodeDecodeError if a text is not UTF-8, and ModelError beyond
+    LIMITS. This is one loop with few calls, because files have up to millions of fields.
     """
     data = source.data
     memory_left = BASE_MEMORY_BYTES + MEMORY_PER_BYTE * len(data)
@@ -278,7 +355,7 @@ def _survey(source: Source) -> _Survey:
 
 
 def _without_large_tensors(view: memoryview, survey: _Survey) -> tuple[list[bytes | memoryview], dict[int, memoryview]]:
-    """The model in pieces, and the bytes that are left out, by the number of the initializer."""
+    """The model in pieces, and the bytes that are left out by the number of the initializer."""
     graph = survey.graph
     tensors = [each for each in survey.large if len(each.raw) == 1]
     if graph is None or survey.graphs > 1 or not tensors:

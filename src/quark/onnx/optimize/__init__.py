@@ -1,15 +1,16 @@
 """Exact rewrites of the float graph: the same outputs, in a form that quantizes better. The one exception has to be
-asked for, and says so: `replace_clip6_relu`.
+enabled, and its documentation says so: `replace_clip6_relu`.
 
-One file, one rewrite; `REWRITES` has them in the order in which they run. Each is a class with a name, whether it runs
-unless told otherwise, and `apply`, which changes the model in place and says how often. They run in rounds until
-nothing changes any more, since one makes room for another.
+`REWRITES` lists them in the order in which they run: functions that change the model in place and return how often.
+They run in rounds until nothing changes any more, because one rewrite can make another possible.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import onnx_ir as ir
@@ -17,48 +18,39 @@ import onnx_ir as ir
 from quark.account import Rewrite
 from quark.errors import unknown_name
 from quark.onnx.graph import infer_shapes, remove_dead
-from quark.onnx.optimize.batch_norm_to_conv import BatchNormToConv
-from quark.onnx.optimize.clip_to_relu import ClipToRelu
-from quark.onnx.optimize.copy_bias_init import CopyBiasInit
-from quark.onnx.optimize.copy_shared_init import CopySharedInit
-from quark.onnx.optimize.fold_batch_norm import FoldBatchNorm
-from quark.onnx.optimize.fold_constants import FoldConstants
-from quark.onnx.optimize.fuse_gelu import FuseGelu
-from quark.onnx.optimize.fuse_instance_norm import FuseInstanceNorm
-from quark.onnx.optimize.fuse_l2_norm import FuseL2Norm
-from quark.onnx.optimize.fuse_layer_norm import FuseLayerNorm
-from quark.onnx.optimize.fuse_matmul_add import FuseMatmulAdd
-from quark.onnx.optimize.fuse_pad_into_conv import FusePadIntoConv
-from quark.onnx.optimize.options import OptimizeOptions
-from quark.onnx.optimize.reduce_mean_to_global_average_pool import ReduceMeanToGlobalAveragePool
-from quark.onnx.optimize.relu_forms import ReluForms
-from quark.onnx.optimize.remove_identity import RemoveIdentity
-from quark.onnx.optimize.replace_clip6_relu import ReplaceClip6Relu
-from quark.onnx.optimize.rewrite import GraphRewrite
-from quark.onnx.optimize.split_large_kernel_pool import SplitLargeKernelPool
-from quark.onnx.optimize.split_to_slice import SplitToSlice
+from quark.onnx.optimize.activations import clip_to_relu, fuse_gelu, relu_forms, replace_clip6_relu
+from quark.onnx.optimize.batch_norms import batch_norm_to_conv, fold_batch_norm, fuse_matmul_add
+from quark.onnx.optimize.constants import copy_bias_init, copy_shared_init, fold_constants, remove_identity
+from quark.onnx.optimize.normalizations import fuse_instance_norm, fuse_l2_norm, fuse_layer_norm
+from quark.onnx.optimize.pools_and_pads import (
+    fuse_pad_into_conv,
+    reduce_mean_to_global_average_pool,
+    split_large_kernel_pool,
+    split_to_slice,
+)
+from quark.onnx.optimize.rewrite import Apply, GraphRewrite
 
 __all__ = ["REWRITES", "REWRITE_OF_OPTION", "GraphRewrite", "OptimizeOptions", "optimize"]
 
 REWRITES: tuple[GraphRewrite, ...] = (
-    RemoveIdentity(),
-    FoldConstants(),
-    FuseLayerNorm(),  # the three that know a ReduceMean as part of something, before it is taken for a pool
-    FuseInstanceNorm(),
-    FuseL2Norm(),
-    FuseGelu(),
-    FuseMatmulAdd(),  # gives the batch norm a Gemm to go into
-    FoldBatchNorm(),
-    BatchNormToConv(),  # what could not be folded
-    FusePadIntoConv(),
-    ReluForms(),
-    ClipToRelu(),
-    ReplaceClip6Relu(),
-    ReduceMeanToGlobalAveragePool(),
-    SplitLargeKernelPool(),
-    SplitToSlice(),
-    CopySharedInit(),
-    CopyBiasInit(),
+    GraphRewrite(remove_identity),
+    GraphRewrite(fold_constants),
+    GraphRewrite(fuse_layer_norm),  # these three look for a ReduceMean, which becomes a pool below
+    GraphRewrite(fuse_instance_norm),
+    GraphRewrite(fuse_l2_norm),
+    GraphRewrite(fuse_gelu),
+    GraphRewrite(fuse_matmul_add),  # makes the Gemm that a batch norm can be folded into
+    GraphRewrite(fold_batch_norm),
+    GraphRewrite(batch_norm_to_conv, is_default=False),  # for those that could not be folded
+    GraphRewrite(fuse_pad_into_conv),
+    GraphRewrite(relu_forms),
+    GraphRewrite(clip_to_relu),
+    GraphRewrite(replace_clip6_relu, is_default=False),
+    GraphRewrite(reduce_mean_to_global_average_pool),
+    GraphRewrite(split_large_kernel_pool, is_default=False),
+    GraphRewrite(split_to_slice, is_default=False),
+    GraphRewrite(copy_shared_init, is_default=False),
+    GraphRewrite(copy_bias_init, is_default=False),
 )
 
 # The extra options that turn one rewrite on or off.
@@ -83,34 +75,47 @@ REWRITE_OF_OPTION: Mapping[str, str] = MappingProxyType(
 MAX_ROUNDS = 20  # a bound, not a tuning: rewrites only ever simplify, and real models come to rest after two or three
 
 
+@dataclass(frozen=True)
+class OptimizeOptions:
+    """Names of rewrites: those on by default that are `disabled`, and those off by default that are `enabled`.
+
+    The two lists of operators say where `copy_shared_init` and `copy_bias_init` apply once enabled; empty means
+    everywhere.
+    """
+
+    disabled: frozenset[str] = frozenset()
+    enabled: frozenset[str] = frozenset()
+    shared_init_op_types: tuple[str, ...] = ()
+    bias_init_op_types: tuple[str, ...] = ()
+
+    @property
+    def changes_outputs(self) -> bool:
+        """True if a rewrite that is not exact is enabled."""
+        return "replace_clip6_relu" in self.enabled
+
+
 def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> tuple[Rewrite, ...]:
-    """Apply the rewrites in place; those that found something, with how often, in their order."""
-    chosen = _chosen(OptimizeOptions() if options is None else options)
-    counts: Counter[str] = Counter()
-    for _ in range(MAX_ROUNDS):
-        round_counts = Counter({rewrite.name: _apply(rewrite, model) for rewrite in chosen})
-        counts += round_counts
-        if not round_counts.total():
-            break
-        infer_shapes(model)
-    return tuple(Rewrite(rewrite.name, counts[rewrite.name]) for rewrite in chosen if counts[rewrite.name])
-
-
-def _apply(rewrite: GraphRewrite, model: ir.Model) -> int:
-    count = rewrite.apply(model)
-    if count:
-        remove_dead(model)
-    return count
-
-
-def _chosen(options: OptimizeOptions) -> list[GraphRewrite]:
+    """Apply the rewrites in place; return those that changed something, with how often, in their order."""
+    options = options or OptimizeOptions()
     known = {rewrite.name for rewrite in REWRITES}
     for name in sorted(options.enabled | options.disabled):
         if name not in known:
             raise unknown_name("rewrite", name, sorted(known))
-    wanted = {rewrite.name for rewrite in REWRITES if rewrite.is_default} | options.enabled
-    configured: dict[str, GraphRewrite] = {
-        CopySharedInit.name: CopySharedInit(options.shared_init_op_types),
-        CopyBiasInit.name: CopyBiasInit(options.bias_init_op_types),
+    wanted = ({rewrite.name for rewrite in REWRITES if rewrite.is_default} | options.enabled) - options.disabled
+    configured: dict[str, Apply] = {
+        "copy_shared_init": partial(copy_shared_init, op_types=options.shared_init_op_types),
+        "copy_bias_init": partial(copy_bias_init, op_types=options.bias_init_op_types),
     }
-    return [configured.get(rewrite.name, rewrite) for rewrite in REWRITES if rewrite.name in wanted - options.disabled]
+    chosen = {each.name: configured.get(each.name, each.apply) for each in REWRITES if each.name in wanted}
+    counts: Counter[str] = Counter()
+    for _ in range(MAX_ROUNDS):
+        before = counts.total()
+        for name, apply in chosen.items():
+            count = apply(model)
+            counts[name] += count
+            if count:
+                remove_dead(model)
+        if counts.total() == before:
+            break
+        infer_shapes(model)
+    return tuple(Rewrite(name, counts[name]) for name in chosen if counts[name])

@@ -1,24 +1,46 @@
-"""What a rewrite is, and the questions about constants that many of them ask."""
+"""What a rewrite is, and the questions about constants and producers that many of them ask."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from quark.onnx.graph import FLOAT_TYPES, attribute, constant, input_value, opset
+from quark.onnx.graph import FLOAT_TYPES, attribute, constant, input_value, nodes, opset
+
+Apply: TypeAlias = Callable[[ir.Model], int]
 
 
-class GraphRewrite(Protocol):
-    """An exact rewrite. Implementations are small classes, one in a file."""
+@dataclass(frozen=True)
+class GraphRewrite:
+    """An exact rewrite. `apply` rewrites every matching place of the main graph in place, and returns how many it
+    found. The rewrite is named after that function."""
 
-    name: ClassVar[str]  # the file's
-    is_default: ClassVar[bool]
+    apply: Apply
+    is_default: bool = True
 
-    def apply(self, model: ir.Model) -> int:
-        """Rewrite every place in the main graph where it applies, in place; return how many there were."""
-        ...
+    @property
+    def name(self) -> str:
+        return self.apply.__name__
+
+
+def per_node(*op_types: str) -> Callable[[Callable[[ir.Model, ir.Node], bool]], Apply]:
+    """Decorate a function that rewrites one node, and returns whether it did: the result rewrites all nodes of these
+    standard operators in the main graph."""
+
+    def decorate(rewrite_node: Callable[[ir.Model, ir.Node], bool]) -> Apply:
+        @functools.wraps(rewrite_node)
+        def apply(model: ir.Model) -> int:
+            found = (node for node in nodes(model) if node.op_type in op_types and not node.domain)
+            return sum(rewrite_node(model, node) for node in found)
+
+        return apply
+
+    return decorate
 
 
 def scalar(value: ir.Value | None) -> float | None:
@@ -36,12 +58,28 @@ def integers(value: ir.Value | None) -> list[int] | None:
     array = constant(value)
     if array is None or not np.issubdtype(array.dtype, np.integer):
         return None
-    return [int(each) for each in array.reshape(-1)]
+    return [int(number) for number in array.reshape(-1)]
+
+
+def made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that computes the value, if it is of that standard operator."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def squared(value: ir.Value | None) -> ir.Value | None:
+    """d, if the value is Pow(d, 2) or Mul(d, d)."""
+    power, product = made_by(value, "Pow"), made_by(value, "Mul")
+    if power is not None and scalar(input_value(power, 1)) == 2:
+        return input_value(power, 0)
+    if product is not None and input_value(product, 0) is input_value(product, 1):
+        return input_value(product, 0)
+    return None
 
 
 def reduction_axes(model: ir.Model, node: ir.Node) -> list[int] | None:
-    """The axes of a reduction, an attribute before opset 18 (13 for ReduceSum) and an input since; counted from 0 where
-    the rank is known. None where they are not known, and where the node reduces over everything or nothing."""
+    """The axes of a reduction, counted from 0 if the rank is known. They are an attribute before opset 18 (13 for
+    ReduceSum) and an input since. None if they are unknown, or the node reduces over everything or nothing."""
     axes = list(attribute(node, "axes") or ())
     if not axes and (opset(model) >= 18 or node.op_type == "ReduceSum"):
         axes = integers(input_value(node, 1)) or []

@@ -1,46 +1,210 @@
-"""Put what AMD's NPU computes in the place of what the standard says, so that the quantized model predicts it.
+"""Replace standard operators by what AMD's NPU computes for them, so that the quantized model predicts its results.
 
-One file, one substitution; `SUBSTITUTIONS` has them in their order. They change values a little, on purpose. They come
-after calibration, as the ranges are the float network's, and before scales are chosen.
+`SUBSTITUTIONS` lists the substitutions in their order. They change values a little, on purpose. They come after
+calibration, because ranges are those of the float network, and before scales are chosen. Names of nodes and of tensors
+that others read stay, so earlier decisions still apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
 import onnx_ir as ir
 
 from quark.account import Rewrite
 from quark.errors import unknown_name
-from quark.onnx.graph import nodes
-from quark.onnx.simulate.average_pool import AveragePool
-from quark.onnx.simulate.clip import Clip
-from quark.onnx.simulate.hard_sigmoid import HardSigmoid
-from quark.onnx.simulate.leaky_relu import LeakyRelu
-from quark.onnx.simulate.options import SimulateOptions
-from quark.onnx.simulate.reduce_mean import ReduceMean
-from quark.onnx.simulate.sigmoid_to_hard_sigmoid import SigmoidToHardSigmoid
-from quark.onnx.simulate.substitution import Substitution
+from quark.npu import (
+    HARD_SIGMOID_ALPHA,
+    HARD_SIGMOID_BETA,
+    HARD_SIGMOID_FACTOR,
+    average_pool_factor,
+    clip_bound,
+    is_npu_hard_sigmoid,
+    leaky_relu_alpha,
+    mean_factor,
+)
+from quark.onnx.graph import (
+    add_initializer,
+    add_node,
+    attribute,
+    become,
+    constant,
+    dimensions,
+    fresh_name,
+    input_value,
+    is_float,
+    nodes,
+    set_constant,
+)
 
-__all__ = [
-    "DEFAULT_SUBSTITUTIONS",
-    "SUBSTITUTIONS",
-    "SUBSTITUTION_OF_OPTION",
-    "SimulateOptions",
-    "Substitution",
-    "simulate",
-]
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """Names of the substitutions to carry out; empty for none."""
+
+    substitutions: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """A change of operators from what the standard computes to what the NPU does. `apply` changes one node of these
+    types in place, and returns whether there was something to change. The name is that function's."""
+
+    apply: Callable[[ir.Model, ir.Node], bool]
+    op_types: tuple[str, ...]
+    is_default: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.apply.__name__
+
+
+def simulate(model: ir.Model, options: SimulateOptions, excluded: Collection[str] = ()) -> tuple[Rewrite, ...]:
+    """Carry out the substitutions in place, in the main graph; return those that changed something, in their order.
+
+    `excluded` names the nodes that stay in float, which the NPU does not compute.
+    """
+    known = {substitution.name for substitution in SUBSTITUTIONS}
+    for name in sorted(options.substitutions - known):
+        raise unknown_name("substitution", name, sorted(known))
+    excluded, counts = frozenset(excluded), {}
+    for substitution in SUBSTITUTIONS:
+        if substitution.name in options.substitutions:
+            counts[substitution.name] = sum(
+                substitution.apply(model, node)
+                for node in nodes(model)
+                if node.op_type in substitution.op_types
+                and node.domain in ("", "ai.onnx")
+                and node.name not in excluded
+            )
+    return tuple(Rewrite(name, count) for name, count in counts.items() if count)
+
+
+def leaky_relu(model: ir.Model, node: ir.Node) -> bool:
+    """Give LeakyRelu the slope that the NPU uses: a multiple of 1 / 256.
+
+    alpha   becomes   round(256 * alpha) / 256
+    """
+    alpha = float(attribute(node, "alpha", 0.01))
+    rounded = leaky_relu_alpha(alpha)
+    if rounded == alpha:
+        return False
+    node.attributes["alpha"] = ir.AttrFloat32("alpha", rounded)
+    return True
+
+
+def sigmoid_to_hard_sigmoid(model: ir.Model, node: ir.Node) -> bool:
+    """Replace Sigmoid by the piecewise linear function that the NPU computes for it.
+
+        1 / (1 + exp(-x))   becomes   max(0, min(1, x / 6 + 1 / 2))
+
+    which is off by up to 0.07. Not an approximation of choice: it is what the hardware computes.
+    """
+    become(node, "HardSigmoid", [input_value(node, 0)], {"alpha": HARD_SIGMOID_ALPHA, "beta": HARD_SIGMOID_BETA})
+    return True
+
+
+def hard_sigmoid(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply HardSigmoid(alpha 1/6, beta 1/2) by the error of the NPU's slope: 2731 / 2^14 instead of 1 / 6."""
+    if not is_npu_hard_sigmoid(float(attribute(node, "alpha", 0.2)), float(attribute(node, "beta", 0.5))):
+        return False
+    return _scale_output(model, node, HARD_SIGMOID_FACTOR)
+
+
+def average_pool(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply the mean of a pooling window by the error of the NPU's division; see `quark.npu.factors`.
+
+    Applies to square windows in two dimensions; for GlobalAveragePool, the size of the image has to be known.
+    """
+    side = square_side(node)
+    return side is not None and _scale_output(model, node, average_pool_factor(side, side))
+
+
+def square_side(node: ir.Node) -> int | None:
+    """The side of the pooling window, if it is a square and known."""
+    if node.op_type == "AveragePool":
+        window: tuple[int | None, ...] = tuple(attribute(node, "kernel_shape", ()))
+    else:
+        window = (dimensions(input_value(node, 0)) or ())[2:]
+    is_square = len(window) == 2 and window[0] == window[1]
+    return window[0] if is_square and window[0] else None
+
+
+def reduce_mean(model: ir.Model, node: ir.Node) -> bool:
+    """Multiply the mean along axes by the error of the NPU's division; see `quark.npu.factors`.
+
+    Applies if the axes are given (an attribute before opset 18, an input since) and their sizes are known.
+    """
+    axes = attribute(node, "axes")
+    if axes is None:
+        array = constant(input_value(node, 1))
+        axes = () if array is None else [int(axis) for axis in array.reshape(-1)]
+    dims = dimensions(input_value(node, 0)) or ()
+    if not axes or any(not -len(dims) <= axis < len(dims) for axis in axes):
+        return False
+    sizes = [dims[axis] for axis in axes]
+    known = [size for size in sizes if size is not None and size > 0]
+    return len(known) == len(sizes) and _scale_output(model, node, mean_factor(math.prod(known)))
+
+
+def clip(model: ir.Model, node: ir.Node) -> bool:
+    """Round the bounds of Clip to the integers from -128 to 127 that the NPU has for them; a missing bound becomes the
+    outermost of these.
+
+    Applies to constant bounds. Off by default: it turns Clip(0, 0.5) into Clip(0, 0).
+    """
+    value = input_value(node, 0)
+    if value is None or not is_float(value):
+        return False
+    arrays = {index: constant(input_value(node, index)) for index in (1, 2)}
+    for index, array in arrays.items():
+        is_number = array is not None and array.size == 1 and not np.isnan(array).any()
+        if input_value(node, index) is not None and not is_number:
+            return False
+    dtype = np.float32 if value.dtype is None else value.dtype.numpy()
+    has_changed = False
+    for (index, array), outermost in zip(arrays.items(), (-128.0, 127.0), strict=True):
+        before = None if array is None else float(array.reshape(()))
+        after = outermost if before is None else clip_bound(before)
+        if before != after:
+            set_constant(model, node, index, np.array(after).astype(dtype), f"{node.name}_bound")
+            has_changed = True
+    return has_changed
+
+
+def _scale_output(model: ir.Model, node: ir.Node, factor: float) -> bool:
+    """Multiply the output of a node by a constant; False if that is 1.
+
+    The Mul gets the name that readers and graph outputs know, and the node's own output a new one.
+    """
+    if factor == 1.0:
+        return False
+    raw = node.outputs[0]
+    dtype = np.float32 if raw.dtype is None else raw.dtype.numpy()
+    constant = add_initializer(model, f"{node.name}_npu_factor", np.array(factor).astype(dtype))
+    mul = add_node(model, "Mul", [raw, constant], after=node, name=f"{node.name}_npu_mul")
+    scaled = mul.outputs[0]
+    scaled.type, scaled.shape = raw.type, raw.shape
+    raw.replace_all_uses_with(scaled, replace_graph_outputs=True)
+    mul.replace_input_with(0, raw)
+    name, raw.name = raw.name, fresh_name(model, f"{node.name}_npu_raw")
+    scaled.name = name
+    return True
+
 
 SUBSTITUTIONS: tuple[Substitution, ...] = (
-    LeakyRelu(),
-    SigmoidToHardSigmoid(),  # before what multiplies a HardSigmoid
-    HardSigmoid(),
-    AveragePool(),
-    ReduceMean(),
-    Clip(),
+    Substitution(leaky_relu, ("LeakyRelu",)),
+    Substitution(sigmoid_to_hard_sigmoid, ("Sigmoid",)),  # before the one that multiplies a HardSigmoid
+    Substitution(hard_sigmoid, ("HardSigmoid",)),
+    Substitution(average_pool, ("AveragePool", "GlobalAveragePool")),
+    Substitution(reduce_mean, ("ReduceMean",)),
+    Substitution(clip, ("Clip",), is_default=False),
 )
-DEFAULT_SUBSTITUTIONS = frozenset(each.name for each in SUBSTITUTIONS if each.is_default)
+DEFAULT_SUBSTITUTIONS = frozenset(substitution.name for substitution in SUBSTITUTIONS if substitution.is_default)
 
 # The extra options that turn one substitution on or off.
 SUBSTITUTION_OF_OPTION: Mapping[str, str] = MappingProxyType(
@@ -53,28 +217,3 @@ SUBSTITUTION_OF_OPTION: Mapping[str, str] = MappingProxyType(
         "ConvertClipToDPUVersion": "clip",
     }
 )
-
-
-def simulate(model: ir.Model, options: SimulateOptions, excluded: Collection[str] = ()) -> tuple[Rewrite, ...]:
-    """Substitute in place, in the main graph, all but the nodes of these names; what was found to do, in order.
-
-    `excluded` are the nodes that stay in float: the NPU does not compute them.
-    """
-    known = {each.name for each in SUBSTITUTIONS}
-    for name in sorted(options.substitutions - known):
-        raise unknown_name("substitution", name, sorted(known))
-    kept = frozenset(excluded)
-    counts = {
-        each.name: sum(each.apply(model, node) for node in _nodes(model, each, kept))
-        for each in SUBSTITUTIONS
-        if each.name in options.substitutions
-    }
-    return tuple(Rewrite(name, count) for name, count in counts.items() if count)
-
-
-def _nodes(model: ir.Model, substitution: Substitution, excluded: frozenset[str]) -> list[ir.Node]:
-    return [
-        node
-        for node in nodes(model)
-        if node.op_type in substitution.op_types and node.domain in ("", "ai.onnx") and node.name not in excluded
-    ]

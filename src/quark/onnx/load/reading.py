@@ -1,21 +1,28 @@
-"""That every tensor is as large as its shape says, found out before memory is taken for it."""
+"""From a parsed message to a graph with its weights, and files that are inspected but not run.
+
+Every tensor is checked to be as large as its shape says before memory is allocated for it.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from quark.errors import ModelError
+from quark.onnx.input_files import WatchedFile
 from quark.onnx.large_tensors import tensor_of
-from quark.onnx.load.external_data import ExternalData
-from quark.onnx.load.source import Source
-from quark.onnx.load.structure import all_nodes, check_ports, describe
-from quark.onnx.load.wire import Carved
+from quark.onnx.load.normalize import check_functions
+from quark.onnx.load.source import ExternalData, Source, read_source
+from quark.onnx.load.structure import all_nodes, check_ports, check_structure, describe
+from quark.onnx.load.wire import Carved, carve
 
-MAX_ELEMENTS = 2**40  # a shape beyond is no shape: nobody has the memory
+MAX_HELD_BYTES = 64 << 20  # of a file of which little is read; a larger one is mapped
+MAX_ELEMENTS = 2**40  # nobody has the memory for more
 MAX_RANK = 64  # numpy's limit
 
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -23,9 +30,61 @@ _STRING = onnx.TensorProto.STRING
 _TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 
 
+def read_proto(path: Path) -> onnx.ModelProto:
+    """The message of a file, without the bytes of its large weights. External data is not opened.
+
+    Raises ModelError if the file is not an ONNX model, or exceeds the limits on what a file may hold.
+    """
+    read = read_source(path, MAX_HELD_BYTES)
+    proto = carve(read).proto
+    for tensor in (*proto.graph.initializer, *inner_tensors(proto)):
+        _bytes_needed(tensor, read)
+    _check_declared_shapes(proto, read)
+    return proto
+
+
+def read_whole(path: Path) -> ir.Model:
+    """The graph of a file with all its weights, also those in external files, and otherwise unchanged.
+
+    Raises ModelError if the file is not an ONNX model, or a weight is missing.
+    """
+    read = read_source(path)
+    carved = carve(read)
+    check_structure(carved.proto, read.name)
+    views = check_tensors(read, carved, ExternalData(read))
+    return to_graph(carved, views, read.name)
+
+
+def external_names(proto: onnx.ModelProto) -> list[str]:
+    """The files that a model names for its weights, in the order in which they first occur."""
+    tensors = (*proto.graph.initializer, *inner_tensors(proto))
+    entries = (entry for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+    return list(dict.fromkeys(entry.value for entry in entries))
+
+
+def watch_external_data(path: Path) -> tuple[WatchedFile, ...]:
+    """Check a file before its path is passed to ONNX Runtime, and return the files beside it that the runtime maps.
+
+    Most versions of the runtime inline functions without any limit, and its messages name no output and no file. Raises
+    ModelError if the file is not an ONNX model, or one that cannot be run here. The runtime itself reports missing
+    external data.
+    """
+    proto = read_proto(path)
+    check_functions(proto, path.name)
+    check_ports(proto, path.name)
+    files = [path.parent / name for name in external_names(proto)]
+    for file in files:
+        if os.path.exists(file) and not os.path.isfile(file):  # unlike Path's, these return False for invalid names
+            raise ModelError(f"'{path.name}': its external data '{file}' is not a regular file")
+    return tuple(WatchedFile.of(file, file.stat()) for file in files if os.path.isfile(file))
+
+
 def check_tensors(source: Source, carved: Carved, external: ExternalData) -> dict[str, memoryview]:
-    """Check every tensor of the model; return the bytes of those initializers that lie outside the message: carved out
-    of it, or in external files. A tensor whose size is not what its shape needs is a ModelError that names it."""
+    """Check every tensor of the model; return the bytes of the initializers that are outside the message: carved out of
+    it, or in external files. Small external tensors inside nodes and subgraphs are moved into the message.
+
+    Raises ModelError, naming the tensor, if its size does not match its shape.
+    """
     views: dict[str, memoryview] = {}
     tensors = (*carved.proto.graph.initializer, *inner_tensors(carved.proto))
     external.open(tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
@@ -42,45 +101,42 @@ def check_tensors(source: Source, carved: Carved, external: ExternalData) -> dic
     for tensor in inner_tensors(carved.proto):
         size = _bytes_needed(tensor, source)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _embed(tensor, external.view(tensor, size))
+            tensor.raw_data = bytes(external.view(tensor, size))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
         else:
             _check_content(tensor, size, source)
     _check_declared_shapes(carved.proto, source)
     return views
 
 
-def check_shapes(proto: onnx.ModelProto, source: Source) -> None:
-    """Raise ModelError if a tensor, an input or an output has a type or shape that cannot be."""
-    for tensor in (*proto.graph.initializer, *inner_tensors(proto)):
-        _bytes_needed(tensor, source)
-    _check_declared_shapes(proto, source)
-
-
 def to_graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:
-    """The model as a graph, whose large initializers are views of the bytes that were read."""
-    _check_texts(carved.proto, name)
-    try:
-        model = ir.serde.deserialize_model(carved.proto)
-    except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
-        check_ports(carved.proto, name)  # onnx_ir knows no maps
-        reason: BaseException = error
-        while reason.__cause__ is not None:  # what is around the first cause shows whole messages
-            reason = reason.__cause__
-        raise ModelError(f"'{name}' cannot be read: {reason}") from error
-    _attach(model, views)
-    return model
+    """The model as a graph, whose large initializers are views of the bytes that were read.
 
-
-def _check_texts(proto: onnx.ModelProto, name: str) -> None:
-    """Raise ModelError if a text in a tensor or an attribute is not UTF-8: protobuf has bytes there."""
-    for tensor in (*proto.graph.initializer, *inner_tensors(proto)):
+    Raises ModelError if a text in a tensor or an attribute is not UTF-8: protobuf has bytes there.
+    """
+    for tensor in (*carved.proto.graph.initializer, *inner_tensors(carved.proto)):
         _check_utf8(tensor.string_data, f"'{name}': tensor '{tensor.name}'")
-    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+    for nodes in (carved.proto.graph.node, *(function.node for function in carved.proto.functions)):
         for node in all_nodes(nodes):
             for attribute in node.attribute:
                 if attribute.s or attribute.strings:
                     texts = (attribute.s, *attribute.strings)
                     _check_utf8(texts, f"'{name}': attribute '{attribute.name}' of {describe(node)}")
+    try:
+        model = ir.serde.deserialize_model(carved.proto)
+    except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
+        check_ports(carved.proto, name)  # onnx_ir does not support maps
+        reason: BaseException = error
+        while reason.__cause__ is not None:  # errors around the first cause quote whole messages
+            reason = reason.__cause__
+        raise ModelError(f"'{name}' cannot be read: {reason}") from error
+    for key, view in views.items():
+        value = model.graph.initializers[key]
+        assert value.const_value is not None
+        dtype, shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
+        value.const_value = tensor_of(view, dtype, shape, key)
+    return model
 
 
 def _check_utf8(texts: Iterable[bytes], label: str) -> None:
@@ -93,22 +149,6 @@ def _check_utf8(texts: Iterable[bytes], label: str) -> None:
                     f"{label} holds the text {text[:20]!r}, which is not UTF-8 as ONNX has it. Export the model with "
                     "UTF-8 texts"
                 ) from error
-
-
-def _attach(model: ir.Model, views: dict[str, memoryview]) -> None:
-    """Give the initializers their bytes, as views, which know the file that they are mapped from."""
-    for name, view in views.items():
-        value = model.graph.initializers[name]
-        assert value.const_value is not None
-        dtype, shape = value.const_value.dtype, ir.Shape(value.const_value.shape.numpy())
-        value.const_value = tensor_of(view, dtype, shape, name)
-
-
-def _embed(tensor: onnx.TensorProto, view: memoryview) -> None:
-    """Small tensors inside nodes and subgraphs are taken into the message."""
-    tensor.raw_data = bytes(view)
-    tensor.data_location = onnx.TensorProto.DEFAULT
-    del tensor.external_data[:]
 
 
 def _bytes_needed(tensor: onnx.TensorProto, source: Source) -> int:
@@ -139,22 +179,16 @@ def _check_content(tensor: onnx.TensorProto, size: int, source: Source) -> None:
         _check_bytes(tensor, len(tensor.raw_data), size, source)
         return
     have = sum(len(getattr(tensor, name)) for name in _TYPED_FIELDS)
-    need = _values_needed(tensor)
+    need = math.prod(tensor.dims)
+    if tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        need *= 2
+    elif tensor.data_type != _STRING and (bits := ir.DataType(tensor.data_type).bitwidth) < 8:
+        need = -(-need * bits // 8)
     if have != need:
         raise ModelError(
             f"'{source.name}': tensor '{tensor.name}' holds {have} values, and shape {list(tensor.dims)} needs {need}. "
             "The file is damaged or was made wrongly: export it again"
         )
-
-
-def _values_needed(tensor: onnx.TensorProto) -> int:
-    count: int = math.prod(tensor.dims)
-    if tensor.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
-        return count * 2
-    if tensor.data_type == _STRING:
-        return count
-    bits = ir.DataType(tensor.data_type).bitwidth
-    return -(-count * bits // 8) if bits < 8 else count
 
 
 def inner_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -174,7 +208,7 @@ def inner_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _check_declared_shapes(proto: onnx.ModelProto, source: Source) -> None:
-    """Inputs and outputs: a size of -1 is an old way to say that it is not known, anything below has no meaning."""
+    """Check the declared inputs and outputs. A size of -1 is an old way to say that it is unknown; it is removed."""
     for info in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         if not info.type.HasField("tensor_type"):
             continue
