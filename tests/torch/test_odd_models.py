@@ -238,9 +238,9 @@ def test_operands_of_32_bits_and_a_lone_algorithm_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="at most 16 bits"):
         everywhere(Dtype.int32)
     with pytest.raises(UnsupportedTypeError, match="expected a list"):
-        ModelQuantizer(Config(QuantizationConfig(INT8), algo_config=CLEConfig()))  # type: ignore[arg-type]
+        ModelQuantizer(Config(QuantizationConfig(INT8), algo_config=CLEConfig()))
     with pytest.raises(UnsupportedTypeError, match="expected a Config"):
-        ModelQuantizer(QuantizationConfig(INT8))  # type: ignore[arg-type]
+        ModelQuantizer(QuantizationConfig(INT8))
 
 
 def test_a_network_is_copied_and_refuses_to_be_pickled() -> None:

@@ -23,6 +23,6 @@ except ImportError as error:
 
 from quark.torch.capture import export_for_training
 from quark.torch.export import ModelExporter, export_onnx
-from quark.torch.quantization.quantizer import ModelQuantizer
+from quark.torch.quantization.pipeline import ModelQuantizer
 
 __all__ = ["ModelExporter", "ModelQuantizer", "export_for_training", "export_onnx"]

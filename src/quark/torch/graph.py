@@ -37,6 +37,7 @@ class Network(fx.GraphModule):
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """Return a deep copy of a graph."""
     with _quiet_copies():
         return copy.deepcopy(graph)
 
@@ -84,17 +85,19 @@ def shape_of(node: fx.Node) -> tuple[Any, ...] | None:
 
 
 def rank_of(node: fx.Node) -> int | None:
+    """Return the number of dimensions of a node's tensor; None if it has no known shape."""
     shape = shape_of(node)
     return None if shape is None else len(shape)
 
 
 def is_float(node: fx.Node) -> bool:
-    """That the node's value is a tensor of real numbers; where nothing is known, it is taken for one."""
+    """True if the node's value is a tensor of real numbers, or is not known."""
     value = node.meta.get("val")
     return value.dtype.is_floating_point if isinstance(value, torch.Tensor) else value is None
 
 
 def is_call(node: Any, *targets: Any) -> bool:
+    """True if the node calls one of these functions."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
@@ -104,14 +107,28 @@ def module_of(network: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 
 
 def attribute_of(network: fx.GraphModule, node: Any) -> torch.Tensor | None:
-    """The parameter or buffer that a get_attr node gives."""
+    """Return the parameter or buffer that a get_attr node reads."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     value = operator.attrgetter(str(node.target))(network)
     return value if isinstance(value, torch.Tensor) else None
 
 
+def readers_of_parameters(network: fx.GraphModule) -> dict[int, list[fx.Node]]:
+    """The nodes that read a parameter or buffer, by its identity: it may have several names."""
+    readers: dict[int, list[fx.Node]] = {}
+    for node in network.graph.nodes:
+        value = attribute_of(network, node)
+        if value is not None:
+            readers.setdefault(id(value), []).extend(node.users)
+        module = module_of(network, node)
+        for parameter in module.parameters() if module is not None else ():
+            readers.setdefault(id(parameter), []).append(node)
+    return readers
+
+
 def is_constant(node: Any) -> bool:
+    """True if the node reads a parameter or buffer."""
     return isinstance(node, fx.Node) and node.op == "get_attr"
 
 

@@ -61,7 +61,7 @@ def test_an_empty_loader_is_refused() -> None:
 
 def test_what_cannot_be_iterated_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="expected a DataLoader.*got int"):
-        Batches(3, ["x"])  # type: ignore[arg-type]
+        Batches(3, ["x"])
 
 
 @pytest.mark.parametrize("most_in_memory", [1 << 30, 0], ids=["in memory", "in a file"])

@@ -154,4 +154,4 @@ def test_what_is_no_model_is_refused() -> None:
     from quark.torch.capture import input_names
 
     with pytest.raises(ModelError, match="expected a torch.nn.Module.*quark.onnx"):
-        input_names("model.onnx")  # type: ignore[arg-type]
+        input_names("model.onnx")

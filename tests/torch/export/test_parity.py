@@ -12,10 +12,10 @@ import torch
 from frozen_networks import Style, example_of, frozen_network
 from onnx import numpy_helper
 
+from quark.onnx.insert import insert as real_insert
 from quark.torch.export import ParityError, export_onnx
-from quark.torch.export.layer_parity import LAYER_SQNR_DB, first_divergence
-from quark.torch.export.parity import ParityReport, check_parity
-from quark.torch.export.samples import SAMPLES, samples_around
+from quark.torch.export.deployable import SAMPLES, samples_around
+from quark.torch.export.parity import LAYER_SQNR_DB, ParityReport, check_parity, first_divergence
 
 torch.set_num_threads(1)
 LAYERS = {"features.0": "conv2d", "features.2": "conv2d_1", "classifier": "linear"}
@@ -83,15 +83,13 @@ def test_float_weights_behind_quantized_activations_stay_float(tmp_path) -> None
 
 def test_a_wrong_export_is_refused_and_the_file_left(monkeypatch, tmp_path) -> None:
     """The plan is given another scale on its way into the file."""
-    import quark.torch.export.onnx_file as onnx_file
 
     def insert(model, plan, options):
         weight = next(each for each in model.graph.initializers.values() if each.name == "features.2.weight")
         weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(2))
-        real(model, plan, options)
+        real_insert(model, plan, options)
 
-    real = onnx_file.insert
-    monkeypatch.setattr(onnx_file, "insert", insert)
+    monkeypatch.setattr("quark.torch.export.exporter.insert", insert)
     network = frozen_network("plain", "int8")
     with pytest.raises(ParityError, match="'features.2'"):
         export_onnx(network, example_of("plain"), tmp_path / "n.onnx")

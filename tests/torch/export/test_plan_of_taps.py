@@ -14,8 +14,9 @@ from quark.onnx.insert import insert
 from quark.onnx.session import open_session
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, Reader, Role
 from quark.rounded import rounded
-from quark.torch.export.plan_of_taps import remove_taps, turned_choice
-from quark.torch.export.taps import Tap, with_taps
+from quark.torch.export.plan_of_taps import remove_taps, transposed_choice
+from quark.torch.export.translate import Tap, with_taps
+from quark.torch.graph import layer_name
 
 torch.set_num_threads(1)
 COARSE = AffineChoice("int8", (0.5,), (0,))
@@ -31,7 +32,7 @@ def tapped_model(body: str) -> ir.Model:
 
 
 def tap(number: int, tensor: str, choice: AffineChoice | None = COARSE) -> Tap:
-    return Tap(number, tensor, tensor, Role.ACTIVATION, choice)
+    return Tap(number, tensor, Role.ACTIVATION, choice)
 
 
 def result_of(model: ir.Model, x: np.ndarray) -> list[np.ndarray]:
@@ -104,9 +105,9 @@ def test_taps_that_do_the_same_to_a_tensor_become_one_choice() -> None:
     ],
     ids=str,
 )
-def test_a_turned_choice_does_to_the_turned_array_what_the_choice_does(choice) -> None:
+def test_a_transposed_choice_does_to_the_turned_array_what_the_choice_does(choice) -> None:
     array = np.random.default_rng(2).normal(size=(4, 16)).astype(np.float32)
-    turned = rounded(np.ascontiguousarray(array.T), turned_choice(choice, array.shape, (1, 0)))
+    turned = rounded(np.ascontiguousarray(array.T), transposed_choice(choice, array.shape, (1, 0)))
     np.testing.assert_array_equal(turned.T, rounded(array, choice))
 
 
@@ -116,11 +117,9 @@ def test_a_network_with_taps_shares_its_parameters_and_leaves_the_network() -> N
     with_them, taps = with_taps(network)
     assert [str(node) for node in network.graph.nodes] == nodes
     assert {id(each) for each in with_them.parameters()} <= {id(each) for each in network.parameters()}
-    quantizers = [each for each in taps if not each.is_mark]
+    quantizers = [each for each in taps if each.choice is not None]
     assert {each.tensor for each in quantizers} == {each.tensor for each in network.plan}
     x = example_of("plain")
     assert not torch.equal(with_them(x), network(x))  # taps do not round
-    assert {each.layer for each in taps if each.is_mark and each.role is Role.ACTIVATION} >= {
-        "features.0",
-        "features.2",
-    }
+    marked = {each.tensor for each in taps if each.choice is None and each.role is Role.ACTIVATION}
+    assert {layer_name(node) for node in network.graph.nodes if node.name in marked} >= {"features.0", "features.2"}

@@ -19,7 +19,7 @@ from quark.plan import BlockChoice
 from quark.rounded import rounded
 from quark.torch.export import export_safetensors, load_safetensors
 from quark.torch.export.parity import outputs_of
-from quark.torch.export.stored_tensors import restore, store
+from quark.torch.export.safetensors_file import restore, store
 from quark.torch.train.networks import FrozenNetwork
 
 torch.set_num_threads(1)

@@ -11,14 +11,13 @@ from torch_networks import images, trained
 from torch_specs import SPECS
 
 from quark.errors import InvalidValueError, ModelError
-from quark.mixed_precision import LayerPrecision, MixedPlan, Precision
+from quark.features.mixed_precision.plan import LayerPrecision, MixedPlan, Precision
 from quark.onnx import quantize
 from quark.plan import AffineChoice, QuantizationPlan, Role
 from quark.torch import ModelQuantizer, export_onnx
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.type import Dtype
-from quark.torch.quantization.pipeline import quantize_network
-from quark.torch.quantization.quantizer import read_plan
+from quark.torch.quantization.pipeline import quantize_network, read_plan
 from quark.torch.specs import Settings
 
 

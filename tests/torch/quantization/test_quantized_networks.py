@@ -14,7 +14,8 @@ from torch_specs import POWERS_OF_TWO, SPECS, settings
 from quark.plan import AffineChoice, QuantizationPlan
 from quark.torch.freeze import freeze
 from quark.torch.quantization.pipeline import quantize_network
-from quark.torch.train import QuantizedNetwork, Quantizer
+from quark.torch.train.networks import QuantizedNetwork
+from quark.torch.train.quantizers import Quantizer
 
 # The relative error of the output that numbers of that kind may leave.
 LARGEST_ERROR = {"lsq": 1.5, "mxfp4_e2m1": 0.6, "int4 groups": 0.4, "mx6": 0.35, "int16": 0.05}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from quark.plan import AffineChoice, Role
-from quark.torch.train import ConvBatchNorm, LinearOperation
+from quark.torch.train.conv_batch_norm import ConvBatchNorm, LinearOperation
 from quark.torch.train.quantizers import AffineQuantizer
 
 aten = torch.ops.aten
@@ -82,6 +82,7 @@ def test_training_agrees_with_inference_where_the_batch_is_typical(name: str) ->
     module, x = with_quantizers(name)
     module.train()
     norm = module.batch_norm
+    assert module.weight_quantizer is not None
     with torch.no_grad():  # statistics of this very batch, of the layer as it is quantized
         scale = module._spread(module.channel_scale())
         for _ in range(20):

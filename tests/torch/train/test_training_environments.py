@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
+from torch.multiprocessing.spawn import spawn
 from torch.utils.checkpoint import checkpoint
 from torch_networks import images, trained
 from torch_specs import settings
 
-from quark.torch.equalize import CrossLayerOptions
+from quark.features.bias_correction.options import TorchBiasCorrectionOptions
+from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
 from quark.torch.quantization.pipeline import quantize_network
-from quark.torch.refine import BiasCorrectionOptions
-from quark.torch.train import QuantizedNetwork
+from quark.torch.train.networks import QuantizedNetwork
 
 NAMES = ["int8", "non-overflow", "tqt", "lsq", "mx6"]
 
@@ -102,7 +103,11 @@ def _calibrate_and_step(rank: int, folder: str) -> None:
     half = images(8)[rank * 4 : rank * 4 + 4]
     network = quantize_network(trained("mobilenet"), [half], settings("tqt"))
     plan = network.plan.to_json()
-    repaired = settings("non-overflow", equalize=CrossLayerOptions(), correct_biases=BiasCorrectionOptions())
+    repaired = settings(
+        "non-overflow",
+        equalize=CrossLayerOptions(clip=ClipTreatment.CALIBRATED),
+        correct_biases=TorchBiasCorrectionOptions(),
+    )
     other = quantize_network(trained("mobilenet"), [half], repaired)
     network = nn.SyncBatchNorm.convert_sync_batchnorm(network) if torch.cuda.is_available() else network
     parallel = nn.parallel.DistributedDataParallel(network.train())
@@ -116,7 +121,7 @@ def _calibrate_and_step(rank: int, folder: str) -> None:
 
 
 def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(_in_process, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_in_process, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first["plan"] == second["plan"]
     for name, value in first["repaired"].items():

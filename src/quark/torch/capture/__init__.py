@@ -1,4 +1,4 @@
-"""Capture: an exported program, its module or a plain module becomes a `Network`."""
+"""Capture an exported program, its module or a plain module as a `Network`."""
 
 from quark.torch.capture.batches import Batch, Batches, inputs_of_batch
 from quark.torch.capture.capture import capture, input_names

@@ -1,31 +1,57 @@
-"""An exported program, its module, or a plain module, as a network of our own that trains.
+"""Capture an exported program, its module, or a plain module as a `Network` that can be trained.
 
-The parameters are copies: the model that it came from is left as it is. Guards on input shapes are gone, and so are
-in-place operators; batch norms and dropouts are modules.
+Parameters are copied, so the model itself is not changed. The graph is brought into one form:
+
+    guards      checks of input shapes are removed
+    blocks      code under `torch.no_grad()` or with autocast switched off, which the tracer puts into graphs of its
+                own, is inlined
+    in place    operators that write into their input are replaced by those that return a new tensor
+    modules     batch norms and dropouts become modules again, which behave differently in training and inference
+
+The network has attributes of its own (`plan`, `config`, `quantizers`): a model's attribute of that name gets a trailing
+underscore. Patterns of a configuration still match the model's own names.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import keyword
+import operator
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.errors import ModelError
-from quark.torch.capture.attribute_names import free_name, refuse_names
 from quark.torch.capture.batches import Batch
-from quark.torch.capture.functional import make_functional
-from quark.torch.capture.inline_blocks import inline_blocks
-from quark.torch.capture.modules import restore_modules
 from quark.torch.capture.program import export_for_training
-from quark.torch.graph import Network, attribute_of, copy_graph
-from quark.torch.train.networks import FrozenNetwork, QuantizedNetwork
+from quark.torch.graph import (
+    Network,
+    attribute_of,
+    copy_graph,
+    is_call,
+    layer_name,
+    rank_of,
+    set_attribute,
+    source_line,
+)
+from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork
+
+aten = torch.ops.aten
+_ASSERTIONS = (
+    aten._assert_scalar.default,
+    aten.sym_constrain_range_for_size.default,
+    aten._assert_tensor_metadata.default,
+)
+_ALIASES = (aten.dropout.default,)  # returns its input in eval mode, though its schema does not say so
+_FOLDERS = (QUANTIZERS, "dropouts")
 
 
 def input_names(model: nn.Module | ExportedProgram) -> list[str]:
-    """The inputs without which the model does not run."""
+    """Return the inputs without which the model does not run."""
     if isinstance(model, ExportedProgram):
         return [str(name) for name in model.graph_signature.user_inputs]
     if isinstance(model, fx.GraphModule):
@@ -37,61 +63,60 @@ def input_names(model: nn.Module | ExportedProgram) -> list[str]:
         )
     parameters = inspect.signature(model.forward).parameters.values()
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    required = [each.name for each in (*positional, *_by_name(model)) if each.default is each.empty]
+    required = [each.name for each in positional if each.default is each.empty] + _names_by_keyword(model)
     return required or [each.name for each in positional[:1]] or ["x"]
 
 
-def _by_name(model: nn.Module) -> list[inspect.Parameter]:
-    """The inputs that are handed over by name alone, without which the model does not run."""
+def _names_by_keyword(model: nn.Module) -> list[str]:
+    """Required inputs that can only be passed by name."""
     parameters = inspect.signature(model.forward).parameters.values()
-    return [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
 
 
 def capture(model: nn.Module | ExportedProgram, example: Callable[[], Batch]) -> Network:
-    """The model as a network, in eval mode; `example` gives a batch where the model has to be traced."""
+    """Return the model as a network, in eval mode. `example` returns a batch, for models that have to be traced."""
     if isinstance(model, (QuantizedNetwork, FrozenNetwork)):
         raise ModelError(
-            f"the model is a {type(model).__name__}, which quantize_model or freeze gave already: hand over the float "
-            "model that it was made of"
+            f"the model is a {type(model).__name__}, which quantize_model or freeze returned: pass the float model "
+            "that it was made from"
         )
-    if isinstance(model, fx.GraphModule) and _is_exported(model):
-        module: nn.Module = model
-    elif isinstance(model, ExportedProgram):
-        module = model.module()
+    if isinstance(model, ExportedProgram):
+        module: nn.Module = model.module()
+    elif isinstance(model, fx.GraphModule) and _is_exported(model):
+        module = model
     else:
-        module = _traced(model, example())
+        batch = example()  # first: it also refuses what is not a module
+        for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers()):
+            first, *rest = name.split(".")
+            is_held = hasattr(fx.GraphModule, first) or first == "meta"
+            if (is_held and not hasattr(nn.Module, first)) or any(map(keyword.iskeyword, (first, *rest))):
+                raise ModelError(
+                    f"{type(model).__name__} has '{name}', a name that torch's graph modules cannot hold: rename it in "
+                    "the model's code (and in its state_dict), for example with a trailing underscore"
+                )
+        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        inputs = [each.to(device) for each in batch]
+        names = _names_by_keyword(model)
+        count = len(inputs) - len(names)
+        named = dict(zip(names, inputs[count:], strict=True))
+        module = export_for_training(model, inputs[:count], named).module()
     if not isinstance(module, fx.GraphModule):
-        raise ModelError(f"the exported program gave a {type(module).__name__}: expected a graph module")
-    return network_of(module)
-
-
-def _is_exported(module: fx.GraphModule) -> bool:
-    """That the graph is one of operators; what torch.fx traces calls modules, methods and functions of torch."""
-    guards = [node for node in module.graph.nodes if node.op == "call_module"]
-    return all(str(node.target).startswith("_guards") for node in guards) and not any(
-        node.op == "call_method" or str(getattr(node.target, "__module__", "")).startswith("torch.nn.functional")
-        for node in module.graph.nodes
-    )
-
-
-def _traced(model: nn.Module, example: Batch) -> nn.Module:
-    refuse_names(model)
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    inputs = [each.to(device) for each in example]
-    names = [each.name for each in _by_name(model)]
-    count = len(inputs) - len(names)
-    return export_for_training(model, inputs[:count], dict(zip(names, inputs[count:], strict=True))).module()
-
-
-def network_of(module: fx.GraphModule) -> Network:
-    """A network with a copy of the module's graph and parameters."""
+        raise ModelError(f"the exported program returned a {type(module).__name__}: expected a graph module")
     graph = copy_graph(module.graph)
-    _remove_guards(module, graph)
-    inline_blocks(module, graph)
-    root = _attributes(module, graph)
-    network = Network(root, graph)
-    make_functional(graph)
-    restore_modules(network)
+    for node in list(graph.nodes):
+        is_guard = node.op == "call_module" and str(node.target).startswith("_guards")
+        if (is_guard or is_call(node, *_ASSERTIONS)) and not node.users:
+            graph.erase_node(node)
+        elif node.op == "call_module" and not is_guard:
+            kind = type(module.get_submodule(str(node.target))).__name__
+            raise ModelError(
+                f"node '{node.name}' calls a module ({kind}): expected a graph of aten operators, as "
+                "quark.torch.export_for_training returns; pass the model itself instead"
+            )
+    _inline_blocks(module, graph)
+    network = Network(_copied_attributes(module, graph), graph)
+    _make_functional(graph)
+    _restore_modules(network)
     graph.eliminate_dead_code()
     network.delete_all_unused_submodules()
     graph.lint()
@@ -99,37 +124,28 @@ def network_of(module: fx.GraphModule) -> Network:
     return network.eval()
 
 
-def _remove_guards(module: fx.GraphModule, graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        is_guard = node.op == "call_module" and str(node.target).startswith("_guards")
-        is_assertion = node.op == "call_function" and node.target in (
-            torch.ops.aten._assert_scalar.default,
-            torch.ops.aten.sym_constrain_range_for_size.default,
-            torch.ops.aten._assert_tensor_metadata.default,
-        )
-        if (is_guard or is_assertion) and not node.users:
-            graph.erase_node(node)
-        elif node.op == "call_module" and not is_guard:
-            kind = type(module.get_submodule(str(node.target))).__name__
-            raise ModelError(
-                f"node '{node.name}' calls a module ({kind}): expected a graph of aten operators, as "
-                "quark.torch.export_for_training gives; hand over the model itself instead"
-            )
+def _is_exported(module: fx.GraphModule) -> bool:
+    """True if the graph consists of operators; what torch.fx traces calls modules, methods and torch functions."""
+    return not any(
+        (node.op == "call_module" and not str(node.target).startswith("_guards"))
+        or node.op == "call_method"
+        or str(getattr(node.target, "__module__", "")).startswith("torch.nn.functional")
+        for node in module.graph.nodes
+    )
 
 
-def _attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, torch.Tensor | nn.Module]:
-    """Copies of the parameters and buffers that the graph reads, by name; what is shared stays shared."""
+def _copied_attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, torch.Tensor | nn.Module]:
+    """Copy the parameters and buffers that the graph reads; shared tensors stay shared. Renames them in the graph."""
     copies: dict[int, torch.Tensor] = {}
-    names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     found: dict[str, torch.Tensor | nn.Module] = {}
-    for node in graph.nodes:
-        if node.op != "get_attr":
-            continue
+    reads = [node for node in graph.nodes if node.op == "get_attr"]
+    names = {str(node.target) for node in reads}
+    for node in reads:
         value = attribute_of(module, node)
         if value is None:
             raise ModelError(
-                f"'{node.target}' is a graph of its own, which control flow (torch.cond, map) and autocast "
-                "within the forward give: put autocast around the call of the model, and export control flow to "
+                f"'{node.target}' is a separate graph, as control flow (torch.cond, map) and autocast "
+                "within the forward produce: put autocast around the call of the model, and export control flow to "
                 "ONNX, where quark.onnx leaves it in float"
             )
         if value.is_meta:
@@ -144,3 +160,186 @@ def _attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, torch.Tens
         node.target = free_name(str(node.target), names)
         found[node.target] = copies[id(value)]
     return found
+
+
+def free_name(path: str, taken: Collection[str]) -> str:
+    """Return the path that a model's attribute has in a network; `taken` are the paths of the model.
+
+    >>> free_name("plan.0.weight", ["plan.0.weight"]), free_name("features.0.weight", ["features.0.weight"])
+    ('plan_.0.weight', 'features.0.weight')
+    """
+
+    def is_ours(name: str) -> bool:
+        return name in _FOLDERS or any(hasattr(kind, name) for kind in (QuantizedNetwork, FrozenNetwork))
+
+    first, *rest = path.split(".")
+    if not is_ours(first):
+        return path
+    others = {name.partition(".")[0] for name in taken}
+    while first in others or is_ours(first):
+        first += "_"
+    return ".".join((first, *rest))
+
+
+# ---- blocks ----
+def _inline_blocks(module: fx.GraphModule, graph: fx.Graph) -> None:
+    """Inline blocks, also nested ones, into the graph, which is a copy of the module's.
+
+    Results of a block without gradients are detached, so that nothing inside learns, as the model wants. Blocks with
+    autocast switched on compute in other types; they stay, and are refused later.
+    """
+
+    def block_argument(node: fx.Node) -> int:
+        """The argument of the node that is a block to inline; 0 if it has none."""
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name == "wrap_with_set_grad_enabled":
+            return 1
+        return 4 if name == "wrap_with_autocast" and not node.args[2] else 0
+
+    while (node := next((each for each in graph.nodes if block_argument(each)), None)) is not None:
+        place = block_argument(node)
+        source: Any = node.args[place]
+        block: fx.Graph = operator.attrgetter(str(source.target))(module).graph
+        inputs = iter(node.args[place + 1 :])
+        is_detached = place == 1 and not node.args[0]
+        known: dict[fx.Node, Any] = {}
+        with graph.inserting_before(node):
+            for inner in block.nodes:
+                if inner.op == "placeholder":
+                    known[inner] = next(inputs)
+                elif inner.op != "output":
+                    known[inner] = graph.node_copy(inner, known.__getitem__)
+                if inner.op == "get_attr":
+                    known[inner].target = f"{source.target}.{inner.target}"
+            returned: Any = block.output_node().args[0]
+            results = [known[value] if isinstance(value, fx.Node) else value for value in returned]
+            for index, value in enumerate(results):
+                if is_detached and isinstance(value, fx.Node):
+                    results[index] = graph.call_function(aten.detach.default, (value,))
+                    results[index].meta = dict(value.meta)
+        for user in list(node.users):  # the operator returns a tuple, of which users take one item each
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        if not source.users:
+            graph.erase_node(source)
+
+
+# ---- operators in place ----
+def _make_functional(graph: fx.Graph) -> None:
+    """Replace operators that write into their input; the order of nodes stays.
+
+        y = relu_(x)        becomes   y = relu(x),  and later readers of x read y
+
+    So a model may use one in-place module in many places. If the input is a view of another tensor that is read
+    afterwards, that one would have changed too: this is refused, with the line to change.
+    """
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not _is_mutating(node.target):
+            continue
+        where = f"node '{node.name}' of {layer_name(node)} ({source_line(node)})"
+        written = node.args[0]
+        if written.op == "get_attr":
+            # a model captured in training mode counts its batches; its batch norms do so again as modules
+            if not str(written.target).endswith("num_batches_tracked"):
+                raise ModelError(
+                    f"{where} changes the parameter or buffer '{written.target}' while the network runs: a quantized "
+                    "network has constant weights"
+                )
+            node.replace_all_uses_with(written)
+            graph.erase_node(node)
+            continue
+        _refuse_aliases(node, written, order, where)
+        name, overload = node.target._schema.name.removeprefix("aten::"), node.target._overloadname
+        functional = getattr(getattr(aten, name[:-1], None), overload, None) if name.endswith("_") else None
+        if functional is None:
+            raise ModelError(
+                f"{where} writes into a tensor with {node.target}, which has no variant that returns a new one: "
+                "write the line without '_' or out="
+            )
+        node.target = functional
+        for user in [user for user in written.users if user is not node and order[user] > order[node]]:
+            user.replace_input_with(written, node)
+
+
+def _is_mutating(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _refuse_aliases(node: fx.Node, written: fx.Node, order: dict[fx.Node, int], where: str) -> None:
+    """Raise ModelError if a tensor that shares memory with the written one is read afterwards."""
+    root = written
+    while _is_view(root) and root.args and isinstance(root.args[0], fx.Node):
+        root = root.args[0]
+    family, pending = {root}, [root]
+    while pending:
+        views = [user for user in pending.pop().users if user not in family and _is_view(user)]
+        family.update(views)
+        pending += views
+    for other in family - {written, node}:
+        reader = next((user for user in other.users if order[user] > order[node] and user not in family), None)
+        if reader is not None and not _is_mutating(reader.target):
+            raise ModelError(
+                f"{where} writes into a view of '{other.name}', which '{reader.name}' reads afterwards: write the line "
+                "without in-place operators"
+            )
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    aliases = [each.alias_info for each in node.target._schema.returns if each.alias_info is not None]
+    return any(not alias.is_write for alias in aliases) or node.target in _ALIASES
+
+
+# ---- modules ----
+def _restore_modules(network: Network) -> None:
+    """Turn batch norms and dropouts into modules. Parameters keep their names; a batch norm without running statistics
+    stays a function."""
+    dropouts: dict[Any, type[nn.Module]] = {
+        aten.dropout.default: nn.Dropout,
+        aten.feature_dropout.default: nn.Dropout2d,
+        aten.alpha_dropout.default: nn.AlphaDropout,
+    }
+    before = dict(network.named_modules())
+    made: set[str] = set()
+    for node in list(network.graph.nodes):
+        if is_call(node, aten.batch_norm.default) and node.args[3] is not None and node.args[4] is not None:
+            path = str(node.args[3].target).rpartition(".")[0] or str(node.name)
+            if path not in made:
+                made.add(path)
+                set_attribute(network, path, _batch_norm(network, node, before.get(path)))
+            name = str(node.name)
+            _call_module_instead(network, node, path).name = name
+        elif is_call(node, *dropouts):
+            path = f"dropouts.{node.name}"
+            set_attribute(network, path, dropouts[node.target](float(node.args[1])).eval())
+            _call_module_instead(network, node, path)
+
+
+def _batch_norm(network: Network, node: fx.Node, before: nn.Module | None) -> _BatchNorm:
+    """The batch norm that the node computes; `before` is the module that holds its parameters now."""
+    values = [attribute_of(network, argument) for argument in node.args[1:5]]
+    mean = values[2]
+    assert mean is not None
+    kinds: dict[int | None, type[_BatchNorm]] = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 5: nn.BatchNorm3d}
+    kind = kinds.get(rank_of(node), nn.BatchNorm2d)
+    momentum, eps = (float(node.args[i]) for i in (6, 7))  # type: ignore[arg-type]
+    norm = kind(mean.numel(), eps, momentum, affine=values[0] is not None, device=mean.device, dtype=mean.dtype)
+    for field, value in zip(("weight", "bias", "running_mean", "running_var"), values, strict=True):
+        if value is not None:
+            setattr(norm, field, value)
+    tracked = getattr(before, "num_batches_tracked", None)
+    if isinstance(tracked, torch.Tensor) and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.copy_(tracked)
+    return norm.eval()
+
+
+def _call_module_instead(network: Network, node: fx.Node, path: str) -> fx.Node:
+    with network.graph.inserting_before(node):
+        call = network.graph.call_module(path, (node.args[0],))
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    network.graph.erase_node(node)
+    return call

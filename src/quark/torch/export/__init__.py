@@ -1,10 +1,8 @@
-"""Export: a frozen network as an ONNX file, checked against torch, or as safetensors with JSON."""
+"""Export a frozen network as an ONNX file, checked against torch, or as safetensors with JSON."""
 
-from quark.torch.export.errors import ExportError, ParityError
-from quark.torch.export.exporter import ModelExporter
-from quark.torch.export.layer_parity import Divergence
-from quark.torch.export.onnx_file import ExportReport, export_onnx
-from quark.torch.export.parity import ParityReport
+from quark.torch.export.deployable import ExportError, ParityError
+from quark.torch.export.exporter import ExportReport, ModelExporter, export_onnx
+from quark.torch.export.parity import Divergence, ParityReport
 from quark.torch.export.safetensors_file import export_safetensors, load_safetensors
 
 __all__ = [

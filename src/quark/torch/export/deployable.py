@@ -1,86 +1,85 @@
-"""The network that an export starts from: frozen, in eval mode, on the CPU."""
+"""What an export starts from: a frozen network in eval mode on the CPU, and inputs to run it with."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from typing import Any
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from quark.errors import InvalidValueError, QuarkError
 from quark.plan import DynamicChoice
 from quark.text import get_logger
 from quark.torch.capture import capture, input_names, inputs_of_batch
-from quark.torch.export.errors import ExportError
 from quark.torch.freeze import freeze
 from quark.torch.graph import Network
 from quark.torch.train.networks import QuantizedNetwork
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
+if TYPE_CHECKING:
+    from quark.torch.export.parity import ParityReport
+
+Inputs: TypeAlias = tuple[torch.Tensor, ...]
+SAMPLES = 8
+
 _LOG = get_logger(__name__)
 _IN_FLOAT32 = (torch.bfloat16, torch.float64)
+_NOISE = 0.1  # in standard deviations of the example
+_TALKATIVE = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+
+
+class ExportError(QuarkError, RuntimeError):
+    """The network cannot be written as ONNX; the message names the node, and what to do."""
+
+
+class ParityError(ExportError):
+    """The exported file does not compute what the network computes; `report` has the figures."""
+
+    def __init__(self, message: str, report: ParityReport) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 def deployable(model: nn.Module | ExportedProgram, example_input: Any = None) -> fx.GraphModule:
-    """The network to export, in eval mode and on the CPU: the one that came, or a copy that is frozen, moved or brought
-    to float32 where it is bfloat16 or float64, which ONNX Runtime computes little in. A float model that is no network
-    yet is captured, with the example where it has to be traced."""
-    network = frozen(model) if _is_network(model) else _captured(model, example_input)
+    """Return the network to export, in eval mode and on the CPU.
+
+    It is the given network, or a copy if it has to be frozen, moved or converted from bfloat16 or float64 to float32,
+    because ONNX Runtime computes little in those types. A float model that is not a network yet is captured, traced
+    with the example if necessary.
+    """
+    modules = model.modules() if isinstance(model, fx.GraphModule) else ()
+    if isinstance(model, Network) or any(isinstance(module, Quantizer) for module in modules):
+        network = frozen(model)
+    else:
+        names = input_names(model)
+        network = capture(model, lambda: inputs_of_batch(example_input, names, "example_input"))
     tensors = [*network.parameters(), *network.buffers()]
-    is_elsewhere = any(each.device.type != "cpu" for each in tensors)
-    others = sorted({str(each.dtype) for each in tensors if each.dtype in _IN_FLOAT32})
+    is_elsewhere = any(tensor.device.type != "cpu" for tensor in tensors)
+    others = sorted({str(tensor.dtype) for tensor in tensors if tensor.dtype in _IN_FLOAT32})
     if network.training or is_elsewhere or others:
         network = copy.deepcopy(network).cpu().eval()
     if others:
         network = network.float()
         _LOG.info("%s weights are exported as float32, which ONNX Runtime computes in", " and ".join(others))
-    _refuse_symmetric_dynamic(network)
-    _refuse_plain_outputs(network)
-    return network
-
-
-def _is_network(model: object) -> bool:
-    """That it is one of ours, with quantizers or without, and not what torch.export gives."""
-    modules = model.modules() if isinstance(model, fx.GraphModule) else ()
-    return isinstance(model, Network) or any(isinstance(each, Quantizer) for each in modules)
-
-
-def _captured(model: nn.Module | ExportedProgram, example_input: Any) -> fx.GraphModule:
-    names = input_names(model)
-    return capture(model, lambda: inputs_of_batch(example_input, names, "example_input"))
-
-
-def frozen(model: nn.Module | ExportedProgram) -> fx.GraphModule:
-    """The network that came, or a frozen copy of one that still trains."""
-    if not isinstance(model, fx.GraphModule):
-        raise ExportError(
-            f"expected a network that ModelQuantizer.quantize_model or freeze gave, got {type(model).__name__}"
-        )
-    if not isinstance(model, QuantizedNetwork):
-        return model
-    _LOG.info("the network was not frozen: a frozen copy of it is exported")
-    return freeze(model)
-
-
-def _refuse_symmetric_dynamic(network: fx.GraphModule) -> None:
     for module in network.modules():
-        if not isinstance(module, DynamicQuantizer):
-            continue
-        choice = module.choice()
+        choice = module.choice() if isinstance(module, DynamicQuantizer) else None
         if isinstance(choice, DynamicChoice) and (choice.format != "uint8" or module.is_symmetric):
             raise ExportError(
                 f"tensor '{module.tensor}' is quantized dynamically to {'symmetric ' if module.is_symmetric else ''}"
                 f"{choice.format}: ONNX's DynamicQuantizeLinear has uint8 with a zero point only. Use Dtype.uint8 with "
                 "symmetric=False for dynamic activations"
             )
-
-
-def _refuse_plain_outputs(network: fx.GraphModule) -> None:
-    """A file's outputs are tensors. Beside them the network may return None, which is left out."""
+    # The outputs of a file are tensors. The network may also return None, which is left out.
     outputs = pytree.tree_leaves(network.graph.output_node().args)
-    if all(each is None for each in outputs):
+    if all(output is None for output in outputs):
         raise ExportError("the network returns nothing, and an ONNX file has outputs: let its forward return tensors")
     for number, output in enumerate(outputs):
         value = output.meta.get("val") if isinstance(output, fx.Node) else output
@@ -92,3 +91,95 @@ def _refuse_plain_outputs(network: fx.GraphModule) -> None:
             f"output {number} of the network, counted from 0, is {what}: the outputs of an ONNX file are tensors. Let "
             "the forward return tensors only, or wrap the network in a module that leaves the others out"
         )
+    return network
+
+
+def frozen(model: nn.Module | ExportedProgram) -> fx.GraphModule:
+    """Return the given network, or a frozen copy of one that still trains."""
+    if not isinstance(model, fx.GraphModule):
+        raise ExportError(
+            f"expected a network from ModelQuantizer.quantize_model or freeze, got {type(model).__name__}"
+        )
+    if not isinstance(model, QuantizedNetwork):
+        return model
+    _LOG.info("the network was not frozen: a frozen copy of it is exported")
+    return freeze(model)
+
+
+def example_inputs(network: fx.GraphModule, example: Any) -> Inputs:
+    """Return the inputs of the network in their order, on the CPU, from a tensor, a sequence or a dictionary.
+
+    Floats are converted to the type of the weights, because bfloat16 and float64 networks are exported in float32.
+    Raises InvalidValueError if an input is missing or unknown.
+    """
+    names = [str(node.target) for node in network.graph.nodes if node.op == "placeholder"]
+    if isinstance(example, Mapping):
+        if set(example) != set(names):
+            raise InvalidValueError(
+                f"example input has {', '.join(map(str, example)) or 'nothing'}, and the network takes "
+                f"{', '.join(names)}: use these names"
+            )
+        values = [example[name] for name in names]
+    else:
+        values = list(example) if isinstance(example, (list, tuple)) else [example]
+    if len(values) != len(names):
+        raise InvalidValueError(
+            f"example input has {len(values)} tensors, and the network takes {len(names)}: {', '.join(names)}"
+        )
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise InvalidValueError(f"example input '{name}': expected a tensor, got {type(value).__name__}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise InvalidValueError(f"example input '{name}' holds NaN or Inf: expected a typical input")
+    kinds = {each.dtype for each in network.parameters() if each.is_floating_point()}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    plain = [value.detach().cpu() for value in values]
+    return tuple(x.to(kind) if kind is not None and x.dtype in _IN_FLOAT32 else x for x in plain)
+
+
+def batch_size(example: Sequence[torch.Tensor]) -> int:
+    """The length of the first axis of the first input that has one; 1 if none has."""
+    return next((int(each.shape[0]) for each in example if each.dim()), 1)
+
+
+def samples_around(example: Sequence[torch.Tensor], *, has_dynamic_batch: bool) -> list[Inputs]:
+    """Return batches to compare on: the example itself, and with noise added to floats.
+
+    With a dynamic batch it is one batch of `SAMPLES`, else two of the example's size.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(x: torch.Tensor, first: int) -> torch.Tensor:
+        """With noise from row `first` on."""
+        if not x.is_floating_point() or not x.dim():
+            return x
+        noise = torch.randn(x.shape, generator=generator) * (_NOISE * float(x.float().std(correction=0)))
+        noise[:first] = 0
+        return x + noise.to(x.dtype)
+
+    if not has_dynamic_batch:
+        return [tuple(example), tuple(noisy(x, 0) for x in example)]
+    size = batch_size(example)
+    batch = []
+    for x in example:
+        if x.dim() > 0 and x.shape[0] == size:
+            copies = -(-SAMPLES // size)
+            x = noisy(torch.cat([x] * copies)[:SAMPLES], size)
+        batch.append(x)
+    return [tuple(batch)]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence torch's exporter: what it prints, warns and logs about itself is not for users of quark."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

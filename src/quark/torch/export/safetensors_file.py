@@ -1,11 +1,19 @@
-"""The quantized state of a frozen network: `model.safetensors`, and `config.json` that says what is in it.
+"""The quantized state of a frozen network: `model.safetensors`, and `config.json` that describes it.
 
-    model.safetensors    parameters as codes, packed bits or floats (`stored_tensors`); all other state as it is
+    model.safetensors    parameters as codes, packed bits or floats; all other state as it is
     config.json          version, how each parameter is stored, the plan, the configuration it was quantized by
 
-It is read into a network of the same architecture, which then gives the same outputs, bit for bit. A file is data:
-names, types, shapes and sizes are checked against the network before anything is taken from it, and nothing in it is
-executed.
+A network of the same architecture that loads it returns the same outputs, bit for bit. A file is data: names, types,
+shapes and sizes are checked against the network before anything is used, and nothing in it is executed. A quantized
+parameter is stored in the bits of its format:
+
+    codes      integers of 8 bits and more, in their own type; scale and zero point beside them
+    packed     integers of fewer bits, and blocks with their scales, as `quark.formats.packing` has them
+    float      float16 and bfloat16 numbers; and any number that none of the others restores exactly
+
+The loaded parameter goes through a quantizer again, which must return the same numbers. Some block formats do not: a
+block whose largest number was rounded up to the next power of two would get a larger scale. Its numbers are restored a
+little smaller, by less than rounding undoes. If even that does not help, float numbers are stored.
 """
 
 from __future__ import annotations
@@ -14,36 +22,70 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx, nn
 
 import quark
-from quark.errors import InvalidValueError, MissingDependencyError, ModelError, UnsupportedTypeError
+from quark.errors import InvalidValueError, MissingDependencyError, ModelError, QuarkError, UnsupportedTypeError
 from quark.files.foreign import REPORT, Fields, read_json
+from quark.formats.affine import code_dtype, dequantize_affine, quantize_affine
+from quark.formats.arrays import array_kind
+from quark.formats.packing import PackedArray, pack, unpack
+from quark.formats.quantize import quantize_dequantize
 from quark.onnx.save import complete, write_text, writing
-from quark.plan import AffineChoice, Choice, QuantizationPlan
+from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice, QuantizationPlan
+from quark.rounded import parameters_of, rounded
 from quark.torch.export.deployable import frozen
-from quark.torch.export.stored_tensors import Stored, Tensors, restore, store
 from quark.torch.graph import attribute_of, module_of
 from quark.torch.train.networks import FrozenNetwork, with_state
 from quark.torch.train.quantizers import Quantizer
 
+Array = NDArray[Any]
+Tensors = dict[str, torch.Tensor]
+
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VERSION = 1
+SCALE, ZERO_POINT, BLOCK_SCALES = "scale", "zero_point", "block_scales"
+_A_LITTLE_LESS = np.float32(1 - 2.0**-12)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a parameter is stored: `kind` is codes, packed or float; `parts` are the tensors beside the first one."""
+
+    kind: str
+    format: str
+    shape: tuple[int, ...]
+    dtype: str
+    parts: tuple[str, ...] = ()
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Stored:
+        """Read an entry of config.json."""
+        kind, dtype = fields.text("kind", ("codes", "packed", "float")), fields.text("dtype")
+        if not dtype.isidentifier() or not isinstance(getattr(torch, dtype, None), torch.dtype):
+            fields.refuse("dtype", "a type of torch")
+        return cls(kind, fields.text("format"), fields.shape("shape"), dtype, fields.texts("parts"))
 
 
 def export_safetensors(
     model: nn.Module, folder: str | os.PathLike[str], *, has_codes: bool = True
 ) -> tuple[Path, Path]:
-    """Write the state of a frozen network into the folder, which is made where it is missing; the two files.
+    """Write the state of a frozen network into the folder, which is created if necessary; return the two paths.
 
     A network that still trains is frozen first, in a copy. Without `has_codes`, quantized parameters are written as the
     float numbers that their codes stand for.
     """
-    save = _safetensors().save_file
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise MissingDependencyError("safetensors is not installed: pip install 'quark-quantizer[torch]'") from error
     network = frozen(model)
     if not isinstance(network, FrozenNetwork):
         raise UnsupportedTypeError("model: expected a quantized network, got a float one; torch.save writes its state")
@@ -55,11 +97,10 @@ def export_safetensors(
     tensors: Tensors = {}
     for name, value in network.state_dict().items():
         choice = choices.get(name)
-        if choice is not None and not has_codes:
-            value = _rounded_values(name, value, choice)
-            choice = None
         stored, parts = store(name, value, choice)
-        described[name] = stored.to_json()
+        if choice is not None and not has_codes:
+            stored, parts = store(name, restore(name, stored, parts, choice).to(value.dtype), None)
+        described[name] = {**vars(stored), "shape": list(stored.shape), "parts": list(stored.parts)}
         tensors |= parts
     content = {
         "quark_version": quark.__version__,
@@ -70,13 +111,15 @@ def export_safetensors(
     }
     text = json.dumps(content, indent=1, default=str)
     with complete(target / WEIGHTS) as temporary:
-        save(tensors, temporary, metadata={"format": "pt"})
+        save_file(tensors, temporary, metadata={"format": "pt"})
     write_text(text, target / CONFIG)
     return target / WEIGHTS, target / CONFIG
 
 
 def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> FrozenNetwork:
-    """A copy of the network with the state that was written to the folder. A ModelError names what does not fit."""
+    """Return a copy of the network with the state from the folder. A ModelError names what does not fit."""
+    from safetensors import SafetensorError, safe_open
+
     path = Path(folder) / CONFIG
     label = f"'{path}' (export_safetensors writes it)"
     content = Fields(read_json(path, label, REPORT, ModelError), label, error=ModelError)
@@ -87,31 +130,47 @@ def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> 
     except InvalidValueError as error:
         raise ModelError(str(error)) from error
     _check_plan(network, plan)
-    state = network.state_dict()
     entries = content.mapping("tensors")
-    described = {name: _stored(entries.mapping(name)) for name in entries}
-    _check_names(described, state)
+    described = {name: Stored.from_fields(entries.mapping(name)) for name in entries}
+    state = network.state_dict()
+    missing, strange = sorted(state.keys() - described.keys()), sorted(described.keys() - state.keys())
+    if missing or strange:
+        parts = [f"misses {', '.join(missing[:3])}"] if missing else []
+        parts += [f"has {', '.join(strange[:3])}, which the network does not have"] if strange else []
+        raise ModelError(f"the file does not belong to this network: it {' and '.join(parts)}")
     for name, stored in described.items():
-        here = state[name]
-        if stored.shape != tuple(here.shape) or f"torch.{stored.dtype}" != str(here.dtype):
+        own = state[name]
+        if stored.shape != tuple(own.shape) or f"torch.{stored.dtype}" != str(own.dtype):
             raise ModelError(
-                f"'{name}' is {stored.dtype} of shape {stored.shape} in the file, and {here.dtype} of shape "
-                f"{tuple(here.shape)} in the network"
+                f"'{name}' is {stored.dtype} of shape {stored.shape} in the file, and {own.dtype} of shape "
+                f"{tuple(own.shape)} in the network"
             )
-    tensors = _read_tensors(Path(folder) / WEIGHTS, described)
-    choices = _choices_of(plan, parameter_choices(network))
+    path = Path(folder) / WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            there = set(file.keys())
+            wanted = set(described) | {f"{name}.{part}" for name, stored in described.items() for part in stored.parts}
+            if there != wanted:
+                raise ModelError(
+                    f"'{path.name}' and {CONFIG} do not belong together: {', '.join(sorted(there ^ wanted)[:3])}"
+                )
+            tensors = {name: file.get_tensor(name) for name in sorted(wanted)}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read '{path}': {error}") from error
+    here = parameter_choices(network)
+    choices = {each.tensor: each.choice for each in plan if each.tensor in here}
     loaded = {name: restore(name, stored, tensors, choices.get(name)) for name, stored in described.items()}
     config = dict(content.mapping("config").content)
     result = copy.deepcopy(network)
     result.load_state_dict(loaded)
-    made: FrozenNetwork = with_state(
-        result, FrozenNetwork, {"plan": plan, "config": config, "algorithms": network.algorithms}
-    )
+    facts = {"plan": plan, "config": config, "algorithms": network.algorithms}
+    made: FrozenNetwork = with_state(result, FrozenNetwork, facts)
     return made.eval().requires_grad_(False)
 
 
 def parameter_choices(network: fx.GraphModule) -> dict[str, Choice]:
-    """What is done to the parameters of a frozen network; not those that two quantizers treat differently."""
+    """Return how each parameter of a frozen network is quantized, without those that two quantizers treat
+    differently."""
     found: dict[str, Choice] = {}
     disputed: set[str] = set()
     for node in network.graph.nodes:
@@ -126,24 +185,18 @@ def parameter_choices(network: fx.GraphModule) -> dict[str, Choice]:
     return {name: choice for name, choice in found.items() if name not in disputed}
 
 
-def _rounded_values(name: str, value: torch.Tensor, choice: Choice) -> torch.Tensor:
-    stored, parts = store(name, value, choice)
-    return restore(name, stored, parts, choice).to(value.dtype)
-
-
-def _choices_of(plan: QuantizationPlan, here: Mapping[str, Choice]) -> dict[str, Choice]:
-    """The choices of the file for the parameters that the network quantizes."""
-    return {each.tensor: each.choice for each in plan if each.tensor in here}
-
-
 def _check_plan(network: FrozenNetwork, plan: QuantizationPlan) -> None:
-    """That the file quantizes the same tensors in the same formats; numbers may differ."""
+    """Raise unless the file quantizes the same tensors in the same formats; numbers may differ."""
     here, there = _kinds(network.plan), _kinds(plan)
+
+    def words(kinds: list[Any] | None) -> str:
+        return " and ".join(str(each[0] if isinstance(each, tuple) else each) for each in kinds) if kinds else "nothing"
+
     for tensor in sorted(here.keys() | there.keys()):
         if here.get(tensor) != there.get(tensor):
             raise ModelError(
-                f"tensor '{tensor}' is quantized to {_words(there.get(tensor))} in the file, and to "
-                f"{_words(here.get(tensor))} in the network: quantize the network by the configuration of the file"
+                f"tensor '{tensor}' is quantized to {words(there.get(tensor))} in the file, and to "
+                f"{words(here.get(tensor))} in the network: quantize the network by the configuration of the file"
             )
 
 
@@ -151,54 +204,101 @@ def _kinds(plan: QuantizationPlan) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for each in plan:
         choice = each.choice
-        is_affine = isinstance(choice, AffineChoice)
-        found.setdefault(each.tensor, []).append((str(choice), choice.axis) if is_affine else choice)  # type: ignore[union-attr]
+        kind = (str(choice), choice.axis) if isinstance(choice, AffineChoice) else choice
+        found.setdefault(each.tensor, []).append(kind)
     return found
 
 
-def _words(kinds: list[Any] | None) -> str:
-    return " and ".join(str(each[0] if isinstance(each, tuple) else each) for each in kinds) if kinds else "nothing"
+# ---- one parameter ----
+def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Stored, Tensors]:
+    """Return how a parameter is stored, and the tensors to write, the first under its own name."""
+    dtype = str(values.dtype).removeprefix("torch.")
+    plain = Stored("float", dtype, tuple(values.shape), dtype), {name: values.detach().cpu().contiguous()}
+    if choice is None or values.dtype is not torch.float32:
+        return plain
+    array = np.ascontiguousarray(values.detach().cpu().numpy())
+    if isinstance(choice, AffineChoice):
+        parameters = parameters_of(choice, array.shape)
+        codes = np.asarray(quantize_affine(array, parameters))
+        is_packed = parameters.format.bits < 8
+        tensors = {
+            name: torch.from_numpy(pack(codes.astype(np.float32), parameters.format).codes if is_packed else codes),
+            f"{name}.{SCALE}": torch.from_numpy(np.asarray(parameters.scale).copy()),
+            f"{name}.{ZERO_POINT}": torch.from_numpy(np.asarray(parameters.zero_point)),
+        }
+        kind = "packed" if is_packed else "codes"
+        stored = Stored(kind, choice.format, array.shape, "float32", (SCALE, ZERO_POINT))
+    elif isinstance(choice, BlockChoice):
+        quantizer = choice.quantizer
+        packed = pack(
+            quantize_dequantize(array, "bfloat16") if choice.to_bfloat16_first else array,
+            quantizer.format,
+            choice.axis if array.ndim > 1 else 0,
+            scale_rule=quantizer.scale_rule,
+            rounding=quantizer.rounding,
+            nonfinite=quantizer.nonfinite,
+        )
+        tensors = {name: torch.from_numpy(packed.codes), f"{name}.{BLOCK_SCALES}": torch.from_numpy(packed.scales)}
+        stored = Stored("packed", choice.format, array.shape, "float32", (BLOCK_SCALES,))
+    elif isinstance(choice, FloatChoice) and choice.scale == 1.0:
+        tensors = {name: torch.from_numpy(rounded(array, choice)).to(getattr(torch, choice.format))}
+        stored = Stored("float", choice.format, array.shape, "float32")
+    else:
+        return plain
+    again = rounded(restore(name, stored, tensors, choice).numpy(), choice)
+    is_exact = np.array_equal(again, rounded(array, choice), equal_nan=True)
+    return (stored, tensors) if is_exact else plain
 
 
-def _check_names(described: Mapping[str, Stored], state: Mapping[str, torch.Tensor]) -> None:
-    missing, strange = sorted(state.keys() - described.keys()), sorted(described.keys() - state.keys())
-    if missing or strange:
-        parts = [f"misses {', '.join(missing[:3])}"] if missing else []
-        parts += [f"has {', '.join(strange[:3])}, which the network has not"] if strange else []
-        raise ModelError(f"the file is not of this network: it {' and '.join(parts)}")
-
-
-def _stored(fields: Fields) -> Stored:
-    kind = fields.text("kind", ("codes", "packed", "float"))
-    if not _is_type(fields.text("dtype")):
-        fields.refuse("dtype", "a type of torch")
-    return Stored(kind, fields.text("format"), fields.shape("shape"), fields.text("dtype"), fields.texts("parts"))
-
-
-def _is_type(name: str) -> bool:
-    return name.isidentifier() and isinstance(getattr(torch, name, None), torch.dtype)
-
-
-def _read_tensors(path: Path, described: Mapping[str, Stored]) -> Tensors:
-    """The tensors that are described and no others; their sizes are looked at before they are read."""
-    from safetensors import SafetensorError, safe_open
-
+def restore(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: Choice | None) -> torch.Tensor:
+    """Return the numbers that were stored. A ModelError names a tensor that is not as the file describes it."""
+    if stored.kind == "float":
+        found = tensors[name]
+        if tuple(found.shape) != stored.shape:
+            raise ModelError(f"tensor '{name}' of the file has the shape {tuple(found.shape)}, expected {stored.shape}")
+        return found.to(getattr(torch, stored.dtype))
     try:
-        with safe_open(path, framework="pt") as file:
-            there = set(file.keys())
-            wanted = set(described) | {f"{name}.{part}" for name, stored in described.items() for part in stored.parts}
-            if there != wanted:
+        if isinstance(choice, BlockChoice):
+            array = _decode_blocks(name, stored, tensors, choice)
+        elif isinstance(choice, AffineChoice):
+            parameters = parameters_of(choice, stored.shape)
+            codes = tensors[name].numpy()
+            for part, expected in ((SCALE, parameters.scale), (ZERO_POINT, parameters.zero_point)):
+                if not np.array_equal(tensors[f"{name}.{part}"].numpy(), expected):
+                    raise ModelError(f"its {part} is not that of the plan")
+            dtype = code_dtype(array_kind(codes), parameters.format)
+            if stored.kind == "packed":
+                axis = max(len(stored.shape) - 1, 0)
+                empty = np.zeros(0, np.uint8)
+                numbers = unpack(PackedArray(codes, empty, parameters.format, stored.shape, axis, np.dtype("f4")))
+                codes = np.asarray(numbers).astype(dtype)
+            elif tuple(codes.shape) != stored.shape or codes.dtype != dtype:
                 raise ModelError(
-                    f"'{path.name}' and {CONFIG} do not belong together: {', '.join(sorted(there ^ wanted)[:3])}"
+                    f"{codes.dtype} codes of shape {tuple(codes.shape)}, expected {choice} of {stored.shape}"
                 )
-            return {name: file.get_tensor(name) for name in sorted(wanted)}
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read '{path}': {error}") from error
+            array = np.asarray(dequantize_affine(codes, parameters))
+        else:
+            raise ModelError(f"it is stored as {stored.kind}, and the network has {choice} there")
+        return torch.from_numpy(array).reshape(stored.shape)
+    except KeyError as error:
+        raise ModelError(f"tensor '{name}' of the file has no part {error}") from error
+    except QuarkError as error:
+        raise ModelError(f"tensor '{name}' of the file: {error}") from error
 
 
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise MissingDependencyError("safetensors is not installed: pip install 'quark-quantizer[torch]'") from error
-    return safetensors.torch
+def _decode_blocks(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: BlockChoice) -> Array:
+    """Return numbers that the quantizer rounds to the stored ones; the module's docstring says why they may differ."""
+    scales = tensors[f"{name}.{BLOCK_SCALES}"].numpy()
+    axis = choice.axis % len(stored.shape) if len(stored.shape) > 1 else 0
+    if choice.format != stored.format:
+        raise ModelError(f"it is stored as {stored.format}, and the network has {choice.format} there")
+    fmt = choice.quantizer.format
+    packed = PackedArray(tensors[name].numpy(), scales, fmt, stored.shape, axis, np.dtype("f4"))
+    values = np.asarray(unpack(packed))
+    is_moved = np.moveaxis(rounded(values, choice) != values, axis, -1)
+    if not is_moved.any():
+        return values
+    starts = np.arange(0, is_moved.shape[-1], fmt.block_size)
+    blocks = np.repeat(np.logical_or.reduceat(is_moved, starts, -1), fmt.block_size, -1)[..., : is_moved.shape[-1]]
+    smaller: Array = np.where(np.moveaxis(blocks, -1, axis), values * _A_LITTLE_LESS, values)
+    return smaller

@@ -1,14 +1,22 @@
-"""From a network with taps to ONNX, by torch's own exporter.
+"""From a network to ONNX, by torch's own exporter, with taps that mark places on the way.
 
-A tap becomes the node `QuarkTap`. It is said to be of com.microsoft, the one domain in which `quark.onnx.load` takes
-operators that it does not know; no runtime ever sees it.
+A tap is an operator of torch that returns its input, with a number:
+
+    x -> Quantizer -> conv      becomes      x -> tap(17) -> conv
+
+The exporter translates it into a node `QuarkTap`, which no optimization touches. Afterwards the number says which
+quantizer belongs there, so the plan, and not the exporter, decides which nodes a quantizer becomes. Taps without a
+quantizer are marks: they carry the names of parameters and layers through. The node is declared in com.microsoft, the
+one domain in which `quark.onnx.load` accepts unknown operators; no runtime ever sees it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -16,70 +24,101 @@ import torch
 from torch import fx
 
 from quark.errors import MissingDependencyError
+from quark.plan import Choice, Role
 from quark.torch.capture import why_not_run
-from quark.torch.export.errors import ExportError
-from quark.torch.export.quiet import quiet
-from quark.torch.export.taps import tap_operator
-from quark.torch.graph import layer_name, source_line
+from quark.torch.export.deployable import ExportError, batch_size, quiet
+from quark.torch.graph import attribute_of, copy_graph, is_float, layer_name, module_of, source_line
+from quark.torch.train.quantizers import Quantizer
 
 TAP_DOMAIN, TAP = "com.microsoft", "QuarkTap"
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
 
 
+@dataclass(frozen=True)
+class Tap:
+    """A place in the network. `tensor` is the node or the parameter that is read there; a mark has no `choice`."""
+
+    number: int
+    tensor: str
+    role: Role
+    choice: Choice | None = None
+
+
+def with_taps(network: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tap, ...]]:
+    """Return the network with taps instead of quantizers, and marks on its parameters and the results of its layers.
+
+    The network is not changed; the result shares its parameters.
+    """
+    with quiet():
+        graph = copy_graph(network.graph)
+    taps: list[Tap] = []
+
+    def add(source: fx.Node, role: Role, choice: Choice | None) -> fx.Node:
+        tensor = str(source.target) if source.op == "get_attr" else str(source.name)
+        tap = graph.call_function(tap_operator(), (source, len(taps)))
+        taps.append(Tap(len(taps), tensor, role, choice))
+        return tap
+
+    for node in list(graph.nodes):
+        quantizer = module_of(network, node)
+        if isinstance(quantizer, Quantizer):
+            source = node.args[0]
+            with graph.inserting_before(node):
+                tap = add(source, quantizer.role, quantizer.choice())
+            tap.meta["val"] = node.meta.get("val", source.meta.get("val"))
+            node.replace_all_uses_with(tap)
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if _is_markable(network, node):
+            others = [user for user in node.users if not _is_tap(user)]
+            with graph.inserting_after(node):
+                mark = add(node, Role.WEIGHT if node.op == "get_attr" else Role.ACTIVATION, None)
+            mark.meta["val"] = node.meta.get("val")
+            for user in others:
+                user.replace_input_with(node, mark)
+    return fx.GraphModule(network, graph), tuple(taps)
+
+
+def tap_operator() -> Any:
+    """Return the operator `quark::tap(x, number)`; it is defined on first use."""
+    _define_tap()
+    return torch.ops.quark.tap.default
+
+
+@functools.cache
+def _define_tap() -> torch.library.Library:
+    """Define the operator; the library has to live as long as it. The result is a copy, since an operator may not
+    return its input."""
+    library = torch.library.Library("quark", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("tap(Tensor x, int number) -> Tensor")  # type: ignore[no-untyped-call]
+    library.impl("tap", lambda x, number: x.clone(), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("quark::tap", lambda x, number: torch.empty_like(x), lib=library)
+    return library
+
+
+def _is_tap(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is tap_operator()
+
+
+def _is_markable(network: fx.GraphModule, node: fx.Node) -> bool:
+    """True if a node is a parameter, or computes with one or with a quantized value, and has a reader that is not a
+    quantizer."""
+    if not is_float(node) or all(_is_tap(user) for user in node.users):
+        return False
+    if node.op == "get_attr":
+        value = attribute_of(network, node)
+        return value is not None and value.is_floating_point()
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+    computes = len(returns) == 1 and str(returns[0].type) == "Tensor" and not _is_tap(node)
+    return computes and any(each.op == "get_attr" or _is_tap(each) for each in node.all_input_nodes)
+
+
 def translate(
     network: fx.GraphModule, example: Sequence[torch.Tensor], *, opset: int, has_dynamic_batch: bool
 ) -> onnx.ModelProto:
-    """The network as ONNX, with nodes for its taps. An ExportError names what cannot be translated."""
+    """Return the network as ONNX, with nodes for its taps. An ExportError names what cannot be translated."""
     if importlib.util.find_spec("onnxscript") is None:
         raise MissingDependencyError("exporting to ONNX needs onnxscript: pip install 'quark-quantizer[torch]'")
-    program = _program(network, example, has_dynamic_batch)
-    try:
-        with quiet():
-            result = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=opset,
-                verbose=False,
-                optimize=True,
-                custom_translation_table={tap_operator(): _tap_translation()},
-            )
-    except Exception as error:  # the exporter's own classes are not public
-        raise _untranslated(error, program) from error
-    assert result is not None
-    proto: onnx.ModelProto = result.model_proto
-    return proto
-
-
-def _program(
-    network: fx.GraphModule, example: Sequence[torch.Tensor], has_dynamic_batch: bool
-) -> torch.export.ExportedProgram:
-    """Traced with at least two samples where the batch is free: torch takes a size of 1 for a constant."""
-    inputs = tuple(example)
-    shapes = None
-    if has_dynamic_batch:
-        size = batch_size(inputs)
-        is_batch = [each.dim() > 0 and each.shape[0] == size for each in inputs]
-        if size == 1:
-            inputs = tuple(torch.cat([x, x]) if batched else x for x, batched in zip(inputs, is_batch, strict=True))
-        # torch 2.6 knows this value and not yet its type's name
-        shapes = tuple({0: torch.export.Dim.DYNAMIC} if batched else None for batched in is_batch)
-    try:
-        with quiet(), torch.no_grad():
-            return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:
-        if reason := why_not_run(network, inputs, {}):
-            raise ExportError(f"example input: {reason}") from error
-        remedy = "; it may have been captured with a fixed batch: export with dynamic_batch=False" if shapes else ""
-        raise ExportError(f"torch.export does not take the network: {_first_line(error)}{remedy}") from error
-
-
-def batch_size(example: Sequence[torch.Tensor]) -> int:
-    """The length of the first axis of the first input that has one; 1 where none has."""
-    return next((int(each.shape[0]) for each in example if each.dim()), 1)
-
-
-def _tap_translation() -> Callable[..., Any]:
     import onnxscript
 
     schema = onnx.defs.OpSchema
@@ -97,15 +136,54 @@ def _tap_translation() -> Callable[..., Any]:
     def tap(x: Any, number: int) -> Any:
         return operator(x, number=number)
 
-    return tap
+    inputs, shapes = tuple(example), None
+    if has_dynamic_batch:
+        size = batch_size(inputs)
+        is_batch = [each.dim() > 0 and each.shape[0] == size for each in inputs]
+        if size == 1:  # torch treats a size of 1 as a constant
+            inputs = tuple(torch.cat([x, x]) if batched else x for x, batched in zip(inputs, is_batch, strict=True))
+        # torch 2.6 knows this value and not yet its type's name
+        shapes = tuple({0: torch.export.Dim.DYNAMIC} if batched else None for batched in is_batch)
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        if reason := why_not_run(network, inputs, {}):
+            raise ExportError(f"example input: {reason}") from error
+        remedy = "; it may have been captured with a fixed batch: export with dynamic_batch=False" if shapes else ""
+        raise ExportError(f"torch.export does not take the network: {_first_line(error)}{remedy}") from error
+    try:
+        with quiet():
+            result = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                verbose=False,
+                optimize=True,
+                custom_translation_table={tap_operator(): tap},
+            )
+    except Exception as error:  # the exporter's own classes are not public
+        raise _untranslated(error, program) from error
+    assert result is not None
+    proto: onnx.ModelProto = result.model_proto
+    return proto
 
 
-def _untranslated(error: Exception, program: torch.export.ExportedProgram) -> ExportError:
-    """An error that names the node, its module and the line, as far as they can be found."""
-    chain = list(_chain(error))
-    messages = [str(each) for each in chain]
-    node = _culprit(messages, program.graph) or _culprit(messages, _taken_apart(program))
-    reason = _first_line(chain[-1])
+def _untranslated(error: BaseException, program: torch.export.ExportedProgram) -> ExportError:
+    """Return an error that names the node, its module and the line, as far as they can be found."""
+    messages = [str(error)]
+    while error.__cause__ is not None:
+        error = error.__cause__
+        messages.append(str(error))
+    node = _culprit(messages, program.graph)
+    if node is None:  # the exporter sees smaller operators, which remember the lines that they come from
+        try:
+            with quiet():
+                node = _culprit(messages, program.run_decompositions().graph)
+        except Exception:  # noqa: BLE001 - an error is being reported already
+            node = None
+    reason = _first_line(error)
     advice = "Replace the operator by others in the model's code, or leave that part out of the network"
     if node is None and any("SplitToSequence" in text for text in messages):
         node = next((each for each in program.graph.nodes if _cuts_free_axis(each)), None)
@@ -119,7 +197,7 @@ def _untranslated(error: Exception, program: torch.export.ExportedProgram) -> Ex
 
 
 def _culprit(messages: Sequence[str], graph: fx.Graph) -> fx.Node | None:
-    """The node that the exporter's messages speak of: the one of that name, or the first one of that operator."""
+    """The node that the exporter's messages name, or the first one with the operator that they name."""
     found = [match[1] for text in messages for match in re.finditer(r"translating node %(\w+)", text)]
     named = [node for node in graph.nodes if node.name in found]
     operators = [match[1] for text in messages for match in re.finditer(r"op='\w+\.(\w+)'", text)]
@@ -128,40 +206,18 @@ def _culprit(messages: Sequence[str], graph: fx.Graph) -> fx.Node | None:
 
 
 def _cuts_free_axis(node: fx.Node) -> bool:
-    """That the node is a chunk or split along an axis whose size is a symbol: so are the sizes of its parts."""
+    """True for a chunk or split along an axis whose size is a symbol, as are the sizes of its parts."""
     parts = node.meta.get("val")
     if not isinstance(parts, (list, tuple)) or not _operator(node).startswith(("chunk", "split", "tensor_split")):
         return False
-    axis = _argument(node, 2, "dim", 0)
-    return any(isinstance(part.shape[axis], torch.SymInt) for part in parts)
-
-
-def _argument(node: fx.Node, place: int, name: str, default: int) -> int:
-    value = node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
-    return value if isinstance(value, int) else default
-
-
-def _taken_apart(program: torch.export.ExportedProgram) -> fx.Graph:
-    """The graph in the small operators that the exporter saw; nodes remember their lines."""
-    try:
-        with quiet():
-            graph: fx.Graph = program.run_decompositions().graph
-            return graph
-    except Exception:  # an error is being reported already
-        return fx.Graph()
+    axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    return any(isinstance(part.shape[axis if isinstance(axis, int) else 0], torch.SymInt) for part in parts)
 
 
 def _operator(node: fx.Node) -> str:
-    """bessel_j0 of aten.special_bessel_j0.default."""
+    """bessel_j0 for aten.special_bessel_j0.default."""
     name = str(node.target).split(".")[1:2]
     return name[0].removeprefix("special_") if name else ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""The pipeline, and the configuration and observers under the names that AMD uses."""

@@ -1,17 +1,17 @@
 """A convolution, or linear layer, with the batch norm behind it, as one layer whose folded weight is quantized.
 
-Inference computes with the folded layer, so that this is what has to be quantized, while training goes on needs the
-statistics of each batch. With c = gamma / sqrt(running_var + eps) for each output channel
+Inference computes with the folded layer, so this is what has to be quantized, while training needs the statistics of
+each batch. With c = gamma / sqrt(running_var + eps) for each output channel
 
     in eval mode     y = conv(x, Q(w c), Q(beta + (b - running_mean) c))
-    in training      y = batch_norm(conv(x, Q(w c) / c, b)),   and what rounding the folded bias does is added
+    in training      y = batch_norm(conv(x, Q(w c) / c, b)),   plus the rounding error of the folded bias
 
-so that a step of training costs one convolution and one batch norm, as in float, and both modes agree where the
-statistics of the batch are the running ones. Where the batch norm alone is in eval mode (`freeze_batch_norm`), training
-goes through the folded form, with gradients for gamma and beta.
+So a step of training costs one convolution and one batch norm, as in float, and both modes agree if the statistics of
+the batch are the running ones. If only the batch norm is in eval mode (`freeze_batch_norm`), training goes through the
+folded form, with gradients for gamma and beta.
 
-A channel whose c is 0 is quantized as if c were 1 while it is trained: it can come back to life. Where gradient
-checkpointing runs a forward pass again, c is that of the first time, though the batch norm has moved on since.
+A channel whose c is 0 is quantized as if c were 1 while it is trained, so that it can recover. If gradient
+checkpointing runs a forward pass again, it uses the c of the first time, though the batch norm has moved on since.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LinearOperation:
 
 
 class ConvBatchNorm(nn.Module):
-    """See the text of the module. `weight_quantizer` and `bias_quantizer` are None where those stay float."""
+    """See the module's docstring. `weight_quantizer` and `bias_quantizer` are None if weight or bias stay float."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -72,20 +72,19 @@ class ConvBatchNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.batch_norm.training:
-            return self.operation(
-                x, self._quantized_weight(self.folded_weight()), self._quantized_bias(self.folded_bias())
-            )
+            weight = _quantized(self.weight_quantizer, self.folded_weight())
+            return self.operation(x, weight, _quantized(self.bias_quantizer, self.folded_bias()))
         with torch.no_grad():
             if not _is_run_again():
                 self.statistics.copy_(self._running_statistics())
             channel_scale = self.channel_scale(self.statistics)
             channel_scale = self._spread(torch.where(channel_scale == 0, 1.0, channel_scale))
-        weight = self._quantized_weight(self.weight * channel_scale) / channel_scale
+        weight = _quantized(self.weight_quantizer, self.weight * channel_scale) / channel_scale
         y = self.operation(x, weight, self.bias)
         return self._normalized(y)
 
     def channel_scale(self, statistics: torch.Tensor | None = None) -> torch.Tensor:
-        """gamma / sqrt(running_var + eps), what folding multiplies each output channel with."""
+        """gamma / sqrt(running_var + eps), the factor of each output channel in folding."""
         norm = self.batch_norm
         _, variance = self._running_statistics() if statistics is None else statistics
         inverse = torch.rsqrt(variance + norm.eps)
@@ -112,34 +111,27 @@ class ConvBatchNorm(nn.Module):
         """Keep the running statistics, and train through the folded layer from here on."""
         self.batch_norm.eval()
 
-    def _quantized_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        if self.weight_quantizer is None:
-            return weight
-        quantized: torch.Tensor = self.weight_quantizer(weight)
-        return quantized
-
-    def _quantized_bias(self, folded: torch.Tensor) -> torch.Tensor:
-        if self.bias_quantizer is None:
-            return folded
-        quantized: torch.Tensor = self.bias_quantizer(folded)
-        return quantized
-
     def _spread(self, values: torch.Tensor) -> torch.Tensor:
-        """One number for each output channel in a shape that goes with the weight."""
+        """Reshape one number for each output channel so that it broadcasts with the weight."""
         shape = [1] * self.weight.dim()
         shape[self.operation.channel_axis] = -1
         return values.reshape(shape)
 
     def _normalized(self, y: torch.Tensor) -> torch.Tensor:
-        """The batch norm of y; what rounding does to the folded bias goes into beta, which costs no pass over y."""
+        """Return the batch norm of y; the rounding error of the folded bias goes into beta, without a pass over y."""
         norm = self.batch_norm
         if self.bias_quantizer is None:
             normalized: torch.Tensor = norm(y)
             return normalized
         folded = self.folded_bias(self.statistics)
-        shift = self._quantized_bias(folded) - folded
+        shift = _quantized(self.bias_quantizer, folded) - folded
         if isinstance(norm, nn.SyncBatchNorm):
             return torch.as_tensor(norm(y)) + shift.reshape(1, -1, *[1] * (y.dim() - 2))
+        count, momentum = norm.num_batches_tracked, norm.momentum
+        if count is not None:
+            count.add_(1)
+            momentum = 1.0 / float(count) if momentum is None else momentum
+        assert momentum is not None
         return functional.batch_norm(
             y,
             norm.running_mean,
@@ -147,21 +139,18 @@ class ConvBatchNorm(nn.Module):
             norm.weight,
             shift if norm.bias is None else norm.bias + shift,
             training=True,
-            momentum=self._momentum(),
+            momentum=float(momentum),
             eps=norm.eps,
         )
 
-    def _momentum(self) -> float:
-        """The weight of this batch in the running statistics, counted as the batch norm counts."""
-        norm = self.batch_norm
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-        if norm.momentum is not None:
-            return float(norm.momentum)
-        assert norm.num_batches_tracked is not None
-        return 1.0 / float(norm.num_batches_tracked)
+
+def _quantized(quantizer: Quantizer | None, values: torch.Tensor) -> torch.Tensor:
+    if quantizer is None:
+        return values
+    quantized: torch.Tensor = quantizer(values)
+    return quantized
 
 
 def _is_run_again() -> bool:
-    """That a backward pass is under way, which gradient checkpointing runs forward passes in."""
+    """True during a backward pass, in which gradient checkpointing runs forward passes again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

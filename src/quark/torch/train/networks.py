@@ -3,20 +3,22 @@
     QuantizedNetwork     an ordinary module: parameters, train() and eval(), to(device), state_dict
     FrozenNetwork        in eval mode, with fixed numbers: plain convolutions, every quantizer a node, and its plan
 
-What they carry beside the graph lies in `meta`, which `copy.deepcopy` keeps.
+Their other state is in `meta`, which `copy.deepcopy` keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from quark.account import AlgorithmFacts
-from quark.npu import Operation
-from quark.plan import AffineChoice, Choice, QuantizationPlan, Role, TensorChoice
+from quark.npu import Operation, settle
+from quark.plan import AffineChoice, Choice, QuantizationPlan, Role, SkippedNode, TensorChoice
 from quark.torch.graph import Network
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 from quark.torch.train.quantizers import Quantizer
@@ -26,16 +28,14 @@ _STATE = "quark"
 
 
 def is_derived_bias(role: Role, choice: Choice) -> bool:
-    """A bias of 32 bits, whose step is the product of the activation's and the weight's."""
+    """True for a 32-bit bias, whose step is the product of the activation's and the weight's."""
     return role is Role.BIAS and isinstance(choice, AffineChoice) and choice.format == "int32"
 
 
-class QuantizedNetwork(Network):
-    """A network with quantizers in it, which trains as any other module does."""
-
+class _NetworkWithState(Network):
     @property
     def plan(self) -> QuantizationPlan:
-        """What was chosen when the network was quantized; `freeze(...).plan` is what training made of it."""
+        """Every quantizer, with its numbers. Of a network that trains, as they were before training."""
         return self._entry("plan")  # type: ignore[no-any-return]
 
     @property
@@ -48,14 +48,21 @@ class QuantizedNetwork(Network):
         """The configuration that it was quantized by."""
         return self._entry("config")  # type: ignore[no-any-return]
 
+    def _entry(self, name: str) -> Any:
+        return self.meta[_STATE][name]
+
+
+class QuantizedNetwork(_NetworkWithState):
+    """A network with quantizers in it, which trains like any other module."""
+
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What an NPU's rules are about, by the names of quantizers; empty where it is for another machine."""
+        """What an NPU's rules apply to, by the names of quantizers; empty if it is for another machine."""
         return self._entry("operations")  # type: ignore[no-any-return]
 
     @property
     def derived_biases(self) -> tuple[TensorChoice, ...]:
-        """Biases of 32 bits, which get their step when the network is frozen."""
+        """32-bit biases, which get their step when the network is frozen."""
         return self._entry("derived_biases")  # type: ignore[no-any-return]
 
     @property
@@ -64,42 +71,26 @@ class QuantizedNetwork(Network):
         return self._entry("repeated")  # type: ignore[no-any-return]
 
     def all_quantizers(self) -> dict[str, Quantizer]:
-        """Every quantizer once, by its name in the plan's order: that of the module, or of the layer that holds it."""
+        """Return every quantizer once, by the path of its module."""
         return {name: each for name, each in self.named_modules() if isinstance(each, Quantizer)}
 
     def freeze_batch_norms(self) -> None:
-        """Keep the running statistics from here on: what the last epochs of training want. `train()` undoes it."""
+        """Keep the running statistics from here on, for the last epochs of training. `train()` undoes it."""
         for module in self.modules():
             if isinstance(module, ConvBatchNorm):
                 module.freeze_batch_norm()
 
-    def _entry(self, name: str) -> Any:
-        return self.meta[_STATE][name]
 
-
-class FrozenNetwork(Network):
-    """In eval mode, with fixed numbers."""
-
-    @property
-    def plan(self) -> QuantizationPlan:
-        """Every quantizer, with its numbers: tensors are nodes or parameters of this network."""
-        return self.meta[_STATE]["plan"]  # type: ignore[no-any-return]
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.meta[_STATE]["config"]  # type: ignore[no-any-return]
-
-    @property
-    def algorithms(self) -> tuple[AlgorithmFacts, ...]:
-        return self.meta[_STATE]["algorithms"]  # type: ignore[no-any-return]
+class FrozenNetwork(_NetworkWithState):
+    """A network in eval mode, with fixed numbers. Tensors of its plan are nodes or parameters of the network."""
 
     def train(self, mode: bool = True) -> FrozenNetwork:
-        """It stays in eval mode: train the quantized network, and freeze that again."""
+        """Stay in eval mode: train the quantized network, and freeze that again."""
         return super().train(False)
 
 
 def with_state(network: fx.GraphModule, kind: type[Network], state: Mapping[str, Any]) -> Any:
-    """The same graph and parameters as a network of that kind, which carries the state."""
+    """Return a network of that kind with the same graph and parameters, and the state."""
     made = kind(network, network.graph)
     made.meta = {**network.meta, _STATE: dict(state)}
     made.training = network.training
@@ -107,4 +98,34 @@ def with_state(network: fx.GraphModule, kind: type[Network], state: Mapping[str,
 
 
 def device_of(network: torch.nn.Module) -> torch.device:
+    """Return the device of the parameters; the CPU if there are none."""
     return next((each.device for each in network.parameters()), torch.device("cpu"))
+
+
+def settle_positions(
+    operations: tuple[Operation, ...], choices: Mapping[str, Choice]
+) -> tuple[dict[str, AffineChoice], AlgorithmFacts]:
+    """Return the new choices of quantizers that have to be moved within the limits of AMD's NPU, and what was moved.
+
+    Scales are powers of two there, and going from one to another is a shift: the rules are about scale = 2^-position.
+    """
+    positions: dict[Hashable, int] = {}
+    for name, choice in choices.items():
+        if isinstance(choice, AffineChoice) and len(choice.scale) == 1:
+            fraction, exponent = math.frexp(choice.scale[0])
+            if fraction == 0.5:
+                positions[name] = 1 - exponent
+    before = dict(positions)
+    outcome = settle(operations, positions)
+    moved = {str(name): (before[name], positions[name]) for name in before if positions[name] != before[name]}
+    facts = AlgorithmFacts(
+        "NPU positions",
+        tuple(f"{name} from {was} to {now}" for name, (was, now) in moved.items()),
+        tuple(SkippedNode(each.operation, "", f"{each.rule}: {each}") for each in outcome.violations),
+    )
+    made: dict[str, AffineChoice] = {}
+    for name, (_, now) in moved.items():
+        choice = choices[name]
+        assert isinstance(choice, AffineChoice)
+        made[name] = replace(choice, scale=(math.ldexp(1.0, -now),))
+    return made, facts

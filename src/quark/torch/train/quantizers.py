@@ -1,53 +1,93 @@
 """Quantizers as modules that a network is trained through, each for one tensor of the plan.
 
-    AffineQuantizer     a fixed scale and zero point; a weight's may follow the weight while that is trained
+    AffineQuantizer     a fixed scale and zero point; a weight's may follow the weight while it is trained
     LsqQuantizer        learns its step
     TqtQuantizer        learns its threshold, the step is a power of two
     BlockFakeQuantizer  blocks with a shared power-of-two scale
     FloatFakeQuantizer  float16 or bfloat16
     DynamicQuantizer    scale and zero point of the values that it is given
 
-Their numbers are parameters and buffers, so that `state_dict`, `to(device)` and optimizers treat them as any other.
-`choice()` says in the words of the plan what a quantizer does now, after training too.
+Their numbers are parameters and buffers, so `state_dict`, `to(device)` and optimizers handle them as usual. `choice()`
+returns what a quantizer does now, also after training, as an entry of the plan.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
 from quark.errors import InvalidValueError
-from quark.formats.affine import AffineParameters, choose_affine, code_dtype, find_ranges, integer_format
+from quark.formats.affine import AffineParameters, Granularity, choose_affine, code_dtype, find_ranges, integer_format
 from quark.formats.arrays import array_kind
-from quark.formats.granularity import Granularity
+from quark.formats.spec import IntFormat
 from quark.ops.fake_quantize import affine_fake_quantize, block_fake_quantize, code_limits, lsq, tqt
 from quark.plan import AffineChoice, BlockChoice, Choice, DynamicChoice, FloatChoice, Role
-from quark.torch.train.followed_range import FollowedRange
 
 
 class Quantizer(nn.Module):
-    """One tensor of the plan. A quantizer that several places share is one module: it learns from all of them."""
+    """One tensor of the plan. A quantizer that several places share is one module, and learns from all of them."""
 
     def __init__(self, tensor: str, role: Role) -> None:
         super().__init__()
         self.tensor = tensor
         self.role = role
-        self.name = tensor  # among the quantizers of its network; `insert` gives it
+        self.name = tensor  # among the quantizers of its network; set by `insert`
 
     @abstractmethod
     def choice(self) -> Choice:
-        """What it does now."""
+        """Return what it does now."""
 
     def extra_repr(self) -> str:
         return f"{self.tensor}: {self.choice()}"
 
 
+@dataclass(frozen=True)
+class FollowedRange:
+    """Scales that follow a weight while it is trained: found again from its extremes at every step, on its own device.
+
+        symmetric       scale = 2 max|w| / (qmax - qmin)          codes are even about zero: int8 uses -127..127
+        asymmetric      scale = (high - low) / (qmax - qmin)      for the range extended to zero
+        power of two    the smallest at which no element is clipped by more than rounding
+
+    Computed in float32 and without waiting for the device. The extreme elements change rarely, and so does the scale.
+    """
+
+    format: IntFormat
+    is_symmetric: bool
+    is_power_of_two: bool = False
+
+    def parameters(
+        self, x: torch.Tensor, axis: int | None, group_size: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (scale, zero_point) of the whole tensor, of each channel of the axis, or of each group along it."""
+        lowest, highest = find_ranges(x, axis, group_size)
+        low, high = lowest.clamp(max=0.0), highest.clamp(min=0.0)
+        if self.is_power_of_two:
+            half = 1 << (self.format.bits - 1)
+            wanted = torch.maximum(-low / (half + 0.5), high / (half - 0.5))
+            fraction, exponent = torch.frexp(wanted)
+            whole = torch.where(fraction == 0.5, exponent - 1, exponent)
+            scale = torch.where(wanted > 0, torch.ldexp(torch.ones_like(wanted), whole), 1.0)
+            return scale, torch.full_like(scale, 0 if self.format.signed else half)
+        tiny = torch.finfo(low.dtype).tiny
+        qmin, qmax = self.format.qmin, self.format.qmax
+        if self.is_symmetric:
+            even = -qmax if self.format.signed else qmin
+            scale = 2 * torch.maximum(-low, high) / (qmax - even)
+            middle = round((even + qmax) / 2)
+            return torch.where(scale < tiny, 1.0, scale), torch.full_like(scale, middle)
+        scale = (high - low) / (qmax - qmin)
+        scale = torch.where(scale < tiny, 1.0, scale)
+        return scale, torch.round(qmin - low / scale).clamp(qmin, qmax)
+
+
 class AffineQuantizer(Quantizer):
-    """Scales and zero points of an `AffineChoice`. With `follows`, they are found anew from the values at every step of
-    training, and stay where they are in eval mode."""
+    """Scales and zero points of an `AffineChoice`. With `follows`, they are found again from the values at every step
+    of training, and stay as they are in eval mode."""
 
     scale: torch.Tensor
     zero_point: torch.Tensor
@@ -60,20 +100,24 @@ class AffineQuantizer(Quantizer):
         shape: tuple[int, ...],
         follows: FollowedRange | None = None,
     ) -> None:
-        """`shape` is that of the values, which only the number of groups depends on."""
+        """`shape` is that of the values; only the number of groups depends on it."""
         super().__init__(tensor, role)
         self.format = integer_format(choice.format)
         self.axis, self.group_size = choice.axis, choice.group_size
         self.follows = follows
         self._parameters_now: AffineParameters | None = None
-        self.parameter_shape = _parameter_shape(choice, shape)
+        self.parameter_shape: tuple[int, ...] = ()
+        if choice.axis is not None and choice.group_size is None:
+            self.parameter_shape = (len(choice.scale),)
+        elif choice.axis is not None:
+            self.parameter_shape = Granularity(choice.axis, choice.group_size).parameter_shape(shape)
         self.register_buffer("scale", torch.empty(self.parameter_shape))
         kind = array_kind(self.scale)
         self.register_buffer("zero_point", torch.empty(self.parameter_shape, dtype=code_dtype(kind, self.format)))
         self.assign(choice)
 
     def assign(self, choice: AffineChoice) -> None:
-        """Take over other numbers for the same codes."""
+        """Replace the numbers; the codes stay the same."""
         if (choice.format, choice.axis, choice.group_size) != (self.format.name, self.axis, self.group_size):
             raise InvalidValueError(f"{self.tensor}: {choice} in the place of {self.choice()}")
         self.scale.copy_(torch.tensor(choice.scale, dtype=torch.float64).reshape(self.parameter_shape))
@@ -88,8 +132,8 @@ class AffineQuantizer(Quantizer):
         return affine_fake_quantize(x, self.parameters_now())
 
     def parameters_now(self) -> AffineParameters:
-        """Scales and zero points as the functions take them. They are checked when they are put together, which is once
-        for the same tensors: following a weight writes into these."""
+        """Return scales and zero points as the functions take them. They are checked only once for the same tensors,
+        because following a weight writes into these."""
         known = self._parameters_now
         if known is None or known.scale is not self.scale or known.zero_point is not self.zero_point:
             known = AffineParameters(self.scale, self.zero_point, self.format, self.axis, self.group_size)
@@ -107,7 +151,7 @@ class AffineQuantizer(Quantizer):
 
 
 class _Learned(Quantizer):
-    """Codes with zero point 0, all of them used, for the whole tensor or each channel of an axis."""
+    """Codes with zero point 0, all of them used, for the whole tensor or for each channel of an axis."""
 
     def __init__(self, tensor: str, role: Role, format: str, axis: int | None) -> None:
         super().__init__(tensor, role)
@@ -156,12 +200,21 @@ class TqtQuantizer(_Learned):
         return torch.exp2(torch.ceil(self.log2_threshold) - self._code_bits)
 
 
-class BlockFakeQuantizer(Quantizer):
-    """A block format; the gradient is passed on as it is."""
+class _FixedQuantizer(Quantizer):
+    """A quantizer without numbers that training could change."""
 
-    def __init__(self, tensor: str, role: Role, choice: BlockChoice) -> None:
+    def __init__(self, tensor: str, role: Role, choice: Choice) -> None:
         super().__init__(tensor, role)
         self._choice = choice
+
+    def choice(self) -> Choice:
+        return self._choice
+
+
+class BlockFakeQuantizer(_FixedQuantizer):
+    """A block format; the gradient passes through unchanged."""
+
+    _choice: BlockChoice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantizer = self._choice.quantizer
@@ -175,30 +228,21 @@ class BlockFakeQuantizer(Quantizer):
             nonfinite=quantizer.nonfinite,
         )
 
-    def choice(self) -> BlockChoice:
-        return self._choice
 
+class FloatFakeQuantizer(_FixedQuantizer):
+    """Values rounded to float16 or bfloat16; the gradient passes through unchanged."""
 
-class FloatFakeQuantizer(Quantizer):
-    """float16 or bfloat16, of the same values and with the gradient passed on."""
-
-    def __init__(self, tensor: str, role: Role, choice: FloatChoice) -> None:
-        super().__init__(tensor, role)
-        self._choice = choice
+    _choice: FloatChoice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return block_fake_quantize(x, self._choice.format)
 
-    def choice(self) -> FloatChoice:
-        return self._choice
 
-
-class DynamicQuantizer(Quantizer):
-    """Scale and zero point of each tensor that comes, as ONNX's DynamicQuantizeLinear finds them."""
+class DynamicQuantizer(_FixedQuantizer):
+    """Scale and zero point of each tensor it is given, as ONNX's DynamicQuantizeLinear finds them."""
 
     def __init__(self, tensor: str, role: Role, choice: DynamicChoice, is_symmetric: bool = False) -> None:
-        super().__init__(tensor, role)
-        self._choice = choice
+        super().__init__(tensor, role, choice)
         self.is_symmetric = is_symmetric
         self.format = integer_format(choice.format)
 
@@ -206,17 +250,6 @@ class DynamicQuantizer(Quantizer):
         lowest, highest = find_ranges(x.detach())
         scale, zero_point = choose_affine(lowest, highest, self.format, symmetric=self.is_symmetric)
         return affine_fake_quantize(x, AffineParameters(scale, zero_point, self.format))
-
-    def choice(self) -> DynamicChoice:
-        return self._choice
-
-
-def _parameter_shape(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if choice.axis is None:
-        return ()
-    if choice.group_size is None:
-        return (len(choice.scale),)
-    return Granularity(choice.axis, choice.group_size).parameter_shape(shape)
 
 
 def _of_channels(values: tuple[float, ...], axis: int | None) -> torch.Tensor:

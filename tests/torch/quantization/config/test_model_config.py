@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from torch import nn
 
+from quark.decide.specs import AffineSpec, LayerSpec
 from quark.errors import InvalidValueError, QuarkError, UnsupportedOptionError, UnsupportedTypeError
-from quark.formats import get_format
-from quark.formats.spec import IntFormat
+from quark.features.bias_correction.options import TorchBiasCorrectionOptions
+from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
+from quark.features.smooth_quant.options import SmoothOptions
 from quark.ranges import MinMax
-from quark.torch.equalize.options import CrossLayerOptions
 from quark.torch.quantization.config.algorithm import ALGORITHMS, AlgoConfig
 from quark.torch.quantization.config.config import (
+    AutoSmoothQuantConfig,
     AWQConfig,
     BiasCorrectionConfig,
     CLEConfig,
@@ -26,6 +28,7 @@ from quark.torch.quantization.config.config import (
     OCP_MXFP4Spec,
     QuantizationConfig,
     QuantizationSpec,
+    RotationConfig,
     SmoothQuantConfig,
 )
 from quark.torch.quantization.config.type import Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType
@@ -35,8 +38,6 @@ from quark.torch.quantization.observer import (
     PerTensorPowOf2MinMSEObserver,
     TQTObserver,
 )
-from quark.torch.refine.options import BiasCorrectionOptions
-from quark.torch.specs import AffineSpec, LayerSpecs
 
 
 def int8(observer: Any, **fields: Any) -> QuantizationSpec:
@@ -67,14 +68,12 @@ def test_the_documented_config_comes_to_what_it_says() -> None:
         input_tensors=FLOAT_SCALE, output_tensors=FLOAT_SCALE, weight=POWER_OF_TWO, bias=POWER_OF_TWO
     )
     settings = Config(global_quant_config=layer, quant_mode=QuantizationMode.fx_graph_mode).settings()
-    fmt = get_format("int8")
-    assert isinstance(fmt, IntFormat)
-    any_number = AffineSpec(fmt, MinMax(), is_symmetric=True)
-    power_of_two = AffineSpec(fmt, MinMax(), is_symmetric=True, is_power_of_two=True)
-    assert settings.specs == LayerSpecs(any_number, any_number, power_of_two, power_of_two)
+    any_number = AffineSpec("int8", MinMax(), is_symmetric=True)
+    power_of_two = AffineSpec("int8", MinMax(), is_symmetric=True, is_power_of_two=True)
+    assert settings.specs == LayerSpec(any_number, power_of_two, power_of_two, any_number)
     assert not settings.applies_npu_rules
-    assert settings.equalize == CrossLayerOptions()
-    assert settings.correct_biases == BiasCorrectionOptions()
+    assert settings.equalize == CrossLayerOptions(clip=ClipTreatment.CALIBRATED)
+    assert settings.correct_biases == TorchBiasCorrectionOptions()
     assert json.loads(json.dumps(settings.config)) == settings.config
 
 
@@ -107,16 +106,28 @@ def test_algorithms_are_used_where_activations_are_integers_with_known_scales() 
         settings = Config(layer).settings()
         assert (settings.equalize, settings.correct_biases) == (None, None)
     settings = Config(QuantizationConfig(FLOAT_SCALE, FLOAT_SCALE, CHANNELS)).settings()
-    assert (settings.equalize, settings.correct_biases) == (None, BiasCorrectionOptions())
+    assert (settings.equalize, settings.correct_biases) == (None, TorchBiasCorrectionOptions())
     settings = Config(everywhere(FLOAT_SCALE), algo_config=[]).settings()
     assert (settings.equalize, settings.correct_biases) == (None, None)
     settings = Config(everywhere(FLOAT_SCALE), algo_config=[CLEConfig(steps=3)]).settings()
-    assert (settings.equalize, settings.correct_biases) == (CrossLayerOptions(3), None)
+    assert (settings.equalize, settings.correct_biases) == (CrossLayerOptions(3, clip=ClipTreatment.CALIBRATED), None)
     settings = Config(everywhere(MXFP4), algo_config=[BiasCorrectionConfig(samples=8)]).settings()
-    assert (settings.equalize, settings.correct_biases) == (None, BiasCorrectionOptions(8))
+    assert (settings.equalize, settings.correct_biases) == (None, TorchBiasCorrectionOptions(8))
 
 
-@pytest.mark.parametrize("algorithm", [AWQConfig, GPTQConfig, SmoothQuantConfig])
+def test_smooth_quant_comes_to_its_options() -> None:
+    for algorithm, alpha in (
+        (SmoothQuantConfig(), 0.5),
+        (SmoothQuantConfig(alpha=1), 1.0),
+        (AutoSmoothQuantConfig(), None),
+    ):
+        settings = Config(everywhere(FLOAT_SCALE), algo_config=[CLEConfig(), algorithm]).settings()
+        assert settings.options_of("smooth_quant") == SmoothOptions(alpha)
+        assert settings.correct_biases is None
+        assert AlgoConfig.from_dict(json.loads(json.dumps(algorithm.to_dict()))) == algorithm
+
+
+@pytest.mark.parametrize("algorithm", [AWQConfig, GPTQConfig, RotationConfig])
 def test_algorithms_that_are_not_carried_out_are_refused_by_name(algorithm: Any) -> None:
     with pytest.raises(UnsupportedOptionError, match=f"algorithm '{algorithm.name}' is not carried out"):
         algorithm(alpha=0.5)
@@ -124,20 +135,35 @@ def test_algorithms_that_are_not_carried_out_are_refused_by_name(algorithm: Any)
         AlgoConfig.from_dict({"name": algorithm.name})
 
 
+NAMES: list[Any] = ["cle"]  # in the place of algorithms
+AUTO: Any = "auto"
+SPECS: dict[str, Any] = {"a": FLOAT_SCALE}  # in the place of configs
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: CLEConfig(steps=0), InvalidValueError, "steps 0"),
         (lambda: BiasCorrectionConfig(samples=0), InvalidValueError, "samples 0"),
+        (lambda: SmoothQuantConfig(alpha=1.5), InvalidValueError, "alpha 1.5: expected a number from 0 to 1"),
+        (lambda: SmoothQuantConfig(alpha=AUTO), InvalidValueError, "AutoSmoothQuantConfig"),
+        (lambda: SmoothQuantConfig(scale_clamp_min=0.1), UnsupportedOptionError, "scale_clamp_min 0.1"),
+        (lambda: SmoothQuantConfig(scaling_layers=[{}]), UnsupportedOptionError, "found in the graph; leave it out"),
+        (lambda: AutoSmoothQuantConfig(model_decoder_layers="model.layers"), UnsupportedOptionError, "leave it out"),
+        (
+            lambda: Config(everywhere(FLOAT_SCALE), algo_config=[SmoothQuantConfig(), AutoSmoothQuantConfig()]),
+            QuarkError,
+            "'autosmoothquant' is listed twice",
+        ),
         (lambda: Config(everywhere(FLOAT_SCALE), algo_config=[CLEConfig(), CLEConfig()]), QuarkError, "listed twice"),
-        (lambda: Config(everywhere(FLOAT_SCALE), algo_config=["cle"]), UnsupportedTypeError, "expected CLEConfig"),
+        (lambda: Config(everywhere(FLOAT_SCALE), algo_config=NAMES), UnsupportedTypeError, "expected CLEConfig"),
         (lambda: AlgoConfig.from_dict({"name": "cel"}), QuarkError, "Did you mean cle"),
         (lambda: AlgoConfig.from_dict({"name": "cle", "step": 1}), QuarkError, "Did you mean steps"),
         (lambda: Config(FLOAT_SCALE), UnsupportedTypeError, "expected QuantizationConfig"),
         (lambda: Config(everywhere(FLOAT_SCALE), exclude="fc"), UnsupportedTypeError, "expected a list"),
         (lambda: Config(everywhere(FLOAT_SCALE), seed=0.5), UnsupportedTypeError, "seed 0.5"),
         (lambda: Config(everywhere(FLOAT_SCALE), quant_mode="fx"), UnsupportedTypeError, "quant_mode 'fx'"),
-        (lambda: Config(everywhere(FLOAT_SCALE), layer_quant_config={"a": FLOAT_SCALE}), QuarkError, "'a'"),
+        (lambda: Config(everywhere(FLOAT_SCALE), layer_quant_config=SPECS), QuarkError, "'a'"),
         (lambda: Config(everywhere(FLOAT_SCALE), layer_type_quant_config={"conv2D": None}), QuarkError, "Conv2d"),
         (lambda: Config(everywhere(FLOAT_SCALE), layer_type_quant_config={3: None}), QuarkError, "3 came"),
         (lambda: QuantizationConfig(weight=Int8PerTensorSpec()), QuarkError, "to_quantization_spec"),

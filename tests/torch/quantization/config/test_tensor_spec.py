@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quark.decide.specs import AffineSpec, Algorithm, BlockSpec, DynamicSpec, FloatSpec, Learning, ThresholdInit
 from quark.errors import InvalidValueError, QuarkError, UnsupportedOptionError, UnsupportedTypeError
 from quark.formats import get_format
 from quark.formats.spec import IntFormat, Rounding, ScaleRule
@@ -50,15 +51,6 @@ from quark.torch.quantization.observer import (
     PerTensorPowOf2NonOverflowObserver,
     PlaceholderObserver,
     TQTObserver,
-)
-from quark.torch.specs import (
-    AffineSpec,
-    Algorithm,
-    BlockSpec,
-    FloatSpec,
-    Granularity,
-    Learning,
-    ThresholdInit,
 )
 
 TENSOR, CHANNEL, GROUP = QSchemeType.per_tensor, QSchemeType.per_channel, QSchemeType.per_group
@@ -180,7 +172,7 @@ def integer(name: str) -> IntFormat:
 def test_observers_name_their_method(observer: Any, method: Any, is_power_of_two: bool) -> None:
     # the type that stores a scale does not take its power of two away
     spec = affine(dtype=Dtype.int8, observer_cls=observer, scale_type=ScaleType.float)
-    assert spec == AffineSpec(integer("int8"), method, is_symmetric=True, is_power_of_two=is_power_of_two)
+    assert spec == AffineSpec("int8", method, is_symmetric=True, is_power_of_two=is_power_of_two)
 
 
 def test_pof2_makes_a_power_of_two_of_any_observers_scale() -> None:
@@ -190,13 +182,13 @@ def test_pof2_makes_a_power_of_two_of_any_observers_scale() -> None:
 
 
 def test_what_is_left_open_is_filled_in() -> None:
-    assert affine(dtype=Dtype.int16) == AffineSpec(integer("int16"), MinMax(), is_symmetric=True)
-    assert affine(dtype=Dtype.uint8) == AffineSpec(integer("uint8"), MinMax(), is_symmetric=False)
+    assert affine(dtype=Dtype.int16) == AffineSpec("int16", MinMax(), is_symmetric=True)
+    assert affine(dtype=Dtype.uint8) == AffineSpec("uint8", MinMax(), is_symmetric=False)
     channels = affine(dtype=Dtype.int4, observer_cls=PerChannelPowOf2MinMaxObserver, ch_axis=0)
-    assert (channels.granularity, channels.axis, channels.is_power_of_two) == (Granularity.CHANNEL, 0, True)
+    assert (channels.is_per_channel, channels.axis, channels.is_power_of_two) == (True, 0, True)
     groups = affine(dtype=Dtype.int4, qscheme=GROUP, group_size=32)
-    assert (groups.granularity, groups.axis, groups.group_size) == (Granularity.GROUP, None, 32)
-    assert affine(dtype=Dtype.uint8, is_dynamic=True).is_dynamic
+    assert (groups.axis, groups.group_size) == (None, 32)
+    assert QuantizationSpec(Dtype.uint8, is_dynamic=True).tensor_spec() == DynamicSpec("uint8")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +211,7 @@ def test_lsq_learns_a_step_of_a_tensor_or_of_channels() -> None:
     assert spec.learning == Learning(Algorithm.LSQ)
     assert (spec.is_power_of_two, spec.is_symmetric) == (False, False)
     channels = affine(dtype=Dtype.int4, observer_cls=LSQObserver, qscheme=CHANNEL, ch_axis=0)
-    assert (channels.granularity, channels.axis) == (Granularity.CHANNEL, 0)
+    assert (channels.is_per_channel, channels.axis) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +231,7 @@ def test_blocks_are_formats_of_the_catalog(fields: dict[str, Any], name: str, ru
     assert isinstance(spec, BlockSpec)
     assert spec.quantizer.format == get_format(name)
     assert spec.quantizer.scale_rule is rule
-    assert spec.axis is None
+    assert spec.follows_reduction
     other = QuantizationSpec(**fields, group_size=64, ch_axis=-1, round_method=RoundType.round).tensor_spec()
     assert isinstance(other, BlockSpec)
     assert (other.quantizer.format.block_size, other.axis) == (64, -1)
@@ -253,9 +245,7 @@ def test_casts() -> None:
 
 def test_specs_by_name_are_the_specs_that_they_say() -> None:
     assert Int8PerTensorSpec("percentile").to_quantization_spec().observer_cls is PerTensorPercentileObserver
-    assert Uint8PerTensorSpec(is_dynamic=True).to_quantization_spec().tensor_spec() == affine(
-        dtype=Dtype.uint8, is_dynamic=True
-    )
+    assert Uint8PerTensorSpec(is_dynamic=True).to_quantization_spec().tensor_spec() == DynamicSpec("uint8")
     assert Int8PerChannelSpec(0).to_quantization_spec().tensor_spec() == affine(
         dtype=Dtype.int8, qscheme=CHANNEL, ch_axis=0
     )

@@ -15,7 +15,7 @@ from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig,
 from quark.torch.quantization.config import config as public
 from quark.torch.quantization.config.algorithm import ALGORITHMS, AlgoConfig
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec, TQTSpec
-from quark.torch.quantization.config.integer_specs import DataTypeSpec
+from quark.torch.quantization.config.named_specs import DataTypeSpec
 from quark.torch.quantization.config.type import Dtype, TQTThresholdInitMeth
 from quark.torch.quantization.observer import TQTObserver
 
@@ -92,7 +92,7 @@ def test_an_edited_layer_config_counts_and_is_checked() -> None:
     config.global_quant_config.weight = QuantizationSpec(Dtype.int4)
     weight = config.settings().specs.weight
     assert weight is not None
-    assert str(weight.format) == "int4"  # type: ignore[union-attr]
+    assert str(weight.format) == "int4"
     config.global_quant_config.weight = 4  # type: ignore[assignment]
     with pytest.raises(UnsupportedTypeError, match="weight 4: expected a QuantizationSpec"):
         config.settings()

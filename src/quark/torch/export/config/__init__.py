@@ -1,1 +1,1 @@
-"""What can be said about exporting."""
+"""Settings of the export."""

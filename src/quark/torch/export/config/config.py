@@ -16,7 +16,7 @@ class JsonExporterConfig:
     """The quantized state as safetensors, with a JSON file that describes it.
 
     `weight_format`: codes and scales (real_quantized), or the float numbers that they stand for (fake_quantized). Codes
-    lie in the order of the weights; other settings of AMD's are for language models, and refused.
+    are in the order of the weights. AMD's other settings are for language models, and are refused.
     """
 
     weight_merge_groups: Sequence[Sequence[str]] | None = None
@@ -39,13 +39,13 @@ class JsonExporterConfig:
 @refuse_unknown_fields
 @dataclass(frozen=True)
 class OnnxExporterConfig:
-    """A QDQ file; there is nothing to choose."""
+    """A QDQ file; it has no settings."""
 
 
 @refuse_unknown_fields
 @dataclass(frozen=True)
 class ExporterConfig:
-    """What ModelExporter is told; None: as usual."""
+    """Settings of ModelExporter; None: the defaults."""
 
     json_export_config: JsonExporterConfig | None = None
     onnx_export_config: OnnxExporterConfig | None = None

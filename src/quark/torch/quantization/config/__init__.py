@@ -1,1 +1,1 @@
-"""The configuration that people write: specs of tensors, of layers, of a model; checked when built."""
+"""The configuration that users write: specs of tensors, layers and models, checked when they are built."""

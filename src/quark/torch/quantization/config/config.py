@@ -1,4 +1,4 @@
-"""The configuration of a run, as people write it.
+"""The configuration of a run, as users write it.
 
     QuantizationSpec      one tensor                           QTensorConfig is the same
     QuantizationConfig    the tensors of a layer               QLayerConfig
@@ -13,22 +13,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import nn
 
+from quark.decide.specs import AffineSpec, DynamicSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
+from quark.features.bias_correction.options import TorchBiasCorrectionOptions
+from quark.formats.affine import integer_format
 from quark.text import get_logger
-from quark.torch.equalize.options import CrossLayerOptions
 from quark.torch.quantization.config.algorithm import (
     AlgoConfig,
     AutoRoundConfig,
     AutoSmoothQuantConfig,
     AWQConfig,
     BiasCorrectionConfig,
-    ChosenOptions,
     CLEConfig,
     GPTAQConfig,
     GPTQConfig,
@@ -36,22 +37,82 @@ from quark.torch.quantization.config.algorithm import (
     RotationConfig,
     SmoothQuantConfig,
     SVDQuantConfig,
+    algorithm_dict,
     chosen_options,
 )
-from quark.torch.quantization.config.block_specs import *  # noqa: F403 - what these list belongs here too
-from quark.torch.quantization.config.block_specs import __all__ as _block_specs
-from quark.torch.quantization.config.integer_specs import *  # noqa: F403
-from quark.torch.quantization.config.integer_specs import __all__ as _integer_specs
-from quark.torch.quantization.config.layer_config import QuantizationConfig
+from quark.torch.quantization.config.named_specs import *  # noqa: F403 - these are also imported from here
+from quark.torch.quantization.config.named_specs import __all__ as _named_specs
 from quark.torch.quantization.config.tensor_spec import QATSpec, QuantizationSpec, TQTSpec
 from quark.torch.quantization.config.type import QuantizationMode, parse
-from quark.torch.refine.options import BiasCorrectionOptions
-from quark.torch.specs import AffineSpec, Granularity, LayerSpecs, Settings, TensorSpec
+from quark.torch.specs import Settings
 
 _LOG = get_logger(__name__)
 
-LayerTypes = Mapping[Any, QuantizationConfig | None]
-LayerNames = Mapping[str, QuantizationConfig | None]
+
+@refuse_unknown_fields
+@dataclass
+class QuantizationConfig:
+    """Specs for a layer's inputs, outputs, weight and bias. None leaves a tensor in float, even if the configuration of
+    the whole model has a spec for it. Fields can be edited; they are checked when it is built and when it is used."""
+
+    input_tensors: QuantizationSpec | None = None
+    output_tensors: QuantizationSpec | None = None
+    weight: QuantizationSpec | None = None
+    bias: QuantizationSpec | None = None
+
+    def __post_init__(self) -> None:
+        self.layer_specs()
+
+    def layer_specs(self) -> LayerSpec:
+        """Return typed specs for the pipeline, after checking the fields."""
+        given = {name: getattr(self, name) for name in _PLACES}
+        for name, spec in given.items():
+            if isinstance(spec, (list, tuple)):
+                raise UnsupportedTypeError(
+                    f"{name}: {len(spec)} specs came, and a tensor is quantized once; give one QuantizationSpec"
+                )
+            if hasattr(spec, "to_quantization_spec"):
+                raise UnsupportedTypeError(f"{name} {type(spec).__name__}: call its to_quantization_spec()")
+            if spec is not None and not isinstance(spec, QuantizationSpec):
+                raise UnsupportedTypeError(f"{name} {spec!r}: expected a QuantizationSpec, or None for float")
+        specs = {name: None if spec is None else spec.tensor_spec() for name, spec in given.items()}
+        integers = {name: spec for name, spec in specs.items() if isinstance(spec, (AffineSpec, DynamicSpec))}
+        for name, spec in integers.items():
+            has_several = isinstance(spec, AffineSpec) and not spec.has_one_scale
+            if name in ("input_tensors", "output_tensors") and has_several:
+                raise InvalidValueError(
+                    f"{name} with qscheme {'per_channel' if given[name].group_size is None else 'per_group'}: a layer "
+                    "sums over what it reads, and integers of several scales do not add up; use per_tensor, or a type "
+                    "in blocks such as Dtype.mx"
+                )
+        for name, spec in integers.items():
+            if name != "bias" and integer_format(spec.format).bits > _MOST_BITS:
+                raise InvalidValueError(
+                    f"{name} with {spec.format}: float32, which it is computed in, does not hold such codes, and sums "
+                    f"of their products overflow; expected at most {_MOST_BITS} bits, 32 are for bias"
+                )
+        for name, spec in integers.items():
+            if name in ("weight", "bias") and isinstance(spec, DynamicSpec):
+                raise InvalidValueError(f"{name} with is_dynamic: it is known beforehand; use is_dynamic=False")
+        return LayerSpec(specs["input_tensors"], specs["weight"], specs["bias"], specs["output_tensors"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary for each spec, or None."""
+        specs = {name: getattr(self, name) for name in _PLACES}
+        return {name: None if spec is None else spec.to_dict() for name, spec in specs.items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> QuantizationConfig:
+        """Read what `to_dict` wrote."""
+        for key, value in content.items():
+            if key not in _PLACES and value is not None:
+                raise unknown_name("field of QuantizationConfig", key, _PLACES)
+        given = {name: content[name] for name in _PLACES if content.get(name) is not None}
+        return cls(**{name: QuantizationSpec.from_dict(each) for name, each in given.items()})
+
+
+_MOST_BITS = 16  # of an operand; a float32 has 24 of precision
+_PLACES = tuple(each.name for each in fields(QuantizationConfig))
 
 
 @refuse_unknown_fields
@@ -59,19 +120,19 @@ LayerNames = Mapping[str, QuantizationConfig | None]
 class Config:
     """How a model is quantized.
 
-    `global_quant_config` goes for all layers; `layer_type_quant_config` for layers of a kind, such as `nn.Linear` or
-    "Linear", `layer_quant_config` for those whose name fits a pattern, such as "features.0.*": the whole entry takes
-    the place of the global one, and None leaves the layer in float, as does `exclude`, a list of patterns.
-    `algo_config` lists algorithms; None: bias correction where activations are integers with scales that are known
-    beforehand, and there cross-layer equalization where weights have one scale; [] none. `npu_rules` makes the result
-    one that AMD's NPU takes; None: where everything is int8, symmetric, with one power-of-two scale.
+    `global_quant_config` applies to all layers, `layer_type_quant_config` to layers of a kind, such as `nn.Linear` or
+    "Linear", `layer_quant_config` to those whose name matches a pattern, such as "features.0.*". An entry replaces the
+    global one as a whole; None leaves the layer in float, as does `exclude`, a list of patterns. `algo_config` lists
+    algorithms; None: bias correction if activations are integers with static scales, and then cross-layer equalization
+    if weights have one scale each; []: none. `npu_rules` makes the result fit AMD's NPU; None: if everything is int8,
+    symmetric, with one power-of-two scale for a tensor.
     """
 
     global_quant_config: QuantizationConfig
     exclude: Sequence[str] = field(default_factory=list)
     algo_config: Sequence[AlgoConfig] | None = None
-    layer_type_quant_config: LayerTypes = field(default_factory=dict)
-    layer_quant_config: LayerNames = field(default_factory=dict)
+    layer_type_quant_config: Mapping[Any, QuantizationConfig | None] = field(default_factory=dict)
+    layer_quant_config: Mapping[str, QuantizationConfig | None] = field(default_factory=dict)
     quant_mode: QuantizationMode = QuantizationMode.fx_graph_mode
     npu_rules: bool | None = None
     seed: int = 0
@@ -82,13 +143,47 @@ class Config:
             _LOG.warning("eager_mode: there is one way to quantize a model here, on its graph, and that is taken")
 
     def settings(self) -> Settings:
-        """The same as the steps read it; checked anew, since the fields can be edited."""
+        """Return typed settings for the pipeline. The fields are checked again, since they can be edited."""
         self._check_types()
         specs = self.global_quant_config.layer_specs()
-        by_type = {type_name(key): _layer_specs(each) for key, each in self.layer_type_quant_config.items()}
-        by_name = {name: _layer_specs(each) for name, each in self.layer_quant_config.items()}
+        by_type, by_name = (
+            {name: None if each is None else each.layer_specs() for name, each in entries.items()}
+            for entries in (self._by_type_name(), self.layer_quant_config)
+        )
         layers = [specs, *(each for each in (*by_type.values(), *by_name.values()) if each is not None)]
-        equalize, correct_biases = self._algorithms(layers)
+        if self.algo_config is not None:
+            equalize, correct_biases, features = chosen_options(self.algo_config)
+        else:
+            static = [
+                layer
+                for layer in layers
+                if any(isinstance(each, AffineSpec) for each in (layer.activation, layer.output))
+            ]
+            weights = [layer.weight for layer in static]  # equalization helps where all channels have one scale
+            has_uneven_channels = any(isinstance(each, AffineSpec) and each.has_one_scale for each in weights)
+            equalize = CLEConfig().options() if has_uneven_channels else None
+            correct_biases = TorchBiasCorrectionOptions() if static else None
+            features = {}
+        given = [each for layer in layers for each in (layer.activation, layer.output, layer.weight, layer.bias)]
+        others = [
+            each
+            for each in given
+            if each is not None
+            and not (
+                isinstance(each, AffineSpec)
+                and each.format == "int8"
+                and each.is_symmetric
+                and each.is_power_of_two
+                and each.has_one_scale
+            )
+        ]
+        has_both = all(layer.weight and (layer.activation or layer.output) for layer in layers)
+        if self.npu_rules and (others or not has_both):
+            came = f"{others[0]}" if others else "a layer without weight or activations"
+            raise InvalidValueError(
+                f"npu_rules with {came}: an NPU takes int8, symmetric, one power-of-two scale for a tensor, of "
+                "weights and activations; use such specs (PerTensorPowOf2MinMSEObserver), or npu_rules=None"
+            )
         return Settings(
             specs,
             by_type,
@@ -96,10 +191,14 @@ class Config:
             exclude=tuple(self.exclude),
             equalize=equalize,
             correct_biases=correct_biases,
-            applies_npu_rules=self._applies_npu_rules(layers),
+            features=features,
+            applies_npu_rules=has_both and not others if self.npu_rules is None else self.npu_rules,
             seed=self.seed,
             config=self.to_dict(),
         )
+
+    def _by_type_name(self) -> dict[str, QuantizationConfig | None]:
+        return {type_name(key): each for key, each in self.layer_type_quant_config.items()}
 
     def _check_types(self) -> None:
         if not isinstance(self.global_quant_config, QuantizationConfig):
@@ -117,36 +216,18 @@ class Config:
         if not isinstance(self.quant_mode, QuantizationMode):
             raise UnsupportedTypeError(f"quant_mode {self.quant_mode!r}: expected QuantizationMode.fx_graph_mode")
 
-    def _algorithms(self, layers: Sequence[LayerSpecs]) -> ChosenOptions:
-        if self.algo_config is not None:
-            return chosen_options(self.algo_config)
-        static = [layer for layer in layers if _has_static_integers(layer)]
-        has_uneven_channels = any(_shares_one_scale(layer.weight) for layer in static)
-        return (
-            CrossLayerOptions() if has_uneven_channels else None,
-            BiasCorrectionOptions() if static else None,
-        )
-
-    def _applies_npu_rules(self, layers: Sequence[LayerSpecs]) -> bool:
-        others = [each for layer in layers for each in _given(layer) if not _is_for_npu(each)]
-        has_both = all(layer.weight and (layer.input or layer.output) for layer in layers)
-        if self.npu_rules and (others or not has_both):
-            came = f"{others[0]}" if others else "a layer without weight or activations"
-            raise InvalidValueError(
-                f"npu_rules with {came}: an NPU takes int8, symmetric, one power-of-two scale for a tensor, of "
-                "weights and activations; use such specs (PerTensorPowOf2MinMSEObserver), or npu_rules=None"
-            )
-        return has_both and not others if self.npu_rules is None else self.npu_rules
-
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        by_type = {type_name(key): each for key, each in self.layer_type_quant_config.items()}
+        """Return the configuration as JSON can hold it."""
+        by_type, by_name = (
+            {name: None if each is None else each.to_dict() for name, each in entries.items()}
+            for entries in (self._by_type_name(), self.layer_quant_config)
+        )
         return {
             "global_quant_config": self.global_quant_config.to_dict(),
             "exclude": list(self.exclude),
-            "algo_config": None if self.algo_config is None else [each.to_dict() for each in self.algo_config],
-            "layer_type_quant_config": {name: _to_dict(each) for name, each in by_type.items()},
-            "layer_quant_config": {name: _to_dict(each) for name, each in self.layer_quant_config.items()},
+            "algo_config": None if self.algo_config is None else [algorithm_dict(each) for each in self.algo_config],
+            "layer_type_quant_config": by_type,
+            "layer_quant_config": by_name,
             "quant_mode": self.quant_mode.name,
             "npu_rules": self.npu_rules,
             "seed": self.seed,
@@ -154,14 +235,17 @@ class Config:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Config:
-        """What `to_dict` wrote; fields that are missing have their defaults."""
+        """Read what `to_dict` wrote; missing fields get their defaults."""
         names = [each.name for each in fields(cls)]
         for key in content:
             if key not in names:
                 raise unknown_name("field of Config", key, names)
         known = dict(content)
         for name in ("layer_type_quant_config", "layer_quant_config"):
-            known[name] = {key: _from_dict(each) for key, each in known.get(name, {}).items()}
+            known[name] = {
+                key: None if each is None else QuantizationConfig.from_dict(each)
+                for key, each in known.get(name, {}).items()
+            }
         if known.get("algo_config") is not None:
             known["algo_config"] = [AlgoConfig.from_dict(each) for each in known["algo_config"]]
         if "quant_mode" in known:
@@ -170,8 +254,8 @@ class Config:
 
 
 def type_name(key: object) -> str:
-    """The name of a kind of layer, of its class or as it is. One that differs from a class of torch.nn only by capitals
-    is taken for a slip."""
+    """Return the name of a layer type, given as a class or a name. A name that differs from a class of torch.nn only by
+    case is refused as a typo."""
     if isinstance(key, type) and issubclass(key, nn.Module):
         return key.__name__
     if not isinstance(key, str):
@@ -182,49 +266,12 @@ def type_name(key: object) -> str:
     return key
 
 
-def _given(layer: LayerSpecs) -> Iterator[TensorSpec]:
-    return (each for each in (layer.input, layer.output, layer.weight, layer.bias) if each is not None)
-
-
-def _has_static_integers(layer: LayerSpecs) -> bool:
-    return any(isinstance(each, AffineSpec) and not each.is_dynamic for each in (layer.input, layer.output))
-
-
-def _shares_one_scale(spec: TensorSpec | None) -> bool:
-    """That all channels of a weight have one scale, which is what equalization helps."""
-    return isinstance(spec, AffineSpec) and spec.granularity is Granularity.TENSOR
-
-
-def _is_for_npu(spec: TensorSpec) -> bool:
-    return (
-        isinstance(spec, AffineSpec)
-        and spec.format.name == "int8"
-        and spec.is_symmetric
-        and spec.is_power_of_two
-        and spec.granularity is Granularity.TENSOR
-        and not spec.is_dynamic
-    )
-
-
-def _layer_specs(config: QuantizationConfig | None) -> LayerSpecs | None:
-    return None if config is None else config.layer_specs()
-
-
-def _to_dict(config: QuantizationConfig | None) -> dict[str, Any] | None:
-    return None if config is None else config.to_dict()
-
-
-def _from_dict(content: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    return None if content is None else QuantizationConfig.from_dict(content)
-
-
 QTensorConfig = QuantizationSpec
 QLayerConfig = QuantizationConfig
 QConfig = Config
 
 __all__ = [
-    *_block_specs,
-    *_integer_specs,
+    *_named_specs,
     "AWQConfig",
     "AlgoConfig",
     "AutoRoundConfig",

@@ -1,15 +1,37 @@
-"""How one tensor is quantized, as people write it; impossible combinations are refused when it is built."""
+"""How one tensor is quantized, as users write it; impossible combinations are refused when the spec is built.
+
+`QuantizationSpec.tensor_spec()` converts it to the `TensorSpec` that the steps read. Checks are generators of reasons:
+the first reason becomes the error, and later checks may rely on what earlier ones made sure of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from quark.errors import UnsupportedTypeError, refuse_unknown_fields, unknown_name
-from quark.torch.quantization.config.spec_checks import check_spec
-from quark.torch.quantization.config.spec_conversion import as_tensor_spec
+from quark.decide.specs import (
+    AffineSpec,
+    Algorithm,
+    BlockSpec,
+    DynamicSpec,
+    FloatSpec,
+    Learning,
+    TensorSpec,
+    ThresholdInit,
+)
+from quark.errors import (
+    InvalidValueError,
+    UnsupportedOptionError,
+    UnsupportedTypeError,
+    refuse_unknown_fields,
+    unknown_name,
+)
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import get_format
+from quark.formats.spec import BlockFormat, IntFormat, Rounding, ScaleRule
+from quark.ranges import KLJ, MinMax, MinMSE, PowerOfTwoMinMSE, RangeMethod, ThreeSigma
 from quark.torch.quantization.config.type import (
     Dtype,
     QSchemeType,
@@ -19,14 +41,56 @@ from quark.torch.quantization.config.type import (
     ZeroPointType,
     parse,
 )
-from quark.torch.quantization.observer import OBSERVERS, ObserverBase
-from quark.torch.specs import TensorSpec
+from quark.torch.quantization.observer import (
+    OBSERVERS,
+    ObserverBase,
+    PerBlockBFPObserver,
+    PerBlockMXObserver,
+    PerBlockObserver,
+    PerChannelMinMaxObserver,
+    PerGroupMinMaxObserver,
+    PerTensorMinMaxObserver,
+    PlaceholderObserver,
+    TQTObserver,
+)
+
+MX_FORMATS = {
+    Dtype.fp8_e4m3: "mxfp8_e4m3",
+    Dtype.fp8_e5m2: "mxfp8_e5m2",
+    Dtype.fp6_e3m2: "mxfp6_e3m2",
+    Dtype.fp6_e2m3: "mxfp6_e2m3",
+    Dtype.fp4: "mxfp4_e2m1",
+    Dtype.int8: "mxint8",
+}
+_MICROEXPONENTS = (Dtype.mx4, Dtype.mx6, Dtype.mx9)
+_CASTS = (Dtype.float16, Dtype.bfloat16)
+_BLOCKS = frozenset({Dtype.mx, Dtype.bfp16, *_MICROEXPONENTS, *MX_FORMATS} - {Dtype.int8})
+_SCHEMES = {
+    QSchemeType.per_tensor: PerTensorMinMaxObserver,
+    QSchemeType.per_channel: PerChannelMinMaxObserver,
+    QSchemeType.per_group: PerGroupMinMaxObserver,
+}
+_THRESHOLDS = {
+    None: (None, MinMax()),
+    TQTThresholdInitMeth._MAX: (ThresholdInit.MAX, MinMax()),
+    TQTThresholdInitMeth._3SD: (ThresholdInit.THREE_SIGMA, ThreeSigma()),
+    TQTThresholdInitMeth._KL_J: (ThresholdInit.KL_J, KLJ()),
+}
+_ENUMS: Mapping[str, type[Enum]] = {
+    "dtype": Dtype,
+    "qscheme": QSchemeType,
+    "round_method": RoundType,
+    "scale_type": ScaleType,
+    "mx_element_dtype": Dtype,
+    "zero_point_type": ZeroPointType,
+}
+_EMPTY: tuple[Any, ...] = (None, False, [], {})  # values of unknown fields that mean nothing, written by other versions
 
 
 @refuse_unknown_fields
 @dataclass(frozen=True)
 class QATSpec:
-    """What a learning observer is told."""
+    """Settings of an observer that learns."""
 
 
 @refuse_unknown_fields
@@ -53,9 +117,9 @@ class QuantizationSpec:
     Blocks (mx with `mx_element_dtype`, fp8, fp6, fp4; mx4, mx6, mx9; bfp16): `group_size` is the block size, the
     format's own where None; `ch_axis` the axis that blocks run along, None for the one that the layer sums over.
     `scale_calculation_mode` is the rule for the shared power of two: even (of MX where None), floor (of others), ceil,
-    rceil or mse. Their scales always follow from the data, so that `is_dynamic` says nothing new.
+    rceil or mse. Their scales are always computed from the data, so `is_dynamic` has no effect.
 
-    float16 and bfloat16 need no more than the type.
+    float16 and bfloat16 need nothing but the type.
 
     >>> QuantizationSpec(Dtype.int8).tensor_spec().is_symmetric
     True
@@ -78,10 +142,6 @@ class QuantizationSpec:
     is_scale_quant: bool = False
 
     def __post_init__(self) -> None:
-        self._check_types()
-        check_spec(self)
-
-    def _check_types(self) -> None:
         for name, kind in _ENUMS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -96,35 +156,67 @@ class QuantizationSpec:
         for name in ("is_dynamic", "symmetric"):
             if getattr(self, name) not in (None, True, False):
                 raise UnsupportedTypeError(f"{name} {getattr(self, name)!r}: expected True, False or None")
+        if self.scale_type in (ScaleType.float16, ScaleType.bfloat16):
+            raise UnsupportedOptionError(
+                f"scale_type {self.scale_type.name}: scales are kept as float32, as ONNX files and integer kernels "
+                "want them; use ScaleType.float, or ScaleType.pof2 for powers of two"
+            )
+        if self.zero_point_type is ZeroPointType.float32:
+            raise UnsupportedOptionError(
+                "zero_point_type float32: zero points are codes, that is integers; use ZeroPointType.int32"
+            )
+        if self.is_scale_quant:
+            raise UnsupportedOptionError(
+                "is_scale_quant: scales are not quantized themselves; leave it out, or use an MX type, whose scales are"
+            )
+        if self.dtype in _CASTS:
+            problems = _cast_problems(self)
+        else:
+            problems = _block_problems(self) if self.dtype in _BLOCKS else _integer_problems(self)
+        for reason in problems:
+            raise InvalidValueError(f"dtype {self.dtype.name}: {reason}")
 
     def tensor_spec(self) -> TensorSpec:
-        """The same as the steps read it."""
-        return as_tensor_spec(self)
+        """Return the typed spec for the pipeline."""
+        if self.dtype in _CASTS:
+            return FloatSpec(self.dtype.value)
+        if self.dtype not in _BLOCKS:
+            return _affine_spec(self)
+        fmt = _block_format(self)
+        is_mx = self.dtype is Dtype.mx or self.dtype in MX_FORMATS
+        rule = ScaleRule.EVEN if is_mx else ScaleRule.FLOOR
+        if self.scale_calculation_mode is not None:
+            rule = ScaleRule(self.scale_calculation_mode)
+        rounding = Rounding.HALF_AWAY if self.round_method is RoundType.round else Rounding.HALF_EVEN
+        quantizer = BlockQuantizer(fmt, rule, rounding, fmt.default_nonfinite)
+        if self.ch_axis is None:
+            return BlockSpec(quantizer)
+        return BlockSpec(quantizer, self.ch_axis, follows_reduction=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as JSON can hold it."""
+        """Return every field as JSON can hold it."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> QuantizationSpec:
-        """What `to_dict` wrote; fields that are missing have their defaults."""
+        """Read what `to_dict` wrote; missing fields get their defaults."""
         names = [each.name for each in fields(cls)]
         for key, value in content.items():
             if key not in names and value not in _EMPTY:
                 raise unknown_name("field of QuantizationSpec", key, names)
-        return cls(**{name: _parsed(name, content[name]) for name in names if name in content})
-
-
-_ENUMS: Mapping[str, type[Enum]] = {
-    "dtype": Dtype,
-    "qscheme": QSchemeType,
-    "round_method": RoundType,
-    "scale_type": ScaleType,
-    "mx_element_dtype": Dtype,
-    "zero_point_type": ZeroPointType,
-}
-
-_EMPTY: tuple[Any, ...] = (None, False, [], {})  # of fields that other versions write and that say nothing
+        values = {name: content[name] for name in names if name in content}
+        for name, value in values.items():
+            if value is not None and name in _ENUMS:
+                values[name] = parse(_ENUMS[name], value, name)
+            elif value is not None and name == "observer_cls":
+                if value not in OBSERVERS:
+                    raise unknown_name("observer_cls", value, OBSERVERS)
+                values[name] = OBSERVERS[value]
+            elif value is not None and name == "qat_spec":
+                initial = value.get("threshold_init_meth")
+                known = None if initial is None else parse(TQTThresholdInitMeth, initial, "threshold_init_meth")
+                values[name] = TQTSpec(known)
+        return cls(**values)
 
 
 def _plain(value: Any) -> Any:
@@ -135,16 +227,188 @@ def _plain(value: Any) -> Any:
     return value.__name__ if isinstance(value, type) else value
 
 
-def _parsed(name: str, value: Any) -> Any:
-    if value is None:
-        return None
-    if name in _ENUMS:
-        return parse(_ENUMS[name], value, name)
-    if name == "observer_cls":
-        if value not in OBSERVERS:
-            raise unknown_name("observer_cls", value, OBSERVERS)
-        return OBSERVERS[value]
-    if name == "qat_spec":
-        initial = value.get("threshold_init_meth")
-        return TQTSpec(None if initial is None else parse(TQTThresholdInitMeth, initial, "threshold_init_meth"))
-    return value
+# ---- conversion; the spec was checked when it was built ----
+def _scheme(spec: QuantizationSpec) -> QSchemeType:
+    """What shares a scale: as the spec says, or as its observer does."""
+    if spec.qscheme is not None:
+        return spec.qscheme
+    return spec.observer_cls.schemes[0] if spec.observer_cls and spec.observer_cls.schemes else QSchemeType.per_tensor
+
+
+def _observer(spec: QuantizationSpec) -> type[ObserverBase]:
+    return spec.observer_cls or _SCHEMES[_scheme(spec)]
+
+
+def _has_power_of_two(spec: QuantizationSpec) -> bool:
+    return _observer(spec).is_power_of_two or spec.scale_type is ScaleType.pof2
+
+
+def _integer(spec: QuantizationSpec) -> IntFormat:
+    fmt = get_format(spec.dtype.value)
+    assert isinstance(fmt, IntFormat)
+    return fmt
+
+
+def _block_format(spec: QuantizationSpec) -> BlockFormat:
+    """The format by name, with the block size that the spec asks for."""
+    element = spec.mx_element_dtype if spec.dtype is Dtype.mx else spec.dtype
+    assert element is not None
+    fmt = get_format(MX_FORMATS.get(element, element.value))
+    assert isinstance(fmt, BlockFormat)
+    return fmt if spec.group_size is None else fmt.with_block_size(spec.group_size)
+
+
+def _affine_spec(spec: QuantizationSpec) -> AffineSpec | DynamicSpec:
+    fmt, observer = _integer(spec), _observer(spec)
+    is_symmetric = fmt.signed if spec.symmetric is None else spec.symmetric
+    if spec.is_dynamic:
+        return DynamicSpec(fmt.name, is_symmetric)
+    method: RangeMethod = observer.method
+    learning = None
+    if observer.algorithm is Algorithm.TQT:
+        initial, method = _THRESHOLDS[getattr(spec.qat_spec, "threshold_init_meth", None)]
+        learning = Learning(Algorithm.TQT, initial)
+    elif observer.algorithm is Algorithm.LSQ:
+        method, learning = MinMSE(), Learning(Algorithm.LSQ)
+    elif _has_power_of_two(spec) and method == MinMSE():
+        method = PowerOfTwoMinMSE()
+    return AffineSpec(
+        fmt.name,
+        method,
+        is_symmetric=is_symmetric,
+        is_per_channel=_scheme(spec) is QSchemeType.per_channel,
+        axis=spec.ch_axis,
+        group_size=spec.group_size if _scheme(spec) is QSchemeType.per_group else None,
+        is_power_of_two=_has_power_of_two(spec),
+        learning=learning,
+    )
+
+
+# ---- checks: contradictions, and options that would be accepted without effect ----
+def _integer_problems(spec: QuantizationSpec) -> Iterator[str]:
+    for name in ("mx_element_dtype", "scale_format", "scale_calculation_mode"):
+        if getattr(spec, name) is not None:
+            yield f"{name} belongs to types in blocks; leave it out, or use Dtype.mx with mx_element_dtype"
+    observer, scheme = _observer(spec), _scheme(spec)
+    if issubclass(observer, PerBlockObserver):
+        remedy = "use Dtype.mx with mx_element_dtype=Dtype.int8, or PerTensorMinMaxObserver"
+        yield f"{observer.__name__} is for types in blocks, which integers by themselves are not; {remedy}"
+    if observer is PlaceholderObserver:
+        yield "PlaceholderObserver finds no range, and integers need one; use PerTensorMinMaxObserver or leave it out"
+    if scheme not in observer.schemes:
+        possible = " or ".join(each.name for each in observer.schemes)
+        yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
+    if scheme is QSchemeType.per_channel and spec.ch_axis is None:
+        yield "qscheme per_channel without ch_axis: say which axis has the channels, 0 for weights of Conv2d or Linear"
+    if scheme is QSchemeType.per_group and spec.group_size is None:
+        yield "qscheme per_group without group_size: say how many neighbours share a scale, such as 32"
+    if scheme is QSchemeType.per_tensor and spec.ch_axis is not None:
+        yield f"ch_axis {spec.ch_axis} with qscheme per_tensor: leave it out, or use per_channel"
+    if scheme is not QSchemeType.per_group and spec.group_size is not None:
+        yield f"group_size {spec.group_size} with qscheme {scheme.name}: leave it out, or use per_group"
+    yield from _axis_and_size_problems(spec)
+    if spec.round_method not in (None, RoundType.half_even):
+        yield (
+            f"round_method {spec.round_method.name}: integers are rounded half to even, as ONNX QuantizeLinear does; "
+            "use RoundType.half_even"
+        )
+    yield from _scale_problems(spec, observer)
+    yield from _learning_problems(spec, observer)
+
+
+def _axis_and_size_problems(spec: QuantizationSpec) -> Iterator[str]:
+    axis, size = spec.ch_axis, spec.group_size
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        yield f"ch_axis {axis!r}: expected an integer"
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        yield f"group_size {size!r}: expected an integer of at least 1; for a whole row, use per_channel"
+
+
+def _scale_problems(spec: QuantizationSpec, observer: type[ObserverBase]) -> Iterator[str]:
+    learns, has_power_of_two = observer.algorithm is not None, _has_power_of_two(spec)
+    if has_power_of_two and spec.symmetric is False and not learns:
+        yield "a power-of-two scale with symmetric=False: positions are for codes even about zero; use symmetric=True"
+    if spec.scale_type is ScaleType.pof2 and learns and not observer.is_power_of_two:
+        yield (
+            f"{observer.__name__} with scale_type pof2: the step that it learns is any number; use TQTObserver or "
+            "ScaleType.float"
+        )
+    if not spec.is_dynamic:
+        return
+    if learns:
+        yield f"is_dynamic with {observer.__name__}: what is learned is fixed at run time; use is_dynamic=False"
+    if _scheme(spec) is not QSchemeType.per_tensor:
+        yield f"is_dynamic with qscheme {_scheme(spec).name}: at run time a tensor has one scale; use per_tensor"
+    if observer.method != MinMax() or has_power_of_two:
+        yield (
+            f"is_dynamic with {observer.__name__}, scale_type {getattr(spec.scale_type, 'name', None)}: at run time "
+            "the range is that of the tensor and the scale any number; use PerTensorMinMaxObserver and ScaleType.float"
+        )
+
+
+def _learning_problems(spec: QuantizationSpec, observer: type[ObserverBase]) -> Iterator[str]:
+    if spec.qat_spec is not None and observer is not TQTObserver:
+        yield f"qat_spec {type(spec.qat_spec).__name__} with {observer.__name__}: it belongs to TQTObserver"
+    if observer.algorithm is None:
+        return
+    if _integer(spec).signed and spec.symmetric is False:
+        yield (
+            f"{observer.__name__} with symmetric=False: its zero point is 0; use symmetric=True, or an unsigned type "
+            "for data that are never negative"
+        )
+    if not _integer(spec).signed and spec.symmetric:
+        yield f"{observer.__name__} with symmetric=True: codes of an unsigned type start at 0; use a signed type"
+
+
+def _block_problems(spec: QuantizationSpec) -> Iterator[str]:
+    names = ", ".join(each.name for each in MX_FORMATS)
+    if spec.dtype is Dtype.mx and spec.mx_element_dtype is None:
+        yield f"no mx_element_dtype: say what the elements are, one of {names}"
+    if spec.dtype is Dtype.mx and spec.mx_element_dtype not in MX_FORMATS:
+        yield f"mx_element_dtype {getattr(spec.mx_element_dtype, 'name', None)}: expected one of {names}"
+    if spec.dtype is not Dtype.mx and spec.mx_element_dtype is not None:
+        yield "mx_element_dtype belongs to Dtype.mx; leave it out"
+    allowed: tuple[type[ObserverBase], ...] = (PerBlockMXObserver,)
+    if spec.dtype is Dtype.bfp16:
+        allowed = (PerBlockBFPObserver,)
+    elif spec.dtype in _MICROEXPONENTS:
+        allowed = (PerBlockMXObserver, PerBlockBFPObserver)
+    if spec.observer_cls is not None and spec.observer_cls not in (PlaceholderObserver, *allowed):
+        yield (
+            f"{spec.observer_cls.__name__} finds a scale that is any number or learned, and blocks share powers of two "
+            f"that follow from their data; use {' or '.join(each.__name__ for each in allowed)}, or an integer type"
+        )
+    if spec.qscheme not in (None, QSchemeType.per_group):
+        yield f"qscheme {spec.qscheme.name}: scales are those of blocks; use per_group, or an integer type"
+    yield from _axis_and_size_problems(spec)
+    yield from _block_rule_problems(spec)
+
+
+def _block_rule_problems(spec: QuantizationSpec) -> Iterator[str]:
+    if spec.scale_format not in (None, "e8m0"):
+        yield f"scale_format {spec.scale_format!r}: scales of blocks are powers of two; use 'e8m0' or leave it out"
+    rules = [each.value for each in ScaleRule]
+    if spec.scale_calculation_mode is not None and spec.scale_calculation_mode not in rules:
+        raise unknown_name("scale_calculation_mode", spec.scale_calculation_mode, rules)
+    sub_blocks = _block_format(spec).sub_blocks
+    if sub_blocks is not None and spec.group_size is not None and spec.group_size % sub_blocks.size:
+        yield f"group_size {spec.group_size}: expected a multiple of {sub_blocks.size}, the size of a sub-block"
+    if spec.symmetric is False:
+        yield "symmetric=False: blocks have no zero point; leave it out"
+    if spec.round_method is RoundType.floor:
+        yield "round_method floor: elements are rounded to the nearest; use RoundType.half_even or RoundType.round"
+    if spec.qat_spec is not None:
+        yield f"qat_spec {type(spec.qat_spec).__name__}: blocks have nothing to learn; leave it out"
+
+
+def _cast_problems(spec: QuantizationSpec) -> Iterator[str]:
+    if spec.observer_cls not in (None, PlaceholderObserver):
+        yield f"{spec.observer_cls.__name__} finds a range, and a cast needs none; leave observer_cls out"
+    if spec.round_method not in (None, RoundType.half_even):
+        yield f"round_method {spec.round_method.name}: casts round half to even; leave it out"
+    names = ("qscheme", "ch_axis", "group_size", "scale_type", "scale_format", "scale_calculation_mode", "qat_spec")
+    for name in (*names, "mx_element_dtype"):
+        if getattr(spec, name) is not None:
+            yield f"{name} does nothing for a cast; leave it out"
+    if spec.is_dynamic or spec.symmetric is False:
+        yield "is_dynamic and symmetric=False do nothing for a cast; leave them out"

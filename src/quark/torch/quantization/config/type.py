@@ -1,4 +1,4 @@
-"""The words that a configuration is written in."""
+"""Enumerations that a configuration is written with."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Dtype(Enum):
 
     @staticmethod
     def from_str(s: str) -> Dtype:
-        """The type of that name, in capitals or not."""
+        """Return the type of that name; case does not matter."""
         found: Dtype = parse(Dtype, s.lower() if isinstance(s, str) else s, "dtype")
         return found
 
     @staticmethod
     def from_torch_dtype(torch_dtype: Any) -> Dtype:
-        """The type whose numbers a torch.dtype holds.
+        """Return the type that corresponds to a torch.dtype.
 
         >>> import torch
         >>> Dtype.from_torch_dtype(torch.float8_e4m3fn)
@@ -81,7 +81,7 @@ class Dtype(Enum):
         return Dtype.from_str({"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}.get(name, name))
 
     def to_bitwidth(self) -> int:
-        """The bits of an element, without what its block shares; of `mx`, the element type has them."""
+        """Return the bits of an element, without its share of the block's scale. `mx` has none of its own."""
         if self is Dtype.mx:
             raise UnsupportedTypeError("dtype mx: the bits are those of its mx_element_dtype")
         fmt = get_format("fp4_e2m1" if self is Dtype.fp4 else self.value)
@@ -99,7 +99,7 @@ class ScaleType(Enum):
 
 
 class RoundType(Enum):
-    """What happens half way between two numbers; `round` goes away from zero."""
+    """How ties are rounded; `round` rounds them away from zero."""
 
     round = 2
     floor = 3
@@ -107,7 +107,7 @@ class RoundType(Enum):
 
 
 class QuantizationMode(Enum):
-    """How a model is changed. There is one way here, on its graph, and both names lead to it."""
+    """How a model is quantized: always on its graph here, whichever name is given."""
 
     eager_mode = "eager_mode"
     fx_graph_mode = "fx_graph_mode"
@@ -122,7 +122,7 @@ class TQTThresholdInitMeth(Enum):
 
 
 def parse(kind: type[Any], value: Any, what: str) -> Any:
-    """The member of that name; a member passes. Others are refused with the names that there are."""
+    """Return the member of that name; a member is returned unchanged. Raises UnknownNameError for other values."""
     if isinstance(value, kind):
         return value
     if isinstance(value, str) and value in kind.__members__:

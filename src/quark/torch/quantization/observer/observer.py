@@ -1,12 +1,12 @@
-"""Observers by the names that configurations use. Each is a method of `quark.ranges` and what shares a scale.
+"""Observers by the names that configurations use. Each is a method of `quark.ranges` with a granularity.
 
     PerTensor...     one scale; the data may come in batches
     PerChannel...    one for each channel of `ch_axis`
     PerGroup...      one for each `group_size` neighbours along `ch_axis`
-    PerBlock...      powers of two, found anew for each block of each tensor: nothing is remembered
+    PerBlock...      powers of two, found for each block of each tensor: nothing is remembered
 
-A spec names the class; when a model is quantized, its method calibrates the way the ONNX flow does. By itself an
-observer takes tensors and gives the scale that they lead to:
+A spec names the class; when a model is quantized, its method calibrates as in the ONNX flow. An observer can also be
+used by itself: it observes tensors and returns their scale.
 
 >>> import torch
 >>> from quark.torch.quantization.config.config import QuantizationSpec
@@ -20,18 +20,22 @@ observer takes tensors and gives the scale that they lead to:
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 
+from quark.decide.specs import AffineSpec, Algorithm, BlockSpec, TensorSpec
 from quark.errors import InvalidValueError
 from quark.formats.affine import choose_affine, find_ranges
+from quark.formats.arrays import normalize_axis
 from quark.formats.packing import pack
 from quark.formats.power_of_two import position_of_range, scale_of_position
-from quark.formats.quantize import normalize_axis
 from quark.formats.spec import IntFormat
 from quark.ranges import (
     Entropy,
@@ -45,9 +49,8 @@ from quark.ranges import (
     TensorRange,
     ranges_of_channels,
 )
-from quark.ranges.statistics import Floats, as_float32
+from quark.ranges.statistics import Floats, as_float32, extremes
 from quark.torch.quantization.config.type import QSchemeType
-from quark.torch.specs import AffineSpec, Algorithm, BlockSpec, TensorSpec
 
 if TYPE_CHECKING:
     from quark.torch.quantization.config.tensor_spec import QuantizationSpec
@@ -55,10 +58,11 @@ if TYPE_CHECKING:
 Parameters: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 _SCALE_BIAS = 127  # of the exponent in a scale byte
+_SMALLEST_THRESHOLD = 2.0**-100  # of zeros: its scale is still a normal number
 
 
 class ObserverBase(ABC):
-    """`schemes` are those that the class serves, the usual one first."""
+    """Base class. `schemes` are those that the class supports, the default first."""
 
     schemes: ClassVar[tuple[QSchemeType, ...]] = ()
     method: ClassVar[RangeMethod] = MinMax()
@@ -66,13 +70,13 @@ class ObserverBase(ABC):
     algorithm: ClassVar[Algorithm | None] = None
 
     def __init__(self, qspec: QuantizationSpec, device: Any = None) -> None:
-        self.qspec = replace(qspec, observer_cls=type(self))
+        self.qspec = replace(qspec, observer_cls=type(self), is_dynamic=False)
         self.spec: TensorSpec = self.qspec.tensor_spec()
         self.device = device
         self.reset_state()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Take in a tensor, which is returned as it is."""
+        """Observe a tensor, and return it unchanged."""
         if self.device is None:
             self.device = x.device
         self.observe(x.detach())
@@ -84,11 +88,11 @@ class ObserverBase(ABC):
 
     @abstractmethod
     def observe(self, x: torch.Tensor) -> None:
-        """Take in a piece of the data."""
+        """Observe one more piece of the data."""
 
     @abstractmethod
     def calculate_qparams(self) -> Parameters:
-        """(scale, zero_point) for what was observed."""
+        """Return (scale, zero_point) for what was observed."""
 
     def _affine(self) -> AffineSpec:
         assert isinstance(self.spec, AffineSpec)
@@ -112,13 +116,13 @@ class PlaceholderObserver(ObserverBase):
 
 
 class PerTensorObserver(ObserverBase):
-    """One scale. A method that needs the data twice keeps them until `reset_state`."""
+    """One scale. A method that needs the data twice keeps it until `reset_state`."""
 
     schemes = (QSchemeType.per_tensor,)
 
     def reset_state(self) -> None:
         spec = self._affine()
-        self._ranges: Observer = spec.method.observer(spec.format, spec.is_symmetric)
+        self._ranges: Observer = spec.method.observer(spec.integer, spec.is_symmetric)
         self._kept: list[Floats] = []
         self._has_observed = False
 
@@ -170,7 +174,7 @@ class PerChannelObserver(ObserverBase):
         spec = self._affine()
         if self._rows:
             rows = np.concatenate(self._rows, axis=1)
-            self._lowest, self._highest = ranges_of_channels(rows, 0, spec.method, spec.format, spec.is_symmetric)
+            self._lowest, self._highest = ranges_of_channels(rows, 0, spec.method, spec.integer, spec.is_symmetric)
         if self._lowest is None:
             raise self._nothing_observed()
         return as_tensors(*qparams(spec, self._lowest, self._highest), self.device)
@@ -191,7 +195,7 @@ class PerBlockObserver(ObserverBase):
         if self._last is None:
             raise self._nothing_observed()
         assert isinstance(self.spec, BlockSpec)
-        quantizer, axis = self.spec.quantizer, -1 if self.spec.axis is None else self.spec.axis
+        quantizer, axis = self.spec.quantizer, -1 if self.spec.follows_reduction else self.spec.axis
         packed = pack(self._last, quantizer.format, axis, scale_rule=quantizer.scale_rule, rounding=quantizer.rounding)
         codes = packed.scales if quantizer.format.sub_blocks is None else packed.scales[..., 0]
         scale = np.ldexp(np.float32(1), codes.astype(np.int32) - _SCALE_BIAS)
@@ -199,12 +203,12 @@ class PerBlockObserver(ObserverBase):
 
 
 def qparams(spec: AffineSpec, lowest: Any, highest: Any, position: int | None = None) -> tuple[Any, Any]:
-    """(scale, zero_point) for ranges: powers of two that cover them where the spec says so."""
+    """Return (scale, zero_point) for ranges; powers of two if the spec says so."""
     if not spec.is_power_of_two:
-        return choose_affine(lowest, highest, spec.format, symmetric=spec.is_symmetric)
-    positions = position_of_range(lowest, highest, spec.format.bits) if position is None else np.array([position])
+        return choose_affine(lowest, highest, spec.integer, symmetric=spec.is_symmetric)
+    positions = position_of_range(lowest, highest, spec.integer.bits) if position is None else np.array([position])
     scale = scale_of_position(positions).astype(np.float32)
-    return scale, np.full(scale.shape, zero_code(spec.format))
+    return scale, np.full(scale.shape, zero_code(spec.integer))
 
 
 def zero_code(fmt: IntFormat) -> int:
@@ -225,7 +229,7 @@ class PerTensorMinMaxObserver(PerTensorObserver):
 
 
 class PerTensorHistogramObserver(PerTensorObserver):
-    """The least information lost, by a histogram."""
+    """The range that loses the least information, by a histogram."""
 
     method = Entropy()
 
@@ -237,7 +241,7 @@ class PerTensorPercentileObserver(PerTensorObserver):
 
 
 class PerTensorMSEObserver(PerTensorObserver):
-    """The least squared error."""
+    """The range with the least squared error."""
 
     method = MinMSE()
 
@@ -291,3 +295,87 @@ class PerBlockMXObserver(PerBlockObserver):
 
 class PerBlockBFPObserver(PerBlockObserver):
     """Blocks of BFP16, and of MX4, MX6 and MX9."""
+
+
+class LSQObserver(ObserverBase):
+    """Learns the step of a quantizer (arXiv 1902.08153), from s = 2 * mean|v| / sqrt(Qp), Qp being the highest code.
+
+    In a spec, the class makes the step a parameter of the quantized model, one for the tensor or one for each channel
+    of `ch_axis`. By itself it returns the step of that formula.
+    """
+
+    schemes = (QSchemeType.per_tensor, QSchemeType.per_channel)
+    algorithm = Algorithm.LSQ
+
+    def reset_state(self) -> None:
+        self._sum = np.zeros(1)
+        self._count = 0
+
+    def observe(self, x: torch.Tensor) -> None:
+        axis = self._affine().axis
+        extremes(as_float32(x))  # which refuses NaN and Inf
+        magnitudes = as_float32(x).reshape(x.shape).astype(np.float64)
+        np.abs(magnitudes, out=magnitudes)
+        whole = magnitudes[None] if axis is None else np.moveaxis(magnitudes, axis, 0)
+        rows = whole.reshape(len(whole), -1)
+        self._sum = self._sum + rows.sum(axis=1)
+        self._count += rows.shape[1]
+
+    def calculate_qparams(self) -> Parameters:
+        if not self._count:
+            raise self._nothing_observed()
+        scale = 2 * self._sum / self._count / math.sqrt(self._affine().integer.qmax)
+        scale = np.maximum(scale, np.finfo(np.float32).tiny)
+        return as_tensors(scale, np.zeros(scale.shape), self.device)
+
+
+class TQTObserver(PerTensorObserver):
+    """Learns the threshold of a quantizer (arXiv 1903.08066): scale = 2^ceil(log2 t) / 2^(b-1), 2^b if unsigned.
+
+    In a spec, the class makes the threshold a parameter of the quantized model. By itself it returns the scale that
+    training would start from. `qat_spec=TQTSpec(threshold_init_meth=...)` selects it; without it, weights and
+    the observer by itself start from the largest magnitude, and activations from the least divergence (KL-J).
+    """
+
+    is_power_of_two = True
+    algorithm = Algorithm.TQT
+
+    @property
+    def log_threshold(self) -> float:
+        """log2 t for what was observed."""
+        if not self._has_observed:
+            raise self._nothing_observed()
+        found = self._range()
+        return math.log2(max(-found.lowest, found.highest, _SMALLEST_THRESHOLD))
+
+    def calculate_qparams(self) -> Parameters:
+        fmt = self._affine().integer
+        exponent = math.ceil(self.log_threshold) - (fmt.bits - 1 if fmt.signed else fmt.bits)
+        return as_tensors(np.array([math.ldexp(1.0, exponent)]), np.zeros(1), self.device)
+
+
+__all__ = [
+    "OBSERVERS",
+    "LSQObserver",
+    "ObserverBase",
+    "PerBlockBFPObserver",
+    "PerBlockMXObserver",
+    "PerBlockObserver",
+    "PerChannelMinMaxObserver",
+    "PerChannelPowOf2MinMSEObserver",
+    "PerChannelPowOf2MinMaxObserver",
+    "PerGroupMinMaxObserver",
+    "PerTensorHistogramObserver",
+    "PerTensorMSEObserver",
+    "PerTensorMinMaxObserver",
+    "PerTensorPercentileObserver",
+    "PerTensorPowOf2MinMSEObserver",
+    "PerTensorPowOf2MinMaxObserver",
+    "PerTensorPowOf2NonOverflowObserver",
+    "PlaceholderObserver",
+    "TQTObserver",
+]
+
+OBSERVERS: Mapping[str, type[ObserverBase]] = MappingProxyType(
+    {name: globals()[name] for name in __all__ if name not in ("OBSERVERS", "ObserverBase", "PerBlockObserver")}
+)

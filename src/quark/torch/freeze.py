@@ -1,13 +1,13 @@
-"""Freeze: what was trained becomes what is shipped.
+"""Freeze a trained network into the one that is shipped.
 
     1  learned steps and thresholds become fixed numbers
     2  positions that training moved beyond an NPU's limits are brought back
     3  layers with a batch norm become plain convolutions with folded parameters, their quantizers nodes
     4  values that were only moved since they were quantized get their quantizer again, which runtimes look for
-    5  biases of 32 bits get their step
-    6  dropouts are gone
+    5  32-bit biases get their step
+    6  dropouts are removed
 
-The network that was trained is left as it is.
+The trained network itself is not changed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,20 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from quark.account import AlgorithmFacts
+from quark.decide.scales import derived_bias, fit_weight_to_bias
 from quark.errors import ModelError
-from quark.onnx.choose.affine_choices import derived_bias, fit_weight_to_bias
-from quark.onnx.choose.specs import AffineSpec as OnnxSpec
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, replace_input, set_attribute
-from quark.torch.insert import insert_repeated
+from quark.torch.insert import insert_nodes
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
-from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, with_state
-from quark.torch.train.positions import settle_positions
+from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, settle_positions, with_state
 from quark.torch.train.quantizers import AffineQuantizer, Quantizer
 
 _WEIGHT, _BIAS = 1, 2  # the places of weight and bias among a layer's inputs
 
 
 def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
-    """The network in eval mode, with fixed numbers; one that is frozen already is given back."""
+    """Return the network in eval mode, with fixed numbers; one that is already frozen is returned unchanged."""
     if isinstance(network, FrozenNetwork):
         return network
     if not isinstance(network, QuantizedNetwork):
@@ -49,11 +46,24 @@ def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
     thawed = copy.deepcopy(network).eval()
     with torch.no_grad():
         _fix_numbers(thawed)
-        settled = _settle(thawed)
-        _unfold_batch_norms(thawed)
-        insert_repeated(thawed, thawed.repeated, {each.name: each for each in thawed.all_quantizers().values()})
+        quantizers = _quantizers_by_name(thawed)
+        choices = {name: quantizer.choice() for name, quantizer in quantizers.items()}
+        moved, facts = settle_positions(thawed.operations, choices)
+        for name, choice in moved.items():
+            quantizer = quantizers[name]
+            assert isinstance(quantizer, AffineQuantizer)
+            quantizer.assign(choice)
+        settled = (replace(facts, name="NPU positions after training"),) if facts.changed else ()
+        for node in list(thawed.graph.nodes):
+            layer = module_of(thawed, node)
+            if isinstance(layer, ConvBatchNorm):
+                _unfold_batch_norm(thawed, node, layer)
+        insert_nodes(thawed, thawed.repeated, _quantizers_by_name(thawed))
         _give_biases_their_steps(thawed)
-    _remove_dropouts(thawed)
+    for node in list(thawed.graph.nodes):
+        if isinstance(module_of(thawed, node), _DropoutNd):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            thawed.graph.erase_node(node)
     thawed.graph.eliminate_dead_code()
     thawed.delete_all_unused_submodules()
     thawed.graph.lint()
@@ -63,8 +73,12 @@ def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
     return frozen.eval().requires_grad_(False)
 
 
+def _quantizers_by_name(network: QuantizedNetwork) -> dict[str, Quantizer]:
+    return {each.name: each for each in network.all_quantizers().values()}
+
+
 def _fix_numbers(network: QuantizedNetwork) -> None:
-    """Every quantizer with a scale becomes one whose scale stays."""
+    """Replace every quantizer with a scale by one whose scale stays."""
     for path, quantizer in network.all_quantizers().items():
         choice = quantizer.choice()
         if not isinstance(choice, AffineChoice):
@@ -82,35 +96,20 @@ def _fix_numbers(network: QuantizedNetwork) -> None:
         set_attribute(network, path, fixed.to(next(quantizer.parameters()).device))
 
 
-def _settle(network: QuantizedNetwork) -> tuple[AlgorithmFacts, ...]:
-    quantizers = {each.name: each for each in network.all_quantizers().values()}
-    choices = {name: each.choice() for name, each in quantizers.items()}
-    moved, facts = settle_positions(network.operations, choices)
-    for name, choice in moved.items():
-        quantizer = quantizers[name]
-        assert isinstance(quantizer, AffineQuantizer)
-        quantizer.assign(choice)
-    return (replace(facts, name="NPU positions after training"),) if facts.changed else ()
-
-
-def _unfold_batch_norms(network: QuantizedNetwork) -> None:
-    for node in list(network.graph.nodes):
-        layer = module_of(network, node)
-        if isinstance(layer, ConvBatchNorm):
-            _unfold(network, node, layer)
-
-
-def _unfold(network: QuantizedNetwork, node: fx.Node, layer: ConvBatchNorm) -> None:
+def _unfold_batch_norm(network: QuantizedNetwork, node: fx.Node, layer: ConvBatchNorm) -> None:
+    """Replace a layer with a batch norm by a call of its operator with folded parameters."""
     path = str(node.target)
     plain = nn.Module()
     plain.weight = nn.Parameter(layer.folded_weight().detach().clone())
     plain.bias = nn.Parameter(layer.folded_bias().detach().clone())
     set_attribute(network, path, plain)
     with network.graph.inserting_before(node):
-        weight = _parameter(network, f"{path}.weight", layer.weight_quantizer)
-        bias = _parameter(network, f"{path}.bias", layer.bias_quantizer)
-        operation = layer.operation
-        call = network.graph.call_function(operation.target, (node.args[0], weight, bias, *operation.arguments))
+        parameters = []
+        for name, quantizer in (("weight", layer.weight_quantizer), ("bias", layer.bias_quantizer)):
+            source = network.graph.get_attr(f"{path}.{name}")
+            parameters.append(source if quantizer is None else _quantized(network, source, quantizer))
+        arguments = (node.args[0], *parameters, *layer.operation.arguments)
+        call = network.graph.call_function(layer.operation.target, arguments)
     call.meta = dict(node.meta)
     name = str(node.name)
     node.replace_all_uses_with(call)
@@ -118,13 +117,8 @@ def _unfold(network: QuantizedNetwork, node: fx.Node, layer: ConvBatchNorm) -> N
     call.name = name
 
 
-def _parameter(network: QuantizedNetwork, name: str, quantizer: Quantizer | None) -> fx.Node:
-    source = network.graph.get_attr(name)
-    return source if quantizer is None else _quantized(network, source, quantizer)
-
-
 def _quantized(network: QuantizedNetwork, source: fx.Node, quantizer: Quantizer) -> fx.Node:
-    """A call of the quantizer, at the graph's place of insertion."""
+    """Add a call of the quantizer at the graph's place of insertion."""
     path = f"{QUANTIZERS}.{quantizer.name}"
     set_attribute(network, path, quantizer)
     return network.graph.call_module(path, (source,))
@@ -136,12 +130,25 @@ def _give_biases_their_steps(network: QuantizedNetwork) -> None:
     for node, _ in given:
         _fit_weight(network, node)
     for node, each in given:
-        _give_step(network, node, each)
+        inputs = dict(inputs_of(node))
+        activation, weight = (_affine_of(network, inputs.get(index)) for index in (0, _WEIGHT))
+        source = inputs.get(_BIAS)
+        if activation is None or weight is None or source is None:
+            continue
+        assert isinstance(each.choice, AffineChoice)
+        choice = derived_bias(each.choice.format, activation, weight)
+        values = attribute_of(network, source)
+        assert values is not None
+        quantizer = AffineQuantizer(each.tensor, Role.BIAS, choice, tuple(values.shape)).to(values.device)
+        quantizer.name = f"{node.name!s}_bias"
+        with network.graph.inserting_before(node):
+            call = _quantized(network, source, quantizer)
+        replace_input(node, _BIAS, source, call)
 
 
 def _fit_weight(network: QuantizedNetwork, node: fx.Node) -> None:
-    """Raise the weight's scale where the bias would overflow 32 bits: a scale that follows its weight in training knows
-    nothing of the bias. Powers of two stay such."""
+    """Raise the weight's scale if the bias would overflow 32 bits, because a scale that follows its weight in training
+    ignores the bias. Powers of two stay powers of two."""
     inputs = dict(inputs_of(node))
     activation, weight = (_affine_of(network, inputs.get(index)) for index in (0, _WEIGHT))
     bias, call = attribute_of(network, inputs.get(_BIAS)), inputs.get(_WEIGHT)
@@ -153,7 +160,7 @@ def _fit_weight(network: QuantizedNetwork, node: fx.Node) -> None:
     fitted = fit_weight_to_bias(weight, _array(values), activation.scale[0], _array(bias))
     if fitted.scale != weight.scale:
         is_power_of_two = all(math.frexp(scale)[0] == 0.5 for scale in weight.scale)
-        scales = tuple(2.0 ** math.ceil(math.log2(each)) if is_power_of_two else each for each in fitted.scale)
+        scales = tuple(2.0 ** math.ceil(math.log2(scale)) if is_power_of_two else scale for scale in fitted.scale)
         quantizer.assign(replace(fitted, scale=scales))
 
 
@@ -162,25 +169,8 @@ def _array(values: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def _give_step(network: QuantizedNetwork, node: fx.Node, each: TensorChoice) -> None:
-    inputs = dict(inputs_of(node))
-    activation, weight = (_affine_of(network, inputs.get(index)) for index in (0, _WEIGHT))
-    source = inputs.get(_BIAS)
-    if activation is None or weight is None or source is None:
-        return
-    assert isinstance(each.choice, AffineChoice)
-    choice = derived_bias(OnnxSpec(each.choice.format), activation, weight)
-    values = attribute_of(network, source)
-    assert values is not None
-    quantizer = AffineQuantizer(each.tensor, Role.BIAS, choice, tuple(values.shape)).to(values.device)
-    quantizer.name = f"{node.name!s}_bias"
-    with network.graph.inserting_before(node):
-        call = _quantized(network, source, quantizer)
-    replace_input(node, _BIAS, source, call)
-
-
 def _affine_of(network: QuantizedNetwork, node: fx.Node | None) -> AffineChoice | None:
-    """What the quantizer at that input does; a dropout in between does not matter any more."""
+    """The choice of the quantizer at that input; a dropout in between has no effect any more."""
     while node is not None and isinstance(module_of(network, node), _DropoutNd):
         node = node.all_input_nodes[0]
     module = None if node is None else module_of(network, node)
@@ -188,15 +178,8 @@ def _affine_of(network: QuantizedNetwork, node: fx.Node | None) -> AffineChoice 
     return choice if isinstance(choice, AffineChoice) else None
 
 
-def _remove_dropouts(network: QuantizedNetwork) -> None:
-    for node in list(network.graph.nodes):
-        if isinstance(module_of(network, node), _DropoutNd):
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            network.graph.erase_node(node)
-
-
 def _choices(network: QuantizedNetwork) -> tuple[TensorChoice, ...]:
-    """What every quantizer node does, and who reads it."""
+    """The choice of every quantizer node, and who reads it."""
     reasons = {each.tensor: each.reason for each in network.plan}
     outputs = outputs_of(network.graph)
     found = []

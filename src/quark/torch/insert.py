@@ -1,0 +1,118 @@
+"""Insert quantizers into the graph: behind a value, before those of its readers that see it quantized.
+
+Nothing is decided here. Places that share a scale share the module. A layer with a batch norm holds the quantizers of
+its weight and bias itself. Two kinds are left to `freeze`: a 32-bit bias, whose step is the product of two others and
+far below what training sees; and a value that was only moved since it went through the same quantizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from quark.decide.specs import AffineSpec, Algorithm, DynamicSpec
+from quark.errors import ModelError
+from quark.plan import BlockChoice, DynamicChoice, FloatChoice, Role
+from quark.ranges import MinMax, NonOverflow
+from quark.torch.decisions import Chosen, Decisions
+from quark.torch.graph import Network, module_of, outputs_of, replace_input, set_attribute
+from quark.torch.train.conv_batch_norm import ConvBatchNorm
+from quark.torch.train.networks import QUANTIZERS, device_of, is_derived_bias
+from quark.torch.train.quantizers import (
+    AffineQuantizer,
+    BlockFakeQuantizer,
+    DynamicQuantizer,
+    FloatFakeQuantizer,
+    FollowedRange,
+    LsqQuantizer,
+    Quantizer,
+    TqtQuantizer,
+)
+from quark.torch.view import parameter_of
+
+
+def insert(network: Network, decisions: Decisions) -> None:
+    """Carry the decisions out, in place."""
+    quantizers: dict[str, Quantizer] = {}
+    nodes = {str(node.name): node for node in network.graph.nodes}
+    inserted = []
+    for each in decisions.chosen:
+        role = each.request.role
+        if each.is_repeated or is_derived_bias(role, each.choice):
+            continue
+        if each.quantizer not in quantizers:
+            quantizers[each.quantizer] = quantizer_for(network, each).to(device_of(network))
+            quantizers[each.quantizer].name = each.quantizer
+        node = nodes.get(each.request.reader.node)
+        layer = None if node is None or role is Role.ACTIVATION else module_of(network, node)
+        if isinstance(layer, ConvBatchNorm):
+            setattr(layer, "weight_quantizer" if role is Role.WEIGHT else "bias_quantizer", quantizers[each.quantizer])
+        else:
+            inserted.append(each)
+    insert_nodes(network, inserted, quantizers)
+    network.graph.lint()
+    network.recompile()
+
+
+def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping[str, Quantizer]) -> None:
+    """Put quantizers, by name, into the places that were chosen for them."""
+    calls: dict[tuple[str, str], fx.Node] = {}
+    nodes = {str(node.name): node for node in network.graph.nodes}
+    for each in chosen:
+        request, reader = each.request, each.request.reader
+        if request.role is Role.ACTIVATION:
+            source = nodes[request.tensor]
+        else:
+            read = nodes[reader.node].all_input_nodes
+            constants = [node for node in read if node.op == "get_attr" and node.target == request.tensor]
+            if not constants:
+                raise ModelError(
+                    f"node '{reader.node}' does not read '{request.tensor}', for which a quantizer was chosen"
+                )
+            source = constants[0]
+        key = (str(source.name), each.quantizer)
+        if key not in calls:
+            path = f"{QUANTIZERS}.{each.quantizer}"
+            set_attribute(network, path, quantizers[each.quantizer])
+            last = source
+            while last.next.op in ("placeholder", "get_attr"):  # inputs and parameters of the graph have to come first
+                last = last.next
+            with network.graph.inserting_after(last):
+                calls[key] = network.graph.call_module(path, (source,))
+            calls[key].meta = {name: value for name, value in source.meta.items() if name in ("val", "nn_module_stack")}
+        if reader.is_graph_output:
+            _replace_output(network.graph, reader.index, calls[key])
+        else:
+            replace_input(nodes[reader.node], reader.index, source, calls[key])
+
+
+def quantizer_for(network: Network, each: Chosen) -> Quantizer:
+    """Return the module that does what was chosen."""
+    request, choice = each.request, each.choice
+    tensor, role = request.tensor, request.role
+    if isinstance(choice, BlockChoice):
+        return BlockFakeQuantizer(tensor, role, choice)
+    if isinstance(choice, FloatChoice):
+        return FloatFakeQuantizer(tensor, role, choice)
+    spec = request.spec
+    if isinstance(choice, DynamicChoice):
+        assert isinstance(spec, DynamicSpec)
+        return DynamicQuantizer(tensor, role, choice, spec.is_symmetric)
+    assert isinstance(spec, AffineSpec)
+    if spec.learning is not None:
+        learned = TqtQuantizer if spec.learning.algorithm is Algorithm.TQT else LsqQuantizer
+        return learned(tensor, role, choice)
+    if role is Role.ACTIVATION:
+        return AffineQuantizer(tensor, role, choice, ())
+    values = parameter_of(network, tensor)
+    follows = None  # a constant's scale follows it in training, if its method looks at extremes only
+    if spec.method in (MinMax(), NonOverflow()):
+        follows = FollowedRange(spec.integer, spec.is_symmetric, spec.is_power_of_two)
+    return AffineQuantizer(tensor, role, choice, () if values is None else tuple(values.shape), follows)
+
+
+def _replace_output(graph: fx.Graph, index: int, new: fx.Node) -> None:
+    output = graph.output_node()
+    numbers = iter(range(len(outputs_of(graph))))
+    output.args = fx.node.map_arg(output.args, lambda node: new if next(numbers) == index else node)

@@ -1,0 +1,202 @@
+"""Run the float network over the calibration data, and find the ranges of what it computes.
+
+Ranges are found by the methods of `quark.ranges`, as on the ONNX side. Quantizers that learn have starting points of
+their own:
+
+    LSQ     2 mean|v| / sqrt(Qp), expressed as the range that codes of that step reach
+    TQT     a threshold: the maximum for weights and KL-J for activations, unless the spec says otherwise
+
+Several processes that each see a part of the data, as torchrun starts them, merge what they have seen in the order of
+their ranks, so that all of them find the same ranges. Methods that depend on the order of samples are refused there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed, fx
+
+from quark.decide.specs import MeasuredSpec
+from quark.errors import InvalidValueError, ModelError
+from quark.ranges import MinMax, Observer, TensorRange
+from quark.torch.graph import layer_name
+
+if TYPE_CHECKING:
+    from quark.onnx.calibrate.survey import Statistic
+
+RangeKey = tuple[str, MeasuredSpec]
+Extremes = tuple[NDArray[Any], NDArray[Any]]
+Value = TypeVar("Value")
+Found = TypeVar("Found", bound="Statistic")
+
+
+def observe(
+    network: fx.GraphModule, wanted: Iterable[RangeKey], batches: Iterable[tuple[torch.Tensor, ...]]
+) -> dict[RangeKey, TensorRange]:
+    """Return the range of every wanted tensor over all batches, by the method of its spec."""
+    methods = {key: key[1].observed_method() for key in wanted}
+    observers = {key: method.observer(key[1].integer, key[1].is_symmetric) for key, method in methods.items()}
+    if not observers:
+        return {}
+    _show_all(network, observers, batches, is_second=False)
+    _merge_ranks(observers)
+    again = {key: each for key, each in observers.items() if each.needs_second_pass}
+    if again:
+        _show_all(network, again, batches, is_second=True)
+        _merge_ranks(again)
+        observers |= again
+    return {key: observer.result() for key, observer in observers.items()}
+
+
+def channel_extremes(
+    network: fx.GraphModule, axes: Mapping[str, int], batches: Iterable[tuple[torch.Tensor, ...]]
+) -> dict[str, Extremes]:
+    """Return (lowest, highest) of the channels of the given axis for each node of `axes`, over all data and ranks."""
+    found: dict[str, Extremes] = {}
+
+    def see(name: str, value: torch.Tensor) -> None:
+        others = [axis for axis in range(value.dim()) if axis != axes[name] % value.dim()]
+        low, high = (each(value, dim=others).double().cpu().numpy() for each in (torch.amin, torch.amax))
+        before = found.get(name)
+        found[name] = (low, high) if before is None else (np.minimum(before[0], low), np.maximum(before[1], high))
+
+    if axes:
+        _Watching(network, axes, see).run_all(batches)
+    for name, extremes in found.items():
+        lows, highs = zip(*gathered(extremes), strict=True)
+        found[name] = np.min(lows, axis=0), np.max(highs, axis=0)
+    return found
+
+
+def survey(
+    network: fx.GraphModule,
+    statistics: Mapping[str, Found],
+    batches: Iterable[tuple[torch.Tensor, ...]],
+    sample_limit: int,
+) -> dict[str, Found]:
+    """Return the statistics by node, filled in from batches until `sample_limit` samples were seen, and merged over all
+    ranks."""
+    size = 0  # samples of the current batch
+
+    def first_batches() -> Iterator[tuple[torch.Tensor, ...]]:
+        nonlocal size
+        left = sample_limit
+        for batch in batches:
+            size = int(batch[0].shape[0]) if batch and batch[0].dim() else 1
+            yield batch
+            left -= size
+            if left <= 0:
+                return
+
+    def see(name: str, value: torch.Tensor) -> None:
+        is_batch = value.dim() > 1 and value.shape[0] == size
+        for sample in torch.split(value, 1) if is_batch else [value]:
+            try:
+                statistics[name].observe(sample.float().cpu().contiguous().numpy())
+            except InvalidValueError as error:
+                raise InvalidValueError(f"tensor '{name}' of the float network: {error}") from error
+            statistics[name].end_of_sample()
+
+    if statistics:
+        _Watching(network, statistics, see).run_all(first_batches())
+    first, *others = gathered(dict(statistics))
+    for other in others:
+        for name, statistic in first.items():
+            statistic.merge(other[name])
+    return first
+
+
+def gathered(value: Value) -> list[Value]:
+    """Return the values of all processes in the order of their ranks; the given value alone if there are no others.
+
+    >>> gathered(3)
+    [3]
+    """
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return [value]
+    found: list[Value | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return [each for each in found if each is not None]
+
+
+class _Watching(fx.Interpreter):
+    """Runs a network node by node, and passes the value of each node of these names to `see`."""
+
+    def __init__(
+        self, network: fx.GraphModule, names: Collection[str], see: Callable[[str, torch.Tensor], None]
+    ) -> None:
+        super().__init__(network)
+        self._names = frozenset(names)
+        self._see = see
+        self.extra_traceback = False
+        self._device = next((each.device for each in network.parameters()), torch.device("cpu"))
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            value = super().run_node(n)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ModelError(
+                f"node '{n.name}' of {layer_name(n)} does not run on the calibration data: {error}. Check the shapes "
+                "of the batches; a model that was exported for one batch size only takes others when it is exported "
+                "with quark.torch.export_for_training"
+            ) from error
+        if n.name in self._names:
+            self._see(n.name, value.detach())
+        return value
+
+    def run_all(self, batches: Iterable[tuple[torch.Tensor, ...]]) -> None:
+        with torch.no_grad():
+            for batch in batches:
+                self.run(*(each.to(self._device) for each in batch), enable_io_processing=False)
+
+
+def _show_all(
+    network: fx.GraphModule,
+    observers: Mapping[RangeKey, Observer],
+    batches: Iterable[tuple[torch.Tensor, ...]],
+    is_second: bool,
+) -> None:
+    """Show every observer its tensor, in the first or the second pass over the data."""
+    by_name: dict[str, list[tuple[MeasuredSpec, Observer]]] = {}
+    for (name, spec), observer in observers.items():
+        by_name.setdefault(name, []).append((spec, observer))
+
+    def see(name: str, value: torch.Tensor) -> None:
+        for spec, observer in by_name[name]:
+            if spec.observed_method() == MinMax():  # found on the tensor's own device
+                samples: Iterable[torch.Tensor] = [torch.stack(torch.aminmax(value)) if value.numel() else value]
+            else:  # each sample by itself, since some methods compare samples
+                samples = value if value.dim() > 1 else [value]
+            for sample in samples:
+                array = sample.float().cpu().contiguous().numpy()
+                try:
+                    (observer.observe_again if is_second else observer.observe)(array)
+                except InvalidValueError as error:
+                    raise InvalidValueError(f"tensor '{name}' of the float network: {error}") from error
+                if not is_second:
+                    observer.end_of_sample()
+
+    _Watching(network, by_name, see).run_all(batches)
+
+
+def _merge_ranks(observers: dict[RangeKey, Observer]) -> None:
+    """Replace every observer by the merged one of all ranks."""
+    of_ranks = gathered(list(observers.values()))
+    if len(of_ranks) == 1:
+        return
+    unmergeable = sorted({str(key[1].method) for key, each in observers.items() if not each.is_mergeable})
+    if unmergeable:
+        raise InvalidValueError(
+            f"calibration by {', '.join(unmergeable)} over several processes: it depends on the order of samples; "
+            "calibrate in one process and load the state_dict in all, or take MinMax or a histogram method"
+        )
+    for place, key in enumerate(observers):
+        first, *rest = [copy.deepcopy(each[place]) for each in of_ranks]
+        for other in rest:
+            first.merge(other)
+        observers[key] = first

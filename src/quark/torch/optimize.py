@@ -1,0 +1,155 @@
+"""Rewrite the graph into the form that is quantized, without changing what it computes.
+
+    decompose_attention    products of queries, keys and values, which the fused operator hides
+    fuse_batch_norm        a convolution or linear layer and the batch norm behind it become one layer that trains
+
+They are applied in the order of `REWRITES`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from quark.torch.graph import Network, attribute_of, is_call, module_of, rank_of, set_attribute, shape_of
+from quark.torch.train.conv_batch_norm import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    TRANSPOSED_GROUPS,
+    ConvBatchNorm,
+    LinearOperation,
+)
+
+aten = torch.ops.aten
+_ATTENTION_DEFAULTS: dict[str, Any] = {
+    "attn_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
+
+
+def optimize(network: Network) -> None:
+    """Apply all rewrites, in place."""
+    for rewrite in REWRITES:
+        rewrite(network)
+    network.graph.eliminate_dead_code()
+    network.delete_all_unused_submodules()
+    network.graph.lint()
+    network.recompile()
+
+
+def decompose_attention(network: Network) -> None:
+    """Write attention as products and a softmax, in place, so that the operands of both products can be quantized.
+
+        attention(q, k, v) = softmax(q k^T * scale) v,     scale = 1 / sqrt(width) unless given
+
+    Masked, causal and grouped attention, and attention with dropout, stay the fused operator, in float: a mask of -inf
+    has no codes.
+    """
+    graph = network.graph
+    for node in list(graph.nodes):
+        if not is_call(node, aten.scaled_dot_product_attention.default):
+            continue
+        query, key, value = node.args[:3]
+        given = {**dict(zip(_ATTENTION_DEFAULTS, node.args[3:], strict=False)), **node.kwargs}
+        options = {**_ATTENTION_DEFAULTS, **given}
+        scale = options.pop("scale")
+        shape = shape_of(query) if isinstance(query, fx.Node) else None
+        if scale is None and shape is not None and isinstance(shape[-1], int):
+            scale = 1 / math.sqrt(shape[-1])
+        if scale is None or any(options[name] != _ATTENTION_DEFAULTS[name] for name in options):
+            continue
+        with graph.inserting_before(node):
+            transposed = _call(graph, node, aten.transpose.int, key, -2, -1)
+            scores = _call(graph, node, aten.matmul.default, query, transposed)
+            scaled = _call(graph, node, aten.mul.Tensor, scores, scale)
+            weights = _call(graph, node, aten.softmax.int, scaled, -1)
+            result = _call(graph, node, aten.matmul.default, weights, value)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+
+
+def _call(graph: fx.Graph, like: fx.Node, target: Any, *arguments: Any) -> fx.Node:
+    """Add a call that comes from the same module as another node, with the shape of its result."""
+    made = graph.call_function(target, arguments)
+    made.meta = {key: value for key, value in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
+    values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in arguments]
+    if all(each is not None for each in values):
+        made.meta["val"] = target(*values)
+    return made
+
+
+def fuse_batch_norm(network: Network) -> None:
+    """Make one `ConvBatchNorm` of a convolution, transposed convolution or linear layer and the batch norm behind it,
+    in place. They stay apart if the layer's result is read elsewhere too, or its weight or the batch norm is used
+    twice."""
+    graph = network.graph
+    for node in list(graph.nodes):
+        norm = module_of(network, node)
+        if not isinstance(norm, _BatchNorm):
+            continue
+        layer = node.args[0]
+        operation = _linear_operation(layer)
+        calls = [each for each in graph.nodes if each.op == "call_module" and each.target == node.target]
+        if operation is None or len(layer.users) != 1 or len(calls) != 1:
+            continue
+        weight, bias = _owned(network, layer.args[1]), _owned(network, _argument(layer, 2))
+        if weight is None or (bias is None and _argument(layer, 2) is not None):
+            continue
+        path = _path(network, layer)
+        set_attribute(network, path, ConvBatchNorm(operation, weight, bias, norm))
+        with graph.inserting_before(node):
+            fused = graph.call_module(path, (layer.args[0],))
+        fused.meta = {**node.meta, "nn_module_stack": layer.meta.get("nn_module_stack")}
+        node.replace_all_uses_with(fused)
+        graph.erase_node(node)
+        graph.erase_node(layer)
+
+
+def _linear_operation(layer: Any) -> LinearOperation | None:
+    """The layer as an operation on input, weight and bias; None if a batch norm cannot be folded into it."""
+    if not isinstance(layer, fx.Node) or layer.kwargs:
+        return None
+    target: Any = layer.target
+    # the graph's own kind of list is no list to torch.compile
+    arguments = tuple(list(each) if isinstance(each, list) else each for each in layer.args[3:])
+    if is_call(layer, *CONVOLUTIONS):
+        return LinearOperation(target, arguments)
+    if is_call(layer, *TRANSPOSED) and _argument(layer, TRANSPOSED_GROUPS) in (None, 1):
+        return LinearOperation(target, arguments, channel_axis=1)
+    if is_call(layer, aten.linear.default) and rank_of(layer) == 2:
+        return LinearOperation(target)
+    return None
+
+
+def _owned(network: Network, node: Any) -> nn.Parameter | None:
+    """The parameter that a node returns, if nothing else reads it."""
+    value = attribute_of(network, node)
+    if value is None or len(node.users) != 1:
+        return None
+    if any(each is not node and attribute_of(network, each) is value for each in network.graph.nodes):
+        return None
+    return value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
+
+
+def _argument(node: fx.Node, index: int) -> Any:
+    return node.args[index] if len(node.args) > index else None
+
+
+def _path(network: Network, layer: fx.Node) -> str:
+    """Where the layer's weight was; beside it if other tensors live there."""
+    weight: Any = layer.args[1]
+    path = str(weight.target).rpartition(".")[0]
+    own = {str(each.target) for each in layer.args[1:3] if isinstance(each, fx.Node)}
+    used = [str(each.target) for each in network.graph.nodes if each.op in ("get_attr", "call_module")]
+    is_shared = any(name.startswith(f"{path}.") and name not in own for name in used)
+    return f"{path or str(layer.name)}_batch_norm" if is_shared or not path else path
+
+
+REWRITES = (decompose_attention, fuse_batch_norm)

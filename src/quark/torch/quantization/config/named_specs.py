@@ -1,0 +1,280 @@
+"""Specs by name: `Int8PerChannelSpec(ch_axis=0).to_quantization_spec()` is the QuantizationSpec of that name.
+
+    Int...Spec, Uint...Spec                 one scale for a tensor, for each channel of `ch_axis`, or for each
+                                            `group_size` neighbours along it; `symmetric` None: for signed types
+    Float16Spec, Bfloat16Spec               casts
+    OCP_MX...Spec                           blocks of OCP MX
+    MX4Spec, MX6Spec, MX9Spec, BFP16Spec    other blocks
+
+Blocks run along `ch_axis`; None: the axis that the layer sums over. `scale_calculation_mode` None: even for MX, floor
+for the others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import new_class
+from typing import Any, ClassVar
+
+from quark.errors import refuse_unknown_fields, unknown_name
+from quark.torch.quantization.config.tensor_spec import QuantizationSpec
+from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType, parse
+from quark.torch.quantization.observer import (
+    PerBlockMXObserver,
+    PerChannelMinMaxObserver,
+    PerGroupMinMaxObserver,
+    PerTensorHistogramObserver,
+    PerTensorMinMaxObserver,
+    PerTensorMSEObserver,
+    PerTensorPercentileObserver,
+)
+
+_OBSERVERS = {
+    "min_max": PerTensorMinMaxObserver,
+    "histogram": PerTensorHistogramObserver,
+    "MSE": PerTensorMSEObserver,
+    "percentile": PerTensorPercentileObserver,
+}
+
+
+class DataTypeSpec(ABC):
+    """A data type with some of the choices made."""
+
+    dtype: ClassVar[Dtype]
+
+    def __init_subclass__(cls, dtype: Dtype | None = None) -> None:
+        """`class Int8PerTensorSpec(PerTensorSpec, dtype=Dtype.int8)` sets the type."""
+        if dtype is not None:
+            cls.dtype = dtype
+
+    @abstractmethod
+    def to_quantization_spec(self) -> QuantizationSpec:
+        """Return the spec that the name stands for."""
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class PerTensorSpec(DataTypeSpec):
+    """Integers with one scale for a tensor."""
+
+    observer_method: str = "min_max"
+    symmetric: bool | None = None
+    scale_type: str | None = "float"
+    round_method: str | None = "half_even"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        if self.observer_method not in _OBSERVERS:
+            raise unknown_name("observer_method", self.observer_method, _OBSERVERS)
+        observer = _OBSERVERS[self.observer_method]
+        return _integers(self, observer_cls=observer, qscheme=QSchemeType.per_tensor)
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class PerChannelSpec(DataTypeSpec):
+    """Integers with a scale for each channel of `ch_axis`."""
+
+    ch_axis: int
+    symmetric: bool | None = None
+    scale_type: str | None = "float"
+    round_method: str | None = "half_even"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        observer, scheme = PerChannelMinMaxObserver, QSchemeType.per_channel
+        return _integers(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis)
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class PerGroupSpec(DataTypeSpec):
+    """Integers with a scale for each `group_size` neighbours along `ch_axis`."""
+
+    ch_axis: int
+    group_size: int
+    symmetric: bool | None = None
+    scale_type: str | None = "float"
+    round_method: str | None = "half_even"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        observer, scheme = PerGroupMinMaxObserver, QSchemeType.per_group
+        return _integers(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis, group_size=self.group_size)
+
+
+def _integers(spec: PerTensorSpec | PerChannelSpec | PerGroupSpec, **choices: Any) -> QuantizationSpec:
+    scale_type = "pof2" if spec.scale_type == "power_of_2" else spec.scale_type
+    return QuantizationSpec(
+        spec.dtype,
+        symmetric=spec.symmetric,
+        scale_type=None if scale_type is None else parse(ScaleType, scale_type, "scale_type"),
+        round_method=None if spec.round_method is None else parse(RoundType, spec.round_method, "round_method"),
+        is_dynamic=spec.is_dynamic,
+        **choices,
+    )
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class CastSpec(DataTypeSpec):
+    """A small float type, without a scale."""
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        return QuantizationSpec(self.dtype)
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class OCP_MXSpec(DataTypeSpec):  # noqa: N801 - as published
+    """Blocks of 32."""
+
+    ch_axis: int | None = None
+    is_dynamic: bool | None = None
+    scale_calculation_mode: str | None = None
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        return QuantizationSpec(
+            Dtype.mx,
+            PerBlockMXObserver,
+            is_dynamic=self.is_dynamic,
+            qscheme=QSchemeType.per_group,
+            ch_axis=self.ch_axis,
+            scale_calculation_mode=self.scale_calculation_mode,
+            mx_element_dtype=self.dtype,
+        )
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class BlocksSpec(DataTypeSpec):
+    """`block_size` None: the format's own."""
+
+    ch_axis: int | None = None
+    block_size: int | None = None
+    scale_calculation_mode: str | None = None
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        return QuantizationSpec(
+            self.dtype,
+            qscheme=QSchemeType.per_group,
+            ch_axis=self.ch_axis,
+            group_size=self.block_size,
+            scale_calculation_mode=self.scale_calculation_mode,
+        )
+
+
+def _integer_specs(dtype: Dtype) -> tuple[type[PerTensorSpec], type[PerChannelSpec], type[PerGroupSpec]]:
+    """Return the specs of an integer type, which are named after it: Int8PerTensorSpec, Int8PerChannelSpec ..."""
+    sign = "Unsigned" if dtype.name.startswith("u") else "Signed"
+
+    def named(kind: type[Any], shares: str) -> type[Any]:
+        name = f"{dtype.name.capitalize()}{kind.__name__}"
+        content = {"__doc__": f"{sign} {dtype.to_bitwidth()}-bit integers, {shares}.", "__module__": __name__}
+        return new_class(name, (kind,), {"dtype": dtype}, lambda namespace: namespace.update(content))
+
+    return (
+        named(PerTensorSpec, "one scale for a tensor"),
+        named(PerChannelSpec, "a scale for each channel of `ch_axis`"),
+        named(PerGroupSpec, "a scale for each `group_size` neighbours along `ch_axis`"),
+    )
+
+
+Int2PerTensorSpec, Int2PerChannelSpec, Int2PerGroupSpec = _integer_specs(Dtype.int2)
+Int3PerTensorSpec, Int3PerChannelSpec, Int3PerGroupSpec = _integer_specs(Dtype.int3)
+Int4PerTensorSpec, Int4PerChannelSpec, Int4PerGroupSpec = _integer_specs(Dtype.int4)
+Int8PerTensorSpec, Int8PerChannelSpec, Int8PerGroupSpec = _integer_specs(Dtype.int8)
+Int16PerTensorSpec, Int16PerChannelSpec, Int16PerGroupSpec = _integer_specs(Dtype.int16)
+Uint4PerTensorSpec, Uint4PerChannelSpec, Uint4PerGroupSpec = _integer_specs(Dtype.uint4)
+Uint8PerTensorSpec, Uint8PerChannelSpec, Uint8PerGroupSpec = _integer_specs(Dtype.uint8)
+Uint16PerTensorSpec, Uint16PerChannelSpec, Uint16PerGroupSpec = _integer_specs(Dtype.uint16)
+
+
+class Float16Spec(CastSpec, dtype=Dtype.float16):
+    """Rounded to float16."""
+
+
+class Bfloat16Spec(CastSpec, dtype=Dtype.bfloat16):
+    """Rounded to bfloat16."""
+
+
+class OCP_MXFP8E4M3Spec(OCP_MXSpec, dtype=Dtype.fp8_e4m3):  # noqa: N801
+    """OCP microscaling: 8-bit floats with 4 exponent bits, a power of two for every 32."""
+
+
+class OCP_MXFP8E5M2Spec(OCP_MXSpec, dtype=Dtype.fp8_e5m2):  # noqa: N801
+    """OCP microscaling: 8-bit floats with 5 exponent bits, a power of two for every 32."""
+
+
+class OCP_MXFP6E3M2Spec(OCP_MXSpec, dtype=Dtype.fp6_e3m2):  # noqa: N801
+    """OCP microscaling: 6-bit floats with 3 exponent bits, a power of two for every 32."""
+
+
+class OCP_MXFP6E2M3Spec(OCP_MXSpec, dtype=Dtype.fp6_e2m3):  # noqa: N801
+    """OCP microscaling: 6-bit floats with 2 exponent bits, a power of two for every 32."""
+
+
+class OCP_MXFP4Spec(OCP_MXSpec, dtype=Dtype.fp4):  # noqa: N801
+    """OCP microscaling: 4-bit floats, a power of two for every 32."""
+
+
+class OCP_MXINT8Spec(OCP_MXSpec, dtype=Dtype.int8):  # noqa: N801
+    """OCP microscaling: 8-bit integers, a power of two for every 32."""
+
+
+class MX4Spec(BlocksSpec, dtype=Dtype.mx4):
+    """Shared microexponents: 4 bits an element, 16 share an exponent and 2 a finer one."""
+
+
+class MX6Spec(BlocksSpec, dtype=Dtype.mx6):
+    """Shared microexponents: 6 bits an element, 16 share an exponent and 2 a finer one."""
+
+
+class MX9Spec(BlocksSpec, dtype=Dtype.mx9):
+    """Shared microexponents: 9 bits an element, 16 share an exponent and 2 a finer one."""
+
+
+class BFP16Spec(BlocksSpec, dtype=Dtype.bfp16):
+    """Block float: 8-bit integers, 8 share an exponent."""
+
+
+__all__ = [
+    "BFP16Spec",
+    "Bfloat16Spec",
+    "DataTypeSpec",
+    "Float16Spec",
+    "Int2PerChannelSpec",
+    "Int2PerGroupSpec",
+    "Int2PerTensorSpec",
+    "Int3PerChannelSpec",
+    "Int3PerGroupSpec",
+    "Int3PerTensorSpec",
+    "Int4PerChannelSpec",
+    "Int4PerGroupSpec",
+    "Int4PerTensorSpec",
+    "Int8PerChannelSpec",
+    "Int8PerGroupSpec",
+    "Int8PerTensorSpec",
+    "Int16PerChannelSpec",
+    "Int16PerGroupSpec",
+    "Int16PerTensorSpec",
+    "MX4Spec",
+    "MX6Spec",
+    "MX9Spec",
+    "OCP_MXFP4Spec",
+    "OCP_MXFP6E2M3Spec",
+    "OCP_MXFP6E3M2Spec",
+    "OCP_MXFP8E4M3Spec",
+    "OCP_MXFP8E5M2Spec",
+    "OCP_MXINT8Spec",
+    "Uint4PerChannelSpec",
+    "Uint4PerGroupSpec",
+    "Uint4PerTensorSpec",
+    "Uint8PerChannelSpec",
+    "Uint8PerGroupSpec",
+    "Uint8PerTensorSpec",
+    "Uint16PerChannelSpec",
+    "Uint16PerGroupSpec",
+    "Uint16PerTensorSpec",
+]
