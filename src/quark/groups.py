@@ -21,11 +21,11 @@ class Groups(Generic[Member]):
         self._group: dict[Member, list[Member]] = {}
 
     def unite(self, members: Iterable[Member]) -> None:
-        """Make all of them, and whatever they are with already, one group."""
+        """Merge the groups of all these members."""
         together = list(dict.fromkeys(each for member in members for each in self.members(member)))
         for member in together:
             self._group[member] = together
 
     def members(self, member: Member) -> list[Member]:
-        """The whole group of a member, itself where it is alone."""
+        """Return the group of a member, which may be the member alone."""
         return self._group.get(member, [member])

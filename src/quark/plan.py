@@ -167,7 +167,7 @@ class QuantizationPlan:
         return tuple(choice for choice in self.tensors if choice.tensor == tensor)
 
     def to_json(self) -> str:
-        """The plan as text; `from_json` gives an equal plan back.
+        """The plan as text; `from_json` reads it back.
 
         >>> plan = QuantizationPlan((TensorChoice("x", Role.ACTIVATION, FloatChoice("bfloat16"), (Reader("c", 0),)),))
         >>> QuantizationPlan.from_json(plan.to_json()) == plan
@@ -175,7 +175,16 @@ class QuantizationPlan:
         """
         content = {
             "version": PLAN_VERSION,
-            "tensors": [_tensor_to_dict(each) for each in self.tensors],
+            "tensors": [
+                {
+                    "tensor": each.tensor,
+                    "role": each.role.value,
+                    "choice": _choice_to_dict(each.choice),
+                    "readers": [[reader.node, reader.index] for reader in each.readers],
+                    "reason": each.reason,
+                }
+                for each in self.tensors
+            ],
             "skipped": [asdict(each) for each in self.skipped],
         }
         return json.dumps(content, indent=1, allow_nan=False)
@@ -191,43 +200,31 @@ class QuantizationPlan:
         fields = Fields(content, label)
         if fields.value("version") != PLAN_VERSION:
             raise InvalidValueError(f"{label} of version {short(fields.value('version'))}: expected {PLAN_VERSION}")
-        tensors = tuple(_tensor_from(each, label) for each in fields.mappings("tensors"))
-        skipped = []
+        tensors, skipped = [], []
+        for each in fields.mappings("tensors"):
+            readers = []
+            for reader in each.array("readers"):
+                is_pair = isinstance(reader, list) and len(reader) == 2 and isinstance(reader[0], str)
+                if not is_pair or type(reader[1]) is not int or not 0 <= reader[1] < _MOST_INPUTS:
+                    each.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
+                readers.append(Reader(*reader))
+            name = each.text("tensor")
+            try:
+                choice = _choice_from(each.mapping("choice"))
+            except InvalidValueError as error:
+                text = str(error)
+                raise InvalidValueError(text if label in text else f"{label}, tensor '{name}': {text}") from error
+            role = Role(each.text("role", [role.value for role in Role]))
+            tensors.append(TensorChoice(name, role, choice, tuple(readers), each.text("reason")))
         for each in fields.mappings("skipped"):
             each.refuse_others(SkippedNode.__dataclass_fields__)
             skipped.append(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")))
-        return QuantizationPlan(tensors, tuple(skipped))
+        return QuantizationPlan(tuple(tensors), tuple(skipped))
 
     @property
     def digest(self) -> str:
         """A hash of everything the plan says."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-
-def _tensor_to_dict(each: TensorChoice) -> dict[str, Any]:
-    return {
-        "tensor": each.tensor,
-        "role": each.role.value,
-        "choice": _choice_to_dict(each.choice),
-        "readers": [[reader.node, reader.index] for reader in each.readers],
-        "reason": each.reason,
-    }
-
-
-def _tensor_from(fields: Fields, label: str) -> TensorChoice:
-    readers = []
-    for reader in fields.array("readers"):
-        is_pair = isinstance(reader, list) and len(reader) == 2 and isinstance(reader[0], str)
-        if not is_pair or type(reader[1]) is not int or not 0 <= reader[1] < _MOST_INPUTS:
-            fields.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
-        readers.append(Reader(*reader))
-    name = fields.text("tensor")
-    try:
-        choice = _choice_from(fields.mapping("choice"))
-    except InvalidValueError as error:
-        raise InvalidValueError(str(error) if label in str(error) else f"{label}, tensor '{name}': {error}") from error
-    role = Role(fields.text("role", [each.value for each in Role]))
-    return TensorChoice(name, role, choice, tuple(readers), fields.text("reason"))
 
 
 _PLAIN_KINDS: Mapping[str, type[AffineChoice] | type[FloatChoice] | type[DynamicChoice]] = {
@@ -239,11 +236,15 @@ _PLAIN_KINDS: Mapping[str, type[AffineChoice] | type[FloatChoice] | type[Dynamic
 
 def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     if isinstance(choice, BlockChoice):
-        quantizer = choice.quantizer
+        quantizer, fmt = choice.quantizer, choice.quantizer.format
+        row = FORMATS.get(fmt.name)
+        # a format is named if the catalog has it (but for the block size), else written out
+        is_known = isinstance(row, BlockFormat) and row.with_block_size(fmt.block_size) == fmt
+        kind = "float" if isinstance(fmt.element, FloatFormat) else "int"
         return {
             "kind": "block",
-            "format": _format_to_json(quantizer.format),
-            "block_size": quantizer.format.block_size,
+            "format": fmt.name if is_known else {**asdict(fmt), "element_kind": kind},
+            "block_size": fmt.block_size,
             "axis": choice.axis,
             "scale_rule": quantizer.scale_rule.value,
             "rounding": quantizer.rounding.value,
@@ -315,14 +316,6 @@ def _numbers_from(fields: Fields, name: str, types: tuple[type, ...]) -> tuple[A
     return tuple(unpacked.tolist())
 
 
-def _format_to_json(fmt: BlockFormat) -> str | dict[str, Any]:
-    """Its name where the catalog has it (but for the block size), else everything that it is."""
-    row = FORMATS.get(fmt.name)
-    if isinstance(row, BlockFormat) and row.with_block_size(fmt.block_size) == fmt:
-        return fmt.name
-    return {**asdict(fmt), "element_kind": "float" if isinstance(fmt.element, FloatFormat) else "int"}
-
-
 def _format_from(choice: Fields) -> BlockFormat:
     if isinstance(choice.value("format"), str):
         row = get_format(choice.text("format"))
@@ -330,7 +323,24 @@ def _format_from(choice: Fields) -> BlockFormat:
             choice.refuse("format", "a format with blocks")
         return row
     fields = choice.mapping("format")
-    element, sub_blocks = _element_from(fields), None
+    inner = fields.mapping("element")
+    element: FloatFormat | IntFormat
+    if fields.text("element_kind", ("float", "int")) == "float":
+        element = FloatFormat(
+            inner.text("name"),
+            inner.integer("exponent_bits", 1, _MOST_EXPONENT_BITS),
+            inner.integer("mantissa_bits", 0, _MOST_BITS),
+            Specials(inner.text("specials", [each.value for each in Specials])),
+        )
+    else:
+        element = IntFormat(
+            inner.text("name"),
+            inner.integer("bits", 1, _MOST_BITS),
+            inner.boolean("signed"),
+            inner.integer("fraction_bits", 0, _MOST_BITS),
+            inner.boolean("symmetric"),
+        )
+    sub_blocks = None
     if fields.has("sub_blocks"):
         inner = fields.mapping("sub_blocks")
         sub_blocks = SubBlocks(inner.integer("size", 1, _MOST_BLOCK), inner.integer("shift_bits", 0, _MOST_BITS))
@@ -342,22 +352,4 @@ def _format_from(choice: Fields) -> BlockFormat:
         fields.boolean("flush_subnormals"),
         fields.boolean("carry"),
         NonFinite(fields.text("default_nonfinite", [each.value for each in NonFinite])),
-    )
-
-
-def _element_from(fields: Fields) -> FloatFormat | IntFormat:
-    element = fields.mapping("element")
-    if fields.text("element_kind", ("float", "int")) == "float":
-        return FloatFormat(
-            element.text("name"),
-            element.integer("exponent_bits", 1, _MOST_EXPONENT_BITS),
-            element.integer("mantissa_bits", 0, _MOST_BITS),
-            Specials(element.text("specials", [each.value for each in Specials])),
-        )
-    return IntFormat(
-        element.text("name"),
-        element.integer("bits", 1, _MOST_BITS),
-        element.boolean("signed"),
-        element.integer("fraction_bits", 0, _MOST_BITS),
-        element.boolean("symmetric"),
     )

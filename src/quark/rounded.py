@@ -1,4 +1,4 @@
-"""The numbers that a choice of the plan keeps of an array: what the quantized network computes with."""
+"""Arrays rounded as a choice of the plan says: the numbers that the quantized network computes with."""
 
 from __future__ import annotations
 
@@ -8,33 +8,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.formats.affine import AffineParameters, code_dtype, dequantize_affine, integer_format, quantize_affine
+from quark.formats.affine import (
+    AffineParameters,
+    Granularity,
+    code_dtype,
+    dequantize_affine,
+    integer_format,
+    quantize_affine,
+)
 from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
-from quark.formats.granularity import Granularity
 from quark.formats.quantize import quantize_dequantize
 from quark.formats.spec import IntFormat
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 
 Array = NDArray[Any]
 
-_CHUNK = 1 << 16  # elements: what numpy's steps pass on to each other stays in the processor's cache
+_CHUNK = 1 << 16  # elements: intermediate results of numpy stay in the processor's cache
 
 
 def rounded(array: Array, choice: Choice) -> Array:
-    """The array as the quantized network sees it, in float32."""
+    """Return the array as the quantized network sees it, in float32."""
     wide = array.astype(np.float32, copy=False)
     if isinstance(choice, AffineChoice):
-        return wide + rounding_error(wide, choice) if choice.axis is None else _by_channels(wide, choice)
+        if choice.axis is None:
+            return wide + rounding_error(wide, choice)
+        parameters = parameters_of(choice, wide.shape)
+        return np.asarray(dequantize_affine(quantize_affine(wide, parameters), parameters))
     if isinstance(choice, BlockChoice):
         return block_values(wide, choice)
     if isinstance(choice, FloatChoice):
-        return _floats(wide, choice)
+        scale = np.float32(choice.scale)
+        if choice.format == "float16":
+            highest = float(get_format(choice.format).max)
+            small = np.clip(wide / scale, -highest, highest).astype(np.float16).astype(np.float32)
+        else:
+            small = np.asarray(quantize_dequantize(wide / scale, choice.format))
+        return np.asarray(small * scale)
     raise ModelError(f"{choice}: its scale is not known before run time")
 
 
 def rounding_error(x: Array, choice: Choice) -> Array:
-    """What rounding adds to every number of a float32 array."""
+    """Return what rounding adds to every number of a float32 array."""
     if not isinstance(choice, AffineChoice) or choice.axis is not None:
         error: Array = rounded(x, choice) - x
         return error
@@ -55,7 +70,7 @@ def rounding_error(x: Array, choice: Choice) -> Array:
 
 
 def block_values(array: Array, choice: BlockChoice) -> Array:
-    """The numbers that the block format keeps, in the array's own type."""
+    """Return the array rounded to the block format, in its own type."""
     quantizer = choice.quantizer
     wide = quantize_dequantize(array, "bfloat16") if choice.to_bfloat16_first else array
     kept = quantize_dequantize(
@@ -70,7 +85,7 @@ def block_values(array: Array, choice: BlockChoice) -> Array:
 
 
 def parameters_of(choice: AffineChoice, shape: tuple[int, ...]) -> AffineParameters:
-    """The choice as arrays that go with data of that shape."""
+    """Return the choice as arrays for data of that shape."""
     fmt = integer_format(choice.format)
     groups = parameter_shape(choice, shape)
     scale = np.array(choice.scale, np.float32).reshape(groups)
@@ -79,21 +94,7 @@ def parameters_of(choice: AffineChoice, shape: tuple[int, ...]) -> AffineParamet
 
 
 def parameter_shape(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scales for data of that shape, which only groups depend on."""
+    """Return the shape of the scales for data of that shape, on which only groups depend."""
     if choice.axis is None:
         return ()
     return (-1,) if choice.group_size is None else Granularity(choice.axis, choice.group_size).parameter_shape(shape)
-
-
-def _by_channels(array: Array, choice: AffineChoice) -> Array:
-    parameters = parameters_of(choice, array.shape)
-    return np.asarray(dequantize_affine(quantize_affine(array, parameters), parameters))
-
-
-def _floats(array: Array, choice: FloatChoice) -> Array:
-    if choice.format == "float16":
-        highest = float(get_format(choice.format).max)
-        small = np.clip(array / np.float32(choice.scale), -highest, highest).astype(np.float16).astype(np.float32)
-    else:
-        small = np.asarray(quantize_dequantize(array / np.float32(choice.scale), choice.format))
-    return np.asarray(small * np.float32(choice.scale))

@@ -6,6 +6,7 @@ as part of a command, they could run another one.
     printable       a name or message with its control characters shown as escapes
     shell_command   a command line from a list of arguments; every command that quark suggests is made by it
     setting         KEY=VALUE as an argument of --set
+    json_value      a value that JSON can hold
     get_logger      a logger whose messages are printable
     PrintableStream standard output or standard error of the command line
 """
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Any, TextIO
 
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -31,15 +34,17 @@ def printable(text: str) -> str:
     >>> printable("conv \\x1b[2J\\n\\u202e")
     'conv \\\\x1b[2J\\\\n\\\\u202e'
     """
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    if text.isprintable():
+        return text
 
+    def escaped(character: str) -> str:
+        if character.isprintable():
+            return character
+        code = ord(character)
+        digits = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        return _SHORT_ESCAPES.get(character, digits)
 
-def _escaped(character: str) -> str:
-    if character.isprintable():
-        return character
-    code = ord(character)
-    digits = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return _SHORT_ESCAPES.get(character, digits)
+    return "".join(map(escaped, text))
 
 
 def one_line(text: object) -> str:
@@ -72,12 +77,13 @@ def _quoted(argument: str | os.PathLike[str]) -> str:
         text = f"./{text}"
     if text.isprintable():
         return shlex.quote(text)
-    return "$'" + "".join(_octal(each) if each in "\\'!" or not each.isprintable() else each for each in text) + "'"
-
-
-def _octal(character: str) -> str:
-    """The bytes of a character; octal digits, because shells differ in how many hexadecimal ones they read."""
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+    parts = []
+    for character in text:
+        if character.isprintable() and character not in "\\'!":
+            parts.append(character)
+        else:  # octal digits, because shells differ in how many hexadecimal ones they read
+            parts += [f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape")]
+    return f"$'{''.join(parts)}'"
 
 
 def setting(key: str, value: Any) -> str:
@@ -89,6 +95,21 @@ def setting(key: str, value: Any) -> str:
     'nodes_to_exclude=["conv", "a\\\\x7fb"]'
     """
     return f"{key}={value if isinstance(value, str) else printable(json.dumps(value, ensure_ascii=False))}"
+
+
+def json_value(value: Any) -> Any:
+    """Return a value that JSON can hold: NaN and infinities become text, enums their values, tuples lists.
+
+    >>> json_value({"sqnr_db": float("inf"), "shape": (1, 2)})
+    {'sqnr_db': 'inf', 'shape': [1, 2]}
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): json_value(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _PrintableMessages(logging.Filter):

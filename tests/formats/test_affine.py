@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.formats.affine import (
     AffineParameters,
+    Granularity,
     choose_affine,
     dequantize_affine,
     find_ranges,
@@ -26,7 +27,6 @@ from quark.formats.affine import (
     quantize_dequantize_affine,
 )
 from quark.formats.catalog import PLAIN_INTEGERS
-from quark.formats.granularity import Granularity
 
 KINDS = {"numpy": lambda x: x, "torch": lambda x: torch.from_numpy(np.asarray(x).copy())}
 ONNX_TYPES = {

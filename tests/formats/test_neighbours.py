@@ -9,7 +9,7 @@ from quark.formats import quantize_dequantize
 from quark.formats.affine import AffineParameters, integer_format, quantize_dequantize_affine
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS
-from quark.formats.neighbours import affine_neighbours, block_neighbours, element_neighbours
+from quark.formats.quantize import affine_neighbours, block_neighbours, element_neighbours
 from quark.formats.spec import BlockFormat, ScaleRule
 
 BLOCKS = [name for name, fmt in FORMATS.items() if isinstance(fmt, BlockFormat)]
@@ -73,7 +73,7 @@ def test_neighbours_among_codes(name: str) -> None:
 def test_neighbours_among_small_floats(name: str) -> None:
     fmt = FORMATS[name]
     x = _values(6)
-    lower, upper = element_neighbours(x, fmt)  # type: ignore[arg-type]
+    lower, upper = element_neighbours(x, fmt)
     nearest = quantize_dequantize(x, fmt)
     assert ((nearest == lower) | (nearest == upper)).all()
     for each in (lower, upper):

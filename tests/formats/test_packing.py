@@ -15,9 +15,7 @@ from peer_types import ML_DTYPES
 
 from quark.errors import InvalidValueError, UnknownNameError, UnsupportedTypeError
 from quark.formats.catalog import BLOCK_FORMATS, FORMATS, PLAIN_FLOATS, PLAIN_INTEGERS
-from quark.formats.element_codes import decode_elements, encode_elements, pack_bits, unpack_bits
-from quark.formats.packed_array import PackedArray
-from quark.formats.packing import pack, unpack
+from quark.formats.packing import PackedArray, decode_elements, encode_elements, pack, pack_bits, unpack, unpack_bits
 from quark.formats.quantize import quantize_dequantize
 from quark.formats.spec import IntFormat
 

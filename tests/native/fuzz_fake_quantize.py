@@ -19,7 +19,7 @@ import numpy as np
 from fuzz_operators import random_values
 
 from quark.formats import native
-from quark.formats.native_fake_quantize import (
+from quark.formats.native import (
     FakeKind,
     FakeQuantizer,
     NativeFakeQuantize,

@@ -56,6 +56,7 @@ def random_quantizer(rng: Random) -> BlockQuantizer:
 
 def random_values(rng: Random, shape: tuple[int, ...]) -> Array:
     kind = rng.integers(6)
+    x: Array
     if kind == 0:
         x = rng.standard_normal(shape)
     elif kind == 1:

@@ -20,8 +20,7 @@ import numpy as np
 from fuzz_operators import between_elements, random_values
 
 from quark.formats import native
-from quark.ranges.native_statistics import AffineRounding, Lines, NativeStatistics, native_statistics
-from quark.ranges.statistics import as_float32
+from quark.ranges.statistics import AffineRounding, Lines, NativeStatistics, as_float32, native_statistics
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -66,7 +66,7 @@ def test_every_legal_attribute_value_does_what_the_schema_says(op_type: str) -> 
         values = values or tuple(v for v in (attribute.minimum, attribute.maximum, 3, 7) if v is not None)
         for value in (v for v in values if attribute.allows(v)):
             for method in ("to_bfp", "to_bfp_prime") if op_type.startswith("BFP") else (None,):
-                attributes = {} if method is None else {"bfp_method": method}
+                attributes: dict[str, Any] = {} if method is None else {"bfp_method": method}
                 attributes[attribute.name] = value
                 if attribute.name == "sub_block_size":  # which divides the block
                     attributes["block_size"] = 2 * value

@@ -243,6 +243,7 @@ def test_a_step_of_training_under_autocast(device):
         assert parameter.grad.abs().sum() > 0
 
 
+PARAMETERS = affine_parameters(normal(4, 32, dtype=torch.float32), "int4", axis=0)
 COMPILED = {
     "lsq": lambda x, p: lsq(x, p, 4, True, 0),
     "tqt": lambda x, p: tqt(x, p, 4, True, 0),
@@ -251,7 +252,6 @@ COMPILED = {
     "fp8_e4m3": lambda x, p: block_fake_quantize(x, "fp8_e4m3") * p[:, None],
     "affine": lambda x, p: affine_fake_quantize(x, PARAMETERS) * p[:, None],
 }
-PARAMETERS = affine_parameters(normal(4, 32, dtype=torch.float32), "int4", axis=0)
 
 
 @pytest.mark.parametrize("name", COMPILED)

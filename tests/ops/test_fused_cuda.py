@@ -13,13 +13,13 @@ import pytest
 import torch
 from trained_quantizers import KINDS, assert_same, composed, four_bits, odd_values, parameters_of
 
+from quark.formats.affine import Granularity
 from quark.formats.arrays import array_kind
 from quark.formats.block import BlockQuantizer, quantize_dequantize_blocks
 from quark.formats.catalog import BLOCK_FORMATS
-from quark.formats.granularity import Granularity
 from quark.formats.spec import BlockFormat, IntFormat, NonFinite, Rounding, ScaleRule, SubBlocks
-from quark.ops import fake_quantize, fused_cuda, fused_fake_quantize
-from quark.ops.fused_parameters import Parameters
+from quark.ops import fake_quantize, fused_fake_quantize
+from quark.ops.fused_fake_quantize import Parameters
 
 pytest.importorskip("triton")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -36,8 +36,8 @@ SHAPES = [((40,), None), ((300, 17), None), ((3, 129, 257), None), ((6, 5, 7), 0
 def interpreted(monkeypatch):
     """In the interpreter, tensors of the CPU count as those of a device."""
     if IS_INTERPRETED:
-        monkeypatch.setattr(fused_cuda, "_on_device", lambda x: fused_cuda._NOWHERE_ELSE)
-        monkeypatch.setattr(fused_fake_quantize, "_backend", lambda x: fused_cuda.triton_fake_quantize())
+        monkeypatch.setattr(fused_fake_quantize, "_on_device", lambda x: fused_fake_quantize._CURRENT_DEVICE)
+        monkeypatch.setattr(fused_fake_quantize, "_backend", lambda x: fused_fake_quantize.triton_backend())
 
 
 def same(actual, expected):
@@ -77,7 +77,7 @@ def test_the_same_inputs_give_the_same_bits(name):
     parameter, _ = parameters_of(name, ())
     held = Parameters(four_bits(name), parameter.to(DEVICE))
     rows = fused_fake_quantize._rows(x, Granularity())
-    backend = fused_cuda.triton_fake_quantize()
+    backend = fused_fake_quantize.triton_backend()
     first, second = (backend.gradients(x, x, held, rows)[1] for _ in range(2))
     assert torch.equal(first, second)
 
@@ -96,7 +96,7 @@ def test_blocks_are_those_of_numpy(fmt, rule, nonfinite):
         x = odd_values(shape, seed)
         for rounding in Rounding:
             quantizer = BlockQuantizer(fmt, rule, rounding, nonfinite)
-            actual = fused_cuda.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), axis, quantizer)
+            actual = fused_fake_quantize.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), axis, quantizer)
             same(actual, numpy_blocks(x, axis, quantizer))
 
 
@@ -106,7 +106,7 @@ def test_blocks_of_any_size(fmt, size):
     quantizer = BlockQuantizer(fmt.with_block_size(size))
     for shape, axis in [((3, 130), 1), ((130, 3), 0)]:
         x = odd_values(shape, size)
-        actual = fused_cuda.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), axis, quantizer)
+        actual = fused_fake_quantize.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), axis, quantizer)
         same(actual, numpy_blocks(x, axis, quantizer))
 
 
@@ -121,7 +121,7 @@ def test_every_binade_and_every_tie(fmt):
     for rule in RULES if not fmt.carry else (ScaleRule.FLOOR,):
         for rounding in Rounding:
             quantizer = BlockQuantizer(fmt, rule, rounding, NonFinite.BLOCK_NAN)
-            actual = fused_cuda.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), 1, quantizer)
+            actual = fused_fake_quantize.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), 1, quantizer)
             same(actual, numpy_blocks(x, 1, quantizer))
 
 
@@ -131,7 +131,7 @@ def test_blocks_of_short_floats_are_computed_in_float32(dtype):
     for name in ("mxfp4_e2m1", "mx6", "bfp16"):
         quantizer = BlockQuantizer(next(fmt for fmt in BLOCK_FORMATS if fmt.name == name))
         expected = quantize_dequantize_blocks(array_kind(x), x, 1, quantizer)
-        actual = fused_cuda.quantize_dequantize_on_cuda(x.to(DEVICE), 1, quantizer)
+        actual = fused_fake_quantize.quantize_dequantize_on_cuda(x.to(DEVICE), 1, quantizer)
         assert actual.dtype == dtype
         same(actual, expected.float())
 
@@ -142,15 +142,20 @@ def test_what_the_kernel_does_not_take_is_declined():
     odd = replace(mxfp4, element=IntFormat("int5sym", 5, True, 3, True), sub_blocks=SubBlocks(3, 1))
     assert isinstance(odd, BlockFormat)
     for declined in (BlockQuantizer(mxfp4, ScaleRule.MSE), BlockQuantizer(odd)):
-        assert fused_cuda.quantize_dequantize_on_cuda(x, 1, declined) is None
-    assert fused_cuda.quantize_dequantize_on_cuda(x.double(), 1, BlockQuantizer(mxfp4)) is None
+        assert fused_fake_quantize.quantize_dequantize_on_cuda(x, 1, declined) is None
+    assert fused_fake_quantize.quantize_dequantize_on_cuda(x.double(), 1, BlockQuantizer(mxfp4)) is None
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="torch sees no device")
 def test_the_public_functions_take_the_kernels(monkeypatch):
     launched = []
-    backend = fused_cuda.triton_fake_quantize()
-    monkeypatch.setattr(fused_fake_quantize, "_backend", lambda x: launched.append("steps") or backend)
+    backend = fused_fake_quantize.triton_backend()
+
+    def counted(x):
+        launched.append("steps")
+        return backend
+
+    monkeypatch.setattr(fused_fake_quantize, "_backend", counted)
     x = torch.from_numpy(odd_values((64, 64))).to(DEVICE).requires_grad_()
     step = torch.tensor(0.3, device=DEVICE, requires_grad=True)
     fake_quantize.lsq(x, step, 4)

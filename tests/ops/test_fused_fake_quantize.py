@@ -10,13 +10,11 @@ import pytest
 import torch
 from trained_quantizers import KINDS, assert_same, composed, four_bits, odd_values, parameters_of
 
-from quark.formats.affine import AffineParameters, integer_format
-from quark.formats.granularity import Granularity
-from quark.formats.native_fake_quantize import native_fake_quantize
+from quark.formats.affine import AffineParameters, Granularity, integer_format
+from quark.formats.native import native_fake_quantize
 from quark.formats.quantize import quantize_dequantize
 from quark.ops.fake_quantize import affine_fake_quantize, block_fake_quantize, lsq, tqt
-from quark.ops.fused_fake_quantize import fused_fake_quantize
-from quark.ops.fused_parameters import Parameters
+from quark.ops.fused_fake_quantize import Parameters, fused_fake_quantize
 
 pytestmark = pytest.mark.skipif(native_fake_quantize() is None, reason="the compiled code is switched off")
 

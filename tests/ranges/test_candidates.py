@@ -12,8 +12,8 @@ from quark.errors import InvalidValueError
 from quark.formats import get_format
 from quark.formats.spec import IntFormat
 from quark.ranges import Entropy, MinMax, MinMSE, Percentile, TensorRange, range_of
-from quark.ranges.candidates import CandidateObserver
 from quark.ranges.histogram import BINS
+from quark.ranges.histogram_methods import CandidateObserver
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from quark.formats import get_format
 from quark.formats.spec import IntFormat
 from quark.ranges import Entropy, range_of
-from quark.ranges.entropy import divergences
+from quark.ranges.histogram_methods import divergences
 
 
 def naive_divergence(counts: np.ndarray[Any, Any], cut: int, levels: int) -> float:

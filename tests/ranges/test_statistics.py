@@ -12,7 +12,7 @@ import pytest
 
 from quark.formats.power_of_two import find_position, min_mse_position
 from quark.ranges import statistics
-from quark.ranges.native_statistics import NativeStatistics, native_statistics
+from quark.ranges.statistics import NativeStatistics, native_statistics
 
 LENGTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 511, 512, 513, 4095, 4097, 20_011)
 

@@ -1,14 +1,14 @@
-"""The one reader of JSON and YAML that somebody else may have written: bounded, and never surprised.
+"""The reader of JSON and YAML from untrusted sources.
 
-    read_json, read_yaml      the content of a file, which has to be a regular one of a reasonable size
+    read_json, read_yaml      the content of a regular file of limited size
     parse_json, parse_yaml    the content of a text, such as a model's metadata or a command line
     Fields                    typed access to a mapping: an error names the document and the field
     open_regular              a regular file, opened for reading
-    check_folder              a bound on what is in a folder, before it is listed
+    check_folder              a limit on the number of files in a folder, before it is listed
 
-Content is bounded in every way before it is handed out: bytes, entries, levels of nesting, digits of a number, and the
-length of a text. Aliases of YAML count as often as they are expanded. All numbers fit a float. Whatever is wrong with
-a document is an InvalidValueError, or the `error` that the caller asks for, that names the document and the field.
+Content is limited in every way before it is returned: bytes, entries, levels of nesting, digits of a number, and the
+length of a text. YAML aliases count each time they are expanded. All numbers fit a float. Any problem raises an
+InvalidValueError, or the `error` that the caller passes, that names the document and the field.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CL
 
 @dataclass(frozen=True)
 class Limits:
-    """What a document may have: bytes of its file, entries of all lists and mappings together, levels of nesting, and
-    characters of a text in it. Numbers have to be finite; quark writes infinities and NaN as text."""
+    """Limits of a document: bytes of its file, entries of all lists and mappings together, levels of nesting, and
+    characters of a text. Numbers must be finite; quark writes infinities and NaN as text."""
 
     bytes: int
     entries: int
@@ -55,7 +55,7 @@ _SHORT.maxlevel = 3
 
 
 def short(value: Any) -> str:
-    """A value for a message, at most some 60 characters of it: what is wrong with a document may be its length."""
+    """A value for a message, shortened: the problem with a document may be its length."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -65,9 +65,9 @@ def open_regular(path: str | os.PathLike[str], label: str, error: Error = Invali
     """Open a file for reading if it is a regular one. A pipe would block, and a device may never end."""
     try:
         kind = os.stat(path).st_mode
-        if stat.S_ISREG(kind):  # devices are not even opened: for some of them that is an action
+        if stat.S_ISREG(kind):  # devices are not even opened, which may have effects
             descriptor = os.open(path, _FLAGS)
-            kind = os.fstat(descriptor).st_mode  # of what was opened, in case the name was given to something else
+            kind = os.fstat(descriptor).st_mode  # of the open file, in case it was replaced meanwhile
             if stat.S_ISREG(kind):
                 return os.fdopen(descriptor, "rb")
             os.close(descriptor)
@@ -122,7 +122,7 @@ def read_yaml(
 # ---------------------------------------------------------------- text
 @dataclass(frozen=True)
 class _Refused:
-    """Stands for a value that is not taken, until it is known which field it is in."""
+    """Stands for a refused value until its field is known."""
 
     reason: str
 
@@ -139,10 +139,14 @@ def parse_json(text: str, label: str, limits: Limits = RECORD, error: Error = In
     """
     if len(text) > limits.bytes:
         raise error(f"{label} has {len(text):,} characters: expected at most {limits.bytes:,}")
-    if text.count(",") + text.count("[") + text.count("{") > limits.entries:  # before memory is taken for them
+    if text.count(",") + text.count("[") + text.count("{") > limits.entries:  # before memory is allocated for them
         raise error(f"{label} has more than {limits.entries:,} entries")
     try:
-        content = json.loads(text, parse_int=_integer, parse_float=_float)
+        content = json.loads(
+            text,
+            parse_int=lambda number: int(number) if len(number) <= MOST_DIGITS else _long_number(number),
+            parse_float=lambda number: float(number) if len(number) <= MOST_DIGITS else _long_number(number),
+        )
     except RecursionError as problem:
         raise error(f"{label} is nested more than {limits.levels} levels deep") from problem
     except ValueError as problem:
@@ -150,21 +154,13 @@ def parse_json(text: str, label: str, limits: Limits = RECORD, error: Error = In
     return _checked(content, label, limits, error)
 
 
-def _integer(text: str) -> int | _Refused:
-    return int(text) if len(text) <= MOST_DIGITS else _long_number(text)
-
-
-def _float(text: str) -> float | _Refused:
-    return float(text) if len(text) <= MOST_DIGITS else _long_number(text)
-
-
 def _long_number(text: str) -> _Refused:
     return _Refused(f"is a number of {len(text):,} digits: expected at most {MOST_DIGITS}")
 
 
 def parse_yaml(text: str, label: str, limits: Limits = SETTINGS, error: Error = InvalidValueError) -> Any:
-    """Return the content of a YAML text of one document. Keys are text, as they are written. Dates, and tags beyond
-    those of JSON's types, are refused.
+    """Return the content of a YAML text of one document. Keys are text, as written. Dates and tags other than those of
+    JSON's types are refused.
 
     >>> parse_yaml("{a: &x [1, 2], b: *x}", "config")
     {'a': [1, 2], 'b': [1, 2]}
@@ -186,7 +182,7 @@ def parse_yaml(text: str, label: str, limits: Limits = SETTINGS, error: Error = 
 
 @dataclass
 class _Open:
-    """A list or mapping of a YAML document whose end is still to come. `before` counts the entries before it."""
+    """A list or mapping that is being read. `before` counts the entries before it."""
 
     value: list[Any] | dict[str, Any]
     anchor: str | None
@@ -197,7 +193,7 @@ class _Open:
 
 
 class _YamlBuilder:
-    """Builds the content from the events of PyYAML's parser, whose own constructor has no bounds."""
+    """Builds the content from the events of PyYAML's parser, whose own constructor has no limits."""
 
     def __init__(self, text: str, label: str, limits: Limits, error: Error) -> None:
         import yaml
@@ -289,7 +285,7 @@ class _YamlBuilder:
         return _Refused("is a number too large") if kind == "int" and abs(value) > 10**MOST_DIGITS else value
 
     def _put(self, value: Any, text: str | None) -> None:
-        """Put a value where it belongs; `text` is how it is written, None for what cannot be a key."""
+        """Add a value to its collection; `text` is how it is written, None for what cannot be a key."""
         if not self._open:
             self._root = value
             return
@@ -321,14 +317,9 @@ class _YamlBuilder:
 
 
 def _checked(content: Any, label: str, limits: Limits, error: Error) -> Any:
-    """The content, after every value in it was looked at. Not by recursion: it may be nested deeply."""
-    # with each collection the way to it: that to the collection around it, and its key there
+    """The content, after a check of every value in it; without recursion, because it may be nested deeply."""
+    # each collection with its path: that of the collection around it, and its key there
     stack: list[tuple[Any, tuple[Any, Any] | None, int]] = [([content], None, 0)]
-
-    def refuse(link: tuple[Any, Any] | None, key: Any, reason: str) -> NoReturn:
-        path = key_path(_keys(link, key))
-        raise error(f"{label}: field '{path}' {reason}" if path else f"{label}: it {reason}")
-
     while stack:
         collection, link, level = stack.pop()
         is_mapping = isinstance(collection, dict)
@@ -337,19 +328,29 @@ def _checked(content: Any, label: str, limits: Limits, error: Error) -> Any:
             kind = type(value)
             if kind is str:
                 if problem := _problem_of_text(value, limits):
-                    refuse(link, key, problem)
+                    raise error(f"{label}: {_place(link, key)} {problem}")
             elif kind is float:
                 if not math.isfinite(value):
-                    refuse(link, key, f"is {value}: expected a finite number")
+                    raise error(f"{label}: {_place(link, key)} is {value}: expected a finite number")
             elif kind is dict or kind is list:
                 if level >= limits.levels:
                     raise error(f"{label} is nested more than {limits.levels} levels deep")
                 stack.append((value, (link, key), level + 1))
             elif kind is _Refused:
-                refuse(link, key, value.reason)
+                raise error(f"{label}: {_place(link, key)} {value.reason}")
             if is_mapping and (problem := _problem_of_text(key, limits)):
-                refuse(link, key, f"has a name that {problem}")
+                raise error(f"{label}: {_place(link, key)} has a name that {problem}")
     return content
+
+
+def _place(link: tuple[Any, Any] | None, key: Any) -> str:
+    """A value in an error message: its field, or 'it' for the whole content."""
+    keys = [key]
+    while link is not None:
+        link, key = link
+        keys.append(key)
+    path = key_path(keys[-2::-1])  # without the list around the whole content
+    return f"field '{path}'" if path else "it"
 
 
 def _problem_of_text(text: str, limits: Limits) -> str:
@@ -363,14 +364,6 @@ def _problem_of_text(text: str, limits: Limits) -> str:
     return ""
 
 
-def _keys(link: tuple[Any, Any] | None, key: Any) -> list[Any]:
-    keys = [key]
-    while link is not None:
-        link, key = link
-        keys.append(key)
-    return keys[-2::-1]  # without the list that the whole content is put into
-
-
 def key_path(keys: Iterable[Any]) -> str:
     """A field by its keys: `tensors[3].choice`."""
     parts = [f"[{key}]" if isinstance(key, int) else f".{short(key)[1:-1]}" for key in keys]
@@ -379,7 +372,7 @@ def key_path(keys: Iterable[Any]) -> str:
 
 # ---------------------------------------------------------------- fields
 class Fields:
-    """A mapping of a document, read field by field: what a field is, or an error that names it.
+    """A mapping of a document, read field by field; errors name the field.
 
     `label` names the document, and `path` the place of the mapping in it.
 
@@ -406,11 +399,11 @@ class Fields:
         return iter(self.content)
 
     def has(self, name: str) -> bool:
-        """True if the field is there, and not null."""
+        """True if the field exists and is not null."""
         return self.content.get(name) is not None
 
     def value(self, name: str) -> Any:
-        """Return a field of any type, which has to be there."""
+        """Return a required field of any type."""
         if name not in self.content:
             raise self._error(f"{self._label}: field '{self._where(name)}' is missing")
         return self.content[name]
@@ -426,7 +419,7 @@ class Fields:
         return value
 
     def file_name(self, name: str) -> str:
-        """Return a name that says nothing of folders, as what becomes part of a path has to be."""
+        """Return a name without folders, which is safe as part of a path."""
         value = self.text(name)
         if any(each in value for each in "/\\\0") or value in (".", "..") or len(value) > MOST_NAME:
             self.refuse(name, f"a name without folders, of at most {MOST_NAME} characters")
@@ -441,7 +434,7 @@ class Fields:
         return value
 
     def number(self, name: str, least: float = -math.inf, *, is_finite: bool = True) -> float:
-        """Return a number, which may be an integer. Infinities and NaN are text in JSON, and taken if not
+        """Return a number, which may be an integer. Infinities and NaN are text in JSON, accepted if not
         `is_finite`."""
         value = self.value(name)
         if isinstance(value, str) and value in ("inf", "-inf", "nan") and not is_finite:
@@ -485,7 +478,7 @@ class Fields:
         return [Fields(each, self._label, f"{where}[{i}]", self._error) for i, each in enumerate(self.array(name))]
 
     def refuse_others(self, known: Iterable[str]) -> None:
-        """Raise an error if there are fields of other names."""
+        """Raise an error if there are fields with other names."""
         names = set(known)
         if strange := [name for name in self.content if name not in names]:
             where = f" of '{self._path}'" if self._path else ""
@@ -494,7 +487,7 @@ class Fields:
             )
 
     def refuse(self, name: str, expected: str) -> NoReturn:
-        """Raise the error for a field that is not what was expected."""
+        """Raise the error for an unexpected field."""
         raise self._error(
             f"{self._label}: field '{self._where(name)}' is {short(self.content.get(name))}: expected {expected}"
         )

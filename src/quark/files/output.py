@@ -1,20 +1,19 @@
-"""The door that everything goes through that quark writes: files are there whole or not at all.
+"""Everything that quark writes goes through this module: files are complete or do not exist.
 
-A file is written under a temporary name in the folder of the result, and renamed when it is complete: a crash leaves
-the old file, the new file or none. Only a regular file is ever replaced. What cannot be written is an OutputError that
-names it.
+A file is written under a temporary name in the folder of the result and renamed when it is complete: a crash leaves the
+old file, the new file or none. Only regular files are ever replaced. Failures to write are an OutputError that names
+the file.
 
-Several files that make one result (`together`) take their places one right after the other, while a lock on the name
-of the result is held: of two processes that write the same result, the second waits for the first.
+The files of one result (`together`) are renamed one right after the other, under a lock on the name of the result: if
+two processes write the same result, the second waits for the first.
 
     .quark-<16 hex>.tmp.*    a file that is being written
     .quark-<16 hex>.lock     the lock on a result; it lists weights that are unused if the process dies while renaming
 
-A process that is killed cannot remove these. It holds a lock of the operating system on each of them, though, which
-ends with the process, so that the next process that writes into the folder knows which ones nobody works on any more,
-and removes them. Temporary folders (`scratch_folder`) are locked and removed in the same way. Where there are no such
-locks (Windows, some network disks), leftovers stay until somebody removes them, and two processes do not wait for each
-other.
+A process that is killed cannot remove these. But it holds a lock of the operating system on each of them, which ends
+with the process, so the next process that writes into the folder knows which ones are abandoned, and removes them.
+Temporary folders (`scratch_folder`) are locked and removed in the same way. Without such locks (Windows, some network
+disks), leftovers stay until somebody removes them, and two processes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -38,6 +37,13 @@ from pathlib import Path
 from quark.errors import InvalidValueError, OutputError, QuarkError
 from quark.text import get_logger
 
+try:
+    import fcntl
+
+    _HAS_LOCKS = True
+except ImportError:  # Windows
+    _HAS_LOCKS = False
+
 PREFIX = ".quark-"
 SCRATCH_PREFIX = "quark-"
 _TEMPORARY = re.compile(r"\.quark-[0-9a-f]{16}\.tmp(\.[A-Za-z0-9]+)?")
@@ -45,7 +51,7 @@ _LOCK = re.compile(r"\.quark-[0-9a-f]{16}\.lock")
 _SCRATCH = re.compile(r"quark-[0-9a-f]{16}")
 _SCRATCH_LOCK = "lock"
 _PIECE = 1 << 20
-_PATIENCE_SECONDS = 1.0  # before a user is told what is waited for
+_PATIENCE_SECONDS = 1.0  # before a message says what is waited for
 _MOST_JOURNAL = 1 << 16
 
 _LOG = get_logger(__name__)
@@ -70,7 +76,7 @@ _KINDS = (
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What the system refuses inside the block becomes an OutputError that names the file or folder, and what to do."""
+    """Turn an OSError inside the block into an OutputError that names the file or folder, and what to do."""
     try:
         yield
     except QuarkError:
@@ -82,8 +88,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_place(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str]] = ()) -> Path:
-    """Return the path if a file can be written there, without losing anything: the name is free or that of a regular
-    file, and that file is none of those that the run reads."""
+    """Return the path if a file can be written there without losing anything: the name is free or that of a regular
+    file which the run does not read."""
     target = Path(path)
     if "\0" in os.fspath(path):
         raise InvalidValueError(f"output {os.fspath(path)!r}: a name cannot have a null character in it")
@@ -107,7 +113,7 @@ def check_place(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[
 
 
 def is_same_file(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
-    """True if both names lead to one file, by links as well, or would if it were there."""
+    """True if both names refer to one file, through links too, or would if it existed."""
     try:
         return os.path.samefile(first, second)
     except ValueError:  # a null character, which no name has
@@ -117,7 +123,7 @@ def is_same_file(first: str | os.PathLike[str], second: str | os.PathLike[str]) 
 
 
 def _refuse_special(path: Path) -> None:
-    """Refuse a name that is taken by anything but a regular file: replacing it would destroy a device or a link."""
+    """Refuse a name of anything but a regular file: replacing it would destroy a device or a link."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -137,7 +143,7 @@ class _Temporary:
     """A file that is being written. Its descriptor holds the lock until the file has its place or is removed."""
 
     path: Path
-    descriptor: int | None  # None where there are no locks: a file that is open cannot be renamed everywhere
+    descriptor: int | None  # None without locks: not every system can rename an open file
 
     @staticmethod
     def create(folder: Path, suffix: str) -> _Temporary:
@@ -145,7 +151,7 @@ class _Temporary:
         while True:
             path = folder / f"{PREFIX}{secrets.token_hex(8)}.tmp{suffix}"
             try:
-                # with the rights of an ordinary file, as the umask has them
+                # with the permissions of an ordinary file, according to the umask
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileExistsError:
                 continue
@@ -164,10 +170,10 @@ class _Temporary:
 
 @dataclass(eq=False)
 class _Transaction:
-    """Files that take their places together, and the locks that are held until they have."""
+    """Files that are renamed together, and the locks that are held until then."""
 
     waiting: list[tuple[_Temporary, Path]] = field(default_factory=list)
-    companions: list[tuple[Path, str]] = field(default_factory=list)  # a model, and weights that it named or will name
+    companions: list[tuple[Path, str]] = field(default_factory=list)  # a model, and weights that it uses or will use
     locks: dict[Path, int | None] = field(default_factory=dict)
 
     def lock(self, path: Path) -> None:
@@ -179,7 +185,7 @@ class _Transaction:
             self.locks[file] = _wait_for_lock(file, path)
 
     def place(self) -> None:
-        """Give all files their names. The lock lists what is of no use if this process does not come to the end."""
+        """Give all files their names. The lock lists the files that are unused if this process dies before the end."""
         for _, path in self.waiting:
             _refuse_special(path)
         for file, descriptor in self.locks.items():
@@ -194,7 +200,7 @@ class _Transaction:
                     unfinished.path.replace(path)
                 _close(unfinished.descriptor)
                 del self.waiting[0]
-        finally:  # weights that the old model named or, after a failure, the new one would have
+        finally:  # weights of the old model or, after a failure, of the new one
             for owner, name in self.companions:
                 _remove_unused(owner.parent, [(owner.name, name)])
 
@@ -203,7 +209,7 @@ class _Transaction:
             unfinished.remove()
         for file, descriptor in self.locks.items():
             if descriptor is not None:
-                file.unlink(missing_ok=True)  # while it is locked: a process that waits for it sees that it is gone
+                file.unlink(missing_ok=True)  # while locked, so that a waiting process sees that it is gone
                 os.close(descriptor)
 
 
@@ -240,7 +246,7 @@ def together(path: Path | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and is gone when it does not."""
+    """A temporary file beside `path` that replaces it if the block ends without an error, and is removed otherwise."""
     with temporary(path) as unfinished:
         yield unfinished
         put(unfinished, path)
@@ -248,8 +254,8 @@ def complete(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` that is gone when the block ends, unless `put` gave it a place. To be opened for
-    `r+b`: what is truncated and then written, ext4 writes to the disk before it closes the file."""
+    """An empty file beside `path` that is removed when the block ends, unless `put` renamed it. Open it with `r+b`:
+    ext4 flushes files on close that were truncated before writing."""
     with writing(path):
         _refuse_special(path)
         _remove_abandoned(path.parent)
@@ -266,7 +272,7 @@ _UNFINISHED: dict[Path, _Temporary] = {}  # of all threads; the names are random
 
 
 def put(unfinished: Path, path: Path) -> None:
-    """Give a file of `temporary` its place, or let it wait for the end of `together`."""
+    """Rename a file of `temporary`, now or at the end of `together`."""
     file = _UNFINISHED.pop(unfinished)
     transaction = _CURRENT.get()
     if transaction is not None:
@@ -284,10 +290,10 @@ def put(unfinished: Path, path: Path) -> None:
 
 
 def note_weights(model: Path, names: Iterable[str]) -> None:
-    """Note the weights files that a model at this path names now or will name.
+    """Note the weights files that a model at this path refers to now or will refer to.
 
-    When `together` has renamed everything, the ones that no model in the folder names any more are removed. If this
-    process dies before, the next process that writes this result removes them.
+    When `together` has renamed everything, those that no model in the folder refers to any more are removed. If this
+    process dies before that, the next process that writes this result removes them.
     """
     transaction = _CURRENT.get()
     assert transaction is not None, "note_weights belongs inside together()"
@@ -305,7 +311,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 class Scratch:
-    """A temporary folder until `remove` is called; see `scratch_folder`, which does that."""
+    """A temporary folder until `remove` is called, as `scratch_folder` does."""
 
     def __init__(self) -> None:
         with writing("a temporary folder"):
@@ -334,10 +340,8 @@ class Scratch:
 
 
 def _take_lock(descriptor: int) -> bool | None:
-    """True if the file is this process's now, False if it is another's, None where there are no locks."""
-    try:
-        import fcntl
-    except ImportError:
+    """True if this process has locked the file now, False if another holds the lock, None if there are no locks."""
+    if not _HAS_LOCKS:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -364,8 +368,6 @@ def _wait_for_lock(file: Path, result: Path) -> int | None:
             while (is_taken := _take_lock(descriptor)) is False and time.monotonic() < patience:
                 time.sleep(_PATIENCE_SECONDS / 100)
             if is_taken is False:
-                import fcntl
-
                 _LOG.warning("'%s' is being written by another process: waiting for it", result)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if is_taken is not None and _is_at(descriptor, file):
@@ -398,7 +400,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Temporary files and locks of processes that are no more. What cannot be looked at is left."""
+    """Remove temporary files and locks of processes that have ended, where they can be opened."""
     for name in _names(folder):
         is_lock = _LOCK.fullmatch(name) is not None
         if not is_lock and not _TEMPORARY.fullmatch(name):
@@ -412,7 +414,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _remove_abandoned_folders(root: Path) -> None:
-    """Temporary folders of processes of this user that are no more."""
+    """Remove temporary folders of this user's processes that have ended."""
     for name in _names(root):
         if not _SCRATCH.fullmatch(name):
             continue
@@ -439,7 +441,7 @@ def _opened_if_abandoned(path: Path) -> Iterator[int | None]:
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # it may be written to and not be listed; nothing is cleaned up then
+    except OSError:  # a folder may be writable but not listable; then nothing is cleaned up
         return []
 
 
@@ -457,7 +459,7 @@ _WEIGHTS = re.compile(r"(.+)-[0-9a-f]{12}\.data", re.DOTALL)
 
 
 def _remove_unused(folder: Path, companions: Iterable[tuple[str, str]]) -> None:
-    """Remove weights that no model names any more: neither their own nor another one in the folder, such as a copy."""
+    """Remove weights that neither their own model nor another one in the folder, such as a copy, refers to."""
     for owner, name in companions:
         found = _WEIGHTS.fullmatch(name)
         if found is None or found[1] != Path(owner).stem or Path(name).name != name or Path(owner).name != owner:
@@ -474,7 +476,7 @@ def _remove_unused(folder: Path, companions: Iterable[tuple[str, str]]) -> None:
 
 
 def _mentions(path: Path, name: bytes) -> bool:
-    """True if a file has this text in it, or cannot be read."""
+    """True if a file contains this text or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:

@@ -22,8 +22,7 @@ from quark.formats.affine import (
     quantize_dequantize_affine,
 )
 from quark.formats.catalog import FORMATS, get_format
-from quark.formats.packed_array import PackedArray
-from quark.formats.packing import pack, unpack
+from quark.formats.packing import PackedArray, pack, unpack
 from quark.formats.power_of_two import (
     NEAREST_SIGNED,
     NEAREST_UNSIGNED,

@@ -1,14 +1,15 @@
-"""The few things that numpy and torch spell differently, so that every algorithm is written once.
+"""The differences between numpy and torch, so that every algorithm is written once.
 
-`array_kind(x)` gives the `ArrayKind` that x belongs to. The algorithms work in float32 or float64 (`Precision`), on
-values whose bits they may look at; float16 and bfloat16 inputs are widened to float32, which is exact, and the result
-is rounded back to nearest even. torch is never imported from here: a tensor in hand means that it is loaded.
+`array_kind(x)` returns the `ArrayKind` of x. The algorithms work in float32 or float64 (`Precision`), on values whose
+bits they may read. float16 and bfloat16 inputs are widened to float32, which is exact, and the result is rounded back
+to nearest even. torch is never imported here: a caller that passes a tensor has loaded it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +17,14 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16 as numpy_bfloat16
 
-from quark.errors import UnsupportedTypeError
+from quark.errors import InvalidValueError, UnsupportedTypeError
 
-# Elements that a CPU works on at a time: few enough for the temporaries to stay in its caches, enough to pay for the
-# calls.
-CHUNK_ELEMENTS = 1 << 17
+CHUNK_ELEMENTS = 1 << 17  # processed at a time on a CPU: temporaries fit its caches, and calls are few
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A working float type, as its bits are laid out."""
+    """The bit layout of a working float type."""
 
     mantissa_bits: int
     exponent_bias: int
@@ -33,7 +32,7 @@ class Precision:
 
     @property
     def exponent_mask(self) -> int:
-        """The bits of Inf: all of the exponent field and nothing else."""
+        """The bits of Inf: the exponent field, all ones."""
         return int((2 * self.exponent_bias + 1) << self.mantissa_bits)
 
     @property
@@ -62,7 +61,7 @@ class ArrayKind:
         self._int_of: dict[Precision, Any] = {FLOAT32: np.dtype(np.int32), FLOAT64: np.dtype(np.int64)}
 
     def precision(self, x: Any) -> Precision:
-        """The working precision for x's type; integer and other arrays are refused."""
+        """The working precision for x's type; other types than floats are refused."""
         if x.dtype not in self.floats:
             raise UnsupportedTypeError(
                 f"x: expected float32, float16, bfloat16 or float64 in the machine's byte order, got {x.dtype}; "
@@ -71,11 +70,11 @@ class ArrayKind:
         return self.floats[x.dtype]
 
     def detach(self, x: Any) -> Any:
-        """x without the history that gradients would flow back through."""
+        """x without its autograd history."""
         return x
 
     def widen(self, x: Any, precision: Precision) -> Any:
-        """x in the working type; no copy when it has it already."""
+        """x in the working type; not a copy if it has that type."""
         return x.astype(self._float_of[precision], copy=False)
 
     def narrow(self, x: Any, like: Any) -> Any:
@@ -98,7 +97,7 @@ class ArrayKind:
         return np.rint(x)
 
     def pad_end(self, x: Any, axis: int, count: int) -> Any:
-        """x with `count` zeros after it along axis; x itself when there are none to add."""
+        """x with `count` zeros appended along axis; x itself for a count of 0."""
         if not count:
             return x
         widths = [(0, 0)] * x.ndim
@@ -113,11 +112,11 @@ class ArrayKind:
         return np.empty(x.shape, x.dtype)
 
     def quiet(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it, numpy does not warn about the NaN and Inf that the caller deals with; torch never does."""
+        """A context without numpy's warnings about NaN and Inf, which the caller handles; torch never warns."""
         return np.errstate(all="ignore")
 
     def may_hold(self, condition: Any) -> bool:
-        """False when `condition` is surely nowhere true, so that work for rare cases can be left out."""
+        """False if `condition` is known to be true nowhere, so that work for rare cases can be skipped."""
         return bool(condition.any())
 
     def chunk_elements(self, x: Any) -> int:
@@ -168,11 +167,11 @@ class TorchKind(ArrayKind):
         return contextlib.nullcontext()
 
     def may_hold(self, condition: Any) -> bool:
-        # asking a GPU would wait for it, and a compiler cannot ask
+        # reading the answer would wait for a GPU, and is impossible under a compiler
         return bool(condition.any()) if self._is_eager_cpu(condition) else True
 
     def chunk_elements(self, x: Any) -> int:
-        # a GPU wants one large launch; so does a compiler, which fuses the temporaries away
+        # a GPU prefers one large launch, and so does a compiler, which fuses the temporaries away
         if not self._is_eager_cpu(x):
             return max(1, int(x.numel()))
         _keep_freed_memory()
@@ -182,23 +181,21 @@ class TorchKind(ArrayKind):
         return x.device.type == "cpu" and self.is_eager(x)
 
     def is_eager(self, x: Any) -> bool:
-        """False where x stands for other values than its own: under a compiler, a tracer or a function transform."""
+        """False if x stands for other values: under a compiler, a tracer or a function transform."""
         torch = self.xp
         if torch.compiler.is_compiling():
             return False
-        is_plain = type(x) in (
-            torch.Tensor,
-            torch.nn.Parameter,
-        ) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        return is_plain and not torch.jit.is_tracing() and not torch._C._len_torch_dispatch_stack()
+        if type(x) not in (torch.Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return False
+        return not torch.jit.is_tracing() and not torch._C._len_torch_dispatch_stack()
 
 
 @functools.cache
 def _keep_freed_memory() -> None:
     """Let the C library keep the memory of temporaries for the next ones.
 
-    glibc gives it back to the system and takes it again, page by page, which costs as much as the arithmetic; once it
-    has seen a large array come and go, it keeps up to twice that much. Elsewhere this does nothing.
+    glibc returns it to the system and requests it again, page by page, which costs as much as the arithmetic. After a
+    large array was allocated and freed, it keeps up to twice that much. Elsewhere this has no effect.
     """
     np.empty(1 << 24, np.uint8)
 
@@ -208,7 +205,7 @@ _TORCH: list[TorchKind] = []
 
 
 def array_kind(x: object) -> ArrayKind:
-    """The kind of array that x is; anything but a numpy array or a torch tensor is refused."""
+    """The kind of array that x is; anything but numpy arrays and torch tensors is refused."""
     if isinstance(x, (np.ndarray, np.generic)):
         if type(x) not in (np.ndarray, np.memmap) and not isinstance(x, np.generic):
             raise UnsupportedTypeError(
@@ -222,3 +219,24 @@ def array_kind(x: object) -> ArrayKind:
             _TORCH.append(TorchKind(torch))
         return _TORCH[0]
     raise UnsupportedTypeError(f"x: expected a numpy array or a torch tensor, got {type(x).__name__}")
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """The axis, counted from the front; a scalar has one element along axis 0."""
+    axis = as_index("axis", axis)
+    dims = max(rank, 1)
+    if not -dims <= axis < dims:
+        raise InvalidValueError(
+            f"axis {axis} is out of range for an array of rank {rank}: expected {-dims}..{dims - 1}"
+        )
+    return axis % dims
+
+
+def as_index(name: str, value: object) -> int:
+    """value as a Python integer; floats and bools are refused."""
+    if isinstance(value, bool):
+        raise UnsupportedTypeError(f"{name}: expected an integer, got {value!r}")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UnsupportedTypeError(f"{name}: expected an integer, got {value!r}") from None

@@ -1,12 +1,16 @@
-"""The table of number formats: one row each. Everything else that knows a format derives from its row."""
+"""The table of number formats, one row each. All other code that knows a format derives it from its row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
+from typing import TypeVar
 
 from quark.errors import UnsupportedTypeError, unknown_name
 from quark.formats.spec import BlockFormat, FloatFormat, Format, IntFormat, NonFinite, Specials, SubBlocks
+
+Choice = TypeVar("Choice", bound=Enum)
 
 FLOAT16 = FloatFormat("float16", exponent_bits=5, mantissa_bits=10, specials=Specials.IEEE)
 BFLOAT16 = FloatFormat("bfloat16", exponent_bits=8, mantissa_bits=7, specials=Specials.IEEE)
@@ -22,7 +26,7 @@ BLOCK_INT8SYM = IntFormat("int8sym", bits=8, fraction_bits=6, symmetric=True)
 
 
 def sign_magnitude(magnitude_bits: int) -> IntFormat:
-    """A sign and a magnitude with no implicit one, 1.0 its largest power of two."""
+    """A sign and a magnitude without an implicit one; 1.0 is its largest power of two."""
     return IntFormat(f"int{magnitude_bits + 1}sym", magnitude_bits + 1, True, magnitude_bits - 1, symmetric=True)
 
 
@@ -53,7 +57,7 @@ _ROWS: tuple[Format, ...] = (*BLOCK_FORMATS, *PLAIN_FLOATS, *PLAIN_INTEGERS)
 
 FORMATS: Mapping[str, Format] = MappingProxyType({str(fmt): fmt for fmt in _ROWS})
 
-# What the operator attribute `element_dtype` may say: the elements of the OCP rows above.
+# Legal values of the operator attribute `element_dtype`: the elements of the OCP rows above.
 MX_ELEMENTS: Mapping[str, FloatFormat | IntFormat] = MappingProxyType(
     {str(fmt.element): fmt.element for fmt in BLOCK_FORMATS if fmt.name.startswith(("mxfp", "mxint"))}
 )
@@ -72,3 +76,16 @@ def get_format(format: str | Format) -> Format:
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     return FORMATS[format]
+
+
+def parse_choice(choices: type[Choice], value: str | Choice, what: str) -> Choice:
+    """The member with that value; the error for an unknown one suggests the nearest names.
+
+    >>> from quark.formats.spec import ScaleRule
+    >>> parse_choice(ScaleRule, "rceil", "scale rule")
+    <ScaleRule.RCEIL: 'rceil'>
+    """
+    try:
+        return choices(value)
+    except ValueError:
+        raise unknown_name(what, value, [str(choice.value) for choice in choices]) from None

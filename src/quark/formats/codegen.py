@@ -46,6 +46,7 @@ def write_or_check(
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
     return write_or_check(TABLE, format_table, "python -m quark.formats.codegen", __doc__, arguments)
 
 

@@ -1,8 +1,8 @@
-"""The compiled kernels, called on numpy arrays and CPU tensors without leaving the process.
+"""The compiled kernels, called through ctypes: block formats on numpy arrays and CPU tensors, and trained quantizers.
 
-The library is built with the package and lies in it; nothing is compiled at import. Where it is missing (a source
-tree that was never built) or was switched off by the environment variable QUARK_NO_NATIVE=1, the array
-implementation does the same work, slower.
+The library is part of the installed package; nothing is compiled at import. If it is missing (a source tree that was
+never built) or switched off by the environment variable QUARK_NO_NATIVE=1, the array implementation does the same work,
+slower.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import importlib.metadata
 import math
 import os
 import sys
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +26,6 @@ from quark.formats.spec import NonFinite, Rounding, ScaleRule
 
 FILE_NAME = {"win32": "quark_ops.dll", "darwin": "libquark_ops.dylib"}.get(sys.platform, "libquark_ops.so")
 
-_RULES = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.EVEN, ScaleRule.RCEIL, ScaleRule.MSE)
-_ROUNDINGS = (Rounding.HALF_AWAY, Rounding.HALF_UP, Rounding.HALF_EVEN)
-_POLICIES = (NonFinite.BLOCK_NAN, NonFinite.PASSTHROUGH)
 _STORAGE = {"float32": 0, "float16": 1}
 _OUT_OF_MEMORY = 2
 ELEMENTS_PER_THREAD = 1 << 18  # below this, starting a thread costs more than it saves
@@ -54,11 +53,11 @@ class _BlockParameters(ctypes.Structure):
 
 
 def library_file() -> Path | None:
-    """The compiled library that came with the package, or None when there is none."""
+    """The compiled library of the package; None if there is none."""
     beside = Path(__file__).resolve().parents[1] / "native" / FILE_NAME
     if beside.is_file():
         return beside
-    try:  # an editable install keeps compiled files apart from the sources
+    try:  # an editable install keeps compiled files in another folder
         installed = importlib.metadata.distribution("quark-quantizer").locate_file(f"quark/native/{FILE_NAME}")
     except importlib.metadata.PackageNotFoundError:
         return None
@@ -68,6 +67,7 @@ def library_file() -> Path | None:
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
+    """Load the compiled library; None if it is missing or switched off."""
     path = library_file()
     if path is None or os.environ.get("QUARK_NO_NATIVE") == "1":
         return None
@@ -83,37 +83,43 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def instruction_set() -> str | None:
-    """The instruction set that the compiled code chose on this processor; None where the code is not used."""
+    """The instruction set that the compiled code uses on this processor; None if the code is not used."""
     library = load_library()
     return None if library is None else str(library.quark_instruction_set().decode())
 
 
 def quantize_dequantize_native(x: Any, axis: int, quantizer: BlockQuantizer, threads: int | None = None) -> Any:
-    """x quantized by the compiled code, or None where that does not take it: float64, a tensor not on the CPU, one
-    under a compiler, no library. `threads=None` uses the processors that this process may run on."""
+    """x quantized by the compiled code; None if that does not support it: float64, tensors on other devices or under a
+    compiler, no library. `threads=None` uses the processors that this process may run on."""
     source = _as_numpy(x)
     library = None if source is None else load_library()
     if source is None or library is None:
         return None
-    contiguous = np.require(source, requirements=["C_CONTIGUOUS", "ALIGNED"])  # a copy only of what is not
+    contiguous = np.require(source, requirements=["C_CONTIGUOUS", "ALIGNED"])  # a copy only if needed
     storage = _STORAGE.get(contiguous.dtype.name)
     widened = contiguous.astype(np.float32) if storage is None else contiguous
     out = np.empty(widened.shape, widened.dtype)
     shape = (1,) if not source.shape else source.shape
+    if threads is None:
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(1, min(processors, out.size // ELEMENTS_PER_THREAD))
     status = library.quark_quantize_dequantize(
-        *(widened.ctypes.data, out.ctypes.data, storage or 0, *_rows(shape, axis)),
-        *(ctypes.byref(_parameters(quantizer, max(1, shape[axis]))), _thread_count(out.size, threads)),
+        *(widened.ctypes.data, out.ctypes.data, storage or 0),
+        *(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])),
+        *(ctypes.byref(_parameters(quantizer, max(1, shape[axis]))), threads),
     )
     if status == _OUT_OF_MEMORY:
         raise MemoryError(f"quantizing an array of {out.nbytes} bytes")
     if status != 0:
-        raise RuntimeError(f"the compiled code refused {quantizer}")  # a disagreement of the two sides: our mistake
+        raise RuntimeError(f"the compiled code refused {quantizer}")  # Python and C++ disagree: our mistake
     with np.errstate(over="ignore"):
-        return _like(out.astype(source.dtype, copy=False), x)
+        result = out.astype(source.dtype, copy=False)
+    kind = array_kind(x)
+    return result if kind.name == "numpy" else kind.xp.from_numpy(result).to(x.dtype)
 
 
 def _as_numpy(x: Any) -> Any:
-    """x as a numpy array that shares its memory; None where that cannot be, or the type is not taken."""
+    """x as a numpy array that shares its memory if possible; None if the compiled code does not support it."""
     kind = array_kind(x)
     if kind.name == "numpy":
         return None if x.dtype == np.float64 else np.asarray(x)
@@ -121,29 +127,12 @@ def _as_numpy(x: Any) -> Any:
     if not isinstance(kind, TorchKind) or not kind.is_eager(x) or x.device.type != "cpu" or x.dtype == torch.float64:
         return None
     tensor = x.detach().resolve_neg()
-    return (tensor.float() if x.dtype == torch.bfloat16 else tensor).numpy()  # numpy knows no bfloat16
-
-
-def _like(result: Any, x: Any) -> Any:
-    kind = array_kind(x)
-    return result if kind.name == "numpy" else kind.xp.from_numpy(result).to(x.dtype)
-
-
-def _rows(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """The array as (outer, n, inner) with n along the axis."""
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-
-def _thread_count(elements: int, threads: int | None) -> int:
-    if threads is not None:
-        return threads
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(processors, elements // ELEMENTS_PER_THREAD))
+    return (tensor.float() if x.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
 
 
 @functools.lru_cache(maxsize=256)
 def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
-    """The quantizer for an axis of that length, which a block cannot be longer than."""
+    """The quantizer for an axis of that length, which limits the block size."""
     fmt = quantizer.format
     grid = fmt.element.grid
     return _BlockParameters(
@@ -158,7 +147,117 @@ def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
         flush_subnormals=fmt.flush_subnormals,
         carry=fmt.carry,
         round_to_bfloat16=False,
-        scale_rule=_RULES.index(quantizer.scale_rule),
-        rounding=_ROUNDINGS.index(quantizer.rounding),
-        nonfinite=_POLICIES.index(quantizer.nonfinite),
+        scale_rule=tuple(ScaleRule).index(quantizer.scale_rule),
+        rounding=tuple(Rounding).index(quantizer.rounding),
+        nonfinite=tuple(NonFinite).index(quantizer.nonfinite),
     )
+
+
+class FakeKind(IntEnum):
+    """The meaning of a quantizer's parameter, with the numbers of the compiled code."""
+
+    AFFINE = 0  # a fixed scale, with a zero point
+    STEP = 1  # LSQ: the step
+    THRESHOLD = 2  # TQT: log2 of the threshold
+
+
+@dataclass(frozen=True)
+class FakeQuantizer:
+    """A quantizer to train through, without its parameters. `lowest` and `highest` are codes."""
+
+    kind: FakeKind
+    lowest: int
+    highest: int
+
+    @property
+    def step_shift(self) -> int:
+        """TQT's step is the threshold over 2^step_shift, the number of codes on the positive side including 0."""
+        return self.highest.bit_length()
+
+    def slope_factor(self, elements: int) -> float:
+        """LSQ's g, for a step shared by that many elements."""
+        return 1 / math.sqrt(max(1, elements) * self.highest)
+
+
+class Rows(NamedTuple):
+    """Contiguous memory as (outer, channels, inner), where each channel has its own parameters."""
+
+    outer: int
+    channels: int
+    inner: int
+
+
+class _FakeQuantizer(ctypes.Structure):
+    """quark::FakeQuantizer of csrc/formats/fake_quantize.h, field by field."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("step_shift", ctypes.c_int32),
+        ("lowest", ctypes.c_float),
+        ("highest", ctypes.c_float),
+        ("slope_factor", ctypes.c_double),
+        ("parameter", ctypes.c_void_p),
+        ("zero_point", ctypes.c_void_p),
+    )
+
+
+class NativeFakeQuantize:
+    """The functions of csrc/formats/fake_quantize.h. Addresses are of float32 numbers, 0 if there are none; the caller
+    guarantees that the memory is valid."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        size, address, threads = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
+        self._values = library.quark_fake_quantize
+        self._values.argtypes = (address, address, size, size, size, address, threads)
+        self._gradients = library.quark_fake_quantize_gradients
+        self._gradients.argtypes = (*(address,) * 4, size, size, size, address, threads)
+
+    def values(
+        self, quantizer: FakeQuantizer, rows: Rows, parameters: tuple[int, int], x: int, out: int, threads: int
+    ) -> None:
+        """Quantize x into `out`. `parameters` are the addresses of the channels' parameters and zero points."""
+        how = _described(quantizer, rows, parameters)
+        status = self._values(x, out, rows.outer, rows.channels, rows.inner, ctypes.addressof(how), threads)
+        _raise_for(status, quantizer, rows)
+
+    def gradients(
+        self,
+        quantizer: FakeQuantizer,
+        rows: Rows,
+        parameters: tuple[int, int],
+        x: tuple[int, int, int],
+        parameter_gradient: int,
+        threads: int,
+    ) -> None:
+        """Compute the gradients of x and of a learned parameter. `x` are the addresses of x, of the gradient of its
+        values, and of the gradient of x, which is written."""
+        how = _described(quantizer, rows, parameters)
+        status = self._gradients(
+            *x, parameter_gradient, rows.outer, rows.channels, rows.inner, ctypes.addressof(how), threads
+        )
+        _raise_for(status, quantizer, rows)
+
+
+@functools.cache
+def native_fake_quantize() -> NativeFakeQuantize | None:
+    """None if the compiled code is missing, from an earlier version, or switched off."""
+    library = load_library()
+    return None if library is None or not hasattr(library, "quark_fake_quantize") else NativeFakeQuantize(library)
+
+
+def _described(quantizer: FakeQuantizer, rows: Rows, parameters: tuple[int, int]) -> _FakeQuantizer:
+    return _FakeQuantizer(
+        quantizer.kind,
+        quantizer.step_shift,
+        quantizer.lowest,
+        quantizer.highest,
+        quantizer.slope_factor(rows.outer * rows.inner),
+        *parameters,
+    )
+
+
+def _raise_for(status: int, quantizer: FakeQuantizer, rows: Rows) -> None:
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(f"gradients of {rows}")
+    if status != 0:
+        raise RuntimeError(f"the compiled code refused {quantizer} on {rows}")  # Python and C++ disagree

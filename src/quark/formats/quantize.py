@@ -1,20 +1,23 @@
-"""`quantize_dequantize`: the values that a format keeps of an array."""
+"""What a format makes of an array: the quantized values, and the two neighbours that each could be rounded to."""
 
 from __future__ import annotations
 
-import operator
-from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
-from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
-from quark.formats.arrays import ArrayKind, array_kind
-from quark.formats.block import BlockQuantizer, quantize_dequantize_blocks
-from quark.formats.catalog import get_format
-from quark.formats.elementwise import quantize_dequantize_elements
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.errors import InvalidValueError
+from quark.formats.affine import AffineParameters
+from quark.formats.arrays import FLOAT64, array_kind, as_index, normalize_axis
+from quark.formats.block import BlockQuantizer, lane_pieces, quantize_dequantize_blocks, quantize_lanes
+from quark.formats.catalog import get_format, parse_choice
 from quark.formats.native import quantize_dequantize_native
-from quark.formats.spec import BlockFormat, ElementFormat, Format, NonFinite, Rounding, ScaleRule
+from quark.formats.rounding import binade, quantize_dequantize_elements
+from quark.formats.spec import BlockFormat, ElementFormat, Format, Grid, NonFinite, Rounding, ScaleRule
 
-Choice = TypeVar("Choice", bound=Enum)
+Array = NDArray[Any]
+Pair = tuple[Array, Array]
 
 
 def quantize_dequantize(
@@ -27,12 +30,12 @@ def quantize_dequantize(
     rounding: str | Rounding = Rounding.HALF_EVEN,
     nonfinite: str | NonFinite | None = None,
 ) -> Any:
-    """Quantize x to a format and give back the values it stands for, as the same kind of array.
+    """Quantize x to a format and return the quantized values, as the same kind of array.
 
     x is a numpy array or a torch tensor (CPU or GPU) of float32, float16, bfloat16 or float64, and is not written to.
-    Blocks run along `axis`. `nonfinite=None` is the format's own policy. Values beyond the range saturate; float16
-    and bfloat16 are computed in float32 and rounded back, so a result beyond float16's range is Inf there. No gradient
-    flows through: `quark.ops.fake_quantize` has the functions to train with.
+    Blocks run along `axis`. `nonfinite=None` is the format's own policy. Values beyond the range saturate. float16 and
+    bfloat16 are computed in float32 and rounded back, so a result beyond float16's range becomes Inf. No gradient flows
+    through: use `quark.ops.fake_quantize` for training.
 
     >>> import numpy as np
     >>> quantize_dequantize(np.array([0.1, -0.7, 3.3, 6.1], np.float32), "mxfp4_e2m1")
@@ -47,7 +50,8 @@ def quantize_dequantize(
         quantizer = choose_quantizer(
             fmt, block_size=block_size, scale_rule=scale_rule, rounding=rounding, nonfinite=nonfinite
         )
-        return _along_blocks(kind, x, position, quantizer)
+        result = quantize_dequantize_native(x, position, quantizer)  # None if the compiled code does not support it
+        return quantize_dequantize_blocks(kind, x, position, quantizer) if result is None else result
     refuse_block_options(fmt, block_size, parse_choice(ScaleRule, scale_rule, "scale rule"))
     mode = parse_choice(Rounding, rounding, "rounding mode")
     return quantize_dequantize_elements(kind, x, fmt, mode, _policy(fmt, nonfinite))
@@ -74,48 +78,70 @@ def _policy(fmt: Format, nonfinite: str | NonFinite | None) -> NonFinite:
     return parse_choice(NonFinite, nonfinite, "non-finite policy")
 
 
-def _along_blocks(kind: ArrayKind, x: Any, axis: int, quantizer: BlockQuantizer) -> Any:
-    """By the native code where it is there and takes x, else by array operations; the values are the same."""
-    result = quantize_dequantize_native(x, axis, quantizer)
-    return quantize_dequantize_blocks(kind, x, axis, quantizer) if result is None else result
-
-
-def parse_choice(choices: type[Choice], value: str | Choice, what: str) -> Choice:
-    """The member of that value; an unknown one is an error with the nearest names.
-
-    >>> parse_choice(ScaleRule, "rceil", "scale rule")
-    <ScaleRule.RCEIL: 'rceil'>
-    """
-    try:
-        return choices(value)
-    except ValueError:
-        raise unknown_name(what, value, [str(choice.value) for choice in choices]) from None
-
-
-def normalize_axis(axis: int, rank: int) -> int:
-    """The axis counted from the front; a scalar counts as one element along axis 0."""
-    axis = as_index("axis", axis)
-    dims = max(rank, 1)
-    if not -dims <= axis < dims:
-        raise InvalidValueError(
-            f"axis {axis} is out of range for an array of rank {rank}: expected {-dims}..{dims - 1}"
-        )
-    return axis % dims
-
-
-def as_index(name: str, value: object) -> int:
-    """value as a Python integer; floats and bools are refused rather than truncated."""
-    if isinstance(value, bool):
-        raise UnsupportedTypeError(f"{name}: expected an integer, got {value!r}")
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UnsupportedTypeError(f"{name}: expected an integer, got {value!r}") from None
-
-
 def refuse_block_options(fmt: ElementFormat, block_size: object, rule: ScaleRule) -> None:
-    """A plain format has no blocks and no scale: an option that could do nothing is a mistake."""
+    """Raise an error for options that have no effect on a plain format, which has neither blocks nor a scale."""
     if block_size is not None:
         raise InvalidValueError(f"block_size: format '{fmt}' has no blocks; leave it out or choose a block format")
     if rule is not ScaleRule.FLOOR:
         raise InvalidValueError(f"scale_rule '{rule.value}': format '{fmt}' has no scale; leave it out")
+
+
+# The neighbours below are the two numbers of a format that a value lies between, with the scales of rounding to
+# nearest. If a value is a number of the format, or beyond its range, both neighbours are that number.
+
+
+def affine_neighbours(x: Array, parameters: AffineParameters) -> Pair:
+    """The neighbours of a float32 array among integer codes.
+
+    >>> from quark.formats.affine import integer_format
+    >>> parameters = AffineParameters(np.float32(0.5), np.int8(0), integer_format("int8"))
+    >>> affine_neighbours(np.array([0.7, 1.0, 999.0], np.float32), parameters)
+    (array([ 0.5,  1. , 63.5], dtype=float32), array([ 1. ,  1. , 63.5], dtype=float32))
+    """
+    kind, fmt = array_kind(x), parameters.format
+    spread = parameters.granularity.spread
+    scale = spread(kind, parameters.scale, x.shape)
+    zero_point = spread(kind, parameters.zero_point, x.shape).astype(np.float64)
+    steps = (x / scale).astype(np.float64)
+    low, high = np.floor(steps), np.ceil(steps)
+    lowest, highest = fmt.qmin - zero_point, fmt.qmax - zero_point
+    lower, upper = (np.clip(each, lowest, highest).astype(np.float32) for each in (low, high))
+    return (lower * scale).astype(np.float32), (upper * scale).astype(np.float32)
+
+
+def element_neighbours(x: Array, fmt: ElementFormat) -> Pair:
+    """The neighbours among the numbers of a plain format."""
+    wide = np.asarray(x, np.float64)
+    lower, upper = _on_grid(wide, fmt.grid, binade(array_kind(wide), wide, fmt.grid, FLOAT64), 1.0)
+    return lower.astype(np.float32), upper.astype(np.float32)
+
+
+def block_neighbours(x: Array, axis: int, quantizer: BlockQuantizer) -> Pair:
+    """The neighbours of a float32 array with blocks along `axis`."""
+    kind, fmt, grid = array_kind(x), quantizer.format, quantizer.format.element.grid
+    lower, upper = np.empty_like(x), np.empty_like(x)
+    for place, lanes in lane_pieces(kind, x, axis, fmt.block_size):
+        quantized = quantize_lanes(kind, lanes, quantizer, kind.precision(lanes))
+        scales = quantized.scales.astype(np.float64)
+        y = lanes.astype(np.float64) / scales
+        units: Any = 1.0
+        if fmt.sub_blocks is not None:
+            size = min(fmt.sub_blocks.size, len(lanes))
+            spacing = units = np.repeat(quantized.units, size, axis=0)[: len(lanes)].astype(np.float64)
+        elif quantized.units is not None:
+            units = quantized.units.astype(np.float64)
+            spacing = units * 2.0**grid.min_exponent
+        else:
+            spacing = binade(kind, y, grid, FLOAT64)
+        for out, elements in zip((lower, upper), _on_grid(y, grid, spacing, units), strict=True):
+            place.store(out, (elements * scales).astype(np.float32))
+    return lower, upper
+
+
+def _on_grid(y: Array, grid: Grid, unit: Any, factor: Any) -> Pair:
+    """y rounded down and up to multiples of unit * 2^-mantissa_bits, within the grid's limits times the factor."""
+    quantum = unit * 2.0**-grid.mantissa_bits
+    low = np.floor(y / quantum) * quantum
+    high = np.where(low < y, low + quantum, low)
+    lowest, highest = grid.lowest * factor, grid.highest * factor
+    return np.clip(low, lowest, highest), np.clip(high, lowest, highest)

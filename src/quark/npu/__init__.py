@@ -1,9 +1,7 @@
-"""What AMD's NPU computes with, as numbers: the limits on positions, and constants. No graph; see `docs/npu.md`.
+"""The arithmetic of AMD's NPU: its limits on positions, and its constants. No graph; see `docs/npu.md`.
 
-operation     an operator as the rules see it: keys of positions, and a few facts
-rules         the ten rules, in their order
-settle        moves positions until the rules hold
-factors       the constants that the NPU computes means and slopes with
+rules         the ten rules in their order, and `settle`, which moves positions until they hold
+factors       the constants with which the NPU computes means and slopes
 """
 
 from quark.npu.factors import (
@@ -13,9 +11,21 @@ from quark.npu.factors import (
     leaky_relu_alpha,
     mean_factor,
 )
-from quark.npu.operation import HARD_SIGMOID_ALPHA, HARD_SIGMOID_BETA, Operation, is_npu_hard_sigmoid
-from quark.npu.rules import RULE_NAMES, RULES, Move, PositionRule, Violation, rules_of
-from quark.npu.settle import MAX_ROUNDS, Settlement, settle
+from quark.npu.rules import (
+    HARD_SIGMOID_ALPHA,
+    HARD_SIGMOID_BETA,
+    MAX_ROUNDS,
+    RULE_NAMES,
+    RULES,
+    Move,
+    Operation,
+    PositionRule,
+    Settlement,
+    Violation,
+    is_npu_hard_sigmoid,
+    rules_of,
+    settle,
+)
 
 __all__ = [
     "HARD_SIGMOID_ALPHA",

@@ -1,11 +1,11 @@
-"""The constants that the NPU computes with where the float operator has others.
+"""The constants of the NPU that differ from those of the float operators.
 
 It divides by multiplying with an integer and shifting: a mean over n numbers is their sum times k / 2^s, which is the
-true mean times a factor a little off one,
+true mean times a factor close to one,
 
     factor = n * k / 2^s,   k = round(2^s / n),   s of 0..6 + ceil(log2 n) the first with the least |k / 2^s - 1 / n|
 
-For windows of some sizes the pair is fixed. Slopes and bounds are integers over a power of two as well.
+For some window sizes the pair is fixed. Slopes and bounds are integers over a power of two as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from quark.errors import InvalidValueError
 
 HARD_SIGMOID_FACTOR = 2731 / 16384 * 6  # the slope is 2731 / 2^14 instead of 1 / 6
 
-# Side of a square window to (k, 2^s).
+# Side of a square window: (k, 2^s)
 _FIXED_WINDOWS: Mapping[int, tuple[int, int]] = MappingProxyType(
     {3: (7, 64), 5: (10, 256), 6: (7, 256), 7: (21, 1024), 14: (21, 4096)}
 )
-_LARGEST_SIDE = 255  # beyond, the mean is not computed on the NPU
+_LARGEST_SIDE = 255  # larger means are not computed on the NPU
 
 
 def leaky_relu_alpha(alpha: float) -> float:
@@ -35,7 +35,7 @@ def leaky_relu_alpha(alpha: float) -> float:
 
 
 def average_pool_factor(height: int, width: int) -> float:
-    """What the NPU's mean over a window is, as a multiple of the true one; 1 where a side is beyond 255.
+    """The NPU's mean over a window as a multiple of the true mean; 1 if a side exceeds 255.
 
     >>> average_pool_factor(7, 7) == 49 * 21 / 1024
     True
@@ -51,28 +51,23 @@ def average_pool_factor(height: int, width: int) -> float:
 
 
 def mean_factor(count: int) -> float:
-    """What the NPU's mean over `count` numbers is, as a multiple of the true one.
+    """The NPU's mean over `count` numbers as a multiple of the true mean.
 
     >>> mean_factor(64), mean_factor(3)
     (1.0, 0.99609375)
     """
     if count < 1:
         raise InvalidValueError(f"a mean over {count} numbers: expected 1 or more")
-    largest_shift = 6 + (count - 1).bit_length()
-    shifts = range(largest_shift + 1)
-    best = min(shifts, key=lambda shift: abs(_multiplier(shift, count) - Fraction(1, count)))
-    return float(count * _multiplier(best, count))
+    shifts = range(7 + (count - 1).bit_length())
+    # k / 2^shift, the nearest to 1 / count; a tie goes to the even k
+    multipliers = [Fraction(round(Fraction(1 << shift, count)), 1 << shift) for shift in shifts]
+    return float(count * min(multipliers, key=lambda multiplier: abs(multiplier - Fraction(1, count))))
 
 
 def clip_bound(bound: float) -> float:
-    """A bound of Clip as the integer that the NPU has for it.
+    """A bound of Clip, rounded to an integer of the NPU.
 
     >>> clip_bound(6.4), clip_bound(1e9)
     (6.0, 127.0)
     """
     return float(round(max(-128.0, min(127.0, bound))))
-
-
-def _multiplier(shift: int, count: int) -> Fraction:
-    """k / 2^shift, the nearest to 1 / count; a tie goes to the even k."""
-    return Fraction(round(Fraction(1 << shift, count)), 1 << shift)

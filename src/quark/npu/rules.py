@@ -1,7 +1,7 @@
-"""The limits of AMD's NPU on positions, in the order in which they are applied.
+"""The limits of AMD's NPU on positions, in the order in which they are applied, and `settle`, which enforces them.
 
-Convolutions and sums run on integers, and going from one position to another is a shift by so many bits, for which the
-hardware has only so much room. With ipos, opos, wpos, bpos for the positions of input, output, weight and bias:
+Convolutions and sums run on integers. Going from one position to another is a bit shift, and the hardware limits its
+size. With ipos, opos, wpos, bpos for the positions of input, output, weight and bias:
 
     AlignConcat          all inputs and the output are equal
     AlignPool            ipos = opos, of MaxPool, AveragePool, GlobalAveragePool
@@ -14,25 +14,56 @@ hardware has only so much room. With ipos, opos, wpos, bpos for the positions of
     AdjustHardSigmoid    0 <= ipos <= 15, 7 <= opos, 0 <= 14 + ipos - opos <= 31
     AdjustShiftSwish     Mul of x and HardSigmoid(x): 0 <= ipos0 + ipos1 - opos <= 15
 
-A rule gives its bounds on an operation one after the other. Each is on a quantity that grows, or falls, by one with the
-position of one key; to fix it is to move that key just as far as needed. Alignment lowers to the smallest position: the
+A rule yields its bounds on an operation one after the other. Each bounds a quantity that grows or falls by one with the
+position of one key; fixing it moves that key just far enough. Alignment lowers to the smallest position, because the
 largest scale clips nothing.
+
+Positions are a mapping from keys to integers, scale = 2^-position. The caller chooses the keys; operators that read the
+same tensor use the same key. An operand that is not quantized, or not with a power of two, has no key.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from quark.errors import unknown_name
-from quark.npu.operation import Operation, is_npu_hard_sigmoid
+from quark.errors import InvalidValueError, unknown_name
+
+HARD_SIGMOID_ALPHA = 1 / 6
+HARD_SIGMOID_BETA = 0.5
+_TOLERANCE = 1e-6  # ONNX attributes are float32
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operator as the rules see it. `inputs` are the keys of the operands other than weight and bias. `output` is
+    that of a fused activation if nothing is quantized in between."""
+
+    name: str
+    op_type: str
+    inputs: tuple[Hashable | None, ...] = ()
+    output: Hashable | None = None
+    weight: Hashable | None = None
+    bias: Hashable | None = None
+    is_before_leaky_relu: bool = False
+    is_swish: bool = False  # a Mul of x and HardSigmoid(x)
+    alpha: float = 0.0  # of HardSigmoid
+    beta: float = 0.0
+
+
+def is_npu_hard_sigmoid(alpha: float, beta: float) -> bool:
+    """True for the HardSigmoid that the NPU has: max(0, min(1, x / 6 + 1 / 2))."""
+    is_alpha = math.isclose(alpha, HARD_SIGMOID_ALPHA, rel_tol=_TOLERANCE)
+    return is_alpha and math.isclose(beta, HARD_SIGMOID_BETA, rel_tol=_TOLERANCE)
+
 
 Positions = Mapping[Hashable, int]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """`quantity` is to lie in lowest..highest (None: no limit); it changes by `direction` when `key` goes up by one."""
+    """`quantity` must be in lowest..highest (None: no limit); it changes by `direction` if `key` goes up by one."""
 
     quantity: str
     value: int
@@ -43,7 +74,7 @@ class Bound:
 
     @property
     def excess(self) -> int:
-        """How far the quantity is above its range; below it, negative."""
+        """How far the quantity is above its range; negative if it is below."""
         if self.lowest is not None and self.value < self.lowest:
             return self.value - self.lowest
         if self.highest is not None and self.value > self.highest:
@@ -53,7 +84,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Violation:
-    """A bound that does not hold; the rule would move `key`."""
+    """A bound that does not hold; the rule would move its key."""
 
     rule: str
     operation: str
@@ -72,7 +103,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Move:
-    """A position that a rule moved, for the sake of an operation."""
+    """A position that a rule moved because of an operation."""
 
     rule: str
     operation: str
@@ -83,8 +114,8 @@ class Move:
 
 @dataclass(frozen=True)
 class PositionRule:
-    """`bounds` yields what has to hold for an operation, none where an operand has no position. It reads each position
-    when it yields the bound: one that is fixed meanwhile counts as it is then."""
+    """`bounds` yields what must hold for an operation; nothing if an operand has no position. It reads the positions
+    just before it yields a bound, so that earlier fixes count."""
 
     name: str
     op_types: tuple[str, ...]
@@ -99,7 +130,7 @@ class PositionRule:
         )
 
     def fix(self, operation: Operation, positions: MutableMapping[Hashable, int]) -> tuple[Move, ...]:
-        """Move positions so that the rule holds for this operation; what was moved."""
+        """Move positions so that the rule holds for this operation, and return the moves."""
         moves = []
         if operation.op_type in self.op_types:
             for bound in self.bounds(operation, positions):
@@ -114,13 +145,13 @@ class PositionRule:
 
 
 def _known(keys: Sequence[Hashable | None], positions: Positions) -> list[Hashable] | None:
-    """The keys, or None where one of them is missing or has no position."""
+    """The keys; None if one of them is missing or has no position."""
     found = [key for key in keys if key is not None and key in positions]
     return found if found and len(found) == len(keys) else None
 
 
 def _aligned(operation: Operation, positions: Positions) -> Iterator[Bound]:
-    """Inputs without a position do not count; an output without one leaves nothing to align."""
+    """Inputs without a position are ignored; without a position of the output there is nothing to align."""
     if operation.output is None or operation.output not in positions:
         return
     inputs = [key for key in operation.inputs if key is not None and key in positions]
@@ -199,7 +230,7 @@ RULES: tuple[PositionRule, ...] = (
     PositionRule("AdjustShiftRead", ("Add", "Sub"), _shift_read),
     PositionRule("AdjustShiftWrite", ("Add", "Mul"), _shift_write),
     PositionRule("AdjustShiftCut", ("Conv", "Gemm"), _shift_cut),
-    PositionRule("AdjustShiftBias", ("Conv", "Gemm"), _shift_bias),  # behind what moves the weight
+    PositionRule("AdjustShiftBias", ("Conv", "Gemm"), _shift_bias),  # after the rule that moves the weight
     PositionRule("AdjustHardSigmoid", ("HardSigmoid",), _hard_sigmoid),
     PositionRule("AdjustShiftSwish", ("Mul",), _shift_swish),
 )
@@ -212,3 +243,47 @@ def rules_of(names: Iterable[str]) -> tuple[PositionRule, ...]:
     for name in sorted(wanted - set(RULE_NAMES)):
         raise unknown_name("position rule", name, RULE_NAMES)
     return tuple(rule for rule in RULES if rule.name in wanted)
+
+
+MAX_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """All moves, in order, and the bounds that do not hold at the end."""
+
+    moves: tuple[Move, ...]
+    violations: tuple[Violation, ...]
+
+    @property
+    def is_settled(self) -> bool:
+        return not self.violations
+
+
+def settle(
+    operations: Sequence[Operation],
+    positions: MutableMapping[Hashable, int],
+    rules: Sequence[PositionRule] = RULES,
+    max_rounds: int = MAX_ROUNDS,
+) -> Settlement:
+    """Change `positions` in place so that the rules hold for all operations, in at most that many rounds.
+
+    A round applies the rules in their order, each to all operations; the last round changes nothing. Rules can
+    contradict each other: a HardSigmoid needs its output at 7 or more, a Concat behind it needs all of its tensors at
+    the position of the largest one. Violations that remain after `max_rounds` are returned.
+
+    >>> positions = {"x": 5, "w": 13, "y": 1}
+    >>> found = settle([Operation("conv", "Conv", ("x",), "y", "w")], positions)
+    >>> positions["w"], [(move.rule, move.before, move.after) for move in found.moves]
+    (12, [('AdjustShiftCut', 13, 12)])
+    """
+    if max_rounds < 0:
+        raise InvalidValueError(f"max_rounds {max_rounds}: expected 0 or more")
+    moves: list[Move] = []
+    for _ in range(max_rounds):
+        moved = [move for rule in rules for operation in operations for move in rule.fix(operation, positions)]
+        moves += moved
+        if not moved:
+            break
+    violations = [each for rule in rules for operation in operations for each in rule.check(operation, positions)]
+    return Settlement(tuple(moves), tuple(violations))

@@ -1,4 +1,4 @@
-"""A number format as an operator: as an ONNX node, as a torch function to train through, as native code.
+"""A number format as an operator: an ONNX node, a torch function to train through, compiled code.
 
-Import the module that is meant; nothing is loaded from here, so that the ONNX side works without torch.
+Nothing is imported here, so that the ONNX side works without torch: import the modules themselves.
 """

@@ -1,7 +1,7 @@
 """Quantizers that a network can be trained through.
 
-Each computes the values that the quantized network will see, and a gradient in place of the true one, which is 0
-almost everywhere:
+Each computes the values of the quantized network, and a gradient in place of the true one, which is 0 almost
+everywhere:
 
     block     x_hat = quantize_dequantize(x)             dx_hat/dx = 1
     affine    x_hat = quantize_dequantize_affine(x)      dx_hat/dx = 1 where the rounded code is in range, else 0
@@ -15,13 +15,13 @@ almost everywhere:
               dx_hat/dlog2 t = s ln 2 * (r - x/s inside, n below, p above)
 
 LSQ learns the step s (arXiv 1902.08153), TQT the threshold t in the log domain (arXiv 1903.08066). Rounding is half to
-even. With `axis`, each channel has its own step or threshold, and its gradient is what the channel alone would give:
-N counts the elements that share a step. float16 and bfloat16 are computed in float32 and rounded back, under autocast
-too; a gradient has the type of what it belongs to. NaN passes through LSQ and TQT and has no gradient.
+even. With `axis`, each channel has its own step or threshold, with the gradient of that channel alone: N counts the
+elements that share a step. float16 and bfloat16 are computed in float32 and rounded back, under autocast too; gradients
+have the type of their tensor. NaN passes through LSQ and TQT and has no gradient.
 
-All of them run on any device and compile without graph breaks. The operations that they are composed of here are the
-definition; where x is plain memory of the CPU or of a CUDA device, compiled code does the same in one pass
-(`fused_fake_quantize`), which needs x itself again for the backward pass: it must not be written to in between.
+All of them run on any device and compile without graph breaks. The composition of tensor operations here is the
+definition. If x is plain memory of the CPU or of a CUDA device, compiled code does the same in one pass
+(`fused_fake_quantize`). It reads x again in the backward pass, so x must not be written to in between.
 """
 
 from __future__ import annotations
@@ -32,32 +32,28 @@ from collections.abc import Callable
 from typing import Any
 
 from quark.errors import InvalidValueError, MissingDependencyError
-from quark.formats.affine import AffineParameters, is_in_range, quantize_dequantize_affine
-from quark.formats.arrays import array_kind
+from quark.formats.affine import AffineParameters, Granularity, is_in_range, quantize_dequantize_affine
+from quark.formats.arrays import array_kind, as_index, normalize_axis
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
-from quark.formats.granularity import Granularity
-from quark.formats.native import ELEMENTS_PER_THREAD, quantize_dequantize_native
-from quark.formats.native_fake_quantize import FakeKind, FakeQuantizer
-from quark.formats.powers import exp2
-from quark.formats.quantize import as_index, choose_quantizer, normalize_axis, quantize_dequantize
+from quark.formats.native import ELEMENTS_PER_THREAD, FakeKind, FakeQuantizer, quantize_dequantize_native
+from quark.formats.quantize import choose_quantizer, quantize_dequantize
+from quark.formats.rounding import exp2
 from quark.formats.spec import BlockFormat, Format
 
 try:
     import torch
 
-    from quark.ops.fused_cuda import quantize_dequantize_on_cuda
-    from quark.ops.fused_fake_quantize import fused_fake_quantize, is_plain
-    from quark.ops.fused_parameters import Parameters
+    from quark.ops.fused_fake_quantize import Parameters, fused_fake_quantize, is_plain, quantize_dequantize_on_cuda
 except ImportError as error:
     raise MissingDependencyError(
         "quark.ops.fake_quantize needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
     ) from error
 
-# Where both the step and its inverse are normal numbers of float32.
+# Here both the step and its inverse are normal float32 numbers.
 MIN_STEP_EXPONENT, MAX_STEP_EXPONENT = -126, 126
 
-_MAX_FUSED_BITS = 21  # levels of more bits are counted in float64
+_MAX_FUSED_BITS = 21  # more bits need float64
 
 _FUSED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -67,7 +63,7 @@ _Composed = Callable[[torch.Tensor, torch.Tensor, FakeQuantizer, int | None], to
 
 
 def block_fake_quantize(x: torch.Tensor, format: str | Format, axis: int = -1, **options: Any) -> torch.Tensor:
-    """x through any format, with the gradient copied; the options are those of `quantize_dequantize`.
+    """x quantized to any format, with the gradient passed through; the options are those of `quantize_dequantize`.
 
     >>> x = torch.tensor([0.1, -0.7, 3.3, 6.1], requires_grad=True)
     >>> block_fake_quantize(x, "mxfp4_e2m1").detach()
@@ -80,7 +76,7 @@ def block_fake_quantize(x: torch.Tensor, format: str | Format, axis: int = -1, *
 
 
 def _compiled_blocks(x: torch.Tensor, format: str | Format, axis: int, options: dict[str, Any]) -> torch.Tensor | None:
-    """x through a block format by one kernel, in the order of memory that x has; None where there is no such kernel."""
+    """x quantized to a block format by one kernel, in the memory order of x; None if there is no such kernel."""
     fmt = get_format(format)
     if not isinstance(fmt, BlockFormat) or x.dtype not in _FUSED_TYPES or not is_plain(x):
         return None
@@ -101,7 +97,7 @@ def _blocks_on_device(x: torch.Tensor, axis: int, quantizer: BlockQuantizer) -> 
 
 
 def affine_fake_quantize(x: torch.Tensor, parameters: AffineParameters) -> torch.Tensor:
-    """x through fixed affine parameters; values that saturate get no gradient, nor does NaN."""
+    """x quantized with fixed affine parameters; values that saturate get no gradient, nor does NaN."""
     fmt, granularity = parameters.format, parameters.granularity
     fused = None
     if fmt.bits <= _MAX_FUSED_BITS:
@@ -122,7 +118,7 @@ def lsq(
 ) -> torch.Tensor:
     """v quantized with a learned step: `scale` has one element, or one per channel along `axis`.
 
-    A step at or below 0, where an optimizer may put it, counts as the smallest normal number: every value but 0 then
+    If an optimizer moves the step to 0 or below, it counts as the smallest normal number: every value but 0 then
     saturates, and the gradient of the step is that of saturated values.
     """
     return _learned(v, scale, FakeQuantizer(FakeKind.STEP, *code_limits(bits, signed)), axis, _composed_lsq)
@@ -142,7 +138,7 @@ def _composed_lsq(v: torch.Tensor, scale: torch.Tensor, quantizer: FakeQuantizer
 
 
 def lsq_initial_scale(v: torch.Tensor, bits: int = 8, signed: bool = True, axis: int | None = None) -> torch.Tensor:
-    """The step that LSQ starts from, 2 * mean|v| / sqrt(Qp): a scalar, or one per channel along `axis`.
+    """LSQ's initial step, 2 * mean|v| / sqrt(Qp): a scalar, or one per channel along `axis`.
 
     Never below the smallest normal number, so that zeros have a step too.
     """
@@ -159,7 +155,7 @@ def tqt(
 ) -> torch.Tensor:
     """x quantized with a power-of-two step that follows a learned threshold.
 
-    `log2_threshold` has one element, or one per channel along `axis`. The step is confined to 2^-126..2^126.
+    `log2_threshold` has one element, or one per channel along `axis`. The step is limited to 2^-126..2^126.
     """
     return _learned(
         x, log2_threshold, FakeQuantizer(FakeKind.THRESHOLD, *code_limits(bits, signed)), axis, _composed_tqt
@@ -171,8 +167,12 @@ def _composed_tqt(
 ) -> torch.Tensor:
     lowest, highest = quantizer.lowest, quantizer.highest
     spread = _spread(log2_threshold, x, axis)
-    step, inverse = _power_of_two_step(spread.detach(), quantizer.step_shift, x)
-    steps = _wide(x.detach()) * inverse  # exact, which a compiler's division need not be
+    kind = array_kind(x)
+    precision = kind.precision(x)
+    wanted = torch.ceil(_wide(spread.detach())) - quantizer.step_shift
+    exponents = kind.as_int(wanted.clamp(MIN_STEP_EXPONENT, MAX_STEP_EXPONENT), precision)
+    step, inverse = exp2(kind, exponents, precision), exp2(kind, -exponents, precision)
+    steps = _wide(x.detach()) * inverse  # exact, unlike a compiler's division
     rounded = torch.round(steps)
     is_inside = (rounded >= lowest) & (rounded <= highest)
     clipped = rounded.clamp(lowest, highest)
@@ -184,14 +184,14 @@ def _composed_tqt(
 def _learned(
     x: torch.Tensor, parameter: torch.Tensor, quantizer: FakeQuantizer, axis: int | None, composed: _Composed
 ) -> torch.Tensor:
-    """By compiled code where there is some, else by the composed operations."""
+    """Use compiled code if there is some, else the composed operations."""
     numbers = Parameters(quantizer, parameter)
     fused = fused_fake_quantize(x, numbers, Granularity(axis), lambda x, p: composed(x, p, quantizer, axis))
     return composed(x, parameter, quantizer, axis) if fused is None else fused
 
 
 def code_limits(bits: int, signed: bool) -> tuple[int, int]:
-    """(-Qn, Qp), for TQT (n, p): all codes of the integer, none left out.
+    """(-Qn, Qp), for TQT (n, p): the full range of the integer.
 
     >>> code_limits(8, signed=True)
     (-128, 127)
@@ -201,8 +201,8 @@ def code_limits(bits: int, signed: bool) -> tuple[int, int]:
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
 
-# What a backward pass needs is computed before and handed in. torch 2.11 compiles a Function that computes its gradient
-# from saved inputs into one that gives wrong gradients.
+# What a backward pass needs is computed beforehand and passed in. torch 2.11 compiles a Function that computes its
+# gradient from saved inputs into one with wrong gradients.
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -232,7 +232,7 @@ class _Masked(torch.autograd.Function):
 
 
 class _Sloped(torch.autograd.Function):
-    """The given values, with a gradient along `slope` for a parameter that was expanded to their shape."""
+    """The given values, with gradient `slope` for a parameter that was expanded to their shape."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, expanded: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
@@ -247,29 +247,20 @@ class _Sloped(torch.autograd.Function):
 
 def _with_slope(values: torch.Tensor, parameter: torch.Tensor, slope: torch.Tensor, factor: Any) -> torch.Tensor:
     """The values, with a gradient for the parameter: the sum of the slopes, NaN left out, times the factor."""
-    # the product is only there for its gradient, which multiplies the finished sum
+    # only the gradient of this product is used: it multiplies the finished sum
     expanded = (parameter.to(slope.dtype) * factor).expand(values.shape)
     return _applied(_Sloped, values, expanded, torch.where(slope == slope, slope, 0.0))
 
 
-def _power_of_two_step(log2_threshold: torch.Tensor, shift: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """2^ceil(log2 t) / 2^shift, and its inverse."""
-    kind = array_kind(x)
-    precision = kind.precision(x)
-    exponents = torch.ceil(_wide(log2_threshold)) - shift
-    whole = kind.as_int(exponents.clamp(MIN_STEP_EXPONENT, MAX_STEP_EXPONENT), precision)
-    return exp2(kind, whole, precision), exp2(kind, -whole, precision)
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """x in the type that is computed in."""
+    """x in the working type."""
     kind = array_kind(x)
     wide: torch.Tensor = kind.widen(x, kind.precision(x))
     return wide
 
 
 def _spread(parameter: torch.Tensor, x: torch.Tensor, axis: int | None) -> torch.Tensor:
-    """The parameter in a shape that goes with x; its gradient finds the way back."""
+    """The parameter in a shape that broadcasts with x; its gradient has the original shape."""
     if axis is None and parameter.numel() != 1:
         raise InvalidValueError(
             f"a parameter of shape {tuple(parameter.shape)} without axis: expected one element, or name the axis"

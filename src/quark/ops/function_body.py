@@ -1,21 +1,21 @@
 """Write the body of an ONNX function as arithmetic.
 
-A `Value` is a tensor of the function: `a * b + 1.0` appends a Mul and an Add, and a Python number becomes a constant
-of the other operand's type. `FunctionBody` collects the nodes, emits them for one opset, and knows the things
-that a body generic over attributes needs:
+A `Value` is a tensor of the function: `a * b + 1.0` appends a Mul and an Add, and a Python number becomes a constant of
+the other operand's type. `FunctionBody` collects the nodes for one opset and has what a body that depends on attributes
+needs:
 
     body.attribute    an attribute of the calling node as a tensor
-    body.place        where an attribute's value stands in a list, to look things up in tables
-    body.branch       an If; ONNX Runtime folds it away when attributes alone decide it
-    body.shortcut     one that only saves work
+    body.place        the index of an attribute's value in a list, for lookups in tables
+    body.branch       an If; ONNX Runtime removes it if it depends on attributes only
+    body.shortcut     an If that only saves work
 
-ONNX has no comparison of strings before opset 19, but TfIdfVectorizer, fed one word and a list of words, marks the one
-that is equal: zeros and a one, and a product with 1, 2, 3... turns that into a place. It does so for integers too. A
-value that is not in the table, or any other broken requirement, makes a Gather reach beyond its end: the runtime stops
-there, with the name of that node, which says what was expected, in its message.
+ONNX cannot compare strings before opset 19, but TfIdfVectorizer, given one word and a list of words, marks the equal
+one: a product of these zeros and a one with 1, 2, 3... is its index. It works for integers too. A value that is not in
+the table, or any other violated requirement, makes a Gather read beyond its end: the runtime stops there, with the name
+of that node in its message, which says what was expected.
 
-ONNX Runtime copies the body for every node that calls the function, so that each node here costs time whenever a
-session is made.
+ONNX Runtime copies the body for every node that calls the function, so each node here adds to the time that it takes to
+create a session.
 """
 
 from __future__ import annotations
@@ -35,41 +35,42 @@ from quark.ops.schema import DOMAIN, Attribute, AttributeValue, Operator
 FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
 
 REDUCTION_AXES_AS_INPUT_OPSET = 18  # ReduceSum's moved in 13
-ALLOWZERO_OPSET = 14  # from here on a 0 in Reshape's shape can mean zero
-CAST_LIKE_OPSET = 15  # from here on a node can follow the type of another's input
+ALLOWZERO_OPSET = 14  # from here on, a 0 in Reshape's shape can mean zero
+CAST_LIKE_OPSET = 15  # from here on, a node can follow the type of another's input
 
 Operand = Union["Value", int, float]
 
 
+def _binary(op_type: str, type: int | None = None) -> Callable[[Value, Operand], Value]:
+    return lambda self, other: self.body.op(op_type, self, other, type=type)
+
+
 @dataclass(frozen=True)
 class Value:
-    """A tensor inside a function, with the element type that a number next to it takes on."""
+    """A tensor inside a function, with the element type for numbers combined with it."""
 
     body: FunctionBody
     name: str
     type: int
 
-    def __add__(self, other: Operand) -> Value:
-        return self.body.op("Add", self, other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.body.op("Sub", self, other)
+    __add__ = _binary("Add")
+    __sub__ = _binary("Sub")
+    __mul__ = _binary("Mul")
+    __truediv__ = _binary("Div")
+    __floordiv__ = _binary("Div")  # of integers, neither of them negative
+    __or__ = _binary("Or")
+    __and__ = _binary("And")
+    __gt__ = _binary("Greater", BOOL)
+    __ge__ = _binary("GreaterOrEqual", BOOL)
+    __lt__ = _binary("Less", BOOL)
+    __le__ = _binary("LessOrEqual", BOOL)
+    equals = _binary("Equal", BOOL)
 
     def __rsub__(self, other: Operand) -> Value:
         return self.body.op("Sub", self.body.constant(other, self.type), self)
 
-    def __mul__(self, other: Operand) -> Value:
-        return self.body.op("Mul", self, other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.body.op("Div", self, other)
-
     def __rtruediv__(self, other: Operand) -> Value:
         return self.body.op("Div", self.body.constant(other, self.type), self)
-
-    def __floordiv__(self, other: Operand) -> Value:
-        """The quotient of integers, neither of them negative."""
-        return self.body.op("Div", self, other)
 
     def __abs__(self) -> Value:
         return self.body.op("Abs", self)
@@ -77,32 +78,11 @@ class Value:
     def __neg__(self) -> Value:
         return self.body.op("Neg", self)
 
-    def __gt__(self, other: Operand) -> Value:
-        return self.body.op("Greater", self, other, type=BOOL)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self.body.op("GreaterOrEqual", self, other, type=BOOL)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self.body.op("Less", self, other, type=BOOL)
-
-    def __le__(self, other: Operand) -> Value:
-        return self.body.op("LessOrEqual", self, other, type=BOOL)
-
-    def __or__(self, other: Value) -> Value:
-        return self.body.op("Or", self, other)
-
-    def __and__(self, other: Value) -> Value:
-        return self.body.op("And", self, other)
-
     def __invert__(self) -> Value:
         return self.body.op("Not", self)
 
-    def equals(self, other: Operand) -> Value:
-        return self.body.op("Equal", self, other, type=BOOL)
-
     def where(self, then: Operand, otherwise: Operand) -> Value:
-        """`then` where this is true; at least one of the two is a Value and gives the type."""
+        """`then` where this is true; at least one of the two is a Value and determines the type."""
         type = next(v.type for v in (then, otherwise) if isinstance(v, Value))
         return self.body.op("Where", self, *(self.body.value(v, type) for v in (then, otherwise)), type=type)
 
@@ -122,8 +102,8 @@ class Value:
         return self.body.op("Reshape", self, target)
 
     def on_flat(self, function: Callable[[Value], Value], shape: Value | None = None) -> Value:
-        """`function` of this tensor laid out in one row, back in its shape. ONNX Runtime takes 30 times as long for a
-        number next to a tensor whose last dimension is 1."""
+        """Apply `function` to this tensor as one row, and restore its shape. ONNX Runtime takes 30 times as long to
+        combine a number with a tensor whose last dimension is 1."""
         return function(self.reshape([-1])).reshape(self.shape() if shape is None else shape)
 
     def reduce(self, how: str, axis: int) -> Value:
@@ -135,13 +115,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of an attribute's value in the list of legal ones; one beyond it for any other."""
+    """The index of an attribute's value in the list of legal ones; one beyond the end for other values."""
 
     index: Value
     expectation: str
 
     def lookup(self, table: Sequence[object] | Value, type: int = FLOAT) -> Value:
-        """What the table holds at this place; the runtime stops if the attribute's value was not legal."""
+        """The table's entry at this index; the runtime stops if the attribute's value is not legal."""
         body = self.index.body
         entries = table if isinstance(table, Value) else body.constant(table, type)
         return body.op("Gather", entries, self.index, axis=0, expected=self.expectation)
@@ -160,7 +140,7 @@ class FunctionBody:
         return Value(self, name, type)
 
     def constant(self, value: object, type: int) -> Value:
-        """A constant tensor; equal ones are one node, ahead of all others so that every branch can use it."""
+        """A constant tensor. Equal ones share a node, ahead of all others so that every branch can use it."""
         array = np.asarray(value, helper.tensor_dtype_to_np_dtype(type))
         key = (type, array.shape, array.tobytes())
         if key not in self._constants:
@@ -175,8 +155,8 @@ class FunctionBody:
     def op(
         self, op_type: str, first: Value, *rest: Operand, type: int | None = None, expected: str = "", **attributes: Any
     ) -> Value:
-        """One node of an ordinary operator; the result has the first input's type unless told otherwise. `expected`
-        is in the node's name, for the runtime's message in case it fails."""
+        """Append a node of an ordinary operator; the result has the first input's type unless `type` is given.
+        `expected` becomes part of the node's name, for the runtime's message if it fails."""
         inputs = [first.name, *(self.value(operand, first.type).name for operand in rest)]
         output = f"{op_type.lower()}_{next(self._numbers)}"
         name = f"{expected} ({output})" if expected else output
@@ -195,20 +175,20 @@ class FunctionBody:
         return Value(self, name, TensorProto.STRING if is_text else INT64)
 
     def integer(self, attribute: Attribute) -> Value:
-        """An integer attribute as a vector of one element; below its minimum it stops the runtime."""
+        """An integer attribute as a vector of one element; the runtime stops if it is below its minimum."""
         number = self.attribute(attribute).reshape([1])
         if attribute.minimum is None:
             return number
         return self.stop_if(number < attribute.minimum, number, f"{attribute.name}: expected {attribute.legal}")
 
     def place(self, attribute: Attribute, values: Sequence[AttributeValue]) -> Place:
-        """Where the attribute's value stands among `values`."""
+        """The index of the attribute's value among `values`."""
         pool: dict[str, Any] = {"pool_strings" if attribute.kind is str else "pool_int64s": list(values)}
         mark = self.op(
             "TfIdfVectorizer", self.attribute(attribute).reshape([1]), type=FLOAT, mode="TF", ngram_counts=[0],
             min_gram_length=1, max_gram_length=1, max_skip_count=0, ngram_indexes=list(range(len(values))), **pool,
         )  # fmt: skip
-        # counted from the end, so that no mark at all leads beyond it
+        # counted from the end, so that without a mark the index is beyond it
         from_end = self.op("MatMul", mark, self.constant(range(len(values), 0, -1), FLOAT))
         index = (len(values) - from_end).cast(INT64)
         return Place(index, f"{attribute.name}: expected {attribute.legal}")
@@ -218,21 +198,21 @@ class FunctionBody:
         return self.op("Gather", value, condition.cast(INT64), axis=0, expected=expectation)
 
     def branch(self, condition: Value, then: Callable[[], Value], otherwise: Callable[[], Value]) -> Value:
-        """An If: the functions write the two branches, which may use every value written before. ONNX Runtime runs
-        both of them while it folds constants, so that neither may fail when the other is meant."""
+        """An If: the functions write the two branches, which may use every value written before. ONNX Runtime runs both
+        of them while it folds constants, so neither may fail if the other one applies."""
         branches, values = {}, []
         for field, write in (("then_branch", then), ("else_branch", otherwise)):
             with self._scope() as nodes:
                 value = write()
                 if not any(value.name in node.output for node in nodes):
-                    value = self.op("Identity", value)  # a graph cannot hand out what it did not make
+                    value = self.op("Identity", value)  # a graph can only return what it computed itself
             branches[field] = helper.make_graph(nodes, field, [], [onnx.ValueInfoProto(name=value.name)])
             values.append(value)
         return self.op("If", condition, type=values[0].type, **branches)
 
     def shortcut(self, condition: Value, short: Callable[[], Value], general: Callable[[], Value]) -> Value:
-        """What `general` computes, by way of `short` where the condition says that it gives the same. Inside a branch
-        there are no short ways: ONNX Runtime (1.20 to 1.31) may crash on folding an If within an If."""
+        """What `general` computes, by `short` if the condition holds, where both have the same result. Always `general`
+        inside a branch: ONNX Runtime (1.20 to 1.31) may crash when it folds an If within an If."""
         return general() if len(self._scopes) > 1 else self.branch(condition, short, general)
 
     @contextmanager
@@ -242,7 +222,7 @@ class FunctionBody:
         self._scopes.pop()
 
     def function(self, operator: Operator, output: Value, defaults: Mapping[str, AttributeValue]) -> FunctionProto:
-        """The finished function. Every attribute has a default, the value that its absence means."""
+        """The finished function. Every attribute has a default, the value that applies if it is absent."""
         nodes = [node for _, node in self._constants.values()] + self._scopes[0]
         nodes.append(helper.make_node("Identity", [output.name], ["y"]))
         return helper.make_function(

@@ -1,4 +1,4 @@
-"""Where the compiled operator library is."""
+"""The path of the compiled operator library."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ DEVICES = ("CPU", "CUDA", "ROCM")
 
 
 def get_library_path(device: str = "CPU") -> str:
-    """The file to give to `SessionOptions.register_custom_ops_library`.
+    """The file to pass to `SessionOptions.register_custom_ops_library`.
 
-    There is one library for all devices: its operators run on the CPU, and ONNX Runtime moves the tensors of a model
-    that otherwise runs on a GPU. It came with the package; nothing is compiled here.
+    There is one library for all devices: its operators run on the CPU, and ONNX Runtime copies the tensors of a model
+    that otherwise runs on a GPU. It is part of the package; nothing is compiled here.
 
     >>> get_library_path("CPU") == get_library_path("CUDA")
     True

@@ -1,7 +1,13 @@
-"""A format as an ONNX node: the quantizer's choices written down as attributes, and read back.
+"""A format as an ONNX node: the quantizer's options as attributes, and back; marks on constants.
 
-Every attribute that existing runtimes know is written, whether or not it has its default; `scale_rule` and `nonfinite`
-only where they differ from what absence means, so that a plain file stays as plain as others make it.
+All attributes that existing runtimes know are written, even with their default; `scale_rule` and `nonfinite` only if
+they differ from their default, so that files look like those of other tools where possible.
+
+A weight that is already rounded to a block format needs no quantizer at run time, and one would be expensive: ONNX
+Runtime does not fold nodes of foreign domains, so the weight would not be a constant for the convolution behind it, and
+would be rounded again at every run. Still, the file should say what format the weight has. So a weight has a node with
+the same name and attributes as an activation, in a domain of its own, and the model a function for it whose body is
+Identity: the mark. Every runtime inlines the function and drops the Identity when the session is created.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
-from onnx import helper
+from onnx import ModelProto, NodeProto, helper
 
 from quark.errors import InvalidValueError
 from quark.formats.block import BlockQuantizer
@@ -26,23 +32,20 @@ from quark.ops.schema import (
     ROUNDING_MODES,
     TO_BFP,
     TO_BFP_PRIME,
+    VERSION,
     AttributeValue,
     quantizer_of,
 )
 
+CONSTANT_DOMAIN = f"{DOMAIN}.constant"
+MIN_IR_VERSION = 9  # functions came with 8, defaults for their attributes with 9
+
 
 def make_block_node(
-    quantizer: BlockQuantizer,
-    axis: int,
-    input: str,
-    output: str,
-    name: str = "",
-    *,
-    convert_to_bfloat: bool = False,
+    quantizer: BlockQuantizer, axis: int, input: str, output: str, name: str = "", *, convert_to_bfloat: bool = False
 ) -> onnx.NodeProto:
-    """The node that quantizes and dequantizes `input` along `axis`. A format that neither operator can express is an
-    error that says what stands in the way. `convert_to_bfloat` rounds to bfloat16 first, which only block float and
-    microexponents can."""
+    """The node that quantizes and dequantizes `input` along `axis`. The error for a format that neither operator can
+    express says why. `convert_to_bfloat` rounds to bfloat16 first, which only block float and microexponents can."""
     op_type, attributes = block_attributes(quantizer, axis, convert_to_bfloat)
     node = helper.make_node(op_type, [input], [output], name, domain=DOMAIN)
     node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
@@ -70,9 +73,11 @@ def _extended_node(op_type: str, inputs: list[str], output: str, axis: int, name
 def block_attributes(
     quantizer: BlockQuantizer, axis: int, convert_to_bfloat: bool = False
 ) -> tuple[str, dict[str, AttributeValue]]:
-    """The operator and the attributes for which `quantizer_of` gives this quantizer back."""
+    """The operator and the attributes of this quantizer; the inverse of `quantizer_of`."""
     fmt = quantizer.format
-    is_mx = _is_mx(fmt)
+    is_plain = fmt.sub_blocks is None and not fmt.flush_subnormals and not fmt.carry
+    # bfp16 has an OCP element too, but another policy for NaN
+    is_mx = is_plain and fmt.element in MX_ELEMENTS.values() and fmt.default_nonfinite is NonFinite.BLOCK_NAN
     if is_mx and convert_to_bfloat:
         raise InvalidValueError(
             f"convert_to_bfloat: {MX_QUANTIZE_DEQUANTIZE.name} (format '{fmt}') does not round to bfloat16 first; "
@@ -95,15 +100,15 @@ def block_attributes(
     return op_type, attributes
 
 
-def _is_mx(fmt: BlockFormat) -> bool:
-    """An OCP element and nothing more; bfp16, which has one too, tells itself apart by its policy for NaN."""
-    is_plain = fmt.sub_blocks is None and not fmt.flush_subnormals and not fmt.carry
-    return is_plain and fmt.element in MX_ELEMENTS.values() and fmt.default_nonfinite is NonFinite.BLOCK_NAN
-
-
 def _bfp_attributes(fmt: BlockFormat) -> dict[str, AttributeValue]:
-    """bfp_method and all that describes the bits of a BFP format."""
-    obstacle = _bfp_obstacle(fmt)
+    """bfp_method and the attributes that describe the bits of a BFP format."""
+    element, obstacle = fmt.element, ""
+    if not isinstance(element, IntFormat) or not element.signed or element.fraction_bits != element.bits - 2:
+        obstacle = f"its element '{element}' is no signed integer with one integer bit"
+    elif fmt.flush_subnormals != (fmt.sub_blocks is not None):
+        obstacle = "sub-blocks and flushed subnormals come together there"
+    elif element.symmetric == fmt.carry:
+        obstacle = "the lowest code is used exactly where an element may raise its block's exponent"
     if obstacle:
         raise InvalidValueError(
             f"format '{fmt}' cannot be written as an operator of {DOMAIN}: {obstacle}. "
@@ -121,31 +126,20 @@ def _bfp_attributes(fmt: BlockFormat) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _bfp_obstacle(fmt: BlockFormat) -> str:
-    """Why BFPQuantizeDequantize cannot be this format; empty if it can."""
-    element = fmt.element
-    if not isinstance(element, IntFormat) or not element.signed or element.fraction_bits != element.bits - 2:
-        return f"its element '{element}' is no signed integer with one integer bit"
-    if fmt.flush_subnormals != (fmt.sub_blocks is not None):
-        return "sub-blocks and flushed subnormals come together there"
-    if element.symmetric == fmt.carry:
-        return "the lowest code is used exactly where an element may raise its block's exponent"
-    return ""
-
-
 def node_attributes(node: onnx.NodeProto) -> dict[str, object]:
     """The attributes of a node as Python values, strings decoded."""
     values: Mapping[str, object] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    # text that is none becomes one that no attribute allows
+    # bytes that are not UTF-8 become text that no attribute allows
     return {name: each.decode(errors="replace") if isinstance(each, bytes) else each for name, each in values.items()}
 
 
 def is_ours(node: onnx.NodeProto) -> bool:
+    """True for an operator of `com.amd.quark`."""
     return bool(node.domain == DOMAIN and node.op_type in OPERATORS)
 
 
 def describe(node: onnx.NodeProto) -> str:
-    """The node as an error message calls it; one without a name is known by its output."""
+    """The node's name for error messages: that of its output if it has none."""
     return f"node '{node.name or node.output[0]}' ({node.op_type})"
 
 
@@ -155,8 +149,43 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those in their subgraphs, at any depth."""
+    """The nodes, and those in their subgraphs at any depth."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
             yield from all_nodes(graph.node)
+
+
+def is_constant_mark(node: NodeProto) -> bool:
+    """True if the node only states the format of a constant; it needs an input and an output for that."""
+    return bool(node.domain == CONSTANT_DOMAIN and node.input and node.output)
+
+
+def define_constant_marks(model: ModelProto) -> None:
+    """Add the functions of the marks that the model uses."""
+    used = {node.op_type for node in all_nodes(model.graph.node) if is_constant_mark(node)}
+    if not used:
+        return
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    others = [function for function in model.functions if function.domain != CONSTANT_DOMAIN]
+    functions = [
+        helper.make_function(
+            CONSTANT_DOMAIN,
+            name,
+            ["x"],
+            ["y"],
+            [helper.make_node("Identity", ["x"], ["y"])],
+            [helper.make_opsetid("", opset)],
+            attribute_protos=[  # with defaults, whatever they are: strict evaluators need a value for each
+                helper.make_attribute(each.name, each.default if each.default is not None else each.kind())
+                for each in operator.attributes
+            ],
+        )
+        for name, operator in OPERATORS.items()
+        if name in used
+    ]
+    del model.functions[:]
+    model.functions.extend([*others, *functions])
+    if all(entry.domain != CONSTANT_DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(CONSTANT_DOMAIN, VERSION))
+    model.ir_version = max(model.ir_version, MIN_IR_VERSION)

@@ -1,12 +1,12 @@
-"""The four operators of domain `com.amd.quark`, stated once: their inputs, attributes, defaults and legal values.
+"""The four operators of domain `com.amd.quark`: their inputs, attributes, defaults and legal values.
 
     MXQuantizeDequantize      the OCP microscaling formats
     BFPQuantizeDequantize     block float ("to_bfp") and shared microexponents ("to_bfp_prime")
     ExtendedQuantizeLinear    x / scale + zero_point in the zero point's type, also where ONNX Runtime's own has none
     ExtendedDequantizeLinear  (x - zero_point) * scale
 
-Names and defaults are those of existing files. Two attributes are ours, `scale_rule` and `nonfinite`; a file that does
-not say them means what it always meant. `axis` is ignored by the block operators for tensors of rank 0 and 1.
+Names and defaults are those of existing files. Two attributes are ours, `scale_rule` and `nonfinite`; files without
+them keep their meaning. The block operators ignore `axis` for tensors of rank 0 and 1.
 
 A BFP value has one sign bit, eight bits of shared exponent and `bit_width - 9` magnitude bits.
 """
@@ -27,8 +27,7 @@ VERSION = 1
 
 AttributeValue = int | str
 
-# What the attribute `rounding_mode` counts.
-ROUNDING_MODES = (Rounding.HALF_AWAY, Rounding.HALF_UP, Rounding.HALF_EVEN)
+ROUNDING_MODES = tuple(Rounding)  # the attribute `rounding_mode` is an index
 
 MAX_SUB_BLOCK = 2**31 - 1
 BIT_WIDTH_OVERHEAD = 9  # the sign and the shared exponent's eight bits
@@ -37,10 +36,10 @@ QUANTIZED_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "float
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute of an operator: an integer or a string, as its legal values say.
+    """An attribute of an operator, an integer or a string.
 
-    Legal are the `choices`, or the integers from `minimum` to `maximum` where there are none. A default of None means
-    that other attributes decide.
+    Legal are the `choices` or, if there are none, the integers from `minimum` to `maximum`. A default of None means
+    that it depends on other attributes.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Attribute:
 
     @property
     def legal(self) -> str:
-        """The legal values, for people."""
+        """The legal values, for messages."""
         if self.choices:
             return "one of " + ", ".join(map(str, self.choices))
         if self.minimum is None:
@@ -74,11 +73,10 @@ class Attribute:
         if self.choices:
             return value in self.choices
         number = int(value)
-        above = self.minimum is None or number >= self.minimum
-        return above and (self.maximum is None or number <= self.maximum)
+        return (self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
 
     def checked(self, operator: str, value: object) -> AttributeValue:
-        """value, if it is legal; otherwise an error that says what would be."""
+        """value if it is legal; otherwise raises an error that lists the legal values."""
         subject = f"attribute '{self.name}' of {operator}: {value!r}"
         if not isinstance(value, (int, str)) or isinstance(value, bool) or not isinstance(value, self.kind):
             raise UnsupportedTypeError(f"{subject} has type {type(value).__name__}, expected {self.legal}")
@@ -97,14 +95,14 @@ class Operator:
 
     @property
     def defaults(self) -> dict[str, AttributeValue]:
-        """What absence means, without the attributes that others decide."""
+        """The values of absent attributes, without those that depend on others."""
         return {a.name: a.default for a in self.attributes if a.default is not None}
 
     def attribute(self, name: str) -> Attribute:
         return next(attribute for attribute in self.attributes if attribute.name == name)
 
     def resolve(self, attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
-        """The checked value of every attribute, defaults filled in; one that others decide stays away if not given."""
+        """The checked value of every attribute, with defaults; one that depends on others is left out if not given."""
         known = {attribute.name: attribute for attribute in self.attributes}
         for name in attributes:
             if name not in known:
@@ -117,14 +115,10 @@ class Operator:
         return values
 
 
-def _choice(name: str, default: AttributeValue | None, choices: tuple[AttributeValue, ...]) -> Attribute:
-    return Attribute(name, default, choices)
-
-
 AXIS = Attribute("axis", 1)
-ROUNDING_MODE = _choice("rounding_mode", 0, tuple(range(len(ROUNDING_MODES))))
-SCALE_RULE = _choice("scale_rule", ScaleRule.FLOOR.value, tuple(rule.value for rule in ScaleRule))
-NONFINITE = _choice("nonfinite", NonFinite.BLOCK_NAN.value, tuple(policy.value for policy in NonFinite))
+ROUNDING_MODE = Attribute("rounding_mode", 0, tuple(range(len(ROUNDING_MODES))))
+SCALE_RULE = Attribute("scale_rule", ScaleRule.FLOOR.value, tuple(rule.value for rule in ScaleRule))
+NONFINITE = Attribute("nonfinite", NonFinite.BLOCK_NAN.value, tuple(policy.value for policy in NonFinite))
 
 TO_BFP = "to_bfp"
 TO_BFP_PRIME = "to_bfp_prime"
@@ -134,7 +128,7 @@ MX_QUANTIZE_DEQUANTIZE = Operator(
     "MXQuantizeDequantize",
     ("x",),
     (
-        _choice("element_dtype", "int8", tuple(MX_ELEMENTS)),
+        Attribute("element_dtype", "int8", tuple(MX_ELEMENTS)),
         AXIS,
         Attribute("block_size", 32, minimum=1),
         ROUNDING_MODE,
@@ -146,15 +140,15 @@ BFP_QUANTIZE_DEQUANTIZE = Operator(
     "BFPQuantizeDequantize",
     ("x",),
     (
-        _choice("bfp_method", TO_BFP, BFP_METHODS),
+        Attribute("bfp_method", TO_BFP, BFP_METHODS),
         AXIS,
         Attribute("bit_width", 16, minimum=BIT_WIDTH_OVERHEAD + 1, maximum=30),
         Attribute("block_size", 8, minimum=1),
         Attribute("sub_block_size", 2, minimum=1),  # with microexponents a divisor of block_size
         Attribute("sub_block_shift_bits", 1, minimum=0, maximum=4),
         ROUNDING_MODE,
-        _choice("convert_to_bfloat_before_bfp", 0, (0, 1)),
-        _choice("use_compiler_version_cpu_kernel", 0, (0, 1)),
+        Attribute("convert_to_bfloat_before_bfp", 0, (0, 1)),
+        Attribute("use_compiler_version_cpu_kernel", 0, (0, 1)),
         SCALE_RULE,
         replace(NONFINITE, default=None),  # passthrough for to_bfp, block_nan for the others
     ),
@@ -177,23 +171,42 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
 
 
 def default_bfp_nonfinite(bfp_method: str) -> NonFinite:
-    """What NaN and Inf do where the attribute `nonfinite` is absent."""
+    """The policy for NaN and Inf if the attribute `nonfinite` is absent."""
     return NonFinite.PASSTHROUGH if bfp_method == TO_BFP else NonFinite.BLOCK_NAN
 
 
 def quantizer_of(op_type: str, attributes: Mapping[str, object]) -> tuple[BlockQuantizer, int, bool]:
     """What a block operator with these attributes computes: the quantizer, its axis, and whether the input is rounded
-    to bfloat16 first. Absent attributes have the operator's defaults; an illegal value is an error that names it.
+    to bfloat16 first. Absent attributes have the operator's defaults; illegal values are errors.
 
     >>> quantizer, axis, _ = quantizer_of("MXQuantizeDequantize", {"element_dtype": "fp4_e2m1"})
     >>> str(quantizer.format), axis, quantizer.rounding.value
     ('mxfp4_e2m1', 1, 'half_away')
     """
-    builders = {MX_QUANTIZE_DEQUANTIZE.name: _mx_format, BFP_QUANTIZE_DEQUANTIZE.name: _bfp_format}
-    if op_type not in builders:
-        raise unknown_name("block operator", op_type, builders)
+    block_operators = (MX_QUANTIZE_DEQUANTIZE.name, BFP_QUANTIZE_DEQUANTIZE.name)
+    if op_type not in block_operators:
+        raise unknown_name("block operator", op_type, block_operators)
     values = OPERATORS[op_type].resolve(attributes)
-    fmt = builders[op_type](values)
+    if op_type == MX_QUANTIZE_DEQUANTIZE.name:
+        element = MX_ELEMENTS[str(values["element_dtype"])]
+        fmt = _named(BlockFormat("mx", element, int(values["block_size"])))
+    else:
+        method, size = str(values["bfp_method"]), int(values["block_size"])
+        magnitude_bits = int(values["bit_width"]) - BIT_WIDTH_OVERHEAD
+        element, nonfinite = sign_magnitude(magnitude_bits), default_bfp_nonfinite(method)
+        if method != TO_BFP:
+            sub_blocks = SubBlocks(int(values["sub_block_size"]), int(values["sub_block_shift_bits"]))
+            if size % sub_blocks.size or sub_blocks.size > MAX_SUB_BLOCK:
+                raise InvalidValueError(
+                    f"attribute 'sub_block_size' of {BFP_QUANTIZE_DEQUANTIZE.name}: {sub_blocks.size} is not legal, "
+                    f"expected a divisor of block_size, which is {size}, of at most {MAX_SUB_BLOCK}"
+                )
+            fmt = _named(BlockFormat("microexponents", element, size, sub_blocks, True, False, nonfinite))
+        else:
+            carry = bool(values["use_compiler_version_cpu_kernel"])
+            if carry:
+                element = replace(element, name=f"int{magnitude_bits + 1}", symmetric=False)
+            fmt = _named(BlockFormat("block_float", element, size, None, False, carry, nonfinite))
     quantizer = BlockQuantizer(
         fmt,
         ScaleRule(values["scale_rule"]),
@@ -203,33 +216,8 @@ def quantizer_of(op_type: str, attributes: Mapping[str, object]) -> tuple[BlockQ
     return quantizer, int(values["axis"]), bool(values.get("convert_to_bfloat_before_bfp", 0))
 
 
-def _mx_format(values: Mapping[str, AttributeValue]) -> BlockFormat:
-    element = MX_ELEMENTS[str(values["element_dtype"])]
-    return _named(BlockFormat("mx", element, int(values["block_size"])))
-
-
-def _bfp_format(values: Mapping[str, AttributeValue]) -> BlockFormat:
-    method = str(values["bfp_method"])
-    magnitude_bits = int(values["bit_width"]) - BIT_WIDTH_OVERHEAD
-    element = sign_magnitude(magnitude_bits)
-    nonfinite = default_bfp_nonfinite(method)
-    size = int(values["block_size"])
-    if method != TO_BFP:
-        sub_blocks = SubBlocks(int(values["sub_block_size"]), int(values["sub_block_shift_bits"]))
-        if size % sub_blocks.size or sub_blocks.size > MAX_SUB_BLOCK:
-            raise InvalidValueError(
-                f"attribute 'sub_block_size' of {BFP_QUANTIZE_DEQUANTIZE.name}: {sub_blocks.size} is not legal, "
-                f"expected a divisor of block_size, which is {size}, of at most {MAX_SUB_BLOCK}"
-            )
-        return _named(BlockFormat("microexponents", element, size, sub_blocks, True, False, nonfinite))
-    carry = bool(values["use_compiler_version_cpu_kernel"])
-    if carry:
-        element = replace(element, name=f"int{magnitude_bits + 1}", symmetric=False)
-    return _named(BlockFormat("block_float", element, size, None, False, carry, nonfinite))
-
-
 def _named(fmt: BlockFormat) -> BlockFormat:
-    """The catalog's format with these properties, else one whose name says what it is."""
+    """The catalog's format with these properties, else one with a descriptive name."""
     for row in BLOCK_FORMATS:
         if replace(fmt, name=row.name) == row.with_block_size(fmt.block_size):
             return row.with_block_size(fmt.block_size)

@@ -1,17 +1,19 @@
-"""Calibration methods: which range of numbers a tensor's codes should cover, found from the data.
+"""Calibration methods: find the range of numbers that a tensor's codes should cover from the data.
 
-    MinMax                 all of it; or a moving average of each sample's
-    Percentile             all but the outermost
-    Entropy                the least information lost, by Kullback and Leibler
-    Distribution           as wide as a normal distribution of the same mean and deviation wants it
-    LayerwisePercentile    of several percentiles the one with the least error
-    MinMSE                 the least squared error
-    PowerOfTwoMinMSE       the least squared error among power-of-two scales
-    NonOverflow            the smallest power-of-two scale at which nothing is clipped
-    ThreeSigma, KLJ        where a threshold that is trained starts from
+    MinMax                 the whole range of the data, or a moving average over samples
+    Percentile             all but the outermost values
+    Entropy                the smallest loss of information (Kullback-Leibler divergence)
+    Distribution           the range that suits a normal distribution with the same mean and deviation
+    LayerwisePercentile    the percentile with the smallest error for each tensor
+    MinMSE                 the smallest squared error
+    PowerOfTwoMinMSE       the smallest squared error among power-of-two scales
+    NonOverflow            the smallest power-of-two scale without clipping
+    ThreeSigma, KLJ        initial thresholds for TQT
+    MeanMagnitude          initial step for LSQ
 
-`method.observer(integer, is_symmetric)` watches a stream of batches; `range_of` and `ranges_of_channels` take a whole
-array, such as a weight. To add a method: one file with its dataclass and observer, and its line here.
+`method.observer(integer, is_symmetric)` observes a stream of batches; `range_of` and `ranges_of_channels` take a whole
+array, such as a weight. To add a method: a dataclass, derived from `HistogramMethod` if it reads its range off a
+histogram, and its line here.
 
 >>> import numpy as np
 >>> from quark.formats import get_format
@@ -19,15 +21,10 @@ array, such as a weight. To add a method: one file with its dataclass and observ
 TensorRange(lowest=-1.0, highest=3.0, position=None)
 """
 
-from quark.ranges.distribution import Distribution
-from quark.ranges.entropy import Entropy
-from quark.ranges.layerwise_percentile import LayerwisePercentile
-from quark.ranges.method import Observer, RangeMethod, TensorRange
-from quark.ranges.min_max import MinMax
-from quark.ranges.min_mse import MinMSE
-from quark.ranges.percentile import Percentile
+from quark.ranges.histogram_methods import Distribution, Entropy, LayerwisePercentile, MinMSE, Percentile
+from quark.ranges.method import MinMax, Observer, RangeMethod, TensorRange
 from quark.ranges.power_of_two import NonOverflow, PowerOfTwoMinMSE
-from quark.ranges.thresholds import KLJ, ThreeSigma, kl_j_threshold, three_sigma
+from quark.ranges.thresholds import KLJ, MeanMagnitude, ThreeSigma, kl_j_threshold, three_sigma
 from quark.ranges.whole_array import range_of, ranges_of_channels
 
 __all__ = [
@@ -35,6 +32,7 @@ __all__ = [
     "Distribution",
     "Entropy",
     "LayerwisePercentile",
+    "MeanMagnitude",
     "MinMSE",
     "MinMax",
     "NonOverflow",

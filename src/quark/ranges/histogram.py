@@ -1,8 +1,7 @@
-"""A tensor's distribution as counts of evenly spaced bins, gathered in a second pass over the range of the first.
+"""A tensor's distribution as counts in evenly spaced bins: extremes in a first pass, counts in a second.
 
-The bins are fixed before anything is counted, so that counts of parts add up to those of the whole whatever the order
-and the size of the parts. Between its edges a bin counts as uniform, which is what `quantile` and the expected error of
-`histogram_error` assume.
+The bins are fixed before anything is counted, so counts of parts add up to those of the whole, whatever the order and
+size of the parts. Within a bin the data count as uniformly distributed.
 
 An *even* histogram spans -a..a with a = max|x|: its two halves fold into the distribution of |x|.
 """
@@ -12,13 +11,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from quark.errors import InvalidValueError
-from quark.ranges.method import Observer, TensorRange
-from quark.ranges.min_max import Extremes, mismatch
+from quark.formats.affine import choose_affine
+from quark.formats.spec import IntFormat
+from quark.ranges.method import Extremes, Observer, RangeMethod, TensorRange, mismatch
 from quark.ranges.statistics import Counts, Doubles, add_to_histogram, as_float32, extremes
 
 BINS = 4096
@@ -39,13 +39,13 @@ class Histogram:
 
     @cached_property
     def magnitudes(self) -> Histogram:
-        """The distribution of |x|, of an even histogram."""
+        """The distribution of |x|; only for an even histogram."""
         half = len(self.counts) // 2
         folded = self.counts[half:] + self.counts[:half][::-1]
         return Histogram(0.0, max(-self.lowest, self.highest), self.edges[half:], folded)
 
     def quantile(self, fraction: float) -> float:
-        """Where that fraction of the data lies below, to within a bin."""
+        """The value that this fraction of the data lies below, to within a bin."""
         cumulative = np.concatenate(([0], np.cumsum(self.counts)))
         target = fraction * self.total
         index = int(np.clip(np.searchsorted(cumulative, target) - 1, 0, len(self.counts) - 1))
@@ -60,26 +60,57 @@ class Histogram:
         return mean, float(np.sqrt(((centres - mean) ** 2) @ self.counts / self.total))
 
     def clip(self, lowest: float, highest: float) -> TensorRange:
-        """That range, confined to what the data reach."""
+        """That range, clipped to the range of the data."""
         return TensorRange(min(max(lowest, self.lowest), self.highest), max(min(highest, self.highest), self.lowest))
 
 
-class HistogramObserver(Observer):
-    """Extremes in the first pass, a histogram over them in the second; subclasses read the range off it.
+def expected_errors(
+    histogram: Histogram, lowest: Doubles, highest: Doubles, integer: IntFormat, is_symmetric: bool
+) -> Doubles:
+    """The mean squared error of quantizing the data to each of the ranges lowest[i]..highest[i].
 
-    Data of a single value, or none, have that range without a histogram.
+    With step s and t = x / s, the error of x is s * (t - n), where n is t rounded and clipped to the codes. Its square
+    has the integral s^3 * (n / 12 + (t - n)^3 / 3), which is exact on both sides of the clipping. So a bin of uniform
+    density needs only its two edges, however coarse or fine the steps are compared to the bins.
+    """
+    scale, zero_point = choose_affine(lowest, highest, integer, symmetric=is_symmetric)
+    zero = zero_point.astype(np.float64)
+    steps = histogram.edges / scale[:, None]
+    levels = np.clip(np.rint(steps), (integer.qmin - zero)[:, None], (integer.qmax - zero)[:, None])
+    steps -= levels
+    integral = levels
+    integral /= 12
+    integral += steps * steps * steps / 3
+    density = histogram.counts / (np.diff(histogram.edges) * histogram.total)
+    return np.asarray(np.diff(integral, axis=1) @ density * scale**3)
+
+
+class HistogramMethod(RangeMethod):
+    """A method that reads the range off a histogram, which is even if `is_symmetric` or `needs_even`."""
+
+    needs_even: ClassVar[bool] = False
+
+    def observer(self, integer: IntFormat, is_symmetric: bool) -> HistogramObserver:
+        return HistogramObserver(self, integer, is_symmetric)
+
+    @abstractmethod
+    def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
+        """Return the range for data with at least two different values."""
+
+
+class HistogramObserver(Observer):
+    """Finds the extremes in the first pass and a histogram in the second, which the method turns into a range.
+
+    Data of a single value, or none, need no histogram.
     """
 
     needs_second_pass = True
 
-    def __init__(self, is_even: bool) -> None:
-        self._is_even = is_even
+    def __init__(self, method: HistogramMethod, integer: IntFormat, is_symmetric: bool) -> None:
+        self._method, self._integer, self._is_symmetric = method, integer, is_symmetric
+        self._is_even = is_symmetric or method.needs_even
         self._extremes = Extremes()
         self._counts: Counts | None = None
-
-    @abstractmethod
-    def range_of_histogram(self, histogram: Histogram) -> TensorRange:
-        """The range for data of at least two values."""
 
     def observe(self, x: Any) -> None:
         if self._counts is not None:
@@ -92,7 +123,7 @@ class HistogramObserver(Observer):
         add_to_histogram(as_float32(x), *self._span(), self._counts)
 
     def merge(self, other: Observer) -> None:
-        if type(other) is not type(self) or not isinstance(other, HistogramObserver):
+        if not isinstance(other, type(self)) or type(other._method) is not type(self._method):
             raise mismatch(self, other)
         has_begun = self._counts is not None or other._counts is not None
         if has_begun and (self._extremes != other._extremes or self._is_even != other._is_even):
@@ -105,11 +136,12 @@ class HistogramObserver(Observer):
         lowest, highest = self._extremes.lowest, self._extremes.highest
         if lowest == highest:
             return TensorRange(lowest, highest)
-        return replace(self.range_of_histogram(self.histogram), observed=(lowest, highest))
+        found = self._method.range_of_histogram(self.histogram, self._integer, self._is_symmetric)
+        return replace(found, observed=(lowest, highest))
 
     @property
     def histogram(self) -> Histogram:
-        """What was counted, for data of at least two values."""
+        """The histogram of data with at least two different values."""
         if self._counts is None:
             raise InvalidValueError("this method needs the data twice: call observe_again with all of it")
         edges = np.linspace(*self._span(), BINS + 1)
@@ -119,3 +151,6 @@ class HistogramObserver(Observer):
         lowest, highest = self._extremes.lowest, self._extremes.highest
         reach = max(-lowest, highest)
         return (-reach, reach) if self._is_even else (lowest, highest)
+
+    def __str__(self) -> str:
+        return f"{type(self._method).__name__}Observer"

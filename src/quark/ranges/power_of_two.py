@@ -1,13 +1,10 @@
-"""Ranges for scales that are powers of two: a position for each tensor, scale = 2^-position.
+"""Ranges for power-of-two scales: a position for each tensor, scale = 2^-position.
 
     NonOverflow         the largest position at which nothing is clipped
-    PowerOfTwoMinMSE    of that position and the next four the one with the least sum of squared errors
+    PowerOfTwoMinMSE    that position or one of the next four, whichever has the smallest sum of squared errors
 
-The rule and the candidates are `NON_OVERFLOW` of `quark.formats.power_of_two`, and over all data the position is the
-one that `min_mse_position` finds. The extremes of the first pass fix the candidates, the second sums their errors.
-
-With `has_most_common` each piece of data that is observed votes for its own best position, in a single pass; the
-majority wins, of equals the smaller position. All-zero pieces abstain. The result then depends on how the data are cut.
+The rule and the candidates are `NON_OVERFLOW` of `quark.formats.power_of_two`; over all data the position is the one
+that `min_mse_position` finds.
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ import numpy as np
 from quark.errors import InvalidValueError
 from quark.formats.power_of_two import NON_OVERFLOW, position_of_range
 from quark.formats.spec import IntFormat
-from quark.ranges.method import Observer, RangeMethod, TensorRange
-from quark.ranges.min_max import Extremes, MinMaxObserver, mismatch
+from quark.ranges.method import Extremes, MinMaxObserver, Observer, RangeMethod, TensorRange, mismatch
 from quark.ranges.statistics import as_float32, extremes, squared_errors
 
 _SUM_TOLERANCE = 1e-9  # far above the rounding of a sum of float64
@@ -36,13 +32,15 @@ class NonOverflow(RangeMethod):
     def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
         return NonOverflowObserver(integer.bits)
 
-    def __str__(self) -> str:
-        return "NonOverflow"
-
 
 @dataclass(frozen=True)
 class PowerOfTwoMinMSE(RangeMethod):
-    """The position with the least squared error over all data; or the one that most pieces of it prefer."""
+    """The position with the smallest squared error over all data.
+
+    With `has_most_common`, each piece of data that is observed votes for its own best position, in a single pass. The
+    majority wins, the smaller position of equals; all-zero pieces abstain. The result then depends on how the data are
+    split.
+    """
 
     has_most_common: bool = False
 
@@ -54,6 +52,8 @@ class PowerOfTwoMinMSE(RangeMethod):
 
 
 class NonOverflowObserver(MinMaxObserver):
+    """The extremes of all data, and the position that covers them."""
+
     def __init__(self, bits: int) -> None:
         super().__init__()
         self._bits = bits
@@ -63,8 +63,11 @@ class NonOverflowObserver(MinMaxObserver):
 
 
 class LeastErrorObserver(Observer):
-    """A candidate whose sum exceeds what NonOverflow's position can reach with all data is given up at once: that one
-    is off by half a step at most for each of the elements that the first pass counted."""
+    """The extremes of the first pass fix the candidates; the second pass sums up their errors.
+
+    A candidate is dropped as soon as its sum exceeds the bound for NonOverflow's position, which is off by at most half
+    a step for each of the elements that the first pass counted.
+    """
 
     needs_second_pass = True
 
@@ -72,7 +75,7 @@ class LeastErrorObserver(Observer):
         self._bits = bits
         self._extremes = Extremes()
         self._elements = 0
-        self._errors: dict[int, float] | None = None  # of the candidates still in the race
+        self._errors: dict[int, float] | None = None  # of the remaining candidates
 
     def observe(self, x: Any) -> None:
         if self._errors is not None:
@@ -109,7 +112,7 @@ class LeastErrorObserver(Observer):
 
     def result(self) -> TensorRange:
         candidates = _candidates(self._extremes, self._bits)
-        if len(set(candidates)) == 1:  # zeros, and the smallest numbers
+        if len(set(candidates)) == 1:  # zeros, or the smallest numbers
             return _range_at(self._extremes, self._bits, candidates[0])
         if self._errors is None:
             raise InvalidValueError("this method needs the data twice: call observe_again with all of it")
@@ -117,6 +120,8 @@ class LeastErrorObserver(Observer):
 
 
 class MostCommonObserver(Observer):
+    """Counts the best position of each piece of data."""
+
     def __init__(self, bits: int) -> None:
         self._bits = bits
         self._extremes = Extremes()
@@ -144,14 +149,14 @@ class MostCommonObserver(Observer):
 
 
 def _candidates(seen: Extremes, bits: int) -> tuple[int, ...]:
-    """The positions to try for data of these extremes, smallest first: the first is NonOverflow's."""
+    """The positions to try for data with these extremes, smallest first: the first is NonOverflow's."""
     start = int(position_of_range(np.float32(seen.lowest), np.float32(seen.highest), bits, NON_OVERFLOW))
     lowest, highest = NON_OVERFLOW.min_position, NON_OVERFLOW.max_position
     return tuple(min(max(start + offset, lowest), highest) for offset in NON_OVERFLOW.offsets)
 
 
 def _range_at(seen: Extremes, bits: int, position: int) -> TensorRange:
-    """What of the data the codes at that position reach."""
+    """The part of the data that the codes at that position reach."""
     step, half = math.ldexp(1.0, -position), 1 << (bits - 1)
     lowest, highest = -half * step, (half - 1) * step
     return TensorRange(min(max(seen.lowest, lowest), highest), max(min(seen.highest, highest), lowest), position)

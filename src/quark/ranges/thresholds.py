@@ -1,40 +1,43 @@
-"""Where a trained threshold starts from: three deviations, or the least divergence of Jeffreys.
+"""Methods that initialize trained quantizers: thresholds for TQT, the step for LSQ.
 
-    three_sigma      t = |mean(x + 1e-6)| + 3 * deviation(x)
-    kl_j_threshold   the t at which the codes keep the distribution of |x| best (arXiv 1805.07941)
+    ThreeSigma       t = |mean(x + 1e-6)| + 3 * deviation(x)
+    KLJ              the t at which the codes best preserve the distribution of |x| (arXiv 1805.07941)
+    MeanMagnitude    step = 2 mean|x| / sqrt(highest code)
 
-For the second, F is the cumulative distribution of |x| in fine bins, and G what the codes make of it when they reach up
-to t: equal to F at the codes, straight between them, and 1 from t on, since what lies beyond counts in the last of
-them. Zero is a code, so that zeros, of which there may be many, are no loss. The t with the least
-
-    sum (F - G) * log(F / G)
-
-over all bins is taken, of equals the largest. Both tails of the sum are finite without further care, which the
-divergence of the densities is not: beyond t the codes have none. Where there are more levels than bins (16 bits),
-nothing is gained by clipping, and t is max|x|.
-
-As methods, `ThreeSigma` and `KLJ` watch a stream like all others. Their range is what of the data lies within -t..t.
+The range of a threshold t is the part of the data within -t..t; the range of a step is what its codes reach.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quark.formats.spec import IntFormat
-from quark.ranges.histogram import Histogram, HistogramObserver
+from quark.ranges.histogram import Histogram, HistogramMethod
 from quark.ranges.method import Observer, RangeMethod, TensorRange
 from quark.ranges.statistics import Counts, Doubles, as_float32
 
 _SIGMAS = 3
 _MEAN_OFFSET = 1e-6
-_MOST_CUTS = 256  # thresholds that are tried: a power of two follows from the one that is found
+_MOST_CUTS = 256  # number of thresholds tried: enough, because the result is rounded to a power of two
+
+
+@dataclass(frozen=True)
+class ThreeSigma(HistogramMethod):
+    """Mean and three deviations, both of the histogram: sums over the data would depend on its order."""
+
+    needs_even = True
+
+    def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
+        reach = _three_sigma(*histogram.moments())
+        return histogram.clip(-reach, reach)
 
 
 def three_sigma(x: Any) -> float:
-    """The threshold of a whole array; 0 where there are no elements.
+    """The threshold of a whole array; 0 if it has no elements.
 
     >>> three_sigma(np.array([-1.0, 1.0], np.float32))
     3.000001
@@ -47,8 +50,30 @@ def _three_sigma(mean: float, deviation: float) -> float:
     return abs(mean + _MEAN_OFFSET) + _SIGMAS * deviation
 
 
+@dataclass(frozen=True)
+class KLJ(HistogramMethod):
+    """The smallest Jeffreys divergence between the cumulative distributions of data and codes."""
+
+    needs_even = True
+
+    def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
+        levels = 1 << (integer.bits - 1 if integer.signed or is_symmetric else integer.bits)
+        reach = kl_j_threshold(histogram.magnitudes.counts, histogram.magnitudes.edges, levels)
+        return histogram.clip(-reach, reach)
+
+
 def kl_j_threshold(counts: Counts, edges: Doubles, levels: int) -> float:
-    """The threshold for so many levels, of |x| counted between `edges`, the first of which is 0."""
+    """The KL-J threshold for that many levels, of |x| counted between `edges`, the first of which is 0.
+
+    F is the cumulative distribution of |x| in fine bins. G is what codes that reach up to t make of it: equal to F at
+    the codes, linear between them, and 1 from t on, since everything beyond counts in the last code. Zero is a code, so
+    zeros, of which there may be many, are no loss. The t with the smallest
+
+        sum (F - G) * log(F / G)
+
+    over all bins wins, the largest of equals. The sum is always finite; that of the densities is not, because the codes
+    have none beyond t. If there are more levels than bins (16 bits), clipping gains nothing, and t is max|x|.
+    """
     bins = len(counts)
     if levels >= bins:
         return float(edges[-1])
@@ -58,63 +83,52 @@ def kl_j_threshold(counts: Counts, edges: Doubles, levels: int) -> float:
 
 
 def jeffreys_divergences(counts: Counts, cuts: Counts, levels: int) -> Doubles:
-    """The divergence when the codes reach up to bin number cuts[i]."""
-    own = np.cumsum(counts) / counts.sum()
-    first = int(np.argmax(own > 0))
+    """The divergence if the codes reach up to bin number cuts[i]."""
+    cumulative = np.cumsum(counts) / counts.sum()
+    first = int(np.argmax(cumulative > 0))
     places = np.arange(len(counts))
     sums = np.empty(len(cuts))
     for i, cut in enumerate(cuts):
         codes = np.linspace(0, cut - 1, levels)
-        at_codes = np.interp(codes, places, own)
+        at_codes = np.interp(codes, places, cumulative)
         at_codes[-1] = 1.0
-        kept = np.interp(places, codes, at_codes)  # 1 beyond the last code
-        sums[i] = _jeffreys(own[first:], kept[first:])
+        p, q = cumulative[first:], np.interp(places, codes, at_codes)[first:]  # q is 1 beyond the last code
+        sums[i] = ((p - q) * np.log(p / q)).sum()
     return sums
 
 
-def _jeffreys(p: Doubles, q: Doubles) -> float:
-    return float(((p - q) * np.log(p / q)).sum())
-
-
 @dataclass(frozen=True)
-class ThreeSigma(RangeMethod):
-    """Mean and three deviations."""
+class MeanMagnitude(RangeMethod):
+    """LSQ's initial step times the highest code.
+
+    Signed codes reach as far below zero; unsigned codes start at the lowest value seen.
+    """
 
     def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
-        return ThreeSigmaObserver()
-
-    def __str__(self) -> str:
-        return "ThreeSigma"
+        return MeanMagnitudeObserver(integer)
 
 
-@dataclass(frozen=True)
-class KLJ(RangeMethod):
-    """The least divergence of Jeffreys between the cumulative distributions of data and codes."""
+class MeanMagnitudeObserver(Observer):
+    """The mean of |x| and the lowest value."""
 
-    def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
-        return KLJObserver(integer.bits - 1 if integer.signed or is_symmetric else integer.bits)
+    def __init__(self, integer: IntFormat) -> None:
+        self._integer = integer
+        self._sum = 0.0
+        self._count = 0
+        self._lowest = 0.0
 
-    def __str__(self) -> str:
-        return "KLJ"
+    def observe(self, x: Any) -> None:
+        self._lowest = min(self._lowest, float(np.min(x, initial=0.0)))
+        self._sum += float(np.abs(x, dtype=np.float64).sum())
+        self._count += int(np.size(x))
 
+    def merge(self, other: Observer) -> None:
+        assert isinstance(other, MeanMagnitudeObserver)
+        self._sum += other._sum
+        self._count += other._count
+        self._lowest = min(self._lowest, other._lowest)
 
-class ThreeSigmaObserver(HistogramObserver):
-    """Mean and deviation are those of the histogram: sums would depend on the order of the data."""
-
-    def __init__(self) -> None:
-        super().__init__(is_even=True)
-
-    def range_of_histogram(self, histogram: Histogram) -> TensorRange:
-        reach = _three_sigma(*histogram.moments())
-        return histogram.clip(-reach, reach)
-
-
-class KLJObserver(HistogramObserver):
-    def __init__(self, level_bits: int) -> None:
-        super().__init__(is_even=True)
-        self._levels = 1 << level_bits
-
-    def range_of_histogram(self, histogram: Histogram) -> TensorRange:
-        magnitudes = histogram.magnitudes
-        reach = kl_j_threshold(magnitudes.counts, magnitudes.edges, self._levels)
-        return histogram.clip(-reach, reach)
+    def result(self) -> TensorRange:
+        mean = self._sum / self._count if self._count else 0.0
+        reach = 2 * mean * math.sqrt(self._integer.qmax)
+        return TensorRange(-reach if self._integer.signed else self._lowest, reach)

@@ -1,4 +1,4 @@
-"""Ranges of arrays that are there as a whole, such as weights: of all of one, or of each channel."""
+"""Ranges of arrays in memory, such as weights: of the whole array, or of each channel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 from quark.errors import InvalidValueError
 from quark.formats.affine import choose_affine, find_ranges
 from quark.formats.spec import IntFormat
-from quark.ranges.method import RangeMethod, TensorRange
-from quark.ranges.min_max import MinMax
-from quark.ranges.min_mse import COARSE, MinMSE
-from quark.ranges.percentile import Percentile
+from quark.ranges.histogram_methods import COARSE, MinMSE, Percentile
+from quark.ranges.method import MinMax, RangeMethod, TensorRange
 from quark.ranges.statistics import Doubles, Floats, as_float32
 
 
@@ -29,45 +27,34 @@ def range_of(array: Any, method: RangeMethod, integer: IntFormat, is_symmetric: 
 def ranges_of_channels(
     array: Any, axis: int, method: RangeMethod, integer: IntFormat, is_symmetric: bool
 ) -> tuple[Floats, Floats]:
-    """(lowest, highest) of each channel of that axis. A channel's few values are searched as they are, not through a
-    histogram; a method without a vectorised form here looks at one channel after the other."""
-    rows = _rows(array, axis)
+    """(lowest, highest) of each channel of that axis. A channel has few values, which are searched directly, without a
+    histogram. Methods without a vectorised form here look at one channel after the other."""
+    shape = tuple(array.shape)
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidValueError(f"axis {axis} of an array of shape {shape}: expected {-len(shape)}..{len(shape) - 1}")
+    rows = np.moveaxis(as_float32(array).reshape(shape), axis, 0).reshape(shape[axis], -1)
     if not np.isfinite(rows).all():
         channel = int(np.argmin(np.isfinite(rows).all(axis=1)))
         raise InvalidValueError(f"x: channel {channel} of axis {axis} holds NaN or Inf, which has no range")
     if isinstance(method, MinMax) or not rows.size:
         lowest, highest = find_ranges(rows, axis=0)
         return np.asarray(lowest), np.asarray(highest)
+    if isinstance(method, Percentile) and is_symmetric:
+        reach = np.percentile(np.abs(rows), method.percentile, axis=1).astype(np.float32)
+        return np.maximum(rows.min(axis=1), -reach), np.minimum(rows.max(axis=1), reach)
     if isinstance(method, Percentile):
-        return _percentiles(rows, method.percentile, is_symmetric)
+        cut = (100 - method.percentile) / 2
+        lowest, highest = np.percentile(rows, [cut, 100 - cut], axis=1).astype(np.float32)
+        return lowest, highest
     if isinstance(method, MinMSE):
         return _least_errors(rows, integer, is_symmetric)
     ranges = [range_of(row, method, integer, is_symmetric) for row in rows]
-    return np.array([each.lowest for each in ranges], np.float32), np.array(
-        [each.highest for each in ranges], np.float32
-    )
-
-
-def _rows(array: Any, axis: int) -> Floats:
-    """The array as (channels, elements of a channel), float32."""
-    shape = tuple(array.shape)
-    if not -len(shape) <= axis < len(shape):
-        raise InvalidValueError(f"axis {axis} of an array of shape {shape}: expected {-len(shape)}..{len(shape) - 1}")
-    whole = as_float32(array).reshape(shape)
-    return np.moveaxis(whole, axis, 0).reshape(shape[axis], -1)
-
-
-def _percentiles(rows: Floats, percentile: float, is_symmetric: bool) -> tuple[Floats, Floats]:
-    if is_symmetric:
-        reach = np.percentile(np.abs(rows), percentile, axis=1).astype(np.float32)
-        return np.maximum(rows.min(axis=1), -reach), np.minimum(rows.max(axis=1), reach)
-    cut = (100 - percentile) / 2
-    lowest, highest = np.percentile(rows, [cut, 100 - cut], axis=1).astype(np.float32)
-    return lowest, highest
+    lowest, highest = ([getattr(each, end) for each in ranges] for end in ("lowest", "highest"))
+    return np.array(lowest, np.float32), np.array(highest, np.float32)
 
 
 def _least_errors(rows: Floats, integer: IntFormat, is_symmetric: bool) -> tuple[Floats, Floats]:
-    """The extremes drawn in by the factor that leaves the least squared error, for each channel."""
+    """The extremes of each channel, reduced by the factor with the smallest squared error."""
     lowest, highest = (each.astype(np.float64) for each in find_ranges(rows, axis=0))
     best = np.ones(len(rows))
     least = _channel_errors(rows, lowest, highest, integer, is_symmetric)
