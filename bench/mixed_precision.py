@@ -24,7 +24,7 @@ from bench.models import NamedModel, parse_model, positive
 from bench.record import Record, add_record_arguments, say
 from bench.side_by_side import FLOAT, accuracy_of, open_labelled, rank_all, score
 from quark.evaluate import Dataset
-from quark.mixed_precision import MixedPlan
+from quark.features.mixed_precision.plan import MixedPlan
 from quark.onnx import QuantizationConfig, QuantType, get_default_config, quantize
 
 HIGH, MIXED, LOW = "all at 16 bits", "mixed", "all at 8 bits"

@@ -31,7 +31,7 @@ from quark.torch.quantization.config.type import Dtype, QSchemeType
 from quark.torch.quantization.observer import LSQObserver
 from quark.vision.data import ArrayBatches, ArrayHeldOut, Arrays
 from quark.vision.networks import load_network
-from quark.vision.recipes import Method, recipe
+from quark.vision.quantizing import Method, recipe
 from quark.vision.training import (
     Autocast,
     EpochResult,
@@ -139,8 +139,8 @@ class Cifar:
             trainer.train(ArrayBatches(self.training, batch_size, options.seed), held_out, start)
         minutes = (time.perf_counter() - began) / 60
         after = evaluate_module(quantizer.freeze(model), held_out, self.processes)
-        tops = [100 * each.accuracy.top1 for each in (before, start, after)]
-        return Figure(method, *tops, options.epochs, minutes)
+        float_top1, ptq_top1, qat_top1 = (100 * each.accuracy.top1 for each in (before, start, after))
+        return Figure(method, float_top1, ptq_top1, qat_top1, options.epochs, minutes)
 
 
 def _say_epoch(result: EpochResult) -> None:

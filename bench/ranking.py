@@ -27,12 +27,12 @@ from bench.cells import number
 from bench.models import NamedModel, add_arguments, chosen_models, label, positive
 from bench.record import Record, say
 from bench.side_by_side import open_labelled
+from quark.compare.measures import log_probabilities
 from quark.evaluate import Dataset
-from quark.fidelity.distance import log_probabilities
 from quark.onnx import quantize
 from quark.onnx.diagnose import diagnose
+from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.config.files import load_config
-from quark.onnx.quantization.presets import get_default_config
 from quark.onnx.session import open_session
 
 PRESETS = ["XINT8", "MXFP4E2M1"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,6 @@ class Quantizers:
             if floor is not None:
                 floor.run(lambda: self.interpreters.run_float(self.model, self.samples))
             for who, each in runs.items():
-                what = each.run(lambda who=who: self.once(who, preset))
+                what = each.run(partial(self.once, who, preset))
                 say(f"{self.model.name} {label(preset)} {who}, run {turn + 1} of {repeat}: {what}")
         return runs

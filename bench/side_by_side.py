@@ -20,9 +20,8 @@ from bench.models import NamedModel
 from bench.record import say
 from quark.errors import QuarkError
 from quark.evaluate import Accuracy, Dataset, Network, open_dataset
-from quark.evaluate.accuracy import ranked
 from quark.evaluate.comparison import Pair
-from quark.evaluate.evaluation import remarks_on
+from quark.evaluate.evaluation import ranked, remarks_on
 
 BATCH_SIZE = 10
 FLOAT = "float"

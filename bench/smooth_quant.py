@@ -32,8 +32,8 @@ from onnx import TensorProto, helper, numpy_helper
 from bench.cells import number
 from bench.models import positive
 from bench.record import Record, add_record_arguments, say
+from quark.compare import FidelityMeter
 from quark.errors import QuarkError
-from quark.fidelity import FidelityMeter
 from quark.onnx import get_default_config, quantize
 from quark.onnx.session import open_session
 

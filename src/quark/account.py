@@ -1,6 +1,6 @@
-"""The account of one quantization: what was done to which file, with what, why, and how well it came out.
+"""The report of one quantization: what was done to a file and why, and the quality of the result.
 
-The value that tables, JSON and pages are made of. It holds nothing that differs from run to run.
+Summaries, JSON and pages are made from it. It contains nothing that differs from run to run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark.fidelity import OutputFidelity, Verdict, overall_verdict
+from quark.compare import OutputFidelity, Verdict, overall_verdict
+from quark.features.mixed_precision.plan import MixedPlan
 from quark.measures import MeasureResult
-from quark.mixed_precision import MixedPlan
 from quark.plan import QuantizationPlan, Role, SkippedNode
 
 
@@ -32,7 +32,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """What the ranges came from. `samples` were calibrated on, `held_out` were kept for the verdict."""
+    """The data behind the ranges: `samples` for calibration, `held_out` for the verdict."""
 
     source: str
     samples: int
@@ -40,12 +40,12 @@ class CalibrationFacts:
     methods: tuple[str, ...] = ()
     is_random: bool = False
     is_verdict_on_calibration: bool = False
-    is_verdict_skipped: bool = False  # for want of memory: a remark says how much
+    is_verdict_skipped: bool = False  # not enough memory: a remark says how much is needed
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A graph rewrite that found something to do."""
+    """A graph rewrite that was applied `count` times."""
 
     name: str
     count: int
@@ -53,8 +53,10 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class AlgorithmFacts:
-    """What an accuracy algorithm did: a phrase for each change, and the nodes that it left, with the reason. Nothing
-    changed means that it found nothing to do, and is said so."""
+    """What an accuracy algorithm did: a phrase for each change, and the nodes that it left unchanged, with the reason.
+
+    If nothing changed, the summary says that it found nothing to do.
+    """
 
     name: str
     changed: tuple[str, ...]
@@ -97,7 +99,7 @@ class ProtectionFacts:
 
 @dataclass(frozen=True)
 class PackingFacts:
-    """That weights lie in the file in the bits of their formats: how many do, and bits for each of their numbers."""
+    """How many weights are stored at the bit width of their formats, and the bits of each of their numbers."""
 
     profile: str
     weights: int
@@ -119,15 +121,13 @@ class Report:
     rewrites: tuple[Rewrite, ...] = ()
     algorithms: tuple[AlgorithmFacts, ...] = ()
     remarks: tuple[str, ...] = ()
-    op_types: Mapping[str, str] = field(
-        default_factory=dict
-    )  # node name to operator, of every node that was there to quantize
-    mixed: MixedPlan | None = None  # where layers were chosen to have lower types
-    protection: ProtectionFacts | None = None  # where something was protected
+    op_types: Mapping[str, str] = field(default_factory=dict)  # operators of all nodes that could be quantized, by name
+    mixed: MixedPlan | None = None  # if layers were chosen to have lower types
+    protection: ProtectionFacts | None = None  # if something was protected
     packing: PackingFacts | None = None
-    measure: MeasureResult | None = None  # by the user's metric, where one was given
-    auto: Mapping[str, Any] = field(default_factory=dict)  # what `--config auto` tried, as JSON has it
-    card: Mapping[str, Any] = field(default_factory=dict)  # how to make it again: quark.card.Card, as JSON has it
+    measure: MeasureResult | None = None  # of the user's metric, if there is one
+    auto: Mapping[str, Any] = field(default_factory=dict)  # what `--config auto` tried, as JSON
+    card: Mapping[str, Any] = field(default_factory=dict)  # how to rebuild the file: quark.card.Card as JSON
 
     @property
     def verdict(self) -> Verdict:
@@ -140,11 +140,11 @@ class Report:
         return tuple(name for name in self.op_types if name not in skipped)
 
     def formats(self, role: Role) -> dict[str, int]:
-        """How many tensors of that role have which format; per channel and per tensor told apart."""
+        """Return the number of tensors of a role by format, with per-channel and per-tensor formats apart."""
         return dict(Counter(str(each.choice) for each in self.plan if each.role is role))
 
     def to_json(self) -> str:
-        """All of it, as text."""
+        """Return the whole report as JSON."""
         plan = json.loads(self.plan.to_json())
         content = {
             "verdict": self.verdict.value,

@@ -1,7 +1,7 @@
-"""The errors a user of quark sees.
+"""The errors that quark raises.
 
-Every message says what came, what is possible, and what to do. Each class is also the built-in exception that a
-Python programmer would catch for the same mistake, so neither `except ValueError` nor `except QuarkError` misses it.
+Every message says what was given, what is possible, and what to do. Each class is also the built-in exception that a
+Python programmer would catch for the same mistake, so both `except ValueError` and `except QuarkError` work.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 from quark.text import one_line, printable
 
-_MOST_CHARACTERS, _LAST_CHARACTERS = 3000, 1000  # of a message, and behind what is left out of it
+_MOST_CHARACTERS, _LAST_CHARACTERS = 3000, 1000  # of a message, and after the part that is left out
 
 
 class QuarkError(Exception):
-    """The root of all errors that quark raises on purpose.
+    """The base class of all errors that quark raises on purpose.
 
-    The message is one printable line, whatever the names in it hold. Where it repeats the message of its cause, the
-    line breaks of that are joined; any other line break is shown as an escape. The middle of a very long message, such
-    as one that repeats a value of a megabyte, is left out. `args` keep the exact text.
+    The message is one printable line, whatever names it contains. Line breaks in the message of its cause are joined;
+    any other line break is shown as an escape. The middle of a very long message is left out. `args` keep the exact
+    text.
     """
 
     def __str__(self) -> str:
@@ -35,39 +35,38 @@ class QuarkError(Exception):
 
 
 class InvalidValueError(QuarkError, ValueError):
-    """An argument has the right type and an impossible value."""
+    """An argument has the right type but an invalid value."""
 
 
 class UnknownNameError(InvalidValueError):
-    """A name that is not in its table; the message offers the nearest ones."""
+    """An unknown name; the message suggests similar ones."""
 
 
 class UnsupportedTypeError(QuarkError, TypeError):
-    """An argument of a type that cannot be taken."""
+    """An argument has an unsupported type."""
 
 
 class UnsupportedOptionError(QuarkError, NotImplementedError):
-    """An option that is known and that this version does not carry out; the message says why and what to do."""
+    """An option that exists but is not implemented in this version; the message says why and what to do."""
 
 
 class OutputError(QuarkError, OSError):
-    """A file or folder that cannot be written: a full disk, a limit, a right that is missing. The message names it."""
+    """A file or folder cannot be written: a full disk, a limit, missing permissions. The message names it."""
 
 
 class MissingDependencyError(QuarkError, ImportError):
-    """An optional package is needed and not installed; the message names the choices."""
+    """A required optional package is not installed; the message names the choices."""
 
 
 class ModelError(QuarkError, ValueError):
-    """An ONNX model that cannot be processed; the message names the node or tensor."""
+    """An ONNX model cannot be processed; the message names the node or tensor."""
 
 
 _MOST_LISTED, _FEW_LISTED = 40, 8
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not in its table: nearest names first, then all of them when they are few. Of many
-    among which none is near, the first few.
+    """Return the error for an unknown name: similar names first, then all names if they are few, else the first ones.
 
     >>> str(unknown_name("scale rule", "flor", ["floor", "ceil"]))
     "no scale rule 'flor'. Did you mean floor? Known: floor, ceil."

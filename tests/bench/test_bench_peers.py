@@ -17,6 +17,7 @@ from bench.child import NO_EQUIVALENT, OURS, ChildError
 from bench.one_quantization import PREPARE
 from bench.peers import PEERS, add_peer_arguments, make_environment, open_peers
 
+from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.presets import PRESETS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake interpreters are shell scripts")
@@ -71,7 +72,7 @@ def test_onnxruntime_is_asked_for_the_types_and_the_method_of_the_preset() -> No
     equivalents = PEERS["onnxruntime"].equivalents
     assert equivalents is not None
     for preset, settings in equivalents.items():
-        config = PRESETS[preset].config()
+        config = get_default_config(preset)
         assert settings["weight"] == config.weight_type.name
         if settings["method"] != "dynamic":
             assert settings["activation"] == config.activation_type.name

@@ -15,7 +15,6 @@ from bench.child import OURS, run_script
 from bench.macs import Macs, count_macs
 from bench.networks import (
     CONVOLUTIONAL,
-    FLOAT,
     PEER_CONFIGURATIONS,
     TRANSFORMER,
     Configuration,
@@ -29,6 +28,7 @@ from bench.networks import (
 from bench.peers import static_settings
 from bench.record import Record
 from bench.samples import SampleFolder
+from bench.side_by_side import FLOAT
 from bench.timing import Timing
 from onnx import TensorProto, helper, numpy_helper
 

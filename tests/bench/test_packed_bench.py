@@ -1,5 +1,7 @@
 """The table of packed files."""
 
+from functools import partial
+
 from bench.packed import HEADER, Figure, time_sessions
 from bench.timing import Timing
 
@@ -18,7 +20,7 @@ def test_a_row_has_a_cell_for_every_heading():
 
 
 def test_sessions_are_made_in_turns():
-    made = []
-    timings = time_sessions({name: lambda name=name: made.append(name) for name in "ab"}, 2)
+    made: list[str] = []
+    timings = time_sessions({name: partial(made.append, name) for name in "ab"}, 2)
     assert made == ["a", "b", "a", "b"]
     assert timings["a"].turns == 2

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from bench.qat_cifar import HEADER, RECIPES, Figure, chosen_options
 
-from quark.torch.specs import AffineSpec, BlockSpec
+from quark.decide.specs import AffineSpec, BlockSpec
 from quark.vision.training import Autocast
 
 
@@ -16,19 +16,19 @@ def test_lsq4_has_four_bits_inside_and_eight_at_both_ends() -> None:
     bits = {}
     for name, specs in found.items():
         assert specs is not None
-        assert isinstance(specs.input, AffineSpec)
+        assert isinstance(specs.activation, AffineSpec)
         assert isinstance(specs.weight, AffineSpec)
-        bits[name] = (specs.input.format.bits, specs.weight.format.bits)
+        bits[name] = (specs.activation.integer.bits, specs.weight.integer.bits)
     assert bits == {"Conv2d": (4, 4), "conv1": (8, 8), "linear": (8, 8)}
-    assert settings.specs.input is settings.specs.weight is None
+    assert settings.specs.activation is settings.specs.weight is None
 
 
 def test_block_formats_are_on_both_operands() -> None:
     for method, name in (("mxfp4", "mxfp4_e2m1"), ("mx6", "mx6")):
         specs = RECIPES[method].config().settings().specs
-        assert isinstance(specs.input, BlockSpec)
-        assert specs.input == specs.weight
-        assert specs.input.quantizer.format.name == name
+        assert isinstance(specs.activation, BlockSpec)
+        assert specs.activation == specs.weight
+        assert specs.activation.quantizer.format.name == name
         assert specs.output is None
 
 

@@ -3,10 +3,10 @@
 import click
 import pytest
 
-from quark.cli.config_option import parse_changes, read_config
+from quark.cli.options import parse_changes, read_config
 from quark.errors import InvalidValueError, UnknownNameError
+from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.config.quant_types import QuantType
-from quark.onnx.quantization.presets import get_default_config
 
 
 def parsed(*texts):

@@ -1,4 +1,4 @@
-"""`quark debug`: the first layer where two networks part."""
+"""`quark debug`: the first layer where two models diverge."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_damaged_layer_is_named(folder):
     result = run(network_path(), folder / "bad.onnx", "--calib", folder / "data.npz", "--num", 4, "--no-try")
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
-    assert f"they part at Conv '{(folder / 'name').read_text()}'" in text
-    assert "its own doing" in text
+    assert f"they diverge at Conv '{(folder / 'name').read_text()}'" in text
+    assert "this layer is the cause" in text
     assert "what to try (not tried):" in text
     assert "local dB" in text
     assert re.search(r"(degraded|collapsed): output 'logits' \(classes\): [\w ]+ -?[\d.]+", text)
@@ -61,10 +61,10 @@ def test_where_none_is_below_the_greatest_loss_is_told(folder):
     assert "no layer is below 1 dB; most is lost at" in " ".join(result.output.split())
 
 
-def test_equal_models_do_not_part(folder):
+def test_equal_models_do_not_diverge(folder):
     result = run(network_path(), network_path(), "--calib", folder / "data.npz", "--num", 2)
     assert result.exit_code == 0
-    assert "they do not part" in result.output
+    assert "they do not diverge" in result.output
 
 
 def test_json(folder):

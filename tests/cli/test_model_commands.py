@@ -6,14 +6,17 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from commands import assert_one_line_error, run
 from tiny_models import image, save_brightness_model, save_images
 
 import quark
-from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.presets import PRESETS, get_default_config
+import quark.cli.main as main_module
+from quark.cli.main import main
+from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.presets import PRESETS
 
 COMMANDS = (
     *("quantize", "evaluate", "compare", "report", "debug", "search", "reproduce", "pack", "unpack"),
@@ -158,7 +161,7 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, model):
     def explode(path, read):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("quark.report.inspection.inspect_model", explode)
+    monkeypatch.setattr("quark.cli.file_commands.inspect_model", explode)
     assert_one_line_error(run("inspect", model), "RuntimeError: two lines", "--debug")
     for line in (("inspect", model, "--debug"), ("--debug", "inspect", model)):
         result = run(*line)
@@ -179,3 +182,11 @@ def test_help_is_quick_and_lists_every_command():
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
         assert run(command, "--help").exit_code == 0
+
+
+def test_the_table_of_commands_has_their_first_lines():
+    context = click.Context(main)
+    for name, (_, text) in main_module.COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert (command.name, (command.help or "").splitlines()[0]) == (name, text)

@@ -124,6 +124,6 @@ def test_ctrl_c_says_how_to_go_on(model, calib, tmp_path):
     assert process.returncode == 1
     assert "Traceback" not in said
     assert "interrupted after" in said
-    assert f"the same command goes on from '{out}.auto'" in said
+    assert f"the same command resumes from '{out}.auto'" in said
     assert not out.exists()
     assert trial.is_file()

@@ -13,7 +13,7 @@ import pytest
 from commands import assert_one_line_error, run
 from tiny_models import SIZE, image, save_brightness_model, save_images
 
-from quark.cli.drop import Drop
+from quark.evaluate.comparison import Drop
 from quark.onnx import get_library_path
 
 QUARK = Path(sys.executable).with_name("quark")
@@ -132,7 +132,7 @@ def test_max_drop_not_exceeded(model, calib, out):
 
 
 def test_max_drop_of_equal_predictions(monkeypatch, model, calib, out):
-    monkeypatch.setattr("quark.cli.drop.measured_drop", lambda *_: Drop(12.5, "equal predictions of 'y'"))
+    monkeypatch.setattr("quark.cli.quantize_command.measured_drop", lambda *_: Drop(12.5, "equal predictions of 'y'"))
     result = run("quantize", model, out, "--config", "A8W8", "--calib", calib, "--max-drop", 12)
     assert result.exit_code == 3
     assert result.stderr == "Error: 12.50 points of equal predictions of 'y' lost, more than --max-drop 12\n"
@@ -291,6 +291,6 @@ def test_installed_command_in_a_pipe(model, calib, out):
 def test_a_path_behind_pack_is_no_profile(model, out):
     result = run("quantize", "--pack", str(model), str(out))
     assert result.exit_code == 2
-    for word in (model.name, "portable", "behind IN and OUT"):
+    for word in (model.name, "portable", "after IN and OUT"):
         assert word in result.stderr
     assert not out.exists()

@@ -11,10 +11,9 @@ from made_diagnosis import made_diagnosis
 from tiny_models import image, save_brightness_model, save_images
 
 from quark.account import FileFacts
-from quark.cli.calibration_option import Calibration
-from quark.cli.report_command import diagnose_and_write
+from quark.cli.options import Calibration
+from quark.cli.report_command import diagnose_and_write, making_of
 from quark.cli.report_facts import LabelledData, lint_remarks, measured_accuracy, measured_speed
-from quark.cli.report_making import making_of
 from quark.onnx import get_default_config, quantize
 
 
@@ -52,7 +51,7 @@ def without_layers(monkeypatch):
         calls.append((float_model, model, source, options))
         return made_diagnosis(5, making={}, accuracy=None, speed=None, lint=None)
 
-    monkeypatch.setattr("quark.onnx.diagnose.diagnose", fake, raising=False)
+    monkeypatch.setattr("quark.cli.report_command.diagnose", fake)
     return calls
 
 
@@ -140,7 +139,7 @@ def test_mistakes_are_found_before_the_work(tmp_path, model, quantized, data, wi
 def test_a_failure_leaves_the_old_page(tmp_path, model, quantized, monkeypatch):
     page = tmp_path / "page.html"
     page.write_text("old")
-    monkeypatch.setattr("quark.onnx.diagnose.diagnose", lambda *_, **__: 1 / 0, raising=False)
+    monkeypatch.setattr("quark.cli.report_command.diagnose", lambda *_, **__: 1 / 0)
     assert_one_line_error(run("report", quantized, "--float", model, "-o", page, "--random"), "ZeroDivisionError")
     assert page.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1

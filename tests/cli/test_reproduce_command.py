@@ -16,6 +16,7 @@ from quark.card import CARD_KEY, Card
 from quark.demo import network_path
 from quark.onnx.pack import pack_model
 from quark.onnx.quantization import making, reproduction
+from quark.onnx.versions import versions
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_also_without_data(model, tmp_path, config):
 def test_other_versions_are_said_and_change_nothing_by_themselves(model, calib, tmp_path, monkeypatch):
     out = tmp_path / "small.onnx"
     with monkeypatch.context() as patch:
-        now = making.versions()
+        now = versions()
         patch.setattr(making, "versions", lambda: {**now, "numpy": "1.0.0"})
         assert run("quantize", model, out, "--calib", calib).exit_code == 0
     assert "versions.numpy: 1.0.0, now" in assert_same(out).stdout

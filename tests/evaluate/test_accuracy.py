@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quark.errors import InvalidValueError
-from quark.evaluate.accuracy import AccuracyMeter, ranked
+from quark.evaluate.evaluation import AccuracyMeter, ranked
 
 
 @pytest.mark.parametrize("classes", [2, 5, 11])
@@ -15,7 +15,11 @@ def test_counts_are_those_of_sorting_by_hand(classes):
     meter = AccuracyMeter()
     for start in range(0, 200, 7):
         meter.add(scores[start : start + 7], labels[start : start + 7])
-    best = [sorted(range(classes), key=lambda c, row=row: (-row[c], c))[:5] for row in scores]
+
+    def largest(row):
+        return sorted(range(classes), key=lambda c: (-row[c], c))[:5]
+
+    best = [largest(row) for row in scores]
     result = meter.result()
     assert result.count == 200
     assert result.top1 == np.mean([order[0] == label for order, label in zip(best, labels, strict=True)])

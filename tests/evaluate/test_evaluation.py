@@ -121,6 +121,7 @@ def test_paired_difference_counts_gains_and_losses(tmp_path, model, data):
     assert pair.first.top1 == 1.0
     assert pair.lost == 6
     assert pair.gained == 0
+    assert result.agreement is not None
     assert pair.top1_difference == result.agreement - 1 == -0.5
     assert 0 < pair.standard_error < 0.2
 
@@ -161,7 +162,7 @@ def test_speed_of_the_best_run(model):
     [
         (lambda folder: folder / "absent", "no such folder"),
         (lambda folder: folder, "no images"),
-        (lambda folder: write(folder / "x.txt", b"text"), "no .npz archive"),
+        (lambda folder: write(folder / "x.txt", b"text"), "not an .npz archive"),
         (lambda folder: write(folder / "x.npz", b"PK\x03\x04 nonsense"), "not a readable numpy file"),
         (lambda folder: savez(folder, other=np.ones((1, 3)), more=np.ones((1, 3))), "more, other"),
         (lambda folder: savez(folder, input=np.ones((0, 3, SIZE, SIZE))), "at least 1"),

@@ -4,7 +4,7 @@ import pytest
 from tiny_models import image
 
 from quark.errors import InvalidValueError
-from quark.evaluate.prepare import prepare_data
+from quark.evaluate.datasets import prepare_data
 
 CLASSES = {1: "n01443537", 2: "n01440764", 3: "n01443537", 4: "n01440764"}
 SORTED = {

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_models import image, save_brightness_model, save_images
 
-from quark.cli.advanced_command import PRESETS, advanced_quantize
+from quark.cli.example_scripts import PRESETS, advanced_quantize
 from quark.onnx.quantization.presets import PRESETS as ALL_PRESETS
 
 ROOT = Path(__file__).parents[2] / "examples" / "onnx"

@@ -10,13 +10,20 @@ import pytest
 from quark.errors import InvalidValueError, ModelError, UnknownNameError
 from quark.measures import Measure, MeasureResult, measure_names
 from quark.measures.boxes import Layout, detections, find_layout
+from quark.measures.measure import OutputMeasure
 
 RANDOM = np.random.default_rng(3)
 
 
+def measure_of(spec):
+    found = Measure.of(spec)
+    assert isinstance(found, OutputMeasure)
+    return found
+
+
 def value_of(spec, expected, actual):
     """Of lists of arrays, one a sample."""
-    return Measure.of(spec).compare(
+    return measure_of(spec).compare(
         [{"y": np.asarray(each)} for each in expected], [{"y": np.asarray(each)} for each in actual]
     )
 
@@ -256,12 +263,12 @@ def test_the_output_can_be_named():
         {"a": np.array([[1.0, 0]]), "b": np.array([[1.0, 0]])},
         {"a": np.array([[0, 1.0]]), "b": np.array([[1.0, 0]])},
     )
-    assert Measure.of("cosine").compare([expected], [actual]) == 0.0
-    assert Measure.of("cosine?output=b").compare([expected], [actual]) == 1.0
+    assert measure_of("cosine").compare([expected], [actual]) == 0.0
+    assert measure_of("cosine?output=b").compare([expected], [actual]) == 1.0
     with pytest.raises(UnknownNameError, match="'c'.*Known: a, b"):
-        Measure.of("cosine?output=c").compare([expected], [actual])
+        measure_of("cosine?output=c").compare([expected], [actual])
     colon = {"Identity:0": np.ones((1, 2))}
-    assert Measure.of("cosine?output=Identity:0").compare([colon], [colon]) == 1.0
+    assert measure_of("cosine?output=Identity:0").compare([colon], [colon]) == 1.0
 
 
 def test_shapes_that_differ_are_named():

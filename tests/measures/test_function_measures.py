@@ -99,6 +99,7 @@ def test_a_file_shadows_no_module(folder):
     measure = Measure.of("json.py:score")
     import json
 
+    assert isinstance(measure, FunctionMeasure)
     assert measure.value(None) == 1.0
     assert hasattr(json, "dumps")
 
@@ -112,7 +113,9 @@ def test_lower_is_better_in_three_ways(folder):
 
 
 def test_a_method_is_found(folder):
-    assert Measure.of("evaluate.py:Many.inside").value(None) == 1.0
+    measure = Measure.of("evaluate.py:Many.inside")
+    assert isinstance(measure, FunctionMeasure)
+    assert measure.value(None) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,9 @@ def test_mistakes_of_a_function_are_errors_that_name_it(function, error, said):
 
 @pytest.mark.parametrize("value", [1, np.float32(0.5), np.array([2.0]), np.int64(3)])
 def test_numbers_of_all_kinds(value):
-    assert Measure.of(lambda session: value).value(None) == float(np.asarray(value).item())
+    measure = Measure.of(lambda session: value)
+    assert isinstance(measure, FunctionMeasure)
+    assert measure.value(None) == float(np.asarray(value).item())
 
 
 def test_the_float_side_is_measured_once(session, samples):

@@ -10,9 +10,10 @@ from quark.report.algorithms import BIAS_CORRECTION, CROSS_LAYER, NPU_POSITIONS,
 
 
 def test_the_names_are_those_that_the_algorithms_have():
-    from quark.onnx.choose import npu_positions
-    from quark.onnx.equalize import cross_layer, smooth_quant
-    from quark.onnx.refine import bias_correction
+    from quark.decide import npu_positions
+    from quark.features.bias_correction import layers as bias_correction
+    from quark.features.equalization import cross_layer
+    from quark.features.smooth_quant import groups as smooth_quant
 
     assert cross_layer.NAME == CROSS_LAYER
     assert smooth_quant.NAME == SMOOTH

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from quark.report import environment
-from quark.report.checks.finding import Finding, Health
 from quark.report.environment import examine, is_healthy
+from quark.report.installation import Finding, Health
 
 
 def test_this_environment_is_healthy():
@@ -19,8 +19,8 @@ def test_this_environment_is_healthy():
 
 def test_a_check_that_raises_is_a_finding_and_hides_no_other(monkeypatch):
     def explode():
+        yield from ()
         raise OSError("cannot load")
-        yield
 
     monkeypatch.setattr(environment, "CHECKS", (("first", explode), *environment.CHECKS[:1]))
     findings = examine()

@@ -9,12 +9,11 @@ from reports import make_report
 from rich.console import Console
 
 from quark.account import AlgorithmFacts, CalibrationFacts, ProtectedLayer, ProtectionFacts
-from quark.fidelity import OutputFidelity, PartFidelity
+from quark.compare import OutputFidelity, PartFidelity
 from quark.formats import get_format
 from quark.formats.block import BlockQuantizer
 from quark.plan import AffineChoice, BlockChoice, QuantizationPlan, Role, SkippedNode
-from quark.report.advice import advice
-from quark.report.summary import print_summary, report_json, summary_text
+from quark.report.summary import advice, print_summary, report_json, summary_text
 
 VERDICTS = ["ok", "degraded", "collapsed", "unchecked"]
 

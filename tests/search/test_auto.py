@@ -56,7 +56,7 @@ def attempts(monkeypatch):
 @pytest.fixture
 def latencies(monkeypatch):
     """Shares of float's latency by the name of the candidate, in the place of what is measured; 0.5 for the rest."""
-    shares = {}
+    shares: dict[str, float] = {}
     monkeypatch.setattr(Judge, "_latency", lambda self, net: self.latency_ms * shares.get(net.path.stem, 0.5))
     monkeypatch.setattr(
         Judge, "compared_latencies", lambda self, models: [shares.get(each.stem, 0.5) for each in models]
@@ -271,6 +271,7 @@ def test_more_layers_in_float_are_not_tried_where_the_verdict_is_ok_already(mode
 
     def attempt_with(self, candidate, folder):
         trial, path = original(self, candidate, folder)
+        assert trial.measured is not None
         return replace(trial, measured=replace(trial.measured, float_mac_share=0.1)), path
 
     monkeypatch.setattr(Bench, "attempt", attempt_with)
@@ -292,7 +293,12 @@ def test_the_smallest_file_for_size(model, calib, tmp_path):
 
 def test_files_that_the_npu_refuses_are_rejected(model, calib, monkeypatch):
     asked = []
-    monkeypatch.setattr(attempt, "_refused", lambda path: asked.append(path.stem) or "2 lint errors (Int8)")
+
+    def refused(path):
+        asked.append(path.stem)
+        return "2 lint errors (Int8)"
+
+    monkeypatch.setattr(attempt, "_refused", refused)
     result = auto_quantize(model, calib, target="npu")
     assert asked == ["XINT8"]  # the linter knows the rules of no other
     assert result.rows[0].reason == "2 lint errors (Int8)"

@@ -6,7 +6,7 @@ import pytest
 
 from quark.errors import InvalidValueError
 from quark.search import Budget, Limits
-from quark.search.budget import Limit
+from quark.search.trial import Limit
 
 
 @pytest.mark.parametrize(

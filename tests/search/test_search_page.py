@@ -12,8 +12,7 @@ from made_trials import LIMITS, failed, trial, trials
 from page_outline import Outline, check_self_contained
 
 from quark.search import FloatFacts, Limits, SearchResult
-from quark.search.page import page
-from quark.search.plot import plot
+from quark.search.page import page, plot
 
 SOURCE = FloatFacts("net.onnx", 1000, 2.0, "8 samples of <img>", 0.75)
 

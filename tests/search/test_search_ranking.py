@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made_trials import LIMITS, failed, trial, trials
 
 from quark.search import Limits, Trial, pareto_front, ranked
-from quark.search.ranking import ALIKE_IN_SIZE, dominates, excess, is_within
+from quark.search.trial import ALIKE_IN_SIZE, dominates, excess, is_within
 
 
 @settings(max_examples=40)

@@ -3,19 +3,20 @@
 import hashlib
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from quark.compare.measures import divergence
 from quark.demo import network_path
 from quark.errors import InvalidValueError
 from quark.onnx import quantize
 from quark.onnx.pack import pack_model
-from quark.onnx.pack.record import is_packed
+from quark.onnx.pack.editing import is_packed
 from quark.search import Budget, Keep, Wanted, attempt, pareto_front, search
 from quark.search.attempt import Bench
-from quark.search.judging import divergence
 
 PRESETS = ("MXINT8", "MXFP4E2M1", "BF16")
 
@@ -98,15 +99,18 @@ def test_ranks_what_it_tried_and_keeps_it(model, calib, labelled, tmp_path, monk
     assert result.source.top1 == 35 / 40
     for each in result.trials:
         figures = each.measured
+        assert figures is not None
         assert figures.measure == "top-1 accuracy"
+        assert figures.top1 is not None
         assert figures.drop == pytest.approx(100 * (35 / 40 - figures.top1))
+        assert figures.kl is not None
         assert figures.kl >= 0
         assert figures.latency_ms > 0
         assert figures.error is not None
         assert each.seconds >= each.quantizing_seconds > 0
-    figures = {each.name: each.measured for each in result.trials}
-    assert figures["MXFP4E2M1"].size_bytes < figures["MXINT8"].size_bytes < figures["BF16"].size_bytes
-    assert figures["MXINT8"].kl < figures["MXFP4E2M1"].kl
+    by_name: dict[str, Any] = {each.name: each.measured for each in result.trials}
+    assert by_name["MXFP4E2M1"].size_bytes < by_name["MXINT8"].size_bytes < by_name["BF16"].size_bytes
+    assert by_name["MXINT8"].kl < by_name["MXFP4E2M1"].kl
     assert result.best == result.trials[0]
     assert result.best in result.front
     assert sorted(each.name for each in (result.folder / "trials").iterdir()) == sorted(f"{n}.json" for n in PRESETS)
@@ -164,7 +168,7 @@ def test_an_interruption_from_the_keyboard_says_how_to_go_on(model, calib, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Bench, "attempt", interrupt)
-    with pytest.raises(KeyboardInterrupt, match="goes on from there"):
+    with pytest.raises(KeyboardInterrupt, match="resumes"):
         search(model, calib, Wanted(presets=PRESETS))
 
 
@@ -187,7 +191,7 @@ def test_another_model_starts_anew_and_says_so(model, calib, attempts):
     onnx.save(changed, model)
     again = search(model, calib, wanted)
     assert attempts == ["MXINT8", "MXINT8"]
-    assert any("starting anew: the model is another one" in note for note in again.notes)
+    assert any("starting over: the model has changed" in note for note in again.notes)
 
 
 def test_other_data_start_anew(model, calib, attempts):
@@ -196,7 +200,7 @@ def test_other_data_start_anew(model, calib, attempts):
     np.savez(calib, input=arrays(16, 5))
     again = search(model, calib, wanted)
     assert len(attempts) == 2
-    assert any("calibration data are other ones" in note for note in again.notes)
+    assert any("the calibration data has changed" in note for note in again.notes)
 
 
 def test_what_fails_is_a_row_with_its_reason(model, calib, monkeypatch):

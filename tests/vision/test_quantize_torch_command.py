@@ -13,10 +13,10 @@ from tiny_training import tiny_options
 
 from quark.cli.quantize_torch_command import quantize_torch
 from quark.vision.data import FolderBatches, FolderHeldOut, open_folders
-from quark.vision.data.augmentation import TrainingTransform
+from quark.vision.data.folders import TrainingTransform
 from quark.vision.networks import build_network
+from quark.vision.tensor_file import load_checkpoint
 from quark.vision.training import Trainer
-from quark.vision.training.checkpoint import load_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "torch" / "vision" / "quantize.py"
 SIZE = 16

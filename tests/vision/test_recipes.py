@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from quark.torch.specs import AffineSpec, Algorithm, Granularity
-from quark.vision.recipes import LEARNING, Method, Precision, recipe
+from quark.decide.specs import AffineSpec, Algorithm
+from quark.vision.quantizing import LEARNING, Method, Precision, recipe
 
 PAIRS = list(itertools.product(Method, Precision))
 POWERS_OF_TWO = (Method.MSE_POWOF2, Method.NON_OVERFLOW, Method.TQT)
@@ -15,17 +15,17 @@ POWERS_OF_TWO = (Method.MSE_POWOF2, Method.NON_OVERFLOW, Method.TQT)
 def test_a_recipe_is_what_its_flags_say(method, precision):
     settings = recipe(method, precision).settings()
     specs = settings.specs
-    assert specs.input == specs.output
-    assert all(isinstance(each, AffineSpec) for each in (specs.input, specs.weight, specs.bias))
-    assert specs.input.format.name == {"a8w8": "int8", "a16w8": "int16"}[precision.value]
-    assert specs.weight.format.name == "int8"
-    assert specs.input.is_power_of_two == specs.weight.is_power_of_two == (method in POWERS_OF_TWO)
-    learned = [each.learning.algorithm for each in (specs.input, specs.weight) if each.learning is not None]
+    assert specs.activation == specs.output
+    assert all(isinstance(each, AffineSpec) for each in (specs.activation, specs.weight, specs.bias))
+    assert specs.activation.format == {"a8w8": "int8", "a16w8": "int16"}[precision.value]
+    assert specs.weight.format == "int8"
+    assert specs.activation.is_power_of_two == specs.weight.is_power_of_two == (method in POWERS_OF_TWO)
+    learned = [each.learning.algorithm for each in (specs.activation, specs.weight) if each.learning is not None]
     assert learned == ([Algorithm(method.value)] * 2 if method in LEARNING else [])
     assert specs.bias.learning is None
-    assert specs.input.is_symmetric == (method is not Method.FLOAT_SCALE)
+    assert specs.activation.is_symmetric == (method is not Method.FLOAT_SCALE)
     assert specs.weight.is_symmetric
-    is_by_channel = specs.weight.granularity is Granularity.CHANNEL
+    is_by_channel = specs.weight.is_per_channel
     assert is_by_channel == (method is Method.FLOAT_SCALE)
 
 

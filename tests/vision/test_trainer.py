@@ -18,6 +18,7 @@ from torch import nn
 
 from quark.errors import InvalidValueError, QuarkError
 from quark.torch import ModelQuantizer
+from quark.vision.tensor_file import load_checkpoint, save_checkpoint
 from quark.vision.training import (
     Autocast,
     DivergedError,
@@ -27,7 +28,6 @@ from quark.vision.training import (
     choose_device,
     evaluate_module,
 )
-from quark.vision.training.checkpoint import load_checkpoint, save_checkpoint
 
 QUICK = tiny_options(epochs=4, learning_rate=0.1, seed=3)
 

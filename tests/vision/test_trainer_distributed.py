@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_training import state_differences, tiny_data, tiny_network, tiny_options
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
+from quark.vision.tensor_file import load_checkpoint
 from quark.vision.training import Trainer, evaluate_module, joined
-from quark.vision.training.checkpoint import load_checkpoint
 
 OPTIONS = tiny_options(epochs=2, learning_rate=0.05, average_decay=0.9, seed=1)
 KINDS = {"plain": False, "batch_norm": True}
@@ -43,7 +43,7 @@ def free_port():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("processes")
-    multiprocessing.spawn(train_parts, (free_port(), str(found)), nprocs=2)
+    spawn(train_parts, (free_port(), str(found)), nprocs=2)
     return found
 
 

@@ -11,9 +11,7 @@ from torch import nn
 from quark.plan import AffineChoice, Role
 from quark.torch.train.quantizers import AffineQuantizer, LsqQuantizer, TqtQuantizer
 from quark.vision.training import OptimizerName, Scores, TrainingOptions
-from quark.vision.training.averaging import WeightAverage
-from quark.vision.training.groups import make_optimizers, set_rates, sort_parameters
-from quark.vision.training.schedule import rate_factor
+from quark.vision.training.step import WeightAverage, make_optimizers, rate_factor, set_rates, sort_parameters
 
 START = AffineChoice("int8", (0.25,), (0,))
 

@@ -12,7 +12,7 @@ from quark.errors import InvalidValueError
 from quark.evaluate import Network, open_dataset
 from quark.vision.data import ArrayBatches, ArrayHeldOut, Arrays, FolderBatches, FolderHeldOut, open_folders
 from quark.vision.data.arrays import PADDING, moved
-from quark.vision.data.augmentation import TrainingTransform, random_box
+from quark.vision.data.folders import TrainingTransform, random_box
 from quark.vision.training import Processes
 
 

@@ -3,7 +3,7 @@
 python advanced_quark_quantize.py --model_input models/mobilenetv2.onnx --model_output models/mobilenetv2_quant.onnx
 """
 
-from quark.cli.advanced_command import advanced_quantize
+from quark.cli.example_scripts import advanced_quantize
 
 if __name__ == "__main__":
     advanced_quantize()

@@ -1,11 +1,11 @@
-"""What becomes of errors, and of log messages, on the command line.
+"""How errors and log messages appear on the command line.
 
-QuarkError      one line on stderr, exit status 1: the message says what to do
-anything else   one line that names the exception, status 1: a bug, or the machine's own trouble (disk, memory)
-usage           status 2, as click has it
-interruption    status 1; where work was kept, one line says how to go on
-stdout fails    status 1 and one line on stderr; without it if the reader of a pipe has gone
---debug         shows the traceback instead, and the log; it may stand anywhere on the line
+QuarkError      one line on stderr, exit status 1; the message says what to do
+anything else   one line that names the exception, status 1: a bug, or a problem of the machine (disk, memory)
+usage           status 2, as in click
+interruption    status 1; if work was saved, a line says how to continue
+stdout fails    status 1 and one line on stderr; no line if the reader of a pipe has gone
+--debug         shows the log and the traceback instead; accepted anywhere on the command line
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from quark.cli.terminal import flush, printable_streams, say, say_lines
 from quark.errors import QuarkError
 from quark.text import one_line
 
-_HELP_ERRORS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # its message is the help; click 8.1 has none
+_HELP_ERRORS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # its message is the help; not in click 8.1
 
 
 class ErrorReportingCommand(click.Command):
-    """A command of its own, such as an example script."""
+    """A command that also runs on its own, as an example script."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         return _run(super().main, standalone_mode, *args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.parent is not None:
-            return super().invoke(ctx)  # the group reports
+            return super().invoke(ctx)  # the group reports errors
         return _reporting(ctx, super().invoke)
 
 
 class ErrorReportingGroup(click.Group):
-    """Commands, each of which takes --debug after its name too."""
+    """A group whose commands also accept --debug after their name."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         return _run(super().main, standalone_mode, *args, **extra)
@@ -47,28 +47,18 @@ class ErrorReportingGroup(click.Group):
         cmd.params.append(debug_option())
         super().add_command(cmd, name)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of use, not of the alphabet
-
     def invoke(self, ctx: click.Context) -> Any:
         return _reporting(ctx, super().invoke)
 
 
 def debug_option() -> click.Option:
-    """--debug for a command: it is the whole run's, not the command's."""
-    return click.Option(
-        ["--debug"], is_flag=True, expose_value=False, is_eager=True, hidden=True, callback=_remember_debug
-    )
+    """--debug after a command's name, with the effect of `quark --debug`."""
 
+    def remember(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given:
+            ctx.find_root().meta["quark.debug"] = True
 
-def _remember_debug(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
-    if is_given:
-        ctx.find_root().meta["quark.debug"] = True
-
-
-def is_debugging(ctx: click.Context) -> bool:
-    root = ctx.find_root()
-    return bool(root.params.get("debug") or root.meta.get("quark.debug"))
+    return click.Option(["--debug"], is_flag=True, expose_value=False, is_eager=True, hidden=True, callback=remember)
 
 
 def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: Any) -> Any:
@@ -87,7 +77,7 @@ def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: A
         except click.ClickException as error:
             _show(error)
             status = error.exit_code
-        except Exception:
+        except Exception:  # noqa: BLE001 - the outermost boundary: the traceback is shown
             say_lines(traceback.format_exc(), err=True)  # with --debug; names in it are made printable, too
         failure = flush(output)
         if failure is not None and not status:
@@ -98,7 +88,7 @@ def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: A
 
 
 def _show(error: click.ClickException) -> None:
-    """As click shows it, in printable lines."""
+    """Print an error in click's format, with printable names."""
     if isinstance(error, _HELP_ERRORS):
         error.show()
         return
@@ -112,7 +102,14 @@ def _show(error: click.ClickException) -> None:
 
 
 def _reporting(ctx: click.Context, invoke: Any) -> Any:
-    _set_up_log(has_messages=bool(ctx.params.get("debug")))
+    """Invoke a command, and turn any exception into the error line that click prints."""
+    logger = logging.getLogger("quark")
+    if ctx.params.get("debug"):
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(logging.StreamHandler())
+    elif not logger.handlers:
+        # the summary has the warnings; without a handler Python would also print them, in the middle of the output
+        logger.addHandler(logging.NullHandler())
     try:
         return invoke(ctx)
     except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
@@ -123,13 +120,14 @@ def _reporting(ctx: click.Context, invoke: Any) -> Any:
             say_lines(str(error), err=True)
         raise
     except Exception as error:
-        if is_debugging(ctx):
+        root = ctx.find_root()
+        if root.params.get("debug") or root.meta.get("quark.debug"):
             raise
         raise click.ClickException(error_line(error)) from error
 
 
 def error_line(error: Exception) -> str:
-    """The message of an error as one line; an unexpected one also says its name and how to learn more."""
+    """Return an error as one line; for an unexpected one, with its class and how to find out more."""
     if isinstance(error, QuarkError):
         return str(error)
     text = one_line(error)
@@ -143,7 +141,7 @@ def error_line(error: Exception) -> str:
 
 
 def _os_error(error: OSError) -> str:
-    """The message of the operating system without its number.
+    """Return the operating system's message without its number.
 
     >>> _os_error(OSError(28, "No space left on device", "standard output"))
     'standard output: No space left on device'
@@ -152,16 +150,3 @@ def _os_error(error: OSError) -> str:
         return one_line(error)
     places = [one_line(each) for each in (error.filename, error.filename2) if each is not None]
     return f"{', '.join(places)}{': ' if places else ''}{one_line(error.strerror)}"
-
-
-def _set_up_log(has_messages: bool) -> None:
-    """What the library logs is in the summary, too: shown only when debugging.
-
-    Without any handler Python would write warnings to stderr by itself, in the midst of everything.
-    """
-    logger = logging.getLogger("quark")
-    if has_messages:
-        logger.setLevel(logging.DEBUG)
-        logger.addHandler(logging.StreamHandler())
-    elif not logger.handlers:
-        logger.addHandler(logging.NullHandler())

@@ -1,38 +1,68 @@
-"""`quark quantize`: a float model and some data in, a quantized model and an account of it out."""
+"""`quark quantize`: read a float model and data, write a quantized model and a report."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.calibration_option import Calibration, random_option
-from quark.cli.config_option import DEFAULT_CONFIG, Change, parse_changes
-from quark.cli.data_options import metric_option, preprocess_option
-from quark.cli.pack_command import PROFILES
-from quark.cli.terminal import say
+from quark.cli.file_commands import PROFILES
+from quark.cli.options import (
+    COUNT,
+    DATA_PATHS,
+    DEFAULT_CONFIG,
+    PATH,
+    Calibration,
+    Change,
+    is_file_name,
+    json_option,
+    metric_option,
+    parse_changes,
+    preprocess_option,
+    random_option,
+    read_config,
+)
+from quark.cli.report_command import check_page, diagnose_and_write
+from quark.cli.report_facts import LabelledData
+from quark.cli.terminal import say, say_json
+from quark.evaluate.comparison import measured_drop
+from quark.evaluate.datasets import check_data
+from quark.evaluate.network import checked_file
+from quark.onnx import quantize as quantize_model
+from quark.onnx.pack import profile_of
+from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantization.config.content import restored
+from quark.onnx.save import check_output
+from quark.report.console import Console, Table, cell, plain_table
+from quark.report.quantities import count_of
+from quark.report.summary import print_summary
+from quark.search import auto_quantize
 
 if TYPE_CHECKING:
-    from quark.measures import MeasureResult
+    from quark.onnx.quantization.quantizer import QuantizedModel
+    from quark.search import AutoResult
 
-DROP_EXCEEDED = 3
+DROP_EXCEEDED = 3  # exit status
 AUTO = "auto"
-TARGETS = ("onnxruntime", "npu", "gpu", "size")  # of quark.search.Target, which takes a while to import
+TARGETS = ("onnxruntime", "npu", "gpu", "size")  # of quark.search.Target, which is slow to import
 
 
 def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
-    """`--pack IN OUT` takes IN for a profile: a word that is none is found before OUT is missed."""
+    """Refuse an unknown profile: in `--pack IN OUT`, IN is taken for one, and OUT would be reported as missing."""
     if profile is not None and profile not in PROFILES:
         raise click.BadParameter(
-            f"'{profile}' is no profile; expected {', '.join(PROFILES)}, or --pack behind IN and OUT", param=option
+            f"'{profile}' is not a profile; expected {', '.join(PROFILES)}, or --pack after IN and OUT", param=option
         )
     return profile
 
 
 @click.command()
-@click.argument("model_in", metavar="IN", type=click.Path(path_type=Path))
-@click.argument("model_out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("model_in", metavar="IN", type=PATH)
+@click.argument("model_out", metavar="OUT", type=PATH)
 @click.option(
     "--config",
     default=DEFAULT_CONFIG,
@@ -51,21 +81,19 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
 )
 @click.option(
     "--calib",
-    type=click.Path(path_type=Path),
-    metavar="DIR|FILE.npz",
+    type=PATH,
+    metavar=DATA_PATHS,
     help="Calibration data, typical of what the model will see: a folder of images, or arrays [n, ...] named after the "
     "model's inputs. Configurations that measure no ranges do not need it.",
 )
 @random_option
 @click.option(
     "--num-calib",
-    type=click.IntRange(min=1),
+    type=COUNT,
     metavar="N",
     help="Use N samples, evenly spaced over the sorted files (default: all).",
 )
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples per inference run."
-)
+@click.option("--batch-size", type=COUNT, default=1, show_default=True, help="Samples per inference run.")
 @preprocess_option
 @click.option(
     "--set",
@@ -85,17 +113,12 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     "--data: points of top-1 accuracy. Otherwise points of equal predictions on held-out samples, 100 (1 - agreement), "
     "for outputs with classes, and 100 (1 - cosine) for other outputs; the worst output counts.",
 )
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Labelled images, for --max-drop, --report and --config auto.",
-)
+@click.option("--data", type=PATH, metavar="DIR", help="Labelled images, for --max-drop, --report and --config auto.")
 @metric_option("Built-in measures compare the outputs on the held-out samples; functions load their own data.")
 @click.option(
     "--report",
     "page",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.html",
     help="Also write an HTML report that shows where accuracy was lost, layer by layer, and what to do about it.",
 )
@@ -107,7 +130,7 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     metavar="[PROFILE]",
     help="Store block-format weights at their true bit width. PROFILE is portable (the default), custom or native.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
+@json_option("Print the report as JSON instead of the summary.")
 def quantize(
     model_in: Path,
     model_out: Path,
@@ -137,28 +160,32 @@ def quantize(
                  3 --max-drop exceeded; with --config auto: no candidate
                    is within the bound, and nothing is written
     """
-    from quark.cli.drop import measured_drop
-    from quark.cli.quantization import AutoQuantization, Quantization
-    from quark.cli.report_command import check_page
-    from quark.evaluate.datasets import check_data
 
     is_auto = config == AUTO
-    if runs_on is not None and not is_auto:
-        raise click.UsageError("--target is for --config auto: give that, or a preset without --target")
-    if is_auto and changes:
-        raise click.UsageError("--config auto chooses all options itself: leave --set out, or name a preset")
-    if is_auto and pack is not None:
-        raise click.UsageError("--config auto packs where that makes the file smaller: leave --pack out")
-    if is_auto and calib is None:
-        raise click.UsageError("--config auto needs data to judge by: give --calib, or name a preset")
-    if is_auto and data is not None and metric is not None:
-        raise click.UsageError("--data and --metric are two measures for --config auto: give one of them")
-    if data is not None and max_drop is None and page is None and not is_auto:
-        raise click.UsageError(
-            "--data is for --max-drop and --report: give one of them, or compare afterwards with 'quark compare'"
-        )
-    if data is not None and metric is not None and page is None:
-        raise click.UsageError("--data and --metric are two measures for --max-drop: give one of them")
+    conflicts = (
+        (
+            runs_on is not None and not is_auto,
+            "--target is for --config auto: give that, or a preset without --target",
+        ),
+        (is_auto and bool(changes), "--config auto chooses all options itself: leave --set out, or name a preset"),
+        (is_auto and pack is not None, "--config auto packs where that makes the file smaller: leave --pack out"),
+        (is_auto and calib is None, "--config auto needs data to judge by: give --calib, or name a preset"),
+        (
+            is_auto and data is not None and metric is not None,
+            "--data and --metric are two measures for --config auto: give one of them",
+        ),
+        (
+            data is not None and max_drop is None and page is None and not is_auto,
+            "--data is for --max-drop and --report: give one of them, or compare afterwards with 'quark compare'",
+        ),
+        (
+            data is not None and metric is not None and page is None,
+            "--data and --metric are two measures for --max-drop: give one of them",
+        ),
+    )
+    for is_conflict, message in conflicts:
+        if is_conflict:
+            raise click.UsageError(message)
     calibration = Calibration(calib, num_calib, batch_size, preprocess, is_random)
     if page is not None and calib is None and not is_random:
         raise click.UsageError("--report compares the models on data: give --calib, or --random")
@@ -166,40 +193,192 @@ def quantize(
         check_page(page, model_in, model_out, calib, data, config, preprocess)
     if data is not None:
         check_data(data)
+    job: Quantization | AutoQuantization
     if is_auto:
-        search = AutoQuantization(model_in, model_out, runs_on or TARGETS[0], calibration, metric, max_drop, data)
-        found = search.run()
-        search.show(found, as_json)
-        if found.model is None:
-            raise SystemExit(DROP_EXCEEDED)
-        if page is not None:
-            _write_page(model_in, model_out, calibration, page, data, as_json, found.model.report.measure)
-        return
-    quantization = Quantization(model_in, model_out, config, changes, calibration, pack, metric)
-    result = quantization.run()
-    quantization.show(result, as_json)
+        job = AutoQuantization(model_in, model_out, runs_on or TARGETS[0], calibration, metric, max_drop, data)
+    else:
+        job = Quantization(model_in, model_out, config, changes, calibration, pack, metric)
+    model = job.run(as_json)
+    if model is None:
+        raise SystemExit(DROP_EXCEEDED)
     if page is not None:
-        _write_page(model_in, model_out, calibration, page, data, as_json, result.report.measure)
-    if max_drop is not None:
-        drop = measured_drop(result.report, model_in, model_out, data, preprocess)
+        labelled = None if data is None else LabelledData(data)
+        diagnose_and_write(model_in, model_out, calibration, page, labelled, model.report.measure)
+        if not as_json:
+            say(f"report: {page}")
+    if max_drop is not None and not is_auto:
+        drop = measured_drop(model.report, model_in, model_out, data, preprocess)
         if drop.points > max_drop:
             say(f"Error: {drop} lost, more than --max-drop {max_drop:g}", err=True)
             raise SystemExit(DROP_EXCEEDED)
 
 
-def _write_page(
-    model_in: Path,
-    model_out: Path,
-    calibration: Calibration,
-    page: Path,
-    data: Path | None,
-    is_quiet: bool,
-    measure: MeasureResult | None,
-) -> None:
-    from quark.cli.report_command import diagnose_and_write
-    from quark.cli.report_facts import LabelledData
+@dataclass(frozen=True)
+class Quantization:
+    """One quantization by the preset or file called `config`, with some `changes`."""
 
-    labelled = None if data is None else LabelledData(data)
-    diagnose_and_write(model_in, model_out, calibration, page, labelled, measure)
-    if not is_quiet:
-        say(f"report: {page}")
+    source: Path
+    target: Path
+    config: str
+    changes: tuple[Change, ...] = ()
+    calibration: Calibration = field(default_factory=Calibration)
+    pack: str | None = None  # the profile of packed weights
+    metric: str | None = None
+
+    def run(self, as_json: bool = False) -> QuantizedModel:
+        """Quantize, write, and print the summary or the report as JSON. Mistakes are found before the work."""
+
+        function = self.metric.rpartition(":")[0] if self.metric else None  # FILE.py:FUNCTION
+        calibration = self.calibration
+        _check_files(self.source, self.target, self.config, calibration.path, calibration.preprocess, function)
+        if self.pack is not None:
+            profile_of(self.pack)
+        # by name if nothing is changed, so that the report can name the preset
+        config = read_config(self.config, self.changes) if self.changes else self.config
+        model = quantize_model(self.source, config=config, metric=self.metric, **calibration.arguments())
+        model.save(self.target, self.pack)
+        if as_json:
+            say_json(model.report.to_json())
+        else:
+            print_summary(model.report)
+            _say_written(self.target, self.python_lines())
+        return model
+
+    def python_lines(self) -> list[str]:
+        """Return the equivalent Python program."""
+        data = [f"{name}={value!r}" for name, value in self.calibration.arguments().items() if value is not None]
+        measure = [] if self.metric is None else [f"metric={self.metric!r}"]
+        config = "config" if self.changes else repr(self.config)
+        arguments = ", ".join([repr(str(self.source)), *data, f"config={config}", *measure])
+        target = repr(str(self.target)) + ("" if self.pack is None else f", pack={self.pack!r}")
+        config_lines = self._config_lines() if self.changes else []
+        return ["import quark.onnx", *config_lines, f"quark.onnx.quantize({arguments}).save({target})"]
+
+    def _config_lines(self) -> list[str]:
+        """Return the lines that make the changed config."""
+
+        known = {each.name for each in fields(QuantizationConfig)}
+        if is_file_name(self.config):
+            lines = ["from quark.onnx.quantization.config.files import load_config"]
+            lines.append(f"config = load_config({self.config!r})")
+        else:
+            lines = [f"config = quark.onnx.get_default_config({self.config!r})"]
+        for key, value in self.changes:
+            member = restored(value)  # 'QuantType.QInt8' is a member of an enum
+            text = f"quark.onnx.{type(member).__name__}.{member.name}" if isinstance(member, Enum) else repr(value)
+            *outer, last = key.split(".") if key in known else ["extra_options", *key.split(".")]
+            if outer:
+                place = f"config.{outer[0]}" + "".join(f".setdefault({part!r}, {{}})" for part in outer[1:])
+                lines.append(f"{place}[{last!r}] = {text}")
+            else:
+                lines.append(f"config.{last} = {text}")
+        return lines
+
+
+@dataclass(frozen=True)
+class AutoQuantization:
+    """`--config auto`: find the best configuration for `runs_on` by trying.
+
+    `labelled` is a folder of images with their classes; `max_drop` is the user's own bound.
+    """
+
+    source: Path
+    target: Path
+    runs_on: str
+    calibration: Calibration
+    metric: str | None = None
+    max_drop: float | None = None
+    labelled: Path | None = None
+
+    def run(self, as_json: bool = False) -> QuantizedModel | None:
+        """Search, write the best model, and print a summary and what was tried, or the report as JSON.
+
+        Progress goes to standard error. Returns None if no candidate is within the bound.
+        """
+
+        _check_files(self.source, self.target, self.calibration.path, self.labelled)
+        result = auto_quantize(
+            self.source,
+            output=self.target,
+            target=self.runs_on,
+            metric=self.metric,
+            max_drop=self.max_drop,
+            labelled=self.labelled,
+            on_progress=lambda text: say(text, err=True),
+            **self.calibration.arguments(),
+        )
+        if as_json:
+            without_model = {"auto": result.to_dict()}
+            say_json(without_model if result.model is None else result.model.report.to_json(), indent=1)
+        else:
+            self._show(result)
+        return result.model
+
+    def _show(self, result: AutoResult) -> None:
+        if result.model is not None:
+            print_summary(result.model.report)
+            say()
+        # wide enough for the table if the output is not a terminal
+        console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+        for note in result.notes:
+            console.say(f"note: {note}")
+        value = "" if result.float_value is None else f", measure {result.float_value:.4g}"
+        console.say(
+            f"for {result.target.value}, {result.bound}; float: {result.float_bytes / 1e6:.2f} MB, "
+            f"{result.float_ms:.2f} ms/sample{value}; judged on {result.judged_on}"
+        )
+        console.print(_candidates_table(result))
+        for row in result.rows:
+            if row.reason:
+                console.say(f"{row.name}: {row.outcome}: {row.reason}")
+        console.say(f"{'taken: ' if result.model is not None else ''}{result.statement}")
+        trials = count_of(sum(row.trial is not None for row in result.rows), "trial")
+        console.say(f"{trials} in {result.seconds:.0f} s")
+        if result.model is not None:
+            _say_written(self.target, self.python_lines())
+
+    def python_lines(self) -> list[str]:
+        """Return the equivalent Python program."""
+        given = {**self.calibration.arguments(), "output": str(self.target), "target": self.runs_on}
+        given |= {"metric": self.metric, "max_drop": self.max_drop}
+        given |= {"labelled": None if self.labelled is None else str(self.labelled)}
+        named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+        return ["import quark.onnx", f"quark.onnx.auto_quantize({', '.join([repr(str(self.source)), *named])})"]
+
+
+def _candidates_table(result: AutoResult) -> Table:
+    has_measure = result.bound.has_measure
+    numbers = (*(("measure", "drop %") if has_measure else ()), "time", "size", "s")
+    table = plain_table(("configuration", "verdict"), numbers, is_rigid=True)
+    table.add_column("", no_wrap=True)
+    for row in result.rows:
+        figures = row.figures
+        if figures is None or row.trial is None:
+            continue
+        value = figures.top1 if figures.value is None else figures.value
+        table.add_row(
+            cell(row.name),
+            figures.verdict,
+            *(("-" if value is None else f"{value:.4g}", f"{figures.drop:.2f}") if has_measure else ()),
+            "-" if row.latency is None else f"{row.latency:.2f} x",
+            f"{100 * figures.size_bytes / result.float_bytes:.1f} %",
+            f"{row.trial.seconds:.1f}",
+            row.outcome,
+        )
+    return table
+
+
+def _say_written(target: Path, program: list[str]) -> None:
+    console = Console()
+    console.say()
+    console.say(f"written: {target}, {target.with_suffix('.json')}")
+    console.say("the same in Python:")
+    for line in program:
+        console.say(f"    {line}", "dim")
+
+
+def _check_files(source: Path, target: Path, *others: str | Path | None) -> None:
+    """Refuse a model that does not exist, and an output that would overwrite an input file."""
+
+    checked_file(source)
+    check_output(target, source, *others)

@@ -1,4 +1,4 @@
-"""quantize.py of the examples, also `quark quantize-torch`: a torchvision network, quantized, trained and exported."""
+"""`quark quantize-torch`, quantize.py of the examples: quantize, train and export a torchvision network."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.errors import ErrorReportingCommand
+from quark.cli.options import COUNT, PATH
 from quark.cli.terminal import say
+from quark.errors import MissingDependencyError
+from quark.report.console import Console, Table
 
 if TYPE_CHECKING:
-    from quark.report.console import Table
     from quark.vision.quantizing import ClassifierQuantization, Measured, QuantizedClassifier
-    from quark.vision.training import EpochResult, TrainingOptions
+    from quark.vision.training import EpochResult
 
 METHODS = {
     "tqt": "Learned thresholds with power-of-two scales (TQT).",
@@ -26,8 +28,6 @@ PRECISIONS = {
     "a8w8": "8-bit activations and weights (the default).",
     "a16w8": "16-bit activations, 8-bit weights.",
 }
-POSITIVE = click.IntRange(min=1)
-FOLDER = click.Path(path_type=Path)
 
 
 def _flags(names: dict[str, str]) -> list[Any]:
@@ -37,18 +37,18 @@ def _flags(names: dict[str, str]) -> list[Any]:
 OPTIONS = [
     click.option("--model_name", required=True, metavar="NAME", help="resnet18, resnet34, resnet50 or mobilenetv2."),
     click.option(
-        "--pretrained", required=True, type=FOLDER, metavar="PTH", help="The weights, as torchvision saves them."
+        "--pretrained", required=True, type=PATH, metavar="PTH", help="The weights, as torchvision saves them."
     ),
     click.option(
-        "--data_dir", required=True, type=FOLDER, metavar="DIR", help="Folder with val/CLASS/*, and train or calib."
+        "--data_dir", required=True, type=PATH, metavar="DIR", help="Folder with val/CLASS/*, and train or calib."
     ),
     click.option("--qat", is_flag=True, help="Train the quantized network."),
     *_flags(METHODS),
     *_flags(PRECISIONS),
     click.option("--model_export", type=click.Choice(["onnx"]), help="Export the result in this format."),
-    click.option("--export_dir", type=FOLDER, default=Path("export"), show_default=True, help="Output folder."),
-    click.option("--epochs", type=POSITIVE, default=3, show_default=True),
-    click.option("--batch_size", type=POSITIVE, default=32, show_default=True, help="Images per step and process."),
+    click.option("--export_dir", type=PATH, default=Path("export"), show_default=True, help="Output folder."),
+    click.option("--epochs", type=COUNT, default=3, show_default=True),
+    click.option("--batch_size", type=COUNT, default=32, show_default=True, help="Images per step and process."),
     click.option("--learning_rate", type=float, default=1e-5, show_default=True),
     click.option("--threshold_learning_rate", type=float, help="Learning rate of the quantizers' thresholds or steps."),
     click.option("--optimizer", type=click.Choice(["adam", "sgd"]), default="adam", show_default=True),
@@ -69,9 +69,7 @@ OPTIONS = [
         show_default=True,
         help="Share of the epochs before batch norms are frozen.",
     ),
-    click.option(
-        "--patience", type=POSITIVE, metavar="EPOCHS", help="Stop after this many epochs without improvement."
-    ),
+    click.option("--patience", type=COUNT, metavar="EPOCHS", help="Stop after this many epochs without improvement."),
     click.option("--clip_norm", type=float, help="Clip gradients to this norm."),
     click.option("--autocast", type=click.Choice(["bfloat16", "float16"]), help="Train in mixed precision."),
     click.option("--compile", "compiles", is_flag=True, help="Train with torch.compile."),
@@ -81,9 +79,9 @@ OPTIONS = [
     click.option(
         "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that decode images."
     ),
-    click.option("--calibration_images", type=POSITIVE, default=500, show_default=True),
-    click.option("--limit", type=POSITIVE, metavar="N", help="Evaluate on N evenly spaced images (default: all)."),
-    click.option("--image_size", type=POSITIVE, default=224, show_default=True),
+    click.option("--calibration_images", type=COUNT, default=500, show_default=True),
+    click.option("--limit", type=COUNT, metavar="N", help="Evaluate on N evenly spaced images (default: all)."),
+    click.option("--image_size", type=COUNT, default=224, show_default=True),
 ]
 
 
@@ -101,34 +99,40 @@ def quantize_torch(**options: Any) -> None:
     --qat trains the quantized network; --model_export writes an ONNX file. Prints the top-1 and top-5 accuracy of every
     form on the same images. Can be started with torchrun, on one machine or several.
     """
-    _require_torch()
-    from quark.vision.quantizing import quantize_classifier
-    from quark.vision.training import choose_device, joined
-
-    request = _request(options)
-    with joined(choose_device(options["device"])) as processes:
-        result = quantize_classifier(request, processes, _listener(request, is_speaking=processes.is_first))
-        if processes.is_first:
-            _show(result)
-
-
-def _require_torch() -> None:
-    from quark.errors import MissingDependencyError
-
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
             "quantize-torch needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
         ) from error
+    from quark.vision.quantizing import Listener, quantize_classifier
+    from quark.vision.training import choose_device, joined
+
+    request = _request(options)
+
+    def tell_accuracy(form: Measured) -> None:
+        accuracy = form.scores.accuracy
+        say(f"{form.name}: top-1 {100 * accuracy.top1:.2f} %, top-5 {100 * accuracy.top5:.2f} %", err=True)
+
+    def tell_epoch(result: EpochResult) -> None:
+        if result.loss is not None:
+            shares = f"top-1 {100 * result.top1:.2f} %, top-5 {100 * result.top5:.2f} %"
+            epoch = f"epoch {result.epoch} of {options['epochs']}"
+            say(f"{epoch}: loss {result.loss:.4f}, {shares}, {result.seconds:.0f} s", err=True)
+
+    with joined(choose_device(options["device"])) as processes:
+        listener = Listener(tell_accuracy, tell_epoch) if processes.is_first else Listener()
+        result = quantize_classifier(request, processes, listener)
+        if processes.is_first:
+            _show(result)
 
 
 def _request(options: dict[str, Any]) -> ClassifierQuantization:
-    from quark.vision.quantizing import ClassifierQuantization, ImageOptions
-    from quark.vision.recipes import Method, Precision
+    from quark.vision.quantizing import ClassifierQuantization, ImageOptions, Method, Precision
+    from quark.vision.training import Autocast, OptimizerName, TrainingOptions
 
     if options["resume"] and not options["qat"]:
-        raise click.UsageError("--resume goes on with training: give --qat too")
+        raise click.UsageError("--resume continues training: give --qat too")
     images = ImageOptions(
         options["image_size"],
         options["batch_size"],
@@ -136,78 +140,41 @@ def _request(options: dict[str, Any]) -> ClassifierQuantization:
         options["calibration_images"],
         options["limit"],
     )
+    method = Method(_only(options, METHODS) or Method.FLOAT_SCALE)
+    precision = Precision(_only(options, PRECISIONS) or Precision.A8W8)
+    training = None
+    if options["qat"]:
+        same = ("epochs", "learning_rate", "threshold_learning_rate", "weight_decay", "label_smoothing", "distillation")
+        training = TrainingOptions(
+            **{name: options[name] for name in (*same, "patience", "clip_norm", "compiles", "seed")},
+            optimizer=OptimizerName(options["optimizer"]),
+            average_decay=options["ema"],
+            batch_norm_share=options["freeze_bn"],
+            autocast=None if options["autocast"] is None else Autocast(options["autocast"]),
+        )
     return ClassifierQuantization(
         options["model_name"],
         options["pretrained"],
         options["data_dir"],
         options["export_dir"],
-        Method(_only(options, METHODS) or Method.FLOAT_SCALE),
-        Precision(_only(options, PRECISIONS) or Precision.A8W8),
+        method,
+        precision,
         images,
-        _training(options) if options["qat"] else None,
+        training,
         options["model_export"] is not None,
         options["resume"],
     )
 
 
 def _only(options: dict[str, Any], names: dict[str, str]) -> str | None:
-    """The one flag that was given; two are a mistake in the command line."""
+    """Return the flag that was given, if any; two of them are a usage error."""
     given = [name for name in names if options[name]]
     if len(given) > 1:
         raise click.UsageError(f"--{given[0]} and --{given[1]} exclude each other: give one of them")
     return given[0] if given else None
 
 
-def _training(options: dict[str, Any]) -> TrainingOptions:
-    from quark.vision.training import Autocast, OptimizerName, TrainingOptions
-
-    same = ("epochs", "learning_rate", "threshold_learning_rate", "weight_decay", "label_smoothing", "distillation")
-    return TrainingOptions(
-        **{name: options[name] for name in (*same, "patience", "clip_norm", "compiles", "seed")},
-        optimizer=OptimizerName(options["optimizer"]),
-        average_decay=options["ema"],
-        batch_norm_share=options["freeze_bn"],
-        autocast=None if options["autocast"] is None else Autocast(options["autocast"]),
-    )
-
-
-def _listener(request: ClassifierQuantization, is_speaking: bool) -> Any:
-    from quark.vision.quantizing import Listener
-
-    epochs = request.training.epochs if request.training is not None else 0
-
-    def measured(form: Measured) -> None:
-        accuracy = form.scores.accuracy
-        say(f"{form.name}: top-1 {100 * accuracy.top1:.2f} %, top-5 {100 * accuracy.top5:.2f} %", err=True)
-
-    def epoch(result: EpochResult) -> None:
-        if result.loss is not None:
-            shares = f"top-1 {100 * result.top1:.2f} %, top-5 {100 * result.top5:.2f} %"
-            text = f"epoch {result.epoch} of {epochs}: loss {result.loss:.4f}, {shares}, {result.seconds:.0f} s"
-            say(text, err=True)
-
-    return Listener(measured, epoch) if is_speaking else Listener()
-
-
 def _show(result: QuantizedClassifier) -> None:
-    from quark.report.console import Console
-
-    console = Console()
-    console.print(_table(result))
-    if result.training is not None:
-        best, last = result.training.best.epoch, result.training.history[-1].epoch
-        stopped = ", where patience ended" if result.training.is_stopped_early else ""
-        came = ", which is the network as it was calibrated: training made nothing better" if best == 0 else ""
-        console.say(f"trained up to epoch {last}{stopped}; the best is epoch {best}{came}")
-    if result.path is not None:
-        console.say(f"written: {result.path}")
-    for note in result.notes:
-        say(f"note: {note}", err=True)
-
-
-def _table(result: QuantizedClassifier) -> Table:
-    from quark.report.console import Table
-
     first = result.measured[0].scores
     table = Table(title=f"{first.accuracy.count} images", title_justify="left")
     table.add_column("network")
@@ -222,4 +189,14 @@ def _table(result: QuantizedClassifier) -> Table:
             cells.append(f"{100 * before.agreement(each.scores):.2f} %")
         table.add_row(each.name, *cells)
         before = each.scores
-    return table
+    console = Console()
+    console.print(table)
+    if result.training is not None:
+        best, last = result.training.best.epoch, result.training.history[-1].epoch
+        stopped = ", where patience ran out" if result.training.is_stopped_early else ""
+        origin = ", the calibrated network: training did not improve it" if best == 0 else ""
+        console.say(f"trained up to epoch {last}{stopped}; the best is epoch {best}{origin}")
+    if result.path is not None:
+        console.say(f"written: {result.path}")
+    for note in result.notes:
+        say(f"note: {note}", err=True)

@@ -1,50 +1,87 @@
-"""`quark report`: where a quantized model differs from the float one, and what to do about it, as one HTML page."""
+"""`quark report`: an HTML page that shows where a quantized model differs from the float one, and what to do about it.
+
+`making_of` collects how the quantized file was made, as far as the file and the report next to it say. The report
+counts only if its hash is that of the model; a file from elsewhere has none.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from quark.cli.calibration_option import Calibration, random_option
-from quark.cli.data_options import metric_option, preprocess_option
+from quark.account import FileFacts
+from quark.card import Card
+from quark.cli.options import (
+    COUNT,
+    DATA_PATHS,
+    DEFAULT_PREPROCESS,
+    PATH,
+    Calibration,
+    json_option,
+    metric_option,
+    preprocess_option,
+    random_option,
+)
+from quark.cli.report_facts import LabelledData, lint_remarks, measured_accuracy, measured_quality, measured_speed
 from quark.cli.terminal import say, say_json
-from quark.errors import InvalidValueError
-
-if TYPE_CHECKING:
-    from quark.cli.report_facts import LabelledData
-    from quark.diagnosis import Diagnosis
-    from quark.measures import Measure, MeasureResult
+from quark.compare import Verdict, worst_text
+from quark.diagnosis import Diagnosis, Outcome
+from quark.errors import InvalidValueError, QuarkError
+from quark.evaluate import Network
+from quark.evaluate.network import checked_file
+from quark.files.foreign import REPORT, parse_json, read_json
+from quark.inspect.diagnose import diagnose
+from quark.measures import Measure, MeasureResult
+from quark.onnx.load.reading import read_proto
+from quark.onnx.quantization.config.config import get_default_config
+from quark.onnx.quantization.config.content import plain
+from quark.onnx.quantization.making import command_of
+from quark.onnx.quantization.presets import PRESETS
+from quark.onnx.quantization.suggestions import try_all
+from quark.onnx.save import check_output, write_text
+from quark.onnx.session import release_memory
+from quark.report.page import page_of
+from quark.report.summary import sqnr_text
+from quark.text import shell_command
 
 DEFAULT_SAMPLES = 64
 PAGE_SUFFIXES = (".html", ".htm")
 MOST_SUGGESTIONS = 3
+METADATA = "quark."  # prefix of quark's entries in a model's metadata
+MOST_CHANGES = 20  # a preset that differs in more options is not similar
+
+TRY_HELP = (
+    "Quantize again with each suggestion, and show only those that help, with their gain. This is the default if the "
+    "verdict is not ok and {model} records how it was made."
+)
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.option(
     "--float",
     "float_model",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FLOAT",
     help="The float model that MODEL was made from.",
 )
 @click.option(
     "--calib",
-    type=click.Path(path_type=Path),
-    metavar="DIR|FILE.npz",
+    type=PATH,
+    metavar=DATA_PATHS,
     help="Data to compare the models on: a folder of images, or arrays [n, ...] named after the inputs.",
 )
 @random_option
 @click.option(
     "--num-calib",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=DEFAULT_SAMPLES,
     show_default=True,
     metavar="N",
@@ -52,14 +89,14 @@ MOST_SUGGESTIONS = 3
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
-    metavar="DIR|FILE.npz",
+    type=PATH,
+    metavar=DATA_PATHS,
     help="Labelled samples to measure accuracy: one folder per class, or arrays, one of them called labels.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced samples of --data.")
+@click.option("--limit", type=COUNT, metavar="N", help="Use N evenly spaced samples of --data.")
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Classes of --data, if that is a folder of images: a text file with lines 'NAME NUMBER'.",
 )
@@ -69,19 +106,16 @@ MOST_SUGGESTIONS = 3
     "--try/--no-try",
     "is_trying",
     default=None,
-    help="Quantize again with each suggestion, and show only those that help, with their gain. This is the default if "
-    "the verdict is not ok and the model records how it was made. It roughly doubles the time.",
+    help=TRY_HELP.format(model="the model") + " It roughly doubles the time.",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.html",
     help="File to write (default: MODEL with the suffix .html).",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the content of the page as JSON; the page is still written."
-)
+@json_option("Print the content of the page as JSON; the page is still written.")
 def report(
     model: Path,
     float_model: Path,
@@ -102,9 +136,6 @@ def report(
     The page shows the error of the quantized MODEL layer by layer, and what to do about it. It is one self-contained
     file that opens from disk, without network access.
     """
-    from quark.cli.report_facts import LabelledData
-    from quark.measures import Measure
-
     if data is None and (limit is not None or labels is not None):
         raise click.UsageError("--limit and --labels are about --data: give it too")
     page = output or model.with_suffix(".html")
@@ -129,15 +160,12 @@ def diagnose_and_write(
     measure: Measure | MeasureResult | None = None,
     is_trying: bool | None = None,
 ) -> Diagnosis:
-    """Compare the models, write the page, and give what it says. `measure` is one to take, or its result.
+    """Compare the models, write the page, and return its content.
 
-    `is_trying` is True to try suggestions, None to do so if the verdict is not ok.
-
-    Of `calibration` at most 64 samples are looked at where it does not say how many. What can be found wrong before the
-    work is found before it.
+    `measure` is a measure to take, or its result. `is_trying` is True to try suggestions, None to do so if the verdict
+    is not ok. At most 64 samples of `calibration` are used if it does not say how many. Mistakes in the arguments are
+    found before the work.
     """
-    from quark.onnx.save import write_text
-    from quark.report.page import page_of
 
     others = [] if data is None else [data.path, data.labels]
     check_page(page, float_model, model, calibration.path, calibration.preprocess, *others)
@@ -148,8 +176,7 @@ def diagnose_and_write(
 
 
 def check_page(page: Path, *reads: str | Path | None) -> None:
-    """Refuse a page that cannot be written, or that would overwrite a file that is read, before the work."""
-    from quark.onnx.save import check_output
+    """Refuse a page that cannot be written, or that would overwrite an input file."""
 
     if page.suffix.lower() not in PAGE_SUFFIXES:
         raise InvalidValueError(f"page '{page}': expected a name that ends in .html, so that a browser opens it")
@@ -164,43 +191,33 @@ def _diagnosed(
     measure: Measure | MeasureResult | None,
     is_trying: bool | None,
 ) -> Diagnosis:
-    from quark.cli.report_facts import lint_remarks, measured_accuracy, measured_quality, measured_speed
-    from quark.cli.report_making import making_of
-    from quark.evaluate import Network
-    from quark.evaluate.network import checked_file
-    from quark.fidelity import Verdict
-    from quark.measures import Measure
-    from quark.onnx.diagnose import diagnose
-    from quark.onnx.session import release_memory
-
     start = time.monotonic()
     checked_file(model)
     if data is not None:
-        data.open(Network(float_model), calibration.preprocess)  # wrong data is found before the work
+        data.open(Network(float_model), calibration.preprocess)  # to find mistakes before the work
     checked_file(float_model)
     if calibration.path is None and not calibration.is_random:
         raise InvalidValueError(
             "the models are compared on data: give --calib, or ask for random numbers with --random"
         )
-    if isinstance(measure, Measure):  # first: the layers take minutes, and a function may have mistakes
+    if isinstance(measure, Measure):  # first: a function may have mistakes, and the layers take minutes
         measure = measured_quality(float_model, model, measure, calibration)
-    source = None if calibration.path is None else str(calibration.path)
     diagnosis = diagnose(
         float_model,
         model,
-        source,
+        calibration.source,
         num_samples=calibration.count,
         preprocessing=calibration.preprocess,
         use_random_data=calibration.is_random,
     )
-    release_memory()  # what the layers took is not held beside what is measured next
+    release_memory()  # before the next measurements
     accuracy = None if data is None else measured_accuracy(float_model, model, data, calibration.preprocess)
     speed = measured_speed(float_model, model, calibration)
     if is_trying or (is_trying is None and diagnosis.verdict is not Verdict.OK):
         diagnosis = with_suggestions(diagnosis, float_model, model, calibration, time.monotonic() - start)
     basis = diagnosis.basis
     if calibration.path is not None:
-        basis = replace(basis, data=calibration.path.resolve().name)  # pages are passed on: no folders of somebody's
+        basis = replace(basis, data=calibration.path.resolve().name)  # pages are shared: no private paths
     return replace(
         diagnosis,
         basis=basis,
@@ -215,8 +232,7 @@ def _diagnosed(
 def with_suggestions(
     diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration, seconds: float
 ) -> Diagnosis:
-    """Quantize again with each suggestion, for about so many seconds, and keep what helps as advice."""
-    from quark.onnx.quantization.suggestions import try_all
+    """Quantize again with each suggestion, for about `seconds`, and keep what helps as advice."""
 
     def tell(number: int, count: int, text: str) -> None:
         if sys.stderr.isatty():
@@ -226,25 +242,19 @@ def with_suggestions(
         diagnosis,
         float_model,
         model,
-        None if calibration.path is None else str(calibration.path),
+        calibration.source,
         seconds=seconds,
         num_samples=calibration.count,
         preprocessing=calibration.preprocess,
         say=tell,
     )
-    return replace(
-        diagnosis,
-        steps=tried.steps,
-        suggestions=tried.suggestions,
-        remarks=(*diagnosis.remarks, tried.note),
-    )
+    remarks = (*diagnosis.remarks, tried.note)
+    return replace(diagnosis, steps=tried.steps, suggestions=tried.suggestions, remarks=remarks)
 
 
-def suggestion_lines(diagnosis: Diagnosis, most: int = MOST_SUGGESTIONS) -> list[str]:
-    """What helped, and how many suggestions were tried; without trials, what might."""
-    from quark.diagnosis import Outcome
-
-    lines = [f"suggestion: {line}" for line in diagnosis.advice[:most]]
+def suggestion_lines(diagnosis: Diagnosis) -> list[str]:
+    """Return what helped and how many suggestions were tried; without trials, what might help."""
+    lines = [f"suggestion: {line}" for line in diagnosis.advice[:MOST_SUGGESTIONS]]
     counts = {kind: sum(each.outcome is kind for each in diagnosis.suggestions) for kind in Outcome}
     tried = counts[Outcome.HELPED] + counts[Outcome.NO_GAIN]
     if tried:
@@ -254,10 +264,7 @@ def suggestion_lines(diagnosis: Diagnosis, most: int = MOST_SUGGESTIONS) -> list
 
 
 def _summary(diagnosis: Diagnosis) -> list[str]:
-    """The verdict, the worst output, and the worst layers."""
-    from quark.fidelity import worst_text
-    from quark.report.summary import sqnr_text
-
+    """Return the verdict, the worst outputs, and the most sensitive layers."""
     doubt = ", on random numbers, which says little" if diagnosis.basis.is_random else ""
     lines = [f"{diagnosis.verdict.value.upper()}: {diagnosis.result.name} against {diagnosis.source.name}{doubt}"]
     lines += [
@@ -279,5 +286,137 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
         for each in diagnosis.ranked[:3]
         if each.share
     ]
-    lines += suggestion_lines(diagnosis)
-    return lines
+    return lines + suggestion_lines(diagnosis)
+
+
+def making_of(
+    model: Path, facts: FileFacts, float_model: Path, calibration: Calibration, data: LabelledData | None = None
+) -> dict[str, Any]:
+    """Return what is known about how `model` was made, for the page's section "making".
+
+    `command` rebuilds the file, if there is a card; `report_command` rebuilds the page; `config_changes` are the
+    differences from the preset, or from the most similar one; `notes` say what is not known, and why.
+    """
+
+    metadata = {each.key: each.value for each in read_proto(model).metadata_props}
+    beside, notes = _report_beside(model, facts)
+    card = beside.get("card") or _json_of(metadata.get(f"{METADATA}card", ""))
+    card = card if isinstance(card, Mapping) else {}
+    config = beside.get("config") or card.get("config") or _json_of(metadata.get(f"{METADATA}config", ""))
+    name = str(beside.get("config_name") or metadata.get(f"{METADATA}config_name", ""))
+    command = ""
+    if card:
+        card_file = model.with_suffix(".json").name if beside.get("card") else model.name
+        command = shell_command(["quark", "reproduce", Path(card_file)])
+    else:
+        notes.append(
+            "There is no reproducibility card in the file or beside it, so no command makes it again for sure."
+        )
+    version = metadata.get(f"{METADATA}version")
+    made = {
+        "command": command,
+        "report_command": _report_command(model, float_model, calibration, data),
+        "made_by": _made_by(card),
+        "config_name": name,
+        **_configuration(name, config),
+        "calibration": beside.get("calibration") or card.get("data"),
+        "seeds": card.get("seeds"),
+        "versions": beside.get("versions") or card.get("versions") or ({"quark": version} if version else {}),
+        "platform": card.get("platform"),
+        "packing": card.get("packing") or metadata.get(f"{METADATA}packing"),
+        "hashes": {
+            key.removeprefix(METADATA).removesuffix("_sha256"): value
+            for key, value in metadata.items()
+            if key.startswith(METADATA) and key.endswith("_sha256")
+        },
+        "algorithms": [_algorithm_line(each) for each in _mappings(beside.get("algorithms"))],
+        "rewrites": [f"{each.get('count')} {each.get('name')}" for each in _mappings(beside.get("rewrites"))],
+        "notes": notes,
+    }
+    return {key: value for key, value in made.items() if value or key == "config_changes"}
+
+
+def _report_beside(model: Path, facts: FileFacts) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the report of the run that wrote the model, and a note if the report is of another model."""
+    path = model.with_suffix(".json")
+    if not path.is_file():
+        return {}, []
+    try:
+        content = read_json(path, path.name, REPORT)
+    except InvalidValueError as error:
+        return {}, [f"'{path.name}' beside the model is not the report of this file: {error}"]
+    result = content.get("result") if isinstance(content, Mapping) else None
+    if isinstance(content, Mapping) and isinstance(result, Mapping) and result.get("sha256") == facts.sha256:
+        return content, []
+    return {}, [f"'{path.name}' beside the model is not the report of this file: another hash, or none."]
+
+
+def _json_of(text: str) -> Any:
+    """Parse an entry of the model's metadata; None if it is not JSON, since anybody can write one."""
+    try:
+        return parse_json(text, "metadata") if text else None
+    except InvalidValueError:
+        return None
+
+
+def _mappings(value: Any) -> list[Any]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def _made_by(card: Mapping[str, Any]) -> str:
+    """Return the command that made the file, composed anew because anybody can write a card."""
+
+    try:
+        return command_of(Card.from_dict(card)) if card.get("command") else ""
+    except QuarkError:
+        return ""  # the card cannot be read
+
+
+def _report_command(model: Path, float_model: Path, calibration: Calibration, data: LabelledData | None) -> str:
+    """Return the command with file names only: pages are shared, and paths are private."""
+    parts: list[str | Path] = ["quark", "report", Path(model.name), "--float", Path(float_model.name)]
+    if calibration.path is not None:
+        parts += ["--calib", calibration.path.resolve().name]
+    if calibration.is_random:
+        parts += ["--random"]
+    if calibration.count is not None:
+        parts += ["--num-calib", str(calibration.count)]
+    if data is not None:
+        parts += ["--data", data.path.resolve().name]
+        parts += [] if data.limit is None else ["--limit", str(data.limit)]
+        parts += [] if data.labels is None else ["--labels", data.labels.name]
+    if calibration.preprocess != DEFAULT_PREPROCESS:
+        parts += ["--preprocess", Path(calibration.preprocess).name]
+    return shell_command(parts)
+
+
+def _configuration(name: str, config: Any) -> dict[str, Any]:
+    """Return the configuration and its differences from the preset called `name`, or else from the most similar one."""
+    if not isinstance(config, Mapping):
+        return {}
+
+    here = dict(_flat(config))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in [name] if name in PRESETS else PRESETS:
+        preset = dict(_flat(plain(vars(get_default_config(each)), "", str)))
+        keys = sorted(key for key in {*preset, *here} if preset.get(key) != here.get(key))
+        found[each] = [{"option": key, "preset": preset.get(key), "here": here.get(key)} for key in keys]
+    nearest = min(found, key=lambda each: len(found[each]))
+    if len(found[nearest]) > MOST_CHANGES:
+        return {"config": dict(config)}
+    same = {} if nearest == name else {"nearest_preset": nearest}
+    return {"config": dict(config), "config_changes": found[nearest], **same}
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _algorithm_line(facts: Mapping[str, Any]) -> str:
+    changed = facts.get("changed")
+    count = len(changed) if isinstance(changed, list) else 0
+    return f"{facts.get('name')}: {count or 'no'} change{'' if count == 1 else 's'}"

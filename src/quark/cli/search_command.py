@@ -1,4 +1,4 @@
-"""`quark search`: which configuration is small, accurate and fast enough."""
+"""`quark search`: find a configuration that is small, accurate and fast enough."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.data_options import metric_option, preprocess_option
+from quark.cli.options import COUNT, DATA_PATHS, PATH, json_option, metric_option, preprocess_option
 from quark.cli.terminal import say, say_json
+from quark.report.console import Console, Table, cell, plain_table
+from quark.search import Budget, Keep, Wanted
+from quark.search import search as run_search
+from quark.search.trial import is_within
 
 if TYPE_CHECKING:
-    from quark.report.console import Table
     from quark.search import SearchResult, Trial
 
-NOTHING_FITS = 3
+NOTHING_FITS = 3  # exit status
 
 
 def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -23,18 +26,18 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.option(
     "--calib",
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR|FILE.npz",
+    type=PATH,
+    metavar=DATA_PATHS,
     help="Calibration data: a folder of images, or arrays [n, ...] named after the model's inputs.",
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
-    metavar="DIR|FILE.npz",
+    type=PATH,
+    metavar=DATA_PATHS,
     help="Data to judge the configurations on, preferably labelled, as for 'quark evaluate'. Without it, samples held "
     "out from calibration are used: at most 16, which is a coarse measure.",
 )
@@ -46,16 +49,12 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
     help="size=25% (of the float file) or size=10MB; drop=1.0 (points of accuracy, or percent of --metric); "
     "latency=80% or latency=5ms (per sample); time=10m (for the search). Repeatable.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the results (default: MODEL_search)."
-)
+@click.option("--out", type=PATH, metavar="DIR", help="Folder for the results (default: MODEL_search).")
 @click.option("--presets", callback=_names, metavar="A,B", help="Try only these presets.")
 @click.option("--formats", callback=_names, metavar="A,B", help="Try only these weight formats, such as int8,mxint8.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Use N evenly spaced samples of --data.")
-@click.option(
-    "--labels", type=click.Path(path_type=Path), metavar="FILE", help="Classes of --data: lines 'NAME NUMBER'."
-)
-@click.option("--num-calib", type=click.IntRange(min=1), metavar="N", help="Use N samples of --calib (default: all).")
+@click.option("--limit", type=COUNT, metavar="N", help="Use N evenly spaced samples of --data.")
+@click.option("--labels", type=PATH, metavar="FILE", help="Classes of --data: lines 'NAME NUMBER'.")
+@click.option("--num-calib", type=COUNT, metavar="N", help="Use N samples of --calib (default: all).")
 @preprocess_option
 @metric_option(
     "Configurations are ranked by it. Built-in measures compare the outputs on --data, or on the held-out samples; "
@@ -68,7 +67,7 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
     show_default=True,
     help="Which model files to keep. best: those that no other beats in size, drop and latency.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+@json_option("Print JSON instead of the table.")
 def search(
     model: Path,
     calib: Path,
@@ -96,8 +95,6 @@ def search(
                  2 invalid command line
                  3 none is within the budgets; the nearest is named
     """
-    from quark.search import Budget, Keep, Wanted
-    from quark.search import search as run_search
 
     if data is None and (limit is not None or labels is not None):
         raise click.UsageError("--limit and --labels are about --data: give that, or leave them out")
@@ -122,24 +119,21 @@ def search(
 
 
 def _tell(trial: Trial) -> None:
-    """A line for each trial, where somebody waits for it."""
-    if not sys.stderr.isatty():
-        return
-    figures = trial.measured
-    what = trial.failure if figures is None else f"{figures.size_bytes / 1e6:.2f} MB, drop {figures.drop:.2f}"
-    say(f"{trial.name}: {what} ({trial.seconds:.1f} s)", err=True)
+    """Print a line for each trial, on a terminal."""
+    if sys.stderr.isatty():
+        figures = trial.measured
+        what = trial.failure if figures is None else f"{figures.size_bytes / 1e6:.2f} MB, drop {figures.drop:.2f}"
+        say(f"{trial.name}: {what} ({trial.seconds:.1f} s)", err=True)
 
 
 def _show(result: SearchResult) -> None:
-    from quark.report.console import Console
-
-    # wide enough for the table where nobody looks at it: a file has no edge
+    # wide enough for the table if the output is not a terminal
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     source = result.source
     for note in result.notes:
         console.say(f"note: {note}")
     if result.reused:
-        console.say(f"{result.reused} trials of an earlier search are still true")
+        console.say(f"{result.reused} trials of an earlier search were reused")
     top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
     measure = "" if source.value is None else f", {source.metric} {source.value:.4g}"
     console.say(
@@ -158,15 +152,9 @@ def _show(result: SearchResult) -> None:
 
 
 def _table(result: SearchResult) -> Table:
-    from quark.report.console import cell, plain_table
-    from quark.search.ranking import is_within
-
-    table = plain_table()
-    table.add_column("configuration", no_wrap=True)
     has_metric = result.source.metric is not None
     drop = ("measure", "drop %") if has_metric else ("drop",)
-    for heading in ("MB", "of float", *drop, "KL", "ms/sample", "s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(("configuration",), ("MB", "of float", *drop, "KL", "ms/sample", "s"), is_rigid=True)
     table.add_column("", no_wrap=True)
     front = {each.name for each in result.front}
     for trial in result.trials:

@@ -1,7 +1,7 @@
-"""Where the command line prints: lines, JSON, and the two streams.
+"""Output of the command line: lines, JSON, and the two standard streams.
 
 Every command prints through `say` and `say_json`, or through the consoles of `quark.report.console`. While a command
-runs, standard output and standard error are `PrintableStream`s, which also catches what other libraries print.
+runs, standard output and standard error are `PrintableStream`s, so that names printed by other libraries are safe too.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ def say_lines(text: str, *, err: bool = False) -> None:
 
 
 def say_json(content: Any, indent: int = 2) -> None:
-    """Print JSON, with names exact and everything in ASCII. Text is taken for JSON that is ready."""
+    """Print JSON in ASCII, with exact names. A string is printed as it is."""
     text = content if isinstance(content, str) else json.dumps(content, indent=indent)
-    click.echo(text.replace("\x7f", "\\u007f"))  # the only control character that json leaves as it is
+    click.echo(text.replace("\x7f", "\\u007f"))  # the only control character that json does not escape
 
 
 @contextmanager
 def printable_streams() -> Iterator[PrintableStream]:
-    """Let everything that is printed pass through PrintableStream, in the encoding of the stream or as escapes.
+    """Replace both standard streams by PrintableStreams, and yield standard output.
 
-    Gives standard output. A descriptor that the caller closed is opened on the null device: otherwise the next file
-    that is opened would get its number, and messages that native libraries write there would end up in that file.
+    A descriptor that the caller closed is opened on the null device. Otherwise the next file to be opened would get its
+    number, and messages that native libraries write there would end up in that file.
     """
-    _open_descriptors()
+    opened = os.open(os.devnull, os.O_RDWR)
+    while opened <= 2:  # the lowest free number is used first
+        opened = os.open(os.devnull, os.O_RDWR)
+    os.close(opened)
     before = sys.stdout, sys.stderr
     output = PrintableStream(_lenient(sys.stdout), "standard output")
-    # there is nowhere to report that messages cannot be written, and the work goes on without them
+    # a failure to write messages cannot be reported anywhere, and does not stop the work
     messages = PrintableStream(_lenient(sys.stderr), "standard error", ignores_failures=True)
     sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, messages)
     try:
@@ -56,11 +59,11 @@ def printable_streams() -> Iterator[PrintableStream]:
 
 
 def flush(stream: PrintableStream) -> OSError | None:
-    """Write what is still buffered. Returns the error if that fails; what is left is dropped then."""
+    """Write what is buffered. If that fails, drop it and return the error."""
     try:
         stream.stream.flush()
     except OSError as error:
-        # the interpreter flushes once more when it ends, and would fail again
+        # the interpreter flushes once more at exit, which must not fail again
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
@@ -68,15 +71,8 @@ def flush(stream: PrintableStream) -> OSError | None:
     return None
 
 
-def _open_descriptors() -> None:
-    opened = os.open(os.devnull, os.O_RDWR)
-    while opened <= 2:  # the lowest number that is free is given first
-        opened = os.open(os.devnull, os.O_RDWR)
-    os.close(opened)
-
-
 def _lenient(stream: TextIO | None) -> TextIO:
-    """The stream with characters that it cannot encode as escapes; the null device in the place of a closed one."""
+    """Let a stream escape characters that it cannot encode. A closed stream becomes the null device."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     reconfigure = getattr(stream, "reconfigure", None)

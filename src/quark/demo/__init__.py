@@ -1,7 +1,7 @@
-"""A small network that comes with the package, so that every command has something real to work on.
+"""A small trained network that comes with the package, to try every command on.
 
-`digits_mobilenet.onnx` is a MobileNet-V2 in miniature, trained on the 8x8 digits of scikit-learn by
-`python -m quark.demo.train`. What it expects and how well it does is in the file's metadata.
+`digits_mobilenet.onnx` is a miniature MobileNet-V2, trained on the 8x8 digits of scikit-learn by
+`python -m quark.demo.train`. The metadata of the file describe its input and its accuracy.
 """
 
 from quark.demo.network import load_network, network_metadata, network_path

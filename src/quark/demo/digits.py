@@ -1,6 +1,6 @@
-"""The 1797 handwritten digits of scikit-learn, cut into a training and a held-out part.
+"""The 1797 handwritten digits of scikit-learn, split into a training and a held-out part.
 
-Images are 8x8 with grey values 0..16; the network takes them as [N, 1, 8, 8], divided by 16. The cut is a permutation
+Images are 8x8 with grey values 0..16; the network takes them as [N, 1, 8, 8], divided by 16. The split is a permutation
 from numpy's legacy generator, whose streams never change, so the held-out part is the same on every machine.
 """
 
@@ -30,7 +30,7 @@ class Digits:
 
 
 def load_digits() -> tuple[Digits, Digits]:
-    """The training part (1347 images) and the held-out part (450)."""
+    """Return the training part (1347 images) and the held-out part (450)."""
     try:
         from sklearn import datasets
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The network's file, as it lies in the installed package."""
+"""The file of the demo network in the installed package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE_NAME = "digits_mobilenet.onnx"
 
 
 def network_path() -> Path:
-    """Where the ONNX file is.
+    """Return the path of the ONNX file.
 
     >>> network_path().name
     'digits_mobilenet.onnx'
@@ -22,7 +22,7 @@ def network_path() -> Path:
 
 
 def load_network() -> onnx.ModelProto:
-    """The network: float32 `input` of shape [N, 1, 8, 8] to float32 `logits` of shape [N, 10], opset 17.
+    """Return the network: float32 `input` of shape [N, 1, 8, 8] to float32 `logits` of shape [N, 10], opset 17.
 
     >>> load_network().graph.input[0].name
     'input'
@@ -33,7 +33,7 @@ def load_network() -> onnx.ModelProto:
 
 
 def network_metadata() -> dict[str, str]:
-    """What the training wrote down: data, split, preprocessing, accuracy.
+    """Return the metadata: data, split, preprocessing, accuracy.
 
     >>> network_metadata()["split_seed"]
     '0'

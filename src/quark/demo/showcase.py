@@ -1,7 +1,7 @@
-"""The demo network quantized with one preset after the other, and what each costs and keeps.
+"""`quark demo`: the demo network quantized with many presets.
 
-Ranges come from training digits only; accuracy and agreement are counted on the held-out digits, which neither training
-nor calibration has seen. Nothing is written to disk.
+Calibration uses training digits only; accuracy and agreement are measured on the held-out digits, which neither
+training nor calibration has seen. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.account import Report
+from quark.compare import Verdict
 from quark.demo.digits import Digits, load_digits
 from quark.demo.network import load_network, network_path
-from quark.fidelity import Verdict
 from quark.formats.catalog import FORMATS
-from quark.plan import BlockChoice, Choice, Role
+from quark.onnx import get_default_config, quantize
+from quark.onnx.session import open_session
+from quark.plan import BlockChoice, Role
+from quark.report.console import Table, cell, plain_table
 
 if TYPE_CHECKING:
     import onnx
-
-    from quark.report.console import Table
 
 PRESETS = (
     *("XINT8", "A8W8", "INT8_CNN_DEFAULT", "A16W8", "BF16", "BFP16", "MXINT8", "MX9"),
@@ -38,8 +39,10 @@ FLOAT = "float32"
 
 @dataclass(frozen=True)
 class Row:
-    """One preset. Accuracy and agreement are fractions of the held-out digits; bits are those of a number on average,
-    scales included, and None where nothing of that role was quantized."""
+    """One preset. Accuracy and agreement are fractions of the held-out digits.
+
+    Bits are the average of a number, including scales, and None if nothing of that role was quantized.
+    """
 
     preset: str
     weight_bits: float | None
@@ -56,51 +59,32 @@ class Row:
 
 
 def showcase(presets: Iterable[str] = PRESETS) -> Iterator[Row]:
-    """A row for the float network, then one for each preset as soon as it is done."""
-    from quark.onnx import quantize
+    """Yield a row for the float network, then one for each preset when it is done."""
 
     training, held_out = load_digits()
     network = load_network()
-    named = _named_digits(network, held_out)
-    accuracy = float(np.mean(named == held_out.labels))
-    yield Row(FLOAT, 32, 32, network_path().stat().st_size, accuracy, 0.0, 1.0, Verdict.OK, 0.0)
+    float_named = _named_digits(network, held_out)
+    float_accuracy = float(np.mean(float_named == held_out.labels))
+    yield Row(FLOAT, 32, 32, network_path().stat().st_size, float_accuracy, 0.0, 1.0, Verdict.OK, 0.0)
     for preset in presets:
+        config = get_default_config(preset)
+        config.print_summary = False
         start = time.perf_counter()
-        result = quantize(network, _calibration(training), config=_quiet(preset))
+        result = quantize(network, _calibration(training), config=config)
         seconds = time.perf_counter() - start
-        yield _row(preset, result.model, result.report, (held_out, named), seconds)
-
-
-def _row(
-    preset: str,
-    model: onnx.ModelProto,
-    report: Report,
-    expected: tuple[Digits, NDArray[np.int64]],
-    seconds: float,
-) -> Row:
-    held_out, float_named = expected
-    named = _named_digits(model, held_out)
-    accuracy = float(np.mean(named == held_out.labels))
-    return Row(
-        preset=preset,
-        weight_bits=_bits(report, Role.WEIGHT),
-        activation_bits=_bits(report, Role.ACTIVATION),
-        bytes=model.ByteSize(),
-        accuracy=accuracy,
-        difference=accuracy - float(np.mean(float_named == held_out.labels)),
-        agreement=float(np.mean(named == float_named)),
-        verdict=report.verdict,
-        seconds=seconds,
-    )
-
-
-def _quiet(preset: str) -> Any:
-    """The preset without a summary of its own: the table is one."""
-    from quark.onnx.quantization.config import get_default_config
-
-    config = get_default_config(preset)
-    config.print_summary = False
-    return config
+        named = _named_digits(result.model, held_out)
+        accuracy = float(np.mean(named == held_out.labels))
+        yield Row(
+            preset=preset,
+            weight_bits=_bits(result.report, Role.WEIGHT),
+            activation_bits=_bits(result.report, Role.ACTIVATION),
+            bytes=result.model.ByteSize(),
+            accuracy=accuracy,
+            difference=accuracy - float_accuracy,
+            agreement=float(np.mean(named == float_named)),
+            verdict=result.report.verdict,
+            seconds=seconds,
+        )
 
 
 def _calibration(training: Digits) -> list[dict[str, NDArray[np.float32]]]:
@@ -109,8 +93,7 @@ def _calibration(training: Digits) -> list[dict[str, NDArray[np.float32]]]:
 
 
 def _named_digits(model: onnx.ModelProto, digits: Digits) -> NDArray[np.int64]:
-    """The digit that the network sees in each image."""
-    from quark.onnx.session import open_session
+    """Return the predicted digit for each image."""
 
     (logits,) = open_session(model).run(None, {"input": digits.images})
     named: NDArray[np.int64] = np.argmax(logits, axis=1)
@@ -118,29 +101,23 @@ def _named_digits(model: onnx.ModelProto, digits: Digits) -> NDArray[np.int64]:
 
 
 def _bits(report: Report, role: Role) -> float | None:
-    """The bits of most tensors of that role."""
-    found = [_bits_of(each.choice) for each in report.plan if each.role is role]
-    return max(set(found), key=found.count) if found else None
-
-
-def _bits_of(choice: Choice) -> float:
-    return (choice.quantizer.format if isinstance(choice, BlockChoice) else FORMATS[choice.format]).bits_per_element
+    """Return the bits of most tensors of a role."""
+    choices = [each.choice for each in report.plan if each.role is role]
+    formats = [each.quantizer.format if isinstance(each, BlockChoice) else FORMATS[each.format] for each in choices]
+    bits = [each.bits_per_element for each in formats]
+    return max(set(bits), key=bits.count) if bits else None
 
 
 def showcase_table(rows: Iterable[Row]) -> Table:
-    """The rows for reading; 80 columns are enough."""
-    from quark.report.console import cell, plain_table
-
+    """Return the rows as a table of at most 80 columns."""
     caption = (
         f"A small MobileNet on 450 held-out digits, calibrated on {CALIBRATION_COUNT} training digits. bits: of a "
-        "weight / an activation, scales included. same: the share of digits named as the float network names them. "
+        "weight / an activation, scales included. same: the share of digits with the prediction of the float network. "
         "Files of block formats (MX, BFP) hold their rounded weights as float32."
     )
-    # no lines: the longest names leave no room for them in 80 columns
-    table = plain_table(caption=cell(caption), caption_justify="left")
-    table.add_column("preset", no_wrap=True)
-    for heading in ("bits", "KB", "right %", "diff", "same %", "s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    # without lines, to fit the longest names into 80 columns
+    numbers = ("bits", "KB", "right %", "diff", "same %", "s")
+    table = plain_table(("preset",), numbers, is_rigid=True, caption=cell(caption), caption_justify="left")
     table.add_column("verdict", no_wrap=True)
     for row in rows:
         bits = (row.weight_bits, row.activation_bits)

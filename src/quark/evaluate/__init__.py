@@ -1,20 +1,17 @@
-"""How good and how fast a model is, on data that lies on a disk.
+"""Accuracy and speed of models, on data from disk.
 
-    evaluate        top-1, top-5 and milliseconds an image of one model
+    evaluate        top-1, top-5 and milliseconds per image of one model
     compare         two models on the same samples: the paired difference
     measure_speed   best of several timed runs
-    prepare_data    an ImageNet download as the two folders that calibration and validation want
+    prepare_data    sorts an ImageNet download into folders for calibration and validation
 
-A sample is never judged twice and never kept: memory does not grow with the data.
+Samples are not kept, so memory does not grow with the data.
 """
 
-from quark.evaluate.accuracy import Accuracy, AccuracyMeter
 from quark.evaluate.comparison import Comparison, compare
-from quark.evaluate.datasets import Dataset, open_dataset
-from quark.evaluate.evaluation import Evaluation, evaluate
+from quark.evaluate.datasets import Dataset, Preparation, open_dataset, prepare_data
+from quark.evaluate.evaluation import Accuracy, AccuracyMeter, Evaluation, Speed, evaluate, measure_speed
 from quark.evaluate.network import Network
-from quark.evaluate.prepare import Preparation, prepare_data
-from quark.evaluate.speed import Speed, measure_speed
 
 __all__ = [
     "Accuracy",

@@ -1,16 +1,18 @@
-"""Data on a disk, read batch by batch.
+"""Data on disk, read batch by batch.
 
-    a folder of class folders      labelled: sorted folder order is the number of the class
-    a folder of images             unlabelled, or with a file of lines "NAME NUMBER" given
-    an .npz archive                arrays [n, ...] named like the model's inputs (any name where there is one input);
-                                   an integer array called `labels` is what it says
+    a folder of class folders      labelled: classes are numbered in the sorted order of the folders
+    a folder of images             unlabelled, or with a file of lines "NAME NUMBER"
+    an .npz archive                arrays [n, ...] named like the model's inputs (any name if there is one input);
+                                   an integer array `labels` has the classes
 
-`limit` takes that many samples, evenly spaced over the sorted files. Images are decoded by a few threads, one batch
-ahead of the one in use.
+`limit` is a number of samples, evenly spaced over the sorted files. Images are decoded by a few threads, one batch
+ahead. `prepare_data` sorts an ImageNet download into class folders.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,20 +25,24 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
 from quark.evaluate.network import Network
-from quark.evaluate.prepare import MOST_LABEL_BYTES, class_folders, images_in
 from quark.files.foreign import read_text
 from quark.onnx.data.array_files import read_array_file
-from quark.onnx.data.images import find_preprocessing, image_loader
+from quark.onnx.data.images import SUFFIXES, find_files, find_preprocessing, image_loader
+from quark.onnx.save import complete, writing
 
 Array = NDArray[Any]
 READERS = 2
 LABELS = "labels"
 MOST_LABEL_DIGITS = 9
+MOST_LABEL_BYTES = 1 << 27  # ImageNet's largest list of labels has some 60 MB
+LABEL_SUFFIXES = {".txt", ".csv"}
+NAME_WITH_CLASS = re.compile(r"(?P<stem>.+)_(?P<label>n\d{8})$")
+SYNSET = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs with the samples along the first axis, and their classes where known."""
+    """Inputs with the samples along the first axis, and their classes if known."""
 
     inputs: dict[str, Array]
     labels: NDArray[np.int64] | None
@@ -48,8 +54,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples that can be gone over again; `read` gives one sample by its number. `classes` is the number of class
-    folders, None where the labels came from elsewhere."""
+    """Samples that can be read repeatedly; `read` returns one sample by its number.
+
+    `classes` is the number of class folders, None if the labels came from elsewhere.
+    """
 
     source: str
     count: int
@@ -62,7 +70,7 @@ class Dataset:
         return self.labels is not None
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All samples in order, `size` at a time, the last batch with what is left."""
+        """Yield all samples in order, `size` at a time; the last batch may be smaller."""
         with ThreadPoolExecutor(READERS) as pool:
             waiting = None
             for start in range(0, self.count, size):
@@ -81,14 +89,9 @@ class Dataset:
 
 
 def open_dataset(
-    path: Path,
-    network: Network,
-    preprocess: str = "imagenet",
-    limit: int | None = None,
-    labels: Path | None = None,
+    path: Path, network: Network, preprocess: str = "imagenet", limit: int | None = None, labels: Path | None = None
 ) -> Dataset:
-    """The data for that network. `preprocess` is a name or a file, as calibration has them; archives hold arrays that
-    are prepared already."""
+    """Open the data for a network. `preprocess` is a name or a file, as for calibration; arrays are used unchanged."""
     if path.suffix.lower() == ".npz":
         if labels is not None:
             raise InvalidValueError(
@@ -96,37 +99,18 @@ def open_dataset(
             )
         return _open_archive(path, network, limit)
     check_data(path)
-    return _open_folder(path, network, preprocess, limit, labels)
-
-
-def check_data(path: Path) -> None:
-    """That there is something that may be data: what can be known before a long run whose result it is for."""
-    if not path.is_dir() and not (path.suffix.lower() == ".npz" and path.is_file()):
-        what = "it is no .npz archive" if path.exists() else "there is no such folder or file"
-        raise InvalidValueError(f"data '{path}': {what}; expected a folder of images, or an .npz archive")
-
-
-def evenly_spaced(count: int, limit: int | None) -> list[int]:
-    """`limit` numbers below `count`, evenly spaced from 0 on; all of them where there are no more.
-
-    >>> evenly_spaced(10, 4)
-    [0, 2, 5, 7]
-    """
-    if limit is None or limit >= count:
-        return list(range(count))
-    if limit < 1:
-        raise InvalidValueError(f"{limit} samples: expected at least 1")
-    return [number * count // limit for number in range(limit)]
-
-
-def _open_folder(path: Path, network: Network, preprocess: str, limit: int | None, labels: Path | None) -> Dataset:
     port = network.image_input
     folders = class_folders(path)
     if folders and labels is None:
         found = [(image, number) for number, folder in enumerate(folders) for image in images_in(folder)]
     else:
-        numbers = {} if labels is None else _read_numbers(labels)
-        found = [(image, _number_of(image, numbers, labels)) for image in images_in(path)]
+        found = [(image, -1) for image in images_in(path)]
+        if labels is not None:
+            numbers = _read_numbers(labels)
+            for image, _ in found:
+                if image.name not in numbers:
+                    raise InvalidValueError(f"labels file '{labels}' says nothing of '{image.name}'")
+            found = [(image, numbers[image.name]) for image, _ in found]
     if not found:
         raise InvalidValueError(f"folder '{path}' holds no images: expected .jpg, .png or the like")
     chosen = [found[number] for number in evenly_spaced(len(found), limit)]
@@ -141,8 +125,28 @@ def _open_folder(path: Path, network: Network, preprocess: str, limit: int | Non
     )
 
 
+def check_data(path: Path) -> None:
+    """Refuse a path that cannot be data, before a long run whose result needs it."""
+    if not path.is_dir() and not (path.suffix.lower() == ".npz" and path.is_file()):
+        what = "it is not an .npz archive" if path.exists() else "there is no such folder or file"
+        raise InvalidValueError(f"data '{path}': {what}; expected a folder of images, or an .npz archive")
+
+
+def evenly_spaced(count: int, limit: int | None) -> list[int]:
+    """Return `limit` numbers below `count`, evenly spaced from 0; all of them if `limit` is larger.
+
+    >>> evenly_spaced(10, 4)
+    [0, 2, 5, 7]
+    """
+    if limit is None or limit >= count:
+        return list(range(count))
+    if limit < 1:
+        raise InvalidValueError(f"{limit} samples: expected at least 1")
+    return [number * count // limit for number in range(limit)]
+
+
 def _read_numbers(labels: Path) -> dict[str, int]:
-    """File name to class number, from lines "NAME NUMBER"."""
+    """Read class numbers by file name, from lines "NAME NUMBER"."""
     text = read_text(labels, f"labels file '{labels}'", MOST_LABEL_BYTES)
     numbers = {}
     for line in text.splitlines():
@@ -156,14 +160,6 @@ def _read_numbers(labels: Path) -> dict[str, int]:
             )
         numbers[name] = int(rest[0])
     return numbers
-
-
-def _number_of(image: Path, numbers: dict[str, int], labels: Path | None) -> int:
-    if labels is None:
-        return -1
-    if image.name not in numbers:
-        raise InvalidValueError(f"labels file '{labels}' says nothing of '{image.name}'")
-    return numbers[image.name]
 
 
 def _open_archive(path: Path, network: Network, limit: int | None) -> Dataset:
@@ -195,3 +191,126 @@ def _open_archive(path: Path, network: Network, limit: int | None) -> Dataset:
         labels=None if labels is None else labels[chosen].astype(np.int64),
         read=lambda number: {name: array[chosen[number]] for name, array in arrays.items()},
     )
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Result of a run: files moved into class folders, files copied for calibration, and the number of classes."""
+
+    moved: int
+    copied: int
+    classes: int
+
+
+def prepare_data(val_data: Path, calib_data: Path, labels: Path | None = None) -> Preparation:
+    """Sort the images of an ImageNet download into class folders, and copy one of each class to `calib_data`.
+
+    `val_data` contains one of
+
+        flat files whose names end in the class     ILSVRC2012_val_00000293_n01440764.JPEG; the ending is removed
+        flat files and a file of labels             lines "NAME n01440764", or "NAME 0" with the number of the class,
+                                                    or only the class, one line per image; or LOC_val_solution.csv
+        class folders                               which are left unchanged
+
+    `labels` names the file of labels if it is not the only .txt or .csv file in `val_data`. Everything is checked
+    before the first file moves, and a second run changes nothing.
+    """
+    if not val_data.is_dir():
+        raise InvalidValueError(f"folder '{val_data}': there is no such folder; extract val_images.tar.gz there first")
+    if calib_data.exists() and not calib_data.is_dir():
+        raise InvalidValueError(f"calibration folder '{calib_data}' is a file")
+    inner, outer = calib_data.resolve(), val_data.resolve()
+    if inner == outer or outer in inner.parents:
+        raise InvalidValueError(
+            f"calibration folder '{calib_data}' is inside '{val_data}': it would become a class there"
+        )
+    moves, plain = [], []  # pairs of a flat file and its destination; files without a class in their name
+    for each in images_in(val_data):
+        match = NAME_WITH_CLASS.match(each.stem)
+        if match:
+            moves.append((each, val_data / match["label"] / f"{match['stem']}{each.suffix}"))
+        else:
+            plain.append(each)
+    if plain:
+        classes = _read_labels(_label_file(val_data, labels, plain), plain)
+        moves += [(each, val_data / classes[each.name] / each.name) for each in plain]
+    taken = [target for _, target in moves if target.exists()]
+    if taken:
+        raise InvalidValueError(f"file '{taken[0]}' is there already, beside the unsorted one: remove one of them")
+    for source, target in moves:
+        with writing(target):
+            target.parent.mkdir(exist_ok=True)
+            source.rename(target)
+    folders = class_folders(val_data)
+    if not folders:
+        raise InvalidValueError(f"folder '{val_data}' holds no images: extract val_images.tar.gz there first")
+    copied = 0
+    for folder in folders:
+        target = calib_data / folder.name
+        with writing(target):
+            target.mkdir(parents=True, exist_ok=True)
+        if not images_in(target):
+            image = images_in(folder)[0]
+            with complete(target / image.name) as unfinished:
+                shutil.copyfile(image, unfinished)
+            copied += 1
+    return Preparation(len(moves), copied, len(folders))
+
+
+def class_folders(root: Path) -> list[Path]:
+    """Return the folders with at least one image, sorted by name: their order numbers the classes."""
+    return [folder for folder in sorted(root.iterdir()) if folder.is_dir() and images_in(folder)]
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images directly in a folder, sorted by name, without hidden files."""
+    return [each for each in find_files(folder, SUFFIXES, is_deep=False) if not each.name.startswith(".")]
+
+
+def _label_file(val_data: Path, labels: Path | None, plain: list[Path]) -> Path:
+    if labels is not None:
+        if not labels.is_file():
+            raise InvalidValueError(f"labels file '{labels}': there is no such file")
+        return labels
+    found = [each for each in sorted(val_data.iterdir()) if each.is_file() and each.suffix.lower() in LABEL_SUFFIXES]
+    if len(found) != 1:
+        which = "no file of labels" if not found else f"{len(found)} files that may hold the labels"
+        raise InvalidValueError(
+            f"{len(plain)} images such as '{plain[0].name}' in '{val_data}' do not end in their class (_n01440764), "
+            f"and there is {which}; name it with --labels"
+        )
+    return found[0]
+
+
+def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
+    """Return the class folder of every image, by file name."""
+    text = read_text(path, f"labels file '{path}'", MOST_LABEL_BYTES)
+    lines = [line.replace(",", " ").split() for line in text.splitlines()]
+    rows = [line for line in lines if line and line[0] != "ImageId"]
+    if rows and all(len(row) == 1 for row in rows):
+        classes = [row[0] for row in rows]  # of the sorted images, all of which must be there
+        if len(classes) != len(images):
+            raise InvalidValueError(
+                f"labels file '{path}' has {len(classes)} lines for {len(images)} images: without names, one line each"
+            )
+        if not all(SYNSET.fullmatch(each) for each in classes):
+            raise InvalidValueError(
+                f"labels file '{path}' has bare numbers, whose order is unknown: expected lines such as n01440764, or "
+                f"'NAME 0' with the number of the class"
+            )
+        return {image.name: name for image, name in zip(images, classes, strict=True)}
+    by_stem = {Path(row[0]).stem: row[1] for row in rows if len(row) > 1}
+    missing = [each.name for each in images if each.stem not in by_stem]
+    if missing:
+        raise InvalidValueError(f"labels file '{path}' says nothing of '{missing[0]}' ({len(missing)} images in all)")
+    folders = {}
+    for each in images:
+        label = by_stem[each.stem]
+        if label.isdecimal() and len(label) < 10 and int(label) < 100_000:
+            label = f"{int(label):05d}"  # so that folders sort in the order of the classes
+        elif not SYNSET.fullmatch(label):
+            raise InvalidValueError(
+                f"labels file '{path}': label '{label}' is neither a synset (n01440764) nor a number"
+            )
+        folders[each.name] = label
+    return folders

@@ -1,23 +1,118 @@
-"""Top-1, top-5 and speed of one model on labelled data."""
+"""Top-1 and top-5 accuracy and speed of one model on labelled data.
+
+Equal scores, which are common in quantized outputs, are ordered by numpy's plain `argsort`, as in most evaluation
+scripts. A NaN is the lowest score. Speed is the best of several runs: noise only makes a run slower, so the best is
+closest to the cost of the model. The first run, which allocates memory, is not counted.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quark.errors import InvalidValueError
-from quark.evaluate.accuracy import Accuracy, AccuracyMeter
 from quark.evaluate.datasets import Dataset
 from quark.evaluate.network import Network
-from quark.evaluate.speed import Speed, measure_speed
 from quark.onnx.progress import track
 
 DEFAULT_BATCH_SIZE = 10
 
+Array = NDArray[Any]
+TOP = 5
+REPEATS = 10
+MOST_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of `count` samples, as fractions. With fewer than six classes, top-5 is always 1."""
+
+    count: int
+    top1: float
+    top5: float
+
+
+def ranked(scores: Array) -> NDArray[np.int64]:
+    """Return the numbers of the five best classes of each row, best first.
+
+    >>> ranked(np.array([[0.1, 0.7, 0.5]])).tolist()
+    [[1, 2, 0]]
+    """
+    order: NDArray[np.int64] = np.argsort(-scores, axis=1)[:, :TOP]
+    return order
+
+
+def check_labels(labels: Array, classes: int) -> None:
+    """Refuse labels that are not numbers of classes."""
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise InvalidValueError(
+            f"label {labels.max() if labels.max() >= classes else labels.min()}: the model has {classes} classes, "
+            f"counted from 0; are these folders the classes that it was trained on?"
+        )
+
+
+@dataclass
+class AccuracyMeter:
+    """Counts correct predictions.
+
+    >>> meter = AccuracyMeter()
+    >>> meter.add(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1]))
+    >>> meter.result()
+    Accuracy(count=2, top1=0.5, top5=1.0)
+    """
+
+    count: int = 0
+    right: int = 0
+    right_in_five: int = 0
+
+    def add(self, scores: Array, labels: Array) -> None:
+        """Add a batch: scores [n, classes], and labels [n]."""
+        check_labels(labels, scores.shape[1])
+        order = ranked(scores)
+        self.count += len(labels)
+        self.right += int((order[:, 0] == labels).sum())
+        self.right_in_five += int((order == labels[:, None]).any(axis=1).sum())
+
+    def result(self) -> Accuracy:
+        if not self.count:
+            raise InvalidValueError("no samples: accuracy is undefined")
+        return Accuracy(self.count, self.right / self.count, self.right_in_five / self.count)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Time per sample in the best of `repeats` runs, with batches of `batch_size`."""
+
+    ms_per_sample: float
+    batch_size: int
+    repeats: int
+
+
+def measure_speed(
+    network: Network, inputs: dict[str, NDArray[Any]], repeats: int = REPEATS, most_seconds: float = MOST_SECONDS
+) -> Speed:
+    """Time a batch: at least once, then up to `repeats` times while the time allows."""
+    network.run(inputs)
+    best, done = float("inf"), 0
+    end = time.perf_counter() + most_seconds
+    while done < max(repeats, 1):
+        start = time.perf_counter()
+        network.run(inputs)
+        stop = time.perf_counter()
+        best, done = min(best, stop - start), done + 1
+        if stop > end:
+            break
+    batch_size = len(next(iter(inputs.values())))
+    return Speed(1000 * best / max(batch_size, 1), batch_size, done)
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model on one set of data."""
+    """Result of one model on one dataset."""
 
     model: str
     data: str
@@ -26,7 +121,7 @@ class Evaluation:
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Accuracies in percent, as tables have them."""
+        """Return the result as JSON, with accuracies in percent."""
         return {
             "model": self.model,
             "data": self.data,
@@ -39,7 +134,7 @@ class Evaluation:
 
 
 def evaluate(network: Network, data: Dataset, batch_size: int = DEFAULT_BATCH_SIZE) -> Evaluation:
-    """Run the network over all of the data, batch by batch."""
+    """Run the network on all data, batch by batch."""
     if not data.has_labels:
         raise InvalidValueError(
             f"data '{data.source}' has no labels: expected a folder for each class with images in it, a labels "
@@ -62,7 +157,7 @@ def evaluate(network: Network, data: Dataset, batch_size: int = DEFAULT_BATCH_SI
 
 
 def remarks_on(data: Dataset, classes: int) -> tuple[str, ...]:
-    """What makes an accuracy doubtful."""
+    """Return reasons to doubt an accuracy."""
     if data.classes is not None and data.classes != classes:
         doubt = f"the data has {data.classes} folders and the model {classes} classes"
         return (f"{doubt}: the first folder counts as class 0, the next as class 1, and so on",)

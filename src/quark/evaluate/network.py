@@ -1,7 +1,7 @@
-"""A model that runs: opened once, given batches of any size, with quark's operators at hand.
+"""A model in ONNX Runtime, with quark's operators, for batches of any size.
 
-A model whose batch size is fixed gets its input in pieces of that size; the last one is filled up by repeating its last
-sample, and what comes out for the filling is dropped.
+A model with a fixed batch size gets its input in pieces of that size. The last piece is padded by repeating its last
+sample, and the outputs for the padding are dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.errors import InvalidValueError, ModelError
+from quark.errors import InvalidValueError, MissingDependencyError, ModelError, unknown_name
 from quark.onnx.data import InputInfo
 from quark.onnx.input_files import held_still
-from quark.onnx.load.outline import watch_external_data
+from quark.onnx.load.reading import watch_external_data
 from quark.onnx.session import open_session, running
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Network:
     def __init__(self, model: Path, threads: int | None = None, providers: tuple[str, ...] = CPU) -> None:
         self.path = model
         self.name = model.name
-        self._files = watch_external_data(checked_file(model))  # which the runtime maps
+        self._files = watch_external_data(checked_file(model))  # the runtime maps them
         with held_still(self._files):
             self._session: onnxruntime.InferenceSession = open_session(model, threads=threads, providers=providers)
         self.inputs = tuple(_input(each) for each in self._session.get_inputs())
@@ -44,7 +44,7 @@ class Network:
 
     @property
     def image_input(self) -> InputInfo:
-        """The one input; a model with several takes no images."""
+        """The only input; a model with several inputs cannot take images."""
         if len(self.inputs) != 1:
             found = ", ".join(map(str, self.inputs))
             raise ModelError(f"model '{self.path}' takes no images: expected one input, it has {found}")
@@ -52,21 +52,24 @@ class Network:
 
     @property
     def batch_size(self) -> int | None:
-        """The only batch size that the model takes; None where it takes any."""
+        """The fixed batch size of the model, or None if it accepts any."""
         sizes = {each.batch for each in self.inputs}
         return next(iter(sizes)) if len(sizes) == 1 else None
 
     def run(self, inputs: dict[str, Array]) -> list[Array]:
-        """All outputs for a batch, each with the batch first."""
-        count = _count(inputs)
+        """Return all outputs for a batch, each with the batch first."""
+        count = len(next(iter(inputs.values())))
         fixed = self.batch_size
         if fixed is None or fixed == count:
             return self._run(inputs)
-        pieces = [self._run(_piece(inputs, start, fixed)) for start in range(0, count, fixed)]
+        pieces = []
+        for start in range(0, count, fixed):
+            numbers = np.arange(start, start + fixed)
+            pieces.append(self._run({name: each[np.minimum(numbers, len(each) - 1)] for name, each in inputs.items()}))
         return [np.concatenate(parts)[:count] for parts in zip(*pieces, strict=True)]
 
     def scores(self, inputs: dict[str, Array]) -> Array:
-        """The first output as [n, classes]."""
+        """Return the first output as [n, classes]."""
         return as_scores(self.run(inputs)[0], self.path)
 
     def _run(self, inputs: dict[str, Array]) -> list[Array]:
@@ -76,7 +79,7 @@ class Network:
 
 
 def as_scores(output: Array, model: Path) -> Array:
-    """An output as [n, classes]; [n, classes, 1, 1] is one, too."""
+    """Return an output such as [n, classes, 1, 1] as [n, classes]."""
     scores = output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
     if scores.shape[1] < 2:
         raise ModelError(f"model '{model}': its first output of shape {list(output.shape)} has no scores of classes")
@@ -84,7 +87,7 @@ def as_scores(output: Array, model: Path) -> Array:
 
 
 def checked_file(model: Path) -> Path:
-    """The path, if a file is there."""
+    """Return the path if it is a file."""
     if model.is_file():
         return model
     if model.is_dir():
@@ -92,15 +95,6 @@ def checked_file(model: Path) -> Path:
     if model.exists():
         raise InvalidValueError(f"model '{model}': it is a device or pipe; expected an ONNX file")
     raise InvalidValueError(f"model '{model}': there is no such file; expected an ONNX model")
-
-
-def _count(inputs: dict[str, Array]) -> int:
-    return len(next(iter(inputs.values())))
-
-
-def _piece(inputs: dict[str, Array], start: int, size: int) -> dict[str, Array]:
-    """`size` samples from `start` on, the last one repeated where there are fewer."""
-    return {name: array[np.minimum(np.arange(start, start + size), len(array) - 1)] for name, array in inputs.items()}
 
 
 _TYPES = {"float": "float32", "double": "float64"}
@@ -112,5 +106,37 @@ def _input(port: onnxruntime.NodeArg) -> InputInfo:
     try:
         dtype = np.dtype(_TYPES.get(name, name))
     except TypeError as error:
-        raise ModelError(f"input '{port.name}' has type {port.type}, which is no array of numbers") from error
+        raise ModelError(f"input '{port.name}' has type {port.type}, which is not an array of numbers") from error
     return InputInfo(port.name, dtype, shape)
+
+
+CPU_PROVIDER = "CPUExecutionProvider"
+PROVIDERS = {
+    "cpu": (CPU_PROVIDER,),
+    "cuda": ("CUDAExecutionProvider",),
+    "rocm": ("ROCMExecutionProvider", "MIGraphXExecutionProvider"),
+    "gpu": ("CUDAExecutionProvider", "ROCMExecutionProvider", "MIGraphXExecutionProvider", "DmlExecutionProvider"),
+}
+
+
+def providers_of(device: str) -> tuple[str, ...]:
+    """Return the execution provider for a device, and the CPU as a fallback. An unavailable device is an error.
+
+    >>> providers_of("cpu")
+    ('CPUExecutionProvider',)
+    """
+    name = device.lower().partition(":")[0]
+    if name not in PROVIDERS:
+        raise unknown_name("device", device, PROVIDERS)
+    if name == "cpu":
+        return (CPU_PROVIDER,)
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    found = next((each for each in PROVIDERS[name] if each in available), None)
+    if found is None:
+        raise MissingDependencyError(
+            f"device '{device}': this ONNX Runtime has {', '.join(available)}; install the distribution for your GPU "
+            f"(onnxruntime-gpu, onnxruntime-rocm ...) in its place, or leave the option out to run on the CPU"
+        )
+    return (found, CPU_PROVIDER)

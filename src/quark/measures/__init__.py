@@ -1,11 +1,11 @@
-"""Quality of a quantized network in the terms of its task: built-in measures, and the user's own function.
+"""Quality of a quantized network in terms of its task: built-in measures, and the user's own function.
 
-    Measure         what is measured; `Measure.of` makes one of a name, of FILE.py:FUNCTION, or of a Python function
+    Measure         what to measure; `Measure.of` takes a name, FILE.py:FUNCTION, or a Python function
     measure_names   the built-in measures by name, with one line each
     MeasureResult   the values of the float and the quantized network, and the drop between them
     Judge           evaluates the float network once, and then any number of quantized ones
 
-Built-in measures compare the outputs of two networks on the same samples, so that they need no labels:
+Built-in measures compare the outputs of two networks on the same samples, and need no labels:
 
 >>> import numpy as np
 >>> float_outputs = [{"y": np.array([[1.0, 0.0]])}, {"y": np.array([[0.0, 1.0]])}]
@@ -25,6 +25,7 @@ A function gets an ONNX Runtime session and returns a number:
 docs/measures.md describes all of them.
 """
 
+from quark.compare.outputs import samples_of_batch
 from quark.measures.measure import (
     FunctionMeasure,
     Judge,
@@ -33,7 +34,6 @@ from quark.measures.measure import (
     OutputMeasure,
     Session,
     measure_names,
-    samples_of_batch,
 )
 
 __all__ = [

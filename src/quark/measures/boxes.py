@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.compare.detections import overlaps
 from quark.errors import ModelError
 
 Array = NDArray[Any]
 
 MATCH_IOU, NMS_IOU = 0.5, 0.45
-MOST_CANDIDATES = 1000  # of an image, those with the highest scores: a broken network may find a box at every anchor
+MOST_CANDIDATES = 1000  # per image, with the highest scores: a broken network may find a box at every anchor
 ROW_LENGTH = 6
 
 
 class Layout(str, Enum):
-    """What the numbers of a detector's output are."""
+    """The layout of a detector's output."""
 
     YOLOV8 = "yolov8"
     YOLOV5 = "yolov5"
@@ -35,8 +36,8 @@ class Layout(str, Enum):
 def find_layout(output: Array, name: str = "auto") -> Layout:
     """Return the layout called `name`, or for 'auto' the one that the float network's output looks like.
 
-    Six numbers a box are rows where the last is a class number and the corners are in order. Otherwise the shorter of
-    the last two axes holds the numbers of an anchor: the first of them means YOLOv8, the last YOLOv5.
+    Six numbers per box are rows if the last is a class number and the corners are in order. Otherwise the shorter of
+    the last two axes has the numbers of an anchor: if it is the first of the two, YOLOv8, else YOLOv5.
     """
     if output.ndim not in (2, 3):
         raise ModelError(f"the output of shape {list(output.shape)} holds no boxes: expected [n, k, anchors] or [n, k]")
@@ -89,30 +90,16 @@ def _suppressed(rows: Array, limit: float) -> Array:
     for i in range(len(rows)):
         if is_left[i]:
             kept.append(i)
-            is_left &= ~((rows[:, 5] == rows[i, 5]) & (overlaps(rows[i], rows) > limit))
+            is_left &= ~((rows[:, 5] == rows[i, 5]) & (overlaps(rows[i : i + 1], rows)[0] > limit))
     return rows[kept]
 
 
-def overlaps(box: Array, boxes: Array) -> Array:
-    """Intersection over union of one box with each of many.
-
-    >>> overlaps(np.array([0, 0, 2, 2]), np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6]])).round(3).tolist()
-    [1.0, 0.333, 0.0]
-    """
-    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:4], boxes[:, 2:4])
-    shared = np.maximum(high - low, 0).prod(1)
-    areas = np.maximum(boxes[:, 2:4] - boxes[:, :2], 0).prod(1)
-    union = np.maximum(box[2:4] - box[:2], 0).prod() + areas - shared
-    shares: Array = np.divide(shared, union, out=np.zeros(len(boxes)), where=union > 0)
-    return shares
-
-
 def count_matches(truth: Array, found: Array, limit: float = MATCH_IOU) -> int:
-    """Count the found boxes, best first, that overlap a true box of their class that no other was matched with."""
+    """Count the found boxes, best first, that overlap an unmatched true box of their class."""
     is_free = np.ones(len(truth), bool)
     matches = 0
     for box in found:
-        shares = np.where(is_free & (truth[:, 5] == box[5]), overlaps(box, truth), -1.0)
+        shares = np.where(is_free & (truth[:, 5] == box[5]), overlaps(box[None], truth)[0], -1.0)
         if len(shares) and shares.max() >= limit:
             is_free[shares.argmax()] = False
             matches += 1

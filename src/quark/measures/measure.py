@@ -1,4 +1,4 @@
-"""A measure, how it is written, and how two networks are judged by it.
+"""Measures, their text form, and how networks are judged by them.
 
 cosine   box_f1?threshold=0.3&iou=0.5   argmax?axis=1&output=logits     built-in, with parameters
 evaluate.py:accuracy   package.module:accuracy                          a function; higher is better
@@ -25,8 +25,10 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.compare.outputs import samples_of_batch
 from quark.errors import InvalidValueError, ModelError, QuarkError, UnsupportedTypeError, unknown_name
 from quark.measures.meters import BUILT_IN, Meter, Parameter, Value
+from quark.text import json_value
 
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
@@ -36,7 +38,7 @@ _OUTPUT = {"output": Parameter(str)}
 
 
 class Session(Protocol):
-    """What measures use of an `onnxruntime.InferenceSession`."""
+    """The part of `onnxruntime.InferenceSession` that measures use."""
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any: ...
 
@@ -63,9 +65,9 @@ class MeasureResult:
     def drop(self) -> float:
         """How much was lost; positive is worse.
 
-        Where higher is better, this is (float - quantized) / |float|; the difference if float's value is 0. For error
-        rates, it is the difference. For decibels against float, which float itself has infinitely many of, it is the
-        root mean square error as a share of the peak: 40 dB are a drop of 1 %.
+        If higher is better, this is (float - quantized) / |float|; the difference if float's value is 0. For error
+        rates, it is the difference. For decibels relative to float, whose own value is infinite, it is the root mean
+        square error as a share of the peak: 40 dB are a drop of 1 %.
         """
         if not self.is_higher_better:
             return self.value - self.float_value
@@ -74,13 +76,10 @@ class MeasureResult:
         return (self.float_value - self.value) / (abs(self.float_value) or 1.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON can hold them, with the drop; infinities are text."""
+        """Return the values and the drop as JSON; infinities are text."""
         content = {"name": self.name, "float_value": self.float_value, "value": self.value}
         content |= {"is_higher_better": self.is_higher_better, "drop": self.drop}
-        return {
-            name: str(each) if isinstance(each, float) and not math.isfinite(each) else each
-            for name, each in content.items()
-        }
+        return {name: json_value(value) for name, value in content.items()}
 
     def __str__(self) -> str:
         change = f"{100 * abs(self.drop):.2f} {'%' if self.is_higher_better else 'points'}"
@@ -139,7 +138,7 @@ class Measure(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A text that changes with what is measured, as far as can be known; the data of a function cannot."""
+        """A text that changes with what is measured, as far as known: the data of a function is not."""
 
     @property
     def least_samples(self) -> int:
@@ -168,7 +167,7 @@ class FunctionMeasure(Measure):
         return f"{self.name} {self.is_higher_better} {self._fingerprint}"
 
     def value(self, session: Session, network: str = QUANTIZED) -> float:
-        """Call the function; `network` is how errors call the network."""
+        """Call the function; `network` names the network in errors."""
         try:
             value = self.function(session)
         except Exception as error:
@@ -270,8 +269,8 @@ class Judge:
     """Measures the float network once, and then any number of quantized networks against it.
 
     `samples` are dicts of the networks' inputs; functions do not use them. `expected` are the float network's outputs
-    for them, where they are known: then built-in measures need no `reference`. Both are gone over again for each
-    network. Everything that is wrong with the float side is an error here, before any quantized network exists.
+    for them, if they are known: then built-in measures need no `reference`. Both are read again for each network.
+    Problems of the float network are reported here, before any quantized network exists.
     """
 
     def __init__(
@@ -309,7 +308,8 @@ class Judge:
         assert isinstance(self.measure, OutputMeasure)
         meter = self.measure.meter()
         for sample, first, second in zip(self._samples, self._expected, actual, strict=True):
-            count = _batch_size(sample)
+            sizes = {len(each) if np.ndim(each) else 1 for each in sample.values()}  # of the inputs' first axes
+            count = sizes.pop() if len(sizes) == 1 else 1
             for one, other in zip(samples_of_batch(first, count), samples_of_batch(second, count), strict=True):
                 meter.add(one, other)
         return meter.value()
@@ -321,14 +321,14 @@ class Judge:
         for sample in self._samples:
             try:
                 results = session.run(wanted, dict(sample))
-            except Exception as error:  # the classes of ONNX Runtime share no root below this one
+            except Exception as error:  # ONNX Runtime's exceptions have no other common base
                 text = " ".join(str(error).split())
                 raise ModelError(f"measure '{self.measure.name}': {network} cannot be run: {text}") from error
             yield dict(zip(wanted, (np.asarray(each) for each in results), strict=True))
 
 
 def output_of(measure: OutputMeasure, outputs: Mapping[str, Any]) -> str:
-    """The output that a measure is about: the one it names, or the first."""
+    """Return the output that a measure applies to: the one it names, or the first."""
     if not outputs:
         raise ModelError(f"measure '{measure.name}': the network has no outputs")
     if measure.output is not None and measure.output not in outputs:
@@ -336,19 +336,8 @@ def output_of(measure: OutputMeasure, outputs: Mapping[str, Any]) -> str:
     return measure.output or next(iter(outputs))
 
 
-def samples_of_batch(outputs: Outputs, count: int) -> list[Outputs]:
-    """Split the outputs of a batch of `count` into single samples; outputs without the batch in front stay whole.
-
-    >>> [each["y"].shape for each in samples_of_batch({"y": np.zeros((2, 5))}, 2)]
-    [(1, 5), (1, 5)]
-    """
-    if count < 2 or not all(each.ndim and len(each) == count for each in outputs.values()):
-        return [outputs]
-    return [{name: each[i : i + 1] for name, each in outputs.items()} for i in range(count)]
-
-
 def measure_names() -> dict[str, str]:
-    """The built-in measures by name, with one line each.
+    """Return the built-in measures by name, with one line each.
 
     >>> measure_names()["ssim"]
     'images: structural similarity'
@@ -367,12 +356,6 @@ def _too_few(measure: Measure, count: int) -> str:
         f"measure '{measure.name}' needs at least {measure.least_samples} samples, and there are {count}: give more "
         "data (of calibration data every eighth sample is held out for measuring)"
     )
-
-
-def _batch_size(sample: Outputs) -> int:
-    """The common length of all inputs of a sample; 1 where they have none."""
-    sizes = {len(each) if np.ndim(each) else 1 for each in sample.values()}
-    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _built_in(text: str) -> OutputMeasure:
@@ -397,12 +380,12 @@ def _built_in(text: str) -> OutputMeasure:
     measure = OutputMeasure(
         text, BUILT_IN[kind].is_higher_better, kind, chosen, None if output is None else str(output)
     )
-    measure.meter()  # checks what parameters cannot do without each other
+    measure.meter()  # checks parameters that depend on each other
     return measure
 
 
 def _loaded(text: str) -> tuple[Callable[[Any], Any], str, str]:
-    """The function, its name without folders, and a hash of its file."""
+    """Return the function, its name without folders, and a hash of its file."""
     place, _, path = text.rpartition(":")
     if not place or not path:
         raise InvalidValueError(f"measure '{text}': expected FILE.py:FUNCTION or package.module:FUNCTION")
@@ -426,7 +409,7 @@ def _loaded(text: str) -> tuple[Callable[[Any], Any], str, str]:
 
 
 def _module_of_file(file: Path, text: str) -> Any:
-    """Load a file under a private name, so that it shadows no module. It finds the files beside it."""
+    """Load a file under a private name, so that it shadows no module. It can import the files beside it."""
     digest = hashlib.sha256(str(file).encode()).hexdigest()
     name = f"_quark_measure_{digest[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -434,7 +417,7 @@ def _module_of_file(file: Path, text: str) -> Any:
     assert spec.loader is not None
     _add_to_path(file.parent)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+    sys.modules[name] = module  # dataclasses and pickle look it up
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -458,7 +441,7 @@ def _module_by_name(name: str, text: str) -> Any:
 
 
 def _add_to_path(folder: Path) -> None:
-    """Last, so that nothing that is installed is shadowed."""
+    """Add a folder at the end, so that it shadows nothing that is installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -1,6 +1,6 @@
 """The built-in measures: what each computes from the float and the quantized network's output, sample by sample.
 
-A meter gathers pairs of arrays in little memory. NaN and infinite values of the quantized network count as wrong.
+A meter needs little memory. NaN and infinite values of the quantized network count as wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.compare.measures import cosine_of, decibels, edit_distance, same_largest
 from quark.errors import InvalidValueError, ModelError
 from quark.measures.boxes import MATCH_IOU, NMS_IOU, Layout, count_matches, detections, find_layout
 
@@ -25,7 +26,7 @@ SSIM_K1, SSIM_K2 = 0.01, 0.03
 
 
 class Meter(ABC):
-    """Gathers samples; `result` is the value of the measure over all of them."""
+    """Collects samples; `result` is the value of the measure over all of them."""
 
     has_equal_shapes = True  # False: the outputs of the two networks may differ in shape
     least_samples = 1
@@ -39,6 +40,8 @@ class Meter(ABC):
 
 
 class CosineMeter(Meter):
+    """Mean cosine between the outputs."""
+
     def __init__(self, pool: str = "none") -> None:
         self._has_pooling = pool == "mean"
         self._cosines: list[float] = []
@@ -51,14 +54,15 @@ class CosineMeter(Meter):
         if is_equal or not np.isfinite(z).all():
             self._cosines.append(float(is_equal))
             return
-        norm = float(np.linalg.norm(y)) * float(np.linalg.norm(z))
-        self._cosines.append(min(float(y @ z) / norm, 1.0) if norm > 0 else 0.0)
+        self._cosines.append(cosine_of(float(y @ z), float(y @ y), float(z @ z)) or 0.0)
 
     def result(self) -> float:
         return _mean(self._cosines)
 
 
 class RankMeter(Meter):
+    """Spearman correlation of the similarities between samples."""
+
     least_samples = 3
 
     def __init__(self) -> None:
@@ -82,6 +86,8 @@ class RankMeter(Meter):
 
 
 class ArgmaxMeter(Meter):
+    """Share of positions with the same largest class along an axis."""
+
     def __init__(self, axis: int = -1) -> None:
         self._axis = axis
         self._same = self._count = 0
@@ -89,7 +95,7 @@ class ArgmaxMeter(Meter):
     def add(self, expected: Array, actual: Array) -> None:
         if not -expected.ndim <= self._axis < expected.ndim:
             raise InvalidValueError(f"axis {self._axis}: the output has shape {list(expected.shape)}")
-        same = expected.argmax(self._axis) == actual.argmax(self._axis)
+        same = same_largest(expected, actual, self._axis)
         if actual.dtype.kind == "f":
             same = same & ~np.isnan(actual).any(self._axis)
         self._same += int(np.sum(same))
@@ -100,6 +106,8 @@ class ArgmaxMeter(Meter):
 
 
 class Top1Meter(ArgmaxMeter):
+    """Share of samples with the same largest class."""
+
     def add(self, expected: Array, actual: Array) -> None:
         if expected.ndim < 2 or expected.shape[1] < 2 or math.prod(expected.shape[2:]) != 1:
             raise ModelError(
@@ -111,7 +119,7 @@ class Top1Meter(ArgmaxMeter):
 
 @dataclass
 class BoxMeter(Meter):
-    """F1 of the quantized network's boxes, with the float network's as the truth, over all samples together."""
+    """F1 of the quantized network's boxes over all samples, with the float network's as the truth."""
 
     threshold: float = 0.25
     iou: float = MATCH_IOU
@@ -124,7 +132,7 @@ class BoxMeter(Meter):
     _actual: int = 0
 
     def add(self, expected: Array, actual: Array) -> None:
-        if self._resolved is None:  # once, by the float network: a broken output may look like another layout
+        if self._resolved is None:  # once, from the float network: a broken output may look like another layout
             self._resolved = find_layout(expected, self.layout)
         pairs = [detections(each, self._resolved, self.threshold, self.nms) for each in (expected, actual)]
         if len(pairs[0]) != len(pairs[1]):
@@ -144,6 +152,8 @@ class BoxMeter(Meter):
 
 
 class MaskMeter(Meter):
+    """Mean intersection over union of the values above a threshold."""
+
     def __init__(self, threshold: float = 0.5) -> None:
         self._threshold = threshold
         self._overlaps: list[float] = []
@@ -179,10 +189,7 @@ class PsnrMeter(Meter):
         self._errors.append(error if math.isfinite(error) else math.inf)
 
     def result(self) -> float:
-        error = _mean(self._errors)
-        if error == 0.0:
-            return math.inf
-        return -10.0 * math.log10(error) if math.isfinite(error) else -math.inf
+        return -decibels(_mean(self._errors))
 
 
 class SsimMeter(Meter):
@@ -194,7 +201,7 @@ class SsimMeter(Meter):
 
     def add(self, expected: Array, actual: Array) -> None:
         if expected.ndim < 2 or (self._layout == "nhwc" and expected.ndim < 3):
-            raise ModelError(f"the output of shape {list(expected.shape)} is no image: expected [n, channels, h, w]")
+            raise ModelError(f"an output of shape {list(expected.shape)} is not an image: expected [n, channels, h, w]")
         y, z = (_planes(each, self._layout) for each in (expected, actual))
         if not np.isfinite(z).all():
             self._values.append(0.0)
@@ -242,7 +249,9 @@ class ErrorRateMeter(Meter):
         for wanted, found in zip(first, second, strict=True):
             if self.has_words:
                 wanted, found = self._words(wanted), self._words(found)
-            self._edits += edit_distance(wanted, found)
+            numbers: dict[Any, int] = {}
+            sides = [np.array([numbers.setdefault(each, len(numbers)) for each in ids], int) for ids in (wanted, found)]
+            self._edits += edit_distance(*sides)
             self._length += len(wanted)
 
     def result(self) -> float:
@@ -251,7 +260,7 @@ class ErrorRateMeter(Meter):
         return self._edits / self._length
 
     def _decoded(self, output: Array) -> list[list[Any]]:
-        """A sequence of ids for each sample of an output: as they are, or by greedy CTC decoding of class scores."""
+        """Return the ids of each sample: integers unchanged, class scores by greedy CTC decoding."""
         if output.dtype.kind in "iu":
             return [list(row) for row in np.atleast_2d(output).reshape(-1, output.shape[-1] if output.ndim else 1)]
         scores = output[None] if output.ndim == 2 else output
@@ -278,25 +287,9 @@ class ErrorRateMeter(Meter):
         return [tuple(word) for word in words if word]
 
 
-def edit_distance(wanted: Sequence[Any], found: Sequence[Any]) -> int:
-    """Number of insertions, deletions and replacements that turn one sequence into the other.
-
-    >>> edit_distance("kitten", "sitting")
-    3
-    """
-    distances = list(range(len(found) + 1))
-    for i, item in enumerate(wanted):
-        previous = distances
-        distances = [i + 1]
-        for j, other in enumerate(found):
-            replaced = previous[j] + (item != other)
-            distances.append(min(replaced, previous[j + 1] + 1, distances[j] + 1))
-    return distances[-1]
-
-
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a measure: its type, its default, and what values it takes."""
+    """A parameter of a measure: its type, its default, and its valid values."""
 
     kind: type
     default: Value = None
@@ -305,7 +298,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def parse(self, text: str, where: str) -> Value:
-        """Return the value that text stands for; an error names `where` and what is expected."""
+        """Parse text; an error names `where` and what is expected."""
         try:
             value: Value = self.kind(text)
         except ValueError:
@@ -328,7 +321,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A measure that is known by name. `make` takes the parameters but for `output`, which every measure has."""
+    """A measure with a name. `make` takes its parameters, except `output`, which every measure has."""
 
     line: str
     make: Callable[..., Meter]
@@ -383,14 +376,14 @@ BUILT_IN: Mapping[str, BuiltIn] = {
 
 
 def _finite_pair(expected: Array, actual: Array) -> tuple[Array, Array]:
-    """Both as flat float64, without the places where the float network has no number."""
+    """Return both as flat float64, without the positions where the float network is not finite."""
     y, z = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
     usable = np.isfinite(y)
     return (y, z) if usable.all() else (y[usable], z[usable])
 
 
 def _pooled(output: Array) -> Array:
-    """The mean over all axes but the last: one vector for a sample."""
+    """Return the mean over all axes except the last: one vector per sample."""
     if not output.ndim or not output.size:
         raise ModelError(f"an output of shape {list(output.shape)} has no embeddings: expected [n, features]")
     vector: Array = output.reshape(-1, output.shape[-1]).astype(np.float64).mean(0)
@@ -398,7 +391,7 @@ def _pooled(output: Array) -> Array:
 
 
 def _range_of(values: Array) -> float:
-    """The range of the values; 1 for a constant image, which has no range of its own."""
+    """Return the range of the values; 1 for a constant image."""
     finite = values[np.isfinite(values)]
     return (float(np.ptp(finite)) if finite.size else 0.0) or 1.0
 
@@ -408,16 +401,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _similarities(vectors: Array) -> Array:
-    """Cosine similarities of all pairs of rows."""
+    """Return the cosine similarities of all pairs of rows."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms > 0, norms, 1.0)
-    # rounded, so that pairs that are equal in float64 but for the order of summation tie
+    # rounded, so that pairs that differ only by the order of summation tie
     similarities: Array = np.round(unit @ unit.T, 12)[np.triu_indices(len(vectors), 1)]
     return similarities
 
 
 def _ranks(values: Array) -> Array:
-    """The rank of each value; equal ones share the mean of theirs."""
+    """Return the rank of each value; equal values share their mean rank."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     mean_ranks: Array = np.cumsum(counts) - (counts - 1) / 2
     return mean_ranks[places]

@@ -1,7 +1,7 @@
-"""What accuracy algorithms did, in a line each.
+"""What each accuracy algorithm did, as one line.
 
-An algorithm that changed nothing says so, with the commonest reason: "applied" would be true of it, and mislead. The
-limits of an NPU are the other way round: nothing changed means that all is well, and what is left is a fault.
+For an algorithm that changed nothing, the line says so with the most common reason; "applied" would be misleading. For
+the limits of an NPU, no change means that all is well, and what is left is a fault.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections import Counter
 
 from quark.account import AlgorithmFacts
+from quark.features.order import FEATURES
 from quark.report.quantities import count_of, listed
 
 CROSS_LAYER, SMOOTH, BIAS_CORRECTION = "cross-layer equalization", "SmoothQuant", "bias correction"
@@ -19,20 +20,16 @@ MOST_REASONS = 2
 
 _NAMES_AND_NUMBERS = re.compile(r"'[^']*'|[-+]?\d[\d.e+-]*")
 
-# What is counted; of others it is changes.
+# What is counted; for other algorithms, changes.
 _NOUNS = {
-    CROSS_LAYER: "region",
-    SMOOTH: "group",
-    BIAS_CORRECTION: "layer",
     NPU_POSITIONS: "position",
     MIXED_PRECISION: "layer",
-    "AdaRound": "layer",
-    "AdaQuant": "layer",
+    **{name: noun for feature in FEATURES for name, noun in feature.nouns.items()},
 }
 
 
 def algorithm_line(facts: AlgorithmFacts) -> str:
-    """What it did, and what it left and why.
+    """Return what an algorithm did, and what it left unchanged and why.
 
     >>> algorithm_line(AlgorithmFacts(SMOOTH, ("fc1: into norm1",)))
     'SmoothQuant: 1 group'
@@ -43,7 +40,7 @@ def algorithm_line(facts: AlgorithmFacts) -> str:
 
 
 def idle_remark(facts: AlgorithmFacts) -> str | None:
-    """What a user must not miss: that an algorithm which was asked for did nothing, or that limits do not hold."""
+    """Return a remark if a requested algorithm did nothing, or if limits of the NPU do not hold."""
     if facts.name == NPU_POSITIONS:
         return f"{count_of(len(facts.left), 'limit')} of the NPU not kept: {_reasons(facts)}" if facts.left else None
     return None if facts.changed else f"{facts.name} {_outcome(facts)}"
@@ -68,7 +65,10 @@ def _reasons(facts: AlgorithmFacts) -> str:
 
 
 def _by_reason(facts: AlgorithmFacts) -> list[tuple[str, int]]:
-    """How often each, the commonest first. Those that differ in names and numbers alone are one, told by the first."""
+    """Return reasons and their counts, the most common first.
+
+    Reasons that differ only in names and numbers are counted together, in the words of the first.
+    """
     told: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for each in facts.left:

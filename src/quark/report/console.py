@@ -1,11 +1,12 @@
-"""Tables and lines by rich, with names as they are.
+"""Tables and lines printed by rich, safe for names from untrusted files.
 
-A name can hold what rich would read as markup, and what a terminal would obey. Consoles made here read no markup, and
-show control characters as escapes; `cell` is the only way to give text a style.
+A name can contain rich's markup or control characters of a terminal. Consoles made here interpret no markup and show
+control characters as escapes; `cell` is the only way to give text a style.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -24,20 +25,30 @@ class Console(RichConsole):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Print one line, which is not wrapped: commands and paths in it can be copied."""
+        """Print one line without wrapping it, so that commands and paths can be copied."""
         self.print(cell(text, style), soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text for a string, such as a cell of a table; line breaks are kept."""
+        """Return the text of a string, such as a table cell; line breaks are kept."""
         shown = "\n".join(map(printable, text.split("\n")))
         return super().render_str(shown, **{**options, "markup": False, "emoji": False})
 
 
 def cell(text: str, style: str = "") -> Text:
-    """One printable line."""
+    """Return text as one printable line."""
     return Text(printable(text), style)
 
 
-def plain_table(**options: Any) -> Table:
-    """A table without lines."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", **options)
+def plain_table(
+    texts: Sequence[str] = (), numbers: Sequence[str] = (), is_rigid: bool = False, **options: Any
+) -> Table:
+    """Return a table without lines, with columns of text and, right-aligned, of numbers.
+
+    Long text is folded; the cells of an `is_rigid` table are never wrapped.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", **options)
+    for heading in texts:
+        table.add_column(heading, overflow="ellipsis" if is_rigid else "fold", no_wrap=is_rigid)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=is_rigid)
+    return table

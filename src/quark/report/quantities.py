@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: sizes, counts, and lists that know when to stop."""
+"""Text for sizes, counts and lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_LISTED = 6
 
 
 def size_text(size_bytes: int) -> str:
-    """A size with its unit, of 1000.
+    """Return a size with its unit, in powers of 1000.
 
     >>> size_text(999), size_text(13_600_000)
     ('999 B', '13.6 MB')
@@ -22,7 +22,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def count_of(count: int, noun: str) -> str:
-    """A count with its noun in the right number.
+    """Return a count with its noun, in the plural if needed.
 
     >>> count_of(1, "sample"), count_of(1200, "sample")
     ('1 sample', '1,200 samples')
@@ -31,7 +31,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 def listed(items: Iterable[str], most: int = MOST_LISTED) -> str:
-    """The items with commas between them, the rest as a number where there are many.
+    """Return the items separated by commas; beyond `most`, only the number of the rest.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'

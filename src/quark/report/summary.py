@@ -1,36 +1,43 @@
-"""The summary of a quantization that a person reads when it is done.
+"""The summary printed after a quantization, and advice on what to try next.
 
-The verdict comes first, in a frame and a colour where it is bad, with what to do about it. Then sizes, what was
-quantized with what, what stayed in float and why, what was protected, what the ranges came from, what algorithms did,
-how close each output is, and remarks.
+The verdict comes first, framed and coloured if it is bad, with advice. Then come sizes, formats, what stayed in float
+and why, what was protected, calibration, algorithms, the error of each output, and remarks. Without a terminal it is
+plain text of 80 columns. Long lists end in "and N more": the JSON beside the model has all.
 
-Without a terminal it is plain text of 80 columns. Long lists end in "and N more": the JSON beside the model has all.
+Advice comes from the report alone. Presets that were measured to be ok come first; what was measured not to help is not
+suggested.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
 
 from quark.account import Report
-from quark.fidelity import OutputFidelity, Verdict, worst_text
-from quark.plan import Role, SkippedNode
-from quark.report.advice import advice, measured_alternatives
-from quark.report.algorithms import MIXED_PRECISION, algorithm_line
-from quark.report.mixed_precision import mixed_line, mixed_table
+from quark.compare import OutputFidelity, Verdict, worst_text
+from quark.features.mixed_precision.report import mixed_line, mixed_table
+from quark.formats.catalog import FORMATS
+from quark.plan import AffineChoice, BlockChoice, FloatChoice, Role, SkippedNode
+from quark.report.algorithms import BIAS_CORRECTION, CROSS_LAYER, MIXED_PRECISION, SMOOTH, algorithm_line
+from quark.report.console import Console, Table, cell, plain_table
 from quark.report.quantities import count_of, listed, size_text
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType  # noqa: TID251
 
 MOST_OUTPUTS = 6
 MOST_REASONS = 4
 MOST_REMARKS = 5
 MOST_LAYERS = 3
-PROTECTED = "protected: "  # how the reasons begin that protection gives
+MOST_ADVICE = 3
+FEW_SAMPLES = 32
+PROTECTED = "protected: "  # prefix of the reasons that protection gives
+PLURALS = {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}
 COLOURS = {
     Verdict.OK: "green",
     Verdict.DEGRADED: "yellow",
@@ -43,38 +50,40 @@ MEANINGS = {
     Verdict.COLLAPSED: "Outputs no longer follow the float network's. Do not use this file.",
     Verdict.UNCHECKED: "Nothing was compared with the float network, so the quality of this file is unknown.",
 }
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
+NORMALIZATIONS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})  # typical of a transformer
 
 
 def print_summary(report: Report, console: Console | None = None) -> None:
-    """Write the summary to a console; to stdout where none is given."""
-    from quark.report.console import Console as PrintableConsole
-
-    console = console or PrintableConsole()
+    """Write the summary to a console, by default to stdout."""
+    console = console or Console()
     for part in summary_parts(report, has_boxes=console.is_terminal):
         console.print(part)
 
 
 def summary_text(report: Report, columns: int = 80) -> str:
-    """The summary as plain text, no line longer than `columns`."""
-    import io
-
-    from quark.report.console import Console
-
+    """Return the summary as plain text, with no line longer than `columns`."""
     stream = io.StringIO()
     print_summary(report, Console(file=stream, width=columns, force_terminal=False, color_system=None))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """The report as JSON can hold it: the same content as the file beside the model."""
+    """Return the content of the JSON file beside the model."""
     content: dict[str, Any] = json.loads(report.to_json())
     return content
 
 
 def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
-    """The verdict, the facts, the outputs, the remarks: what rich prints, in this order."""
+    """Yield what rich prints: the verdict, the facts, the outputs, the remarks."""
     yield _verdict(report, has_boxes)
-    yield _facts(report)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _fact_rows(report):
+        grid.add_row(name, cell(value))
+    yield grid
     if report.outputs:
         yield ""
         yield _outputs(report.outputs)
@@ -96,61 +105,35 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
 
 
 def _verdict(report: Report, has_boxes: bool) -> RenderableType:
-    from rich import box
-    from rich.panel import Panel
-
-    from quark.report.console import cell
-
-    verdict, colour = report.verdict, COLOURS[report.verdict]
-    count, sample = _samples(report)
+    verdict, colour, facts = report.verdict, COLOURS[report.verdict], report.calibration
+    where = "calibration" if facts.is_verdict_on_calibration else "held-out"
+    sample = f"{'random' if facts.is_random else where} sample"
+    samples = count_of(facts.samples if facts.is_verdict_on_calibration else facts.held_out, sample)
     worst = worst_text(report.outputs, sample)
     if verdict is Verdict.OK:
-        says_little = report.calibration.is_random
-        word = ("OK, PERHAPS: ", "bold yellow") if says_little else ("OK: ", f"bold {colour}")
-        doubt = ", which says little" if says_little else ""
-        reason = f"{MEANINGS[verdict]} on {count_of(count, sample)}{doubt} (worst: {worst})"
+        word = ("OK, PERHAPS: ", "bold yellow") if facts.is_random else ("OK: ", f"bold {colour}")
+        doubt = ", which says little" if facts.is_random else ""
+        reason = f"{MEANINGS[verdict]} on {samples}{doubt} (worst: {worst})"
         return cell("").append(*word).append_text(cell(reason))
     lines = [MEANINGS[verdict]]
     if worst:
-        lines.append(f"Worst of {count_of(count, sample)}: {worst}")
+        lines.append(f"Worst of {samples}: {worst}")
     lines += [f"- {tip}" if verdict is Verdict.UNCHECKED else f"- try: {tip}" for tip in advice(report)]
-    frame = box.HEAVY if has_boxes else box.ASCII
     return Panel(
-        _stacked(lines),
+        Group(*map(cell, lines)),
         title=f" {verdict.value.upper()} ",
         title_align="left",
         border_style=f"bold {colour}",
-        box=frame,
+        box=box.HEAVY if has_boxes else box.ASCII,
     )
-
-
-def _samples(report: Report) -> tuple[int, str]:
-    """How many samples the verdict is about, and what to call one of them."""
-    facts = report.calibration
-    where = "calibration" if facts.is_verdict_on_calibration else "held-out"
-    count = facts.samples if facts.is_verdict_on_calibration else facts.held_out
-    return count, f"{'random' if facts.is_random else where} sample"
-
-
-def _facts(report: Report) -> RenderableType:
-    from quark.report.console import Table, cell
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in _fact_rows(report):
-        grid.add_row(name, cell(value))
-    return grid
 
 
 def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "file", f"{report.source.name}  {size_text(report.source.bytes)}"
     if report.result is not None:
-        ratio = report.result.bytes / max(report.source.bytes, 1)
-        yield (
-            "written",
-            f"{report.result.name}  {size_text(report.result.bytes)}, {100 * ratio:.1f} % of the float file",
-        )
+        share = 100 * report.result.bytes / max(report.source.bytes, 1)
+        size = size_text(report.result.bytes)
+        yield "written", f"{report.result.name}  {size}, {share:.1f} % of the float file"
     if report.packing is not None:
         packing = report.packing
         weights = count_of(packing.weights, "weight")
@@ -161,96 +144,91 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     for role in Role:
         formats = report.formats(role)
         if formats:
-            yield _plural(role), listed(f"{count} {name}" for name, count in formats.items())
+            yield PLURALS[role], listed(f"{count} {name}" for name, count in formats.items())
     op_types = Counter(report.op_types.get(node, "rewritten") for node in report.quantized_nodes)
-    yield "quantized", listed(f"{count} {name}" for name, count in op_types.most_common()) or "nothing"
-    yield from _float_rows(report)
-    yield from _protected_rows(report)
-    yield "calibration", _calibration(report)
+    yield "quantized", _counts(op_types) or "nothing"
+    yield from _with_heading("in float", _float_lines(report))
+    yield from _with_heading("protected", _protected_lines(report))
+    facts = report.calibration
+    data = "RANDOM NUMBERS" if facts.is_random else facts.source
+    if facts.methods:
+        yield "calibration", f"{count_of(facts.samples, 'sample')} ({data}), {listed(facts.methods)}"
+    elif facts.is_verdict_skipped:
+        yield "calibration", "none needed"
+    else:
+        who = "algorithms and verdict" if report.algorithms else "verdict"
+        yield "calibration", f"none needed; {who} on {data}"
     if report.rewrites:
         yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
-    for index, facts in enumerate(report.algorithms):
-        is_mixed = facts.name == MIXED_PRECISION
-        line = mixed_line(report.mixed) if is_mixed and report.mixed else algorithm_line(facts)
-        yield "" if index else "algorithms", line
+    algorithms = (
+        mixed_line(report.mixed) if each.name == MIXED_PRECISION and report.mixed else algorithm_line(each)
+        for each in report.algorithms
+    )
+    yield from _with_heading("algorithms", algorithms)
 
 
-def _plural(role: Role) -> str:
-    return {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}[role]
+def _with_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield rows whose first one has a heading."""
+    for index, line in enumerate(lines):
+        yield "" if index else heading, line
 
 
-def _float_rows(report: Report) -> Iterator[tuple[str, str]]:
-    """What stayed in float, one line for each reason, the commonest first."""
+def _counts(op_types: Counter[str]) -> str:
+    return listed(f"{count} {name}" for name, count in op_types.most_common())
+
+
+def _float_lines(report: Report) -> Iterator[str]:
+    """Yield what stayed in float: a line for each reason, the most common first."""
     ordered = _by_reason(node for node in report.plan.skipped if not node.reason.startswith(PROTECTED))
-    for index, (reason, op_types) in enumerate(ordered[:MOST_REASONS]):
-        nodes = listed(f"{count} {name}" for name, count in op_types.most_common())
-        yield "" if index else "in float", f"{nodes}: {reason}"
+    for reason, op_types in ordered[:MOST_REASONS]:
+        yield f"{_counts(op_types)}: {reason}"
     if len(ordered) > MOST_REASONS:
         rest = sum(op_types.total() for _, op_types in ordered[MOST_REASONS:])
-        yield "", f"and {count_of(rest, 'node')} for {count_of(len(ordered) - MOST_REASONS, 'other reason')}"
+        yield f"and {count_of(rest, 'node')} for {count_of(len(ordered) - MOST_REASONS, 'other reason')}"
 
 
 def _by_reason(nodes: Iterable[SkippedNode]) -> list[tuple[str, Counter[str]]]:
-    """Reasons and the operators of their nodes, the commonest reason first."""
+    """Return reasons and the operators of their nodes, the most common reason first."""
     by_reason: dict[str, Counter[str]] = {}
     for node in nodes:
-        # a reason that names the operator is the same reason for another operator
+        # reasons that differ only in the operator are the same
         by_reason.setdefault(node.reason.replace(f" {node.op_type}", ""), Counter())[node.op_type] += 1
     return sorted(by_reason.items(), key=lambda item: -item[1].total())
 
 
-def _protected_rows(report: Report) -> Iterator[tuple[str, str]]:
-    """What protection kept out of 8 bits and why, what it cost, and the wider presets that were measured."""
+def _protected_lines(report: Report) -> Iterator[str]:
+    """Yield what protection kept out of 8 bits and why, its cost, and the wider presets that were measured."""
     facts = report.protection
     if facts is None:
         return
     layers = {layer.node for layer in facts.layers}
     nodes = (node for node in report.plan.skipped if node.reason.startswith(PROTECTED) and node.node not in layers)
-    lines = []
     for reason, op_types in _by_reason(nodes):
-        lines.append(
-            f"{listed(f'{count} {name}' for name, count in op_types.most_common())}: {reason.removeprefix(PROTECTED)}"
-        )
+        yield f"{_counts(op_types)}: {reason.removeprefix(PROTECTED)}"
     if facts.layers:
         names = [f"'{each.node}' ({each.op_type}, {_percent(each.mac_share)})" for each in facts.layers]
-        lines.append(f"{count_of(len(names), 'sensitive layer')} in float: {listed(names, MOST_LAYERS)}")
+        yield f"{count_of(len(names), 'sensitive layer')} in float: {listed(names, MOST_LAYERS)}"
     if facts.methods:
-        lines.append(f"ranges chosen by the outputs: {listed(f'{n} {name}' for name, n in facts.methods.items())}")
+        yield f"ranges chosen by the outputs: {listed(f'{n} {name}' for name, n in facts.methods.items())}"
     if facts.float_mac_share or facts.extra_weight_bytes:
         share = f"{_percent(facts.float_mac_share)} of multiply-accumulates are not in 8 bits"
-        lines.append(f"{share}, which adds {size_text(facts.extra_weight_bytes)} of weights")
+        yield f"{share}, which adds {size_text(facts.extra_weight_bytes)} of weights"
     if facts.tried:
-        trials = f"{count_of(len(facts.tried), 'network')} tried"
-        before = facts.before.partition(" ")[2]  # behind the severity
-        lines.append(
-            f"{trials}; without protection: {before}" if facts.after else f"{trials}; no change in 8 bits was better"
-        )
+        before = facts.before.partition(" ")[2]  # after the severity
+        found = f"without protection: {before}" if facts.after else "no change in 8 bits was better"
+        yield f"{count_of(len(facts.tried), 'network')} tried; {found}"
     if report.verdict is not Verdict.OK:
-        lines += [f"{name} was measured ok: {figures}" for name, figures in measured_alternatives(report)]
-    for index, line in enumerate(lines):
-        yield "" if index else "protected", line
+        for name, figures in _measured_alternatives(report):
+            yield f"{name} was measured ok: {figures}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def _calibration(report: Report) -> str:
-    facts = report.calibration
-    data = "RANDOM NUMBERS" if facts.is_random else facts.source
-    if not facts.methods:
-        who = "algorithms and verdict" if report.algorithms else "verdict"
-        return "none needed" if facts.is_verdict_skipped else f"none needed; {who} on {data}"
-    return f"{count_of(facts.samples, 'sample')} ({data}), {listed(facts.methods)}"
-
-
 def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
-    from quark.report.console import cell, plain_table
-
-    table = plain_table()
-    table.add_column("output", overflow="fold")
-    for heading in ("cosine", "SQNR dB", "same class", "largest error", "verdict"):
-        table.add_column(heading, justify="right" if heading != "verdict" else "left")
+    table = plain_table(("output",), ("cosine", "SQNR dB", "same class", "largest error"))
+    table.add_column("verdict")
     worst_first = sorted(outputs, key=lambda each: -each.severity) if len(outputs) > MOST_OUTPUTS else outputs
     for each in worst_first[:MOST_OUTPUTS]:
         agreement = "-" if each.agreement is None else f"{100 * each.agreement:.1f} %"
@@ -262,7 +240,7 @@ def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
 
 
 def sqnr_text(sqnr_db: float) -> str:
-    """Decibels for reading.
+    """Return decibels as text.
 
     >>> sqnr_text(float("inf")), sqnr_text(12.345)
     ('exact', '12.3')
@@ -273,16 +251,98 @@ def sqnr_text(sqnr_db: float) -> str:
 
 
 def _remarks(remarks: Iterable[str], noun: str = "remark") -> RenderableType:
-    lines = list(remarks)
-    shown = lines[:MOST_REMARKS]
+    lines = [f"- {line}" for line in remarks]
     if len(lines) > MOST_REMARKS:
-        shown.append(f"and {count_of(len(lines) - MOST_REMARKS, f'more {noun}')} in the JSON beside the model")
-    return _stacked([f"- {line}" for line in shown])
-
-
-def _stacked(lines: Iterable[str]) -> RenderableType:
-    from rich.console import Group
-
-    from quark.report.console import cell
-
+        left = count_of(len(lines) - MOST_REMARKS, f"more {noun}")
+        lines[MOST_REMARKS:] = [f"- and {left} in the JSON beside the model"]
     return Group(*map(cell, lines))
+
+
+def advice(report: Report) -> list[str]:
+    """Return at most three things to try, the most promising first."""
+    if report.verdict is Verdict.OK:
+        return []
+    if report.calibration.is_verdict_skipped:
+        return ["compare the two files on a machine with enough memory: 'quark compare IN OUT --data DIR'"]
+    if report.verdict is Verdict.UNCHECKED:
+        return ["give data that the network knows: --calib DIR in the command, data= in Python"]
+    tips = []
+    if alternatives := _measured_alternatives(report):
+        name, figures = alternatives[0]
+        others = [each for each, _ in alternatives[1:]]
+        also = f"; {' and '.join(others)} {'were' if len(others) > 1 else 'was'} ok too" if others else ""
+        tips.append(f"take {name}, which was measured ok ({figures}){also}")
+    tips += [*_about_data(report), *_about_algorithms(report), *_about_formats(report)]
+    return tips[:MOST_ADVICE]
+
+
+def _measured_alternatives(report: Report) -> list[tuple[str, str]]:
+    """Return the wider presets that protection measured to be ok, with the figures of the worst output.
+
+    A trial reads "A16W8: 0.05 ok, output 'logits' (classes): SQNR 34.1 dB".
+    """
+    facts = report.protection
+    trials = (each.partition(": ") for each in (facts.alternatives if facts else ()))
+    return [(name, text.partition(", ")[2]) for name, _, text in trials]
+
+
+def _about_data(report: Report) -> list[str]:
+    facts = report.calibration
+    if facts.is_random:
+        what = "calibrate on" if facts.methods else "judge it on"
+        return [f"{what} real data instead of random numbers: --calib DIR"]
+    if not facts.methods:
+        return []  # nothing was calibrated, so more data changes nothing
+    tips = []
+    if report.verdict is Verdict.COLLAPSED:
+        tips.append("check that the calibration data is prepared as in training: --preprocess")
+    if facts.samples < FEW_SAMPLES:
+        tips.append(f"calibrate on more than {facts.samples} samples: 100 to 500 are usual")
+    return tips
+
+
+def _about_algorithms(report: Report) -> list[str]:
+    """Suggest algorithms that take seconds, were not requested, and have something to do."""
+    if report.calibration.is_random:
+        return []  # they would fit the network to noise
+    requested = {each.name for each in report.algorithms}
+    op_types = set(report.op_types.values())
+    # correcting biases made weights in blocks of four bits or less (MX4) worse
+    is_coarse = any(
+        isinstance(each.choice, BlockChoice) and FORMATS[each.choice.format].bits_per_element <= 4
+        for each in report.plan
+        if each.role is Role.WEIGHT
+    )
+    # equalizing channels helps tensors whose channels share a scale
+    shared = {each.role for each in report.plan if isinstance(each.choice, AffineChoice) and each.choice.axis is None}
+    useful = {
+        "BiasCorrection=true": BIAS_CORRECTION not in requested and op_types & PRODUCTS and not is_coarse,
+        "include_cle=true": CROSS_LAYER not in requested and op_types & CONVOLUTIONS and Role.WEIGHT in shared,
+        "include_sq=true": SMOOTH not in requested and op_types & NORMALIZATIONS and Role.ACTIVATION in shared,
+    }
+    wanted = [name for name, is_useful in useful.items() if is_useful]
+    return [f"recover accuracy without training: {', '.join(wanted)}"] if wanted else []
+
+
+def _about_formats(report: Report) -> list[str]:
+    facts = report.protection
+    tried = {each.partition(": ")[0] for each in (facts.tried if facts else ())}
+    weights = [each.choice for each in report.plan if each.role is Role.WEIGHT]
+    activations = [each.choice for each in report.plan if each.role is Role.ACTIVATION]
+    if any(isinstance(each, BlockChoice) for each in weights + activations):
+        # protection measured other formats, or protects these
+        return [] if tried else ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
+    if all(isinstance(each, FloatChoice) for each in weights + activations):
+        return ["take BF16, whose range is that of float32, in place of FP16"]
+    affine = [each for each in weights if isinstance(each, AffineChoice)]
+    tips = []
+    if affine and all(each.axis is None for each in affine):
+        tips.append("give each channel its own scale: INT8_CNN_DEFAULT, or per_channel=true")
+    is_narrow = any(
+        isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations
+    )
+    if is_narrow and "A16W8" not in tried:
+        tips.append("take 16-bit activations: A16W8, or U16S8_AAWS")
+    if any(each.endswith(("sensitive layer in float", "sensitive layers in float")) for each in tried):
+        return [*tips, "let protection keep more layers in float: ProtectBudget, the share of multiply-accumulates"]
+    return [*tips, "leave the most sensitive nodes in float: nodes_to_exclude"]

@@ -1,19 +1,17 @@
-"""Which configuration of a network is small, accurate and fast enough: tried from cheap to dear.
+"""Search for a configuration that is small, accurate and fast enough, cheapest candidates first.
 
-auto_quantize   a model and data in, the best quantized model for a target out: `--config auto`
-search          a model and data in, a ranked table of trials out; goes on where it was interrupted
-Wanted, Budget  what is searched for, and among what
-Trial           one configuration, and its size, drop and latency
-pareto_front    the trials that none beats;  ranked   all, the best first
+auto_quantize   find and make the best quantized model for a target: `--config auto`
+search          try configurations and rank them; resumes after an interruption
+Wanted, Budget  what to search for, and among what
+Trial           one configuration with its size, drop and latency
+pareto_front    the trials that none beats;  ranked   all trials, the best first
 """
 
 from quark.search.auto import AutoResult, Bound, Row, auto_quantize
-from quark.search.budget import Budget, Limits
 from quark.search.candidates import Target
 from quark.search.journal import Keep
-from quark.search.ranking import pareto_front, ranked
 from quark.search.searching import FloatFacts, SearchResult, Wanted, search
-from quark.search.trial import Measurement, Stage, Trial
+from quark.search.trial import Budget, Limits, Measurement, Stage, Trial, pareto_front, ranked
 
 __all__ = [
     "AutoResult",

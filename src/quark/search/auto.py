@@ -1,15 +1,15 @@
-"""`--config auto`: try what suits a network and its target, and deliver the best file that is close enough to float.
+"""`--config auto`: try presets that suit a network and its target, and return the best that is close enough to float.
 
-    onnxruntime   the fastest file on this machine; of files within 3 % of it the smallest
-    npu, gpu      the first that is close enough, in the order of the speed that their formats have there
+    onnxruntime   the fastest file on this machine; of files within 3 % of it, the smallest
+    npu, gpu      the first that is close enough, in the order of the speed of the formats there
     size          the smallest file
 
 Close enough is a verdict of ok and, if there is a measure (a metric, or labelled data), at most 1 % of it lost. A bound
-that the user states takes the place of both.
+given by the user replaces both.
 
-The search has ten times the time of INT8_CNN_DEFAULT on the same data. Every trial is written to the folder OUT.auto
-before the next begins, so that the same call goes on where it was interrupted; the folder is removed when the file is
-written.
+The search takes at most ten times as long as INT8_CNN_DEFAULT on the same data. Every trial is written to the folder
+OUT.auto before the next begins, so that the same call resumes after an interruption; the folder is removed when the
+file is written.
 """
 
 from __future__ import annotations
@@ -23,65 +23,62 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from quark.compare import Verdict
 from quark.errors import InvalidValueError, unknown_name
-from quark.fidelity import Verdict
 from quark.files.output import scratch_folder
 from quark.measures import Measure, MeasureResult
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.data import Sample
 from quark.onnx.load import LoadedModel, load
-from quark.onnx.protect.macs import layer_macs, tensors_to_size
+from quark.onnx.macs import layer_macs, tensors_to_size
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
-from quark.onnx.quantization.making import set_arguments
 from quark.onnx.quantization.quantizer import QuantizedModel
 from quark.onnx.save import check_output
 from quark.report.quantities import count_of, size_text
-from quark.search.attempt import Bench
-from quark.search.candidates import Candidate, Target, Traits, ladder_for
+from quark.search.attempt import PROFILE, Bench
+from quark.search.candidates import COSTS, Candidate, Target, Traits, ladder_for
 from quark.search.journal import Journal, Keep
 from quark.search.judging import Judge
 from quark.search.searching import PathLikeOrStr, Wanted, prepare, weight_count
-from quark.search.sizes import PROFILE
-from quark.search.skipping import COSTS
 from quark.search.trial import Measurement, Stage, Trial
-from quark.text import printable, shell_command
+from quark.text import json_value, printable
 
 DEFAULT_DROP = 1.0  # percent of the measure
 TIME_FACTOR = 10.0  # times that of BASELINE
-_START = 1.0  # seconds that every command takes to begin
-_USABLE = 0.9  # of that time: a trial may take longer than expected, and the file is still to be written
+_START = 1.0  # seconds that every command takes to start
+_USABLE = 0.9  # of that time: a trial may take longer than expected, and the file has to be written
 BASELINE = "INT8_CNN_DEFAULT"
 ALIKE_IN_SPEED = 1.03
 LINTED = ("XINT8",)  # the presets whose rules `quark.onnx.lint` knows
 _STATIC = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
-_REMEASURED = 1.15  # times the latency of the fastest: those nearer than that are measured once more, together
-_MOSTLY_PRODUCTS = 0.5  # of the multiply-accumulates: from there on a network is a transformer
+_REMEASURED = 1.15  # times the latency of the fastest: closer candidates are measured once more, together
+_MOSTLY_PRODUCTS = 0.5  # of the multiply-accumulates: beyond it a network is a transformer
 _FEW_PRODUCTS = 0.05
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What counts as close enough. `max_drop` is the user's own, in percent of the measure or, without one, in points
-    of what `quark quantize --max-drop` counts; None: a verdict of ok and 1 % of the measure."""
+    """What counts as close enough to float.
+
+    `max_drop` is the user's own bound, in percent of the measure or, without one, in the points of `--max-drop`. None
+    is a verdict of ok and 1 % of the measure.
+    """
 
     has_measure: bool
     max_drop: float | None = None
 
     def reason_against(self, figures: Measurement) -> str:
-        """Why a network is not close enough; empty if it is."""
-        if self.max_drop is not None:
-            return self._drop_reason(figures, self.max_drop)
-        is_unchecked = figures.verdict == Verdict.UNCHECKED.value and self.has_measure
-        if figures.verdict != Verdict.OK.value and not is_unchecked:
-            return f"{figures.verdict}: {figures.worst}"
-        return self._drop_reason(figures, DEFAULT_DROP) if self.has_measure else ""
-
-    @staticmethod
-    def _drop_reason(figures: Measurement, most: float) -> str:
-        if figures.drop <= most:
-            return ""
-        return f"{figures.measure} lost {figures.drop:.2f}, more than {most:g}"
+        """Return why a network is not close enough; empty if it is."""
+        most = self.max_drop
+        if most is None:
+            is_unchecked = figures.verdict == Verdict.UNCHECKED.value and self.has_measure
+            if figures.verdict != Verdict.OK.value and not is_unchecked:
+                return f"{figures.verdict}: {figures.worst}"
+            if not self.has_measure:
+                return ""
+            most = DEFAULT_DROP
+        return "" if figures.drop <= most else f"{figures.measure} lost {figures.drop:.2f}, more than {most:g}"
 
     def __str__(self) -> str:
         if self.max_drop is not None:
@@ -91,8 +88,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate and what became of it. `outcome` is taken, passed, rejected, failed or not tried; `latency` is a
-    share of float's, None where nothing was measured."""
+    """A candidate and its result.
+
+    `outcome` is taken, passed, rejected, failed or not tried; `latency` is a share of float's, None if not measured.
+    """
 
     name: str
     preset: str
@@ -109,8 +108,10 @@ class Row:
 
 @dataclass(frozen=True)
 class AutoResult:
-    """`model` is the quantized model, None if nothing was close enough; `rows` are all candidates in the order in which
-    they were tried. `statement` says in a sentence what was taken and why, or why nothing was."""
+    """`model` is the quantized model, None if nothing was close enough; `rows` are all candidates, as they were tried.
+
+    `statement` says in a sentence what was taken and why, or why nothing was.
+    """
 
     model: QuantizedModel | None
     rows: tuple[Row, ...]
@@ -129,14 +130,14 @@ class AutoResult:
         return next((row for row in self.rows if row.outcome == "taken"), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it but the model, as JSON can hold it; for the report."""
+        """Return everything except the model as JSON, for the report."""
         return {
             "target": self.target.value,
             "bound": str(self.bound),
             "taken": None if self.taken is None else self.taken.name,
             "statement": self.statement,
             "judged_on": self.judged_on,
-            "float": {"bytes": self.float_bytes, "latency_ms": self.float_ms, "value": _plain(self.float_value)},
+            "float": {"bytes": self.float_bytes, "latency_ms": self.float_ms, "value": json_value(self.float_value)},
             "seconds": round(self.seconds, 1),
             "candidates": [self._row(row) for row in self.rows],
         }
@@ -154,8 +155,8 @@ class AutoResult:
                 "verdict": figures.verdict,
                 "worst": figures.worst,
                 "measure": figures.measure,
-                "value": _plain(figures.value),
-                "drop": _plain(figures.drop),
+                "value": json_value(figures.value),
+                "drop": json_value(figures.drop),
                 "latency_ratio": row.latency,
                 "bytes": figures.size_bytes,
                 "size_ratio": figures.size_bytes / self.float_bytes,
@@ -166,7 +167,7 @@ class AutoResult:
         return content
 
 
-def auto_quantize(
+def auto_quantize(  # noqa: PLR0913 - options of the public interface, by keyword
     model: PathLikeOrStr,
     data: Any,
     output: PathLikeOrStr | None = None,
@@ -182,13 +183,12 @@ def auto_quantize(
 ) -> AutoResult:
     """Find and make the best quantized model for a target: `auto_quantize("in.onnx", images, "out.onnx")`.
 
-    `model` is a file, `data` what it will see, as `quantize` takes it. `target` is 'onnxruntime' (the fastest file),
-    'npu', 'gpu' or 'size' (the smallest file). A model is taken if its verdict is ok and, with a `metric` as `quantize`
-    takes it or with `labelled` images, if at most 1 % of the measure is lost; `max_drop` states another bound in
-    percent, which then is the only one.
+    `model` is a file, `data` is typical data, as for `quantize`. `target` is 'onnxruntime' (the fastest file), 'npu',
+    'gpu' or 'size' (the smallest file). A model is accepted if its verdict is ok and, with a `metric` as for `quantize`
+    or with `labelled` images, if at most 1 % of the measure is lost. `max_drop`, in percent, replaces both conditions.
 
-    With an `output`, the model and its report are written there, and a call that was interrupted is gone on with by the
-    same call. `on_progress` gets a line before and after each trial.
+    With an `output`, the model and its report are written there, and the same call resumes after an interruption.
+    `on_progress` gets a line before and after each trial.
     """
     known = [each.value for each in Target]
     if target not in known:
@@ -260,6 +260,8 @@ def auto_quantize(
 
 @dataclass(eq=False)
 class _Search:
+    """The trials of one call, and what they share."""
+
     journal: Journal
     model: Path
     data: Data
@@ -277,22 +279,25 @@ class _Search:
     trials: dict[str, Trial] = field(default_factory=dict)
     bits: dict[str, float] = field(default_factory=dict)  # of a weight, by the name of the candidate
     rows: list[Row] = field(default_factory=list)
-    latest: tuple[str, QuantizedModel] | None = None
+    latest: QuantizedModel | None = None
     leader: tuple[str, QuantizedModel] | None = None  # the best so far, which need not be made again
 
     def __post_init__(self) -> None:
+        def remember(_: Candidate, model: QuantizedModel) -> None:
+            self.latest = model
+
         self.bench = Bench(
             self.model,
             self.data,
             self.judge,
             is_packing=self.target is not Target.NPU,
             linted=LINTED if self.target is Target.NPU else (),
-            on_quantized=self._remember,
+            on_quantized=remember,
         )
 
     def run(self, candidates: Sequence[Candidate]) -> AutoResult:
         begin = time.monotonic()
-        spent = 0.0  # by trials of an earlier call
+        spent = 0.0  # on trials of an earlier call
         for number, candidate in enumerate(candidates):
             trial = self.journal.finished(candidate)
             if trial is not None:
@@ -303,19 +308,39 @@ class _Search:
                 if reason:
                     self.rows.append(Row(candidate.name, candidate.preset, candidate.changes, "not tried", reason))
                     continue
-                left = self._time_left(candidates[number:], elapsed)
+                seconds = min(sum(map(self._expected, candidates[number:])), self._limit() - elapsed)
+                left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < math.inf else ""
+                left = f"; at most {left} left" if left and seconds > 0 else ""
                 self.on_progress(f"trying {candidate.name}, {number + 1} of at most {len(candidates)}{left}")
                 trial = self._tried(candidate)
-            self._add(candidate, trial)
+            self.trials[candidate.name] = trial
+            self.bits[candidate.name] = candidate.bits
+            outcome, reason = "failed", trial.failure
+            latency: float | None = None
+            if trial.measured is not None:
+                if self.target in (Target.ONNXRUNTIME, Target.SIZE):  # for others, this machine's time means nothing
+                    latency = trial.measured.latency_ratio
+                    if latency is None:
+                        latency = trial.measured.latency_ms / self.judge.latency_ms
+                reason = self._reason_against(trial.measured)
+                outcome = "rejected" if reason else "passed"
+            row = Row(candidate.name, candidate.preset, candidate.changes, outcome, reason, trial, latency)
+            self.rows.append(row)
+            if self.latest is not None and self._best() is row:  # the best so far
+                self.leader = candidate.name, self.latest
+            self.latest = None
+            self.on_progress(f"  {candidate.name}: {row_text(row, self.float_bytes)}")
         passed = [row for row in self.rows if row.outcome == "passed"]
         if self.target is Target.ONNXRUNTIME:
             self._measure_together(passed)
         taken = self._best()
-        made = None if taken is None else self._made(taken, candidates)
+        made: QuantizedModel | None = None
+        if taken is not None and self.leader is not None and self.leader[0] == taken.name:
+            made = self.leader[1]
+        elif taken is not None:  # after an interruption
+            self.on_progress(f"making {taken.name}")
+            made = self.bench.quantized(next(each for each in candidates if each.name == taken.name))
         return self._result(taken, made, self.preparation + spent + time.monotonic() - begin)
-
-    def _remember(self, candidate: Candidate, model: QuantizedModel) -> None:
-        self.latest = (candidate.name, model)
 
     def _tried(self, candidate: Candidate) -> Trial:
         with self.journal.workplace() as folder:
@@ -326,31 +351,11 @@ class _Search:
         self.journal.write_result({"trials": [*self.trials, candidate.name]})
         return saved
 
-    def _add(self, candidate: Candidate, trial: Trial) -> None:
-        """Add the row of a trial, and hold the model if it is the best so far."""
-        self.trials[candidate.name] = trial
-        self.bits[candidate.name] = candidate.bits
-        outcome, reason = "failed", trial.failure
-        latency: float | None = None
-        if trial.measured is not None:
-            if self.target in (Target.ONNXRUNTIME, Target.SIZE):  # elsewhere, what this machine takes means nothing
-                latency = trial.measured.latency_ratio
-                if latency is None:
-                    latency = trial.measured.latency_ms / self.judge.latency_ms
-            reason = self._reason_against(trial.measured)
-            outcome = "rejected" if reason else "passed"
-        row = Row(candidate.name, candidate.preset, candidate.changes, outcome, reason, trial, latency)
-        self.rows.append(row)
-        if self.latest is not None and self.latest[0] == candidate.name and self._best() is row:
-            self.leader = self.latest
-        self.latest = None
-        self.on_progress(f"  {candidate.name}: {row_text(row, self.float_bytes)}")
-
     def _reason_against(self, figures: Measurement) -> str:
         return self.bound.reason_against(figures) or figures.lint
 
     def _best(self) -> Row | None:
-        """The best of the rows that passed, by the rule of the target."""
+        """Return the best row that passed, by the rule of the target."""
         passed = [row for row in self.rows if row.outcome == "passed"]
         if not passed:
             return None
@@ -362,10 +367,14 @@ class _Search:
         return passed[0]
 
     def _measure_together(self, passed: Sequence[Row]) -> None:
-        """Measure the fastest rows once more, in turns: their latencies come from different minutes."""
+        """Measure the fastest rows once more, in turns: their latencies were measured at different times."""
         nearest = min((_latency(row) for row in passed), default=math.inf)
         close = [row for row in passed if _latency(row) <= _REMEASURED * nearest]
-        files = [(row, file) for row in close if (file := self.journal.model_of(_trial(row))) is not None]
+        files = [
+            (row, file)
+            for row in close
+            if row.trial is not None and (file := self.journal.model_of(row.trial)) is not None
+        ]
         if len(files) < 2:
             return
         self.on_progress(f"measuring the {len(files)} fastest together")
@@ -373,15 +382,15 @@ class _Search:
             self.rows[self.rows.index(row)] = replace(row, latency=latency)
 
     def _reason_to_skip(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be the best, given what was tried; empty if it may be."""
+        """Return why a candidate cannot be the best, given what was tried; empty if it may be."""
         best = self._best()
         if self.target is Target.SIZE:
-            # what is no weight hardly shrinks; of a small network, how the weights are unpacked takes room as well
-            rest = [self.float_bytes - self._weight_bytes(32)]
+            # the rest of a file hardly shrinks; in a small network, the unpacking of weights also takes space
+            rest = [self.float_bytes - 4.0 * self.weights]
             for name, each in self.trials.items():
                 if each.measured is not None:
-                    rest.append(each.measured.size_bytes - self._weight_bytes(self.bits[name]))
-            least = self._weight_bytes(candidate.bits) + max(min(rest), 0.0)
+                    rest.append(each.measured.size_bytes - self.weights * self.bits[name] / 8)
+            least = self.weights * candidate.bits / 8 + max(min(rest), 0.0)
             if best is not None and least >= _figures(best).size_bytes:
                 return f"its file would take {size_text(int(least))} at least, and {best.name} is smaller"
             return ""
@@ -390,17 +399,7 @@ class _Search:
         if candidate.preset in ("FP16", "BF16"):
             return f"{best.name} passed and is smaller" if best is not None else ""
         if candidate.base:
-            base = next((row for row in self.rows if row.name == candidate.base), None)
-            if base is None or base.figures is None:
-                return f"{candidate.base} failed"
-            if base.figures.float_mac_share is None:
-                return f"nothing was protected in {candidate.base}"
-            if "ProtectBudget" in dict(candidate.changes):
-                if base.figures.verdict == Verdict.OK.value and base.outcome != "passed":
-                    return f"protection goes by the verdict, which is ok for {candidate.base} already"
-                passed = next((row for row in self.rows if row.outcome == "passed" and row.preset in _STATIC), None)
-                return f"{passed.name} passed with less in float" if passed is not None else ""
-            return "" if base.outcome == "passed" else f"{candidate.base} did not pass with protection"
+            return self._reason_of_base(candidate)
         if candidate.preset == "INT8_TRANSFORMER_DEFAULT" and self.product_share < _FEW_PRODUCTS:
             return "the network has hardly any MatMul"
         if best is None:
@@ -409,21 +408,34 @@ class _Search:
             return f"it has the speed of float, and {best.name} is faster"
         return ""
 
-    def _weight_bytes(self, bits: float) -> float:
-        return self.weights * bits / 8
+    def _reason_of_base(self, candidate: Candidate) -> str:
+        """Return why a variant of another candidate cannot be the best, given how that one went."""
+        base = next((row for row in self.rows if row.name == candidate.base), None)
+        if base is None or base.figures is None:
+            return f"{candidate.base} failed"
+        if base.figures.float_mac_share is None:
+            return f"nothing was protected in {candidate.base}"
+        if "ProtectBudget" in dict(candidate.changes):
+            if base.figures.verdict == Verdict.OK.value and base.outcome != "passed":
+                return f"protection goes by the verdict, which is ok for {candidate.base} already"
+            passed = next((row for row in self.rows if row.outcome == "passed" and row.preset in _STATIC), None)
+            return f"{passed.name} passed with less in float" if passed is not None else ""
+        return "" if base.outcome == "passed" else f"{candidate.base} did not pass with protection"
 
     def _reason_of_time(self, candidate: Candidate, elapsed: float) -> str:
         left = self._limit() * _USABLE - elapsed
         if not _is_light(candidate) and self._best() is None:
-            left -= self._light_seconds()  # for a format that loses next to nothing
+            left -= self._light_seconds()  # reserved for a format that loses next to nothing
         expected = self._expected(candidate)
         if expected <= left:
             return ""
         return f"it would take about {expected:.0f} s, and {max(left, 0):.0f} s of the time are left"
 
     def _limit(self) -> float:
-        """Seconds for everything: ten times what INT8_CNN_DEFAULT takes, with the measure of both networks if there is
-        one. Until that preset was tried, the slowest preset takes its place."""
+        """Return the seconds for everything: ten times what INT8_CNN_DEFAULT takes, with the measure of both networks.
+
+        Until that preset has been tried, the slowest preset replaces it.
+        """
         direct = [each for each in self.trials.values() if each.stage is Stage.DIRECT and each.measured is not None]
         if not direct:
             return math.inf
@@ -438,26 +450,18 @@ class _Search:
         return COSTS[candidate.stage] * max(direct, default=0.0)
 
     def _light_seconds(self) -> float:
-        """What a candidate that needs no calibration takes: at most as long as the shortest trial so far."""
+        """Return the seconds for a candidate without calibration: at most those of the shortest trial so far."""
         return min((each.seconds for each in self.trials.values()), default=0.0)
-
-    def _time_left(self, candidates: Iterable[Candidate], elapsed: float) -> str:
-        seconds = min(sum(map(self._expected, candidates)), self._limit() - elapsed)
-        return f"; at most {_duration(seconds)} left" if 0 < seconds < math.inf else ""
-
-    def _made(self, taken: Row, candidates: Sequence[Candidate]) -> QuantizedModel:
-        """The model of a row: the one that was tried, or, after an interruption, the same made again."""
-        if self.leader is not None and self.leader[0] == taken.name:
-            return self.leader[1]
-        self.on_progress(f"making {taken.name}")
-        candidate = next(each for each in candidates if each.name == taken.name)
-        return self.bench.quantized(candidate)
 
     def _result(self, taken: Row | None, made: QuantizedModel | None, seconds: float) -> AutoResult:
         rows = list(self.rows)
         measured: MeasureResult | None = None
         if taken is None:
-            statement = self._nothing()
+            statement = f"no configuration keeps to the bound ({self.bound}): keep the float file"
+            if tried := [row for row in rows if row.figures is not None]:
+                nearest = min(tried, key=lambda row: _figures(row).drop)
+                statement += f". {nearest.name} is nearest: {nearest.reason}"
+            statement += ". --max-drop sets another bound"
         else:
             better = f"the {'smallest' if self.target is Target.SIZE else 'fastest'} of those that passed"
             if self.target in (Target.NPU, Target.GPU):
@@ -469,7 +473,8 @@ class _Search:
                 if row.outcome == "passed" and row.name == taken.name:
                     rows[i] = replace(row, outcome="taken", reason="")
                 elif row.outcome == "passed":
-                    rows[i] = replace(row, reason=self._reason_behind(row, taken))
+                    is_slower = self.target is Target.ONNXRUNTIME and _latency(row) > _latency(taken)
+                    rows[i] = replace(row, reason=f"{'slower' if is_slower else 'larger'} than {taken.name}")
             value, float_value = _figures(taken).value, self.judge.float_value
             if self.measure is not None and value is not None and float_value is not None:
                 measured = self.measure.result(float_value, value)
@@ -488,46 +493,24 @@ class _Search:
         )
         return result if made is None else replace(result, model=made.with_search(result.to_dict(), measured))
 
-    def _reason_behind(self, row: Row, taken: Row) -> str:
-        if self.target is Target.ONNXRUNTIME and _latency(row) > _latency(taken):
-            return f"slower than {taken.name}"
-        return f"larger than {taken.name}"
-
-    def _nothing(self) -> str:
-        tried = [row for row in self.rows if row.figures is not None]
-        text = f"no configuration keeps to the bound ({self.bound}): keep the float file"
-        if tried:
-            nearest = min(tried, key=lambda row: _figures(row).drop)
-            text += f". {nearest.name} is nearest: {nearest.reason}"
-        return text + ". --max-drop states another bound"
-
     def interruption(self) -> str:
-        """What to say when the user stops the search: the best so far, and how to go on."""
+        """Return the message for a search that the user stops: the best so far, and how to resume."""
         best = self._best()
         lines = [f"interrupted after {count_of(len(self.trials), 'trial')}; "]
         if best is None:
             lines[0] += "none has passed so far"
         else:
-            parts: list[str | PathLike[str]] = ["quark", "quantize", self.model, self.output or "OUT.onnx"]
-            parts += ["--config", best.preset]
-            parts += set_arguments(best.changes)
-            parts += ["--calib", str(self.data.source)] if isinstance(self.data.source, str) else []
-            parts += [] if self.data.count is None else ["--num-calib", str(self.data.count)]
-            parts += [] if self.data.batch_size == 1 else ["--batch-size", str(self.data.batch_size)]
-            usual = self.data.preprocessing == "imagenet"
-            parts += [] if usual else ["--preprocess", str(self.data.preprocessing)]
-            parts += [] if self.metric is None else ["--metric", self.metric]
-            parts += ["--pack"] if _figures(best).is_packed else []
-            found = row_text(best, self.float_bytes)
-            lines[0] += f"best so far: {best.name} ({found})"
-            lines.append(f"this makes it: {shell_command(parts)}")
+            lines[0] += f"best so far: {best.name} ({row_text(best, self.float_bytes)})"
+            assert best.trial is not None
+            command = self.bench.command(best.trial, self.output or "OUT.onnx", self.metric)
+            lines.append(f"this makes it: {command}")
         if self.output is not None:
-            lines.append(f"the same command goes on from '{self.journal.folder}'")
+            lines.append(f"the same command resumes from '{self.journal.folder}'")
         return "\n".join(map(printable, lines))
 
 
 def row_text(row: Row, float_bytes: int) -> str:
-    """What was found of a candidate, in one line."""
+    """Return the result of a candidate as one line."""
     figures = row.figures
     if figures is None:
         return f"{row.outcome}: {row.reason}"
@@ -539,7 +522,7 @@ def row_text(row: Row, float_bytes: int) -> str:
 
 
 def _product_share(loaded: LoadedModel, sample: Sample, traits: Traits) -> float:
-    """The share of multiply-accumulates that are in MatMul or attention."""
+    """Return the share of multiply-accumulates in MatMul or attention."""
     if not traits.has_products:
         return 0.0
     if "Attention" in traits.op_types:
@@ -562,7 +545,7 @@ def _is_light(candidate: Candidate) -> bool:
 
 
 def _repeatable(data: Any) -> Any:
-    """The data in a form that can be read more than once."""
+    """Return the data in a form that can be read more than once."""
     if isinstance(data, PathLike):
         return fspath(data)
     if isinstance(data, (str, Mapping)) or hasattr(data, "shape"):
@@ -578,19 +561,6 @@ def _figures(row: Row | None) -> Measurement:
     return row.figures
 
 
-def _trial(row: Row) -> Trial:
-    assert row.trial is not None
-    return row.trial
-
-
 def _latency(row: Row) -> float:
     assert row.latency is not None
     return row.latency
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-def _plain(value: float | None) -> float | str | None:
-    return str(value) if value is not None and not math.isfinite(value) else value

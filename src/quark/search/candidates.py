@@ -1,31 +1,42 @@
-"""What is tried, from cheap to dear: a ladder of presets, and of changes to them.
+"""Candidates of a search, cheapest first: presets and changes to them.
 
-    direct      presets of every width, as they are
-    recipe      the same with an algorithm that their recipe does not have and that takes seconds
-    mixed       two precisions, by the layers' sensitivity
-    finetuned   the presets with AdaRound, or AdaQuant where the numbers have no scale to round by
+    direct      presets of every width, unchanged
+    recipe      a preset with an additional algorithm that takes seconds
+    mixed       two precisions, by the sensitivity of the layers
+    finetuned   presets with AdaRound, or with AdaQuant if their numbers have no scale to round by
 
-Every candidate but a direct or mixed one has a base, whose result tells whether it is worth its time.
+Every candidate except direct and mixed ones has a base, whose result tells whether it is worth trying. A variant of a
+format has the size of its base. `reason_to_skip` therefore skips it if the base
+
+    was skipped or failed
+    is beyond the size budget
+    is within the drop budget already, or lost nothing if there is no such budget
+    is no smaller than a trial that is within all budgets
+    is beaten by another trial: finetuning is for those of the front
+
+and skips any candidate that cannot be small enough by the bits of its weights, or finished in time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from statistics import median
 from typing import Any
 
+from quark.decide.specs import bits_of
 from quark.errors import UnknownNameError, unknown_name
-from quark.onnx.choose.specs import bits_of
-from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.content import merged
 from quark.onnx.quantization.config.data_type import MXFP4E2M1
-from quark.onnx.quantization.config.files import merged
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.presets import PRESETS, unknown_preset
-from quark.onnx.quantization.settings import Settings
-from quark.search.trial import Stage
+from quark.report.quantities import size_text
+from quark.search.trial import Limits, Stage, Trial, is_within, pareto_front
 
 Change = tuple[str, Any]
 
@@ -35,23 +46,24 @@ DIRECT = (
 )
 FOR_TRANSFORMERS = ("INT8_TRANSFORMER_DEFAULT", "MATMUL_NBITS")
 MIXED = ("S16S16_MIXED_S8S8", "BF16_MIXED_MXINT8")
-_MIXED_BITS = (6.0, 5.0)  # of a weight, on the mean
+_MIXED_BITS = (6.0, 5.0)  # average bits of a weight
+COSTS: Mapping[Stage, float] = {Stage.DIRECT: 1.0, Stage.RECIPE: 1.5, Stage.MIXED: 6.0, Stage.FINETUNED: 20.0}
 STAGES = tuple(Stage)
 WEIGHTS: tuple[Change, ...] = (("WeightsOnly", True),)
 
 
 class Target(str, Enum):
-    """What a network is to run on, for `quark.search.auto`."""
+    """Where a network is to run, for `quark.search.auto`."""
 
     ONNXRUNTIME = "onnxruntime"  # its integer kernels on this machine's processor
     NPU = "npu"  # AMD's
     GPU = "gpu"  # one that computes in 16-bit floats or microscaling formats
-    SIZE = "size"  # anything: only the size of the file counts
+    SIZE = "size"  # anywhere: only the size of the file counts
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A preset with changes, as --config and --set say it. `bits` of a weight are what the format has."""
+    """A preset with changes, as given by --config and --set. `bits` are those of a weight in its format."""
 
     name: str
     preset: str
@@ -62,27 +74,27 @@ class Candidate:
     format: str = ""
 
     def config(self) -> QuantizationConfig:
-        """A fresh config with the changes made."""
-        content = PRESETS[self.preset].config().to_dict()
+        """Return a new config with the changes applied."""
+        content = get_default_config(self.preset).to_dict()
         for key, value in self.changes:
             place = content if key in content else content["extra_options"]
             place.update(merged(place, {key: value}))
         return QuantizationConfig.from_dict(content)
 
     def digest(self) -> str:
-        """A hash of the whole config: a preset that another version gives other options is another candidate."""
+        """Return a hash of the whole config: a preset with other options in another version is another candidate."""
         return hashlib.sha256(json.dumps(self.config().to_dict(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What the network has that algorithms are for."""
+    """Properties of the network that decide which algorithms apply."""
 
     op_types: frozenset[str] = frozenset()
 
     @property
     def has_layer_norms(self) -> bool:
-        # decomposed ones have these two, and hardly anything else does
+        # decomposed layer norms have these two, and hardly anything else does
         return "LayerNormalization" in self.op_types or {"ReduceMean", "Sqrt"} <= self.op_types
 
     @property
@@ -95,7 +107,7 @@ class Traits:
 
 
 def ladder(traits: Traits, formats: Sequence[str] = ()) -> list[Candidate]:
-    """All candidates for such a network; those whose weights have one of the `formats`, where some are given."""
+    """Return all candidates for a network; with `formats`, those whose weights have one of them."""
     names = [*DIRECT, *(FOR_TRANSFORMERS if traits.has_products else ())]
     direct = [_candidate(name, name, Stage.DIRECT) for name in names]
     known = dict.fromkeys(each.format for each in direct)
@@ -110,7 +122,7 @@ def ladder(traits: Traits, formats: Sequence[str] = ()) -> list[Candidate]:
 
 
 def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_measure: bool) -> list[Candidate]:
-    """The candidates of `quark.search.auto` in the order in which they are tried: the one that should be best first."""
+    """Return the candidates of `quark.search.auto` in the order to try: the one expected to be best first."""
     rows: list[Candidate] = []
 
     def add(preset: str, suffix: str = "", changes: tuple[Change, ...] = (), base: str = "") -> None:
@@ -120,7 +132,7 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
         pair = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
         first, second = reversed(pair) if is_transformer else pair
         add(first)
-        if has_measure:  # what is protected goes by the verdict; the measure may be content with less
+        if has_measure:  # protection follows the verdict; the measure may need less of it
             add(first, "+UNPROTECTED", (("Protect", "none"),), first)
         add(second)
         if has_products:
@@ -128,7 +140,7 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
         add(first, "+BUDGET30", (("ProtectBudget", 0.3),), first)
         add(first, "+BUDGET50", (("ProtectBudget", 0.5),), first)
         for name in ("MXINT8", "FP16", "BF16"):
-            add(name, "+WEIGHTS", WEIGHTS)  # the runtime would only simulate activations of these formats
+            add(name, "+WEIGHTS", WEIGHTS)  # the runtime would only simulate activations in these formats
     elif target is Target.NPU:
         of_cnns = ("XINT8", "A8W8", "A16W8", "BF16")
         of_transformers = ("INT8_TRANSFORMER_DEFAULT", "A16W8", "INT16_TRANSFORMER_DEFAULT", "BF16")
@@ -157,7 +169,7 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
 
 
 def named(presets: Iterable[str]) -> list[Candidate]:
-    """These presets and nothing else; each is its own base."""
+    """Return these presets as candidates without a base."""
     found = []
     for name in dict.fromkeys(presets):
         if name not in PRESETS:
@@ -174,7 +186,7 @@ def named(presets: Iterable[str]) -> list[Candidate]:
 
 
 def in_order(candidates: Iterable[Candidate], has_small_first: bool) -> list[Candidate]:
-    """From cheap to dear; equally dear ones with the fewest bits first, or with the most."""
+    """Sort candidates, cheapest first; equally cheap ones with the fewest bits first, or with the most."""
     sign = 1 if has_small_first else -1
     return sorted(candidates, key=lambda each: (STAGES.index(each.stage), sign * each.bits))
 
@@ -183,16 +195,10 @@ def _candidate(name: str, preset: str, stage: Stage, changes: tuple[Change, ...]
     bare = Candidate(name, preset, stage, changes, base)
     settings = settings_of(bare.config())
     weight = settings.choose.default.weight
-    return Candidate(name, preset, stage, changes, base, _bits(settings), "float" if weight is None else weight.format)
-
-
-def _bits(settings: Settings) -> float:
-    """Of a weight; where two precisions are mixed, of the target, else of the lower one: it is a lower bound."""
-    high = bits_of(settings.choose.default)[1]
-    if settings.mix is None:
-        return high
-    low = bits_of(settings.mix.low)[1]
-    return low if settings.mix.weight_bits is None else max(low, settings.mix.weight_bits)
+    bits = bits_of(settings.choose.default)[1]
+    if settings.mix is not None:  # a lower bound: the target, else the lower precision
+        bits = max(bits_of(settings.mix.low)[1], settings.mix.weight_bits or 0.0)
+    return replace(bare, bits=bits, format="float" if weight is None else weight.format)
 
 
 def _recipes(base: Candidate, traits: Traits) -> Iterator[Candidate]:
@@ -215,7 +221,7 @@ def _recipes(base: Candidate, traits: Traits) -> Iterator[Candidate]:
 
 
 def _mixed() -> Iterator[Candidate]:
-    """Presets, and MXINT8 whose least sensitive layers are MXFP4, with so many bits left on the mean."""
+    """Yield the mixed presets, and MXINT8 with the least sensitive layers in MXFP4, for each average of bits."""
     for name in MIXED:
         yield _candidate(name, name, Stage.MIXED)
     for bits in _MIXED_BITS:
@@ -235,3 +241,50 @@ def _finetuned(base: Candidate) -> Iterator[Candidate]:
             name = base.preset + suffix
             yield _candidate(name, name, Stage.FINETUNED, (), base.name)
             return
+
+
+@dataclass(frozen=True)
+class Situation:
+    """State of a search. `weights` is the number of weights of the float network."""
+
+    trials: Sequence[Trial]
+    limits: Limits
+    weights: int
+    seconds_left: float = math.inf
+
+
+def reason_to_skip(candidate: Candidate, now: Situation) -> str | None:
+    """Return the reason not to try a candidate, or None."""
+    if now.seconds_left <= 0:
+        return "the time is up"
+    smallest = now.weights * candidate.bits / 8
+    if smallest > now.limits.size_bytes:
+        return f"weights of {candidate.bits:g} bits take {size_text(int(smallest))}: more than the size budget"
+    if candidate.base:
+        reason = _reason_of_base(candidate, now)
+        if reason is not None:
+            return reason
+    usual = [each.seconds for each in now.trials if each.stage is Stage.DIRECT and each.measured is not None]
+    expected = COSTS[candidate.stage] * median(usual) if usual else 0.0
+    if expected <= now.seconds_left:
+        return None
+    return f"it would take about {expected:.0f} s, and {now.seconds_left:.0f} s are left"
+
+
+def _reason_of_base(candidate: Candidate, now: Situation) -> str | None:
+    base = next((each for each in now.trials if each.name == candidate.base), None)
+    if base is None or base.measured is None:
+        return f"{candidate.base} {'was not tried' if base is None else 'failed'}"
+    size, limits = base.measured.size_bytes, now.limits
+    if size > limits.size_bytes:
+        return f"{base.name} has the same size, which is beyond the budget"
+    if base.measured.drop <= (limits.drop if limits.drop < math.inf else 0.0):
+        return f"{base.name} is within the drop budget" if limits.drop < math.inf else f"{base.name} lost nothing"
+    if limits.drop < math.inf:
+        fitting = (each for each in now.trials if is_within(each, limits))
+        better = next((each for each in fitting if each.figures.size_bytes <= size), None)
+        if better is not None:
+            return f"{better.name} is as small and within all budgets"
+    if candidate.stage is Stage.FINETUNED and base not in pareto_front(now.trials):
+        return f"{base.name} is beaten in size, drop and latency"
+    return None

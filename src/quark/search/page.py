@@ -1,20 +1,29 @@
-"""The page of a search: the recommendation, the plot and the table, in the frame and style of the report's page."""
+"""The page of a search: the recommendation, a plot and a table, in the style of the accuracy report.
+
+The plot shows size against drop: every trial is a dot, budgets are dashed, and a line connects the trials with the
+smallest drop for their size. (The front of the table also counts latency.) Drops reach from hundredths of a point to a
+hundred, and may be negative, so the axis is asinh(drop): symmetric around zero and logarithmic far from it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 from quark.report.page import document
 from quark.report.quantities import count_of, size_text
-from quark.search.plot import plot
-from quark.search.ranking import is_within
-from quark.search.trial import Trial
+from quark.search.trial import Limits, Measurement, Trial, is_within
 
 if TYPE_CHECKING:
     from quark.search.searching import SearchResult
 
+WIDTH, HEIGHT = 880, 460
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 20, 52
+_DROPS = (-10.0, -5.0, -2.0, -1.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_LINE_HEIGHT, _LETTER_WIDTH = 13.0, 7.6
 _STYLE = """
 .verdict h1 { font-size: 1.4rem; overflow-wrap: anywhere; }
 .chart svg { cursor: auto; }
@@ -73,59 +82,44 @@ def page(result: SearchResult) -> str:
     top1 += "" if source.value is None else f", {source.metric} {source.value:.4g}; drop in percent of it"
     facts = f"float: {size_text(source.size_bytes)}, {source.latency_ms:.2f} ms{top1}; judged on {source.judged_on}"
     legend = "".join(f'<span class="{name}"><i></i>{words}</span>' for name, words in _STAGES)
-    tone, headline = _headline(result)
+    tone, headline = ("is-collapsed", "nothing worked") if result.trials else ("is-unchecked", "nothing was tried yet")
+    if result.best is not None:
+        tone, headline = "is-ok", f"{result.best.name} fits best"
+    elif result.nearest is not None:
+        tone, headline = "is-degraded", f"nothing is within the budgets, {result.nearest.name} is nearest"
+    front = {each.name for each in result.front}
+    kinds = ["", "", *(' class="number"' for _ in _HEADINGS[2:])]
+    heads = "".join(f'<th scope="col"{kind}>{each}</th>' for kind, each in zip(kinds, _HEADINGS, strict=True))
+    rows = "\n".join(_row(each, result, each.name in front) for each in result.trials)
+    table = f'<table id="trials" class="sheet"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    limits = result.limits
+    budgets = [f"size {size_text(int(limits.size_bytes))}"] if limits.size_bytes < math.inf else []
+    budgets += [f"drop {limits.drop:g} points"] if limits.drop < math.inf else []
+    budgets += [f"latency {limits.latency_ms:.2f} ms"] if limits.latency_ms < math.inf else []
     lists = _list("Notes", list(result.notes))
     lists += _list("Not tried", [f"{name}: {reason}" for name, reason in result.skipped])
     body = f"""<main id="main" tabindex="-1">
 <section class="verdict {tone}">
 <p class="verdict-files">{escape(source.name)}</p>
 <h1>{escape(headline)}</h1>
-<p class="why">{escape(facts)}{_limits(result)}</p>
+<p class="why">{escape(facts)}{f"<br>budgets: {', '.join(budgets)}" if budgets else ""}</p>
 {f'<code id="command">{escape(result.command)}</code>' if result.command else ""}
 </section>
 <section id="plot" aria-labelledby="plot-title">
 <h2 id="plot-title">Size and accuracy drop</h2>
 <p class="lead">Pale dots are beyond a budget. The line connects the smallest drops for their size.</p>
 <p class="legend">{legend}</p>
-<div class="chart">{plot(result.trials, result.limits)}</div>
+<div class="chart">{plot(result.trials, limits)}</div>
 </section>
 <section id="table" aria-labelledby="table-title">
 <h2 id="table-title">All trials</h2>
 <p class="lead">Rows within the budgets are highlighted.</p>
-<div class="table-frame" role="region" aria-labelledby="table-title" tabindex="0">{_table(result)}</div>
+<div class="table-frame" role="region" aria-labelledby="table-title" tabindex="0">{table}</div>
 </section>
 <section aria-label="Notes">{lists}</section>
 </main>"""
     sections = (("plot", "Plot"), ("table", "Trials"))
     return document("search", f"Search: {source.name}", body, style=_STYLE, script=_SCRIPT, sections=sections)
-
-
-def _headline(result: SearchResult) -> tuple[str, str]:
-    """The tone of the headline, a class of the shared style, and its words."""
-    if result.best is not None:
-        return "is-ok", f"{result.best.name} fits best"
-    if result.nearest is not None:
-        return "is-degraded", f"nothing is within the budgets, {result.nearest.name} is nearest"
-    return ("is-collapsed", "nothing worked") if result.trials else ("is-unchecked", "nothing was tried yet")
-
-
-def _limits(result: SearchResult) -> str:
-    limits = result.limits
-    words = [
-        f"size {size_text(int(limits.size_bytes))}" if limits.size_bytes < math.inf else "",
-        f"drop {limits.drop:g} points" if limits.drop < math.inf else "",
-        f"latency {limits.latency_ms:.2f} ms" if limits.latency_ms < math.inf else "",
-    ]
-    given = [each for each in words if each]
-    return f"<br>budgets: {', '.join(given)}" if given else ""
-
-
-def _table(result: SearchResult) -> str:
-    front = {each.name for each in result.front}
-    kinds = ["", "", *(' class="number"' for _ in _HEADINGS[2:])]
-    heads = "".join(f'<th scope="col"{kind}>{each}</th>' for kind, each in zip(kinds, _HEADINGS, strict=True))
-    rows = "\n".join(_row(each, result, each.name in front) for each in result.trials)
-    return f'<table id="trials" class="sheet"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def _row(trial: Trial, result: SearchResult, is_on_front: bool) -> str:
@@ -145,13 +139,11 @@ def _row(trial: Trial, result: SearchResult, is_on_front: bool) -> str:
         (int(is_on_front), "yes" if is_on_front else ""),
     )
     kind = ' class="within"' if is_within(trial, result.limits) else ""
-    rest = "".join(f'<td class="number" data-value="{_sort_key(value)}">{text}</td>' for value, text in cells)
+    rest = ""
+    for value, text in cells:  # scripts sort by the value, in the spelling of JavaScript
+        key = "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
+        rest += f'<td class="number" data-value="{key}">{text}</td>'
     return f"<tr{kind}>{start}{rest}</tr>"
-
-
-def _sort_key(value: float | None) -> str:
-    """A number as JavaScript reads it; empty if there is none."""
-    return "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
 def _list(heading: str, items: list[str]) -> str:
@@ -161,3 +153,106 @@ def _list(heading: str, items: list[str]) -> str:
     lines = "".join(f"<li>{escape(each)}</li>" for each in items)
     is_open = " open" if heading == "Notes" else ""
     return f"<details{is_open}><summary>{words}</summary><ul>{lines}</ul></details>"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Maps sizes and drops to coordinates."""
+
+    least_bytes: float
+    most_bytes: float
+    lowest: float
+    highest: float
+
+    def x(self, size: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (size - self.least_bytes) / (self.most_bytes - self.least_bytes)
+
+    def y(self, drop: float) -> float:
+        low, high = math.asinh(self.lowest), math.asinh(self.highest)
+        share = (math.asinh(min(max(drop, self.lowest), self.highest)) - low) / (high - low)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+
+def plot(trials: Sequence[Trial], limits: Limits) -> str:
+    """Return the plot as SVG. Names are escaped."""
+    points = [(each, each.measured) for each in trials if each.measured is not None]
+    if not points:
+        return "<p>Nothing to draw: no trial worked.</p>"
+    sizes = [figures.size_bytes for _, figures in points]
+    shown = [*sizes, *([limits.size_bytes] if limits.size_bytes <= 1.5 * max(sizes) else [])]
+    drops = [figures.drop for _, figures in points if math.isfinite(figures.drop)] or [0.0]
+    scale = _Scale(0.75 * min(shown), 1.05 * max(shown) + 1, min(0.0, *drops) - 0.2, max(1.0, *drops) * 1.15)
+    line: list[tuple[Trial, Measurement]] = []  # those with less drop than everything that is as small
+    for trial, figures in sorted(points, key=lambda each: (each[1].size_bytes, each[1].drop, each[0].name)):
+        if not line or figures.drop < line[-1][1].drop:
+            line.append((trial, figures))
+    places = " ".join(f"{scale.x(each.size_bytes):.1f},{scale.y(each.drop):.1f}" for _, each in line)
+    marks = []
+    if scale.least_bytes <= limits.size_bytes <= scale.most_bytes:
+        x = scale.x(limits.size_bytes)
+        marks.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+    if scale.lowest <= limits.drop <= scale.highest:
+        y = scale.y(limits.drop)
+        marks.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    dots = []
+    for trial, figures in points:
+        words = f"{trial.name}: {size_text(figures.size_bytes)}, {figures.drop:.2f} points, {figures.latency_ms:.2f} ms"
+        kind = f"dot {trial.stage.value}{'' if is_within(trial, limits) else ' beyond'}"
+        place = f'cx="{scale.x(figures.size_bytes):.1f}" cy="{scale.y(figures.drop):.1f}"'
+        dots.append(f'<circle class="{kind}" {place} r="5"><title>{escape(words)}</title></circle>')
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="File size against accuracy drop of every trial">',
+        *_axes(scale),
+        *marks,
+        f'<polyline class="front" points="{places}"/>',
+        *dots,
+        *_labels(scale, line),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def _axes(scale: _Scale) -> list[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    parts = []
+    for drop in _DROPS:
+        if scale.lowest <= drop <= scale.highest:
+            y = scale.y(drop)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{drop:g}</text>')
+    rough = (scale.most_bytes - scale.least_bytes) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough)
+    for number in range(math.ceil(scale.least_bytes / step), int(scale.most_bytes / step) + 1):
+        size = step * number
+        x = scale.x(size)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(
+            f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{size_text(int(size))}</text>'
+        )
+    middle = (TOP + bottom) / 2
+    parts.append(f'<text class="axis" x="{(LEFT + right) / 2}" y="{HEIGHT - 10}" text-anchor="middle">file size</text>')
+    parts.append(
+        f'<text class="axis" x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 {middle})">'
+        f"drop, percentage points</text>"
+    )
+    return parts
+
+
+def _labels(scale: _Scale, line: Sequence[tuple[Trial, Measurement]]) -> list[str]:
+    """Return the names of the dots on the line, below and to the left of them, where no dot can be.
+
+    Names that would overlap are moved down; those near the axis are moved to the right.
+    """
+    parts: list[str] = []
+    places: list[tuple[float, float]] = []
+    for trial, figures in reversed(line):
+        x, y, width = scale.x(figures.size_bytes), scale.y(figures.drop) + 14, _LETTER_WIDTH * len(trial.name)
+        is_left = x - width > LEFT
+        start = x - 7 - width if is_left else x + 9
+        while any(abs(y - other) < _LINE_HEIGHT and abs(start - beside) < width for beside, other in places):
+            y += _LINE_HEIGHT
+        places.append((start, y))
+        anchor = 'end" x="' + f"{x - 7:.1f}" if is_left else 'start" x="' + f"{start:.1f}"
+        parts.append(f'<text class="label" text-anchor="{anchor}" y="{y:.1f}">{escape(trial.name)}</text>')
+    return parts

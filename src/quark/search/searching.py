@@ -1,4 +1,4 @@
-"""The search itself: one candidate after the other, each result kept before the next begins."""
+"""The search: one candidate after the other; each result is saved before the next trial."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ from quark.measures import Measure
 from quark.onnx.data import Samples, input_infos, open_samples
 from quark.onnx.load import LoadedModel, load
 from quark.onnx.quantization.data import Data
-from quark.onnx.quantization.making import set_arguments
-from quark.onnx.quantization.versions import versions
-from quark.search.attempt import Bench
-from quark.search.budget import Budget, Limits
-from quark.search.candidates import Candidate, Traits, in_order, ladder, named
+from quark.onnx.versions import versions
+from quark.search.attempt import PROFILE, Bench
+from quark.search.candidates import Candidate, Situation, Traits, in_order, ladder, named, reason_to_skip
 from quark.search.journal import Journal, Keep
 from quark.search.judging import Judge, judge_on_folder, judge_on_held_out
-from quark.search.ranking import excess, is_within, pareto_front, ranked
-from quark.search.sizes import PROFILE
-from quark.search.skipping import Situation, reason_to_skip
-from quark.search.trial import Trial
-from quark.text import printable, shell_command
+from quark.search.page import page
+from quark.search.trial import Budget, Limits, Trial, excess, is_within, pareto_front, ranked
+from quark.text import printable
 
 PathLikeOrStr = str | PathLike[str]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is searched for, and among what. `presets`: these and nothing else; `formats`: only weights of these.
-    `limit` and `labels` are of the data that is judged on."""
+    """What to search for, and among what: only these `presets`, or only weights in these `formats`.
+
+    `limit` and `labels` apply to the data that networks are judged on.
+    """
 
     budget: Budget = field(default_factory=Budget)
     presets: tuple[str, ...] = ()
@@ -54,8 +52,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FloatFacts:
-    """The float network: what is saved and lost against. `top1` is None without labels, `metric` and `value` without
-    a metric."""
+    """The float network. `top1` is None without labels, `metric` and `value` are None without a metric."""
 
     name: str
     size_bytes: int
@@ -68,8 +65,10 @@ class FloatFacts:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`trials` are ranked, the best first; `front` has those that none beats, the smallest first. `skipped` are pairs
-    of a candidate and the reason. `reused` trials came from an earlier search."""
+    """`trials` are ranked, the best first; `front` contains those that none beats, the smallest first.
+
+    `skipped` are pairs of a candidate and the reason. `reused` counts trials of an earlier search.
+    """
 
     folder: Path
     source: FloatFacts
@@ -78,7 +77,7 @@ class SearchResult:
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     reused: int = 0
-    command: str = ""  # that makes the best
+    command: str = ""  # makes the best model
 
     @property
     def front(self) -> tuple[Trial, ...]:
@@ -86,20 +85,20 @@ class SearchResult:
 
     @property
     def best(self) -> Trial | None:
-        """The first within all budgets; None where nothing is."""
+        """The first trial within all budgets, or None."""
         return self.trials[0] if self.trials and is_within(self.trials[0], self.limits) else None
 
     @property
     def nearest(self) -> Trial | None:
-        """The first that works at all, within the budgets or not."""
+        """The first trial that did not fail, within the budgets or not."""
         return self.trials[0] if self.trials and self.trials[0].measured is not None else None
 
     def recommendation(self) -> str:
-        """In one line."""
+        """Return the best configuration and its command as one line."""
         if self.best is not None:
             return f"{self.best.name}: {self.command}"
         if self.nearest is None or self.nearest.measured is None:
-            return "nothing works: see the reasons"
+            return "all configurations failed: see the reasons"
         over = 100 * excess(self.nearest.measured, self.limits)
         return f"nothing is within the budgets; {self.nearest.name} is nearest, {over:.0f} % beyond: {self.command}"
 
@@ -119,7 +118,7 @@ class SearchResult:
         }
 
 
-def search(
+def search(  # noqa: PLR0913 - options of the public interface, by keyword
     model: PathLikeOrStr,
     calib: Any,
     wanted: Wanted | None = None,
@@ -131,13 +130,13 @@ def search(
     metric: str | Measure | Callable[[Any], Any] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SearchResult:
-    """Try configurations of a model from cheap to dear, and rank them: `search("in.onnx", images).best`.
+    """Try configurations of a model, cheapest first, and rank them: `search("in.onnx", images).best`.
 
-    `calib` is what calibration gets, as `quark.onnx.quantize` takes it. `data` is what networks are judged on, labelled
-    or not; without it, the samples that calibration holds out, which are 16 at most: figures are coarse then. With a
-    `metric`, as `quark.onnx.quantize` takes it, networks are ranked by that, and a budget for the drop is in percent of
-    it. The results are in `folder`, MODEL_search if not given, from which the next call goes on. `on_trial` is called
-    with every trial that was run, after it was written.
+    `calib` is calibration data, as for `quark.onnx.quantize`. Networks are judged on `data`, labelled or not; without
+    it, on the samples held out from calibration, at most 16, which is a coarse measure. With a `metric`, as for
+    `quark.onnx.quantize`, networks are ranked by that, and a budget for the drop is in percent of it. The results are
+    written to `folder`, by default MODEL_search, from which the next call resumes. `on_trial` is called after every
+    trial that was run.
     """
     wanted = Wanted() if wanted is None else wanted
     measure = None if metric is None else Measure.of(metric)
@@ -181,7 +180,7 @@ def prepare(
     measure: Measure | None,
     threads: int | None = None,
 ) -> tuple[Judge, dict[str, str], Samples]:
-    """The judge, what the results follow from, and the calibration data. `threads` are for latencies."""
+    """Return the judge, what the results depend on, and the calibration data. `threads` are for latencies."""
     preprocessing = source.preprocessing
     inputs = input_infos(loaded.model)
     samples = open_samples(
@@ -192,33 +191,30 @@ def prepare(
     else:
         judge = judge_on_folder(path, data, str(preprocessing), wanted.limit, wanted.labels, measure, threads)
     digest = samples_digest(samples, samples.held_out)
+    packages = versions()
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        packages["torch"] = importlib.metadata.version("torch")  # finetuning depends on it
     basis = {
         "model": loaded.sha256,
         "calibration": f"{source.count} {source.batch_size} {preprocessing} {digest}",
         "data": judge.digest(),
         "metric": "" if measure is None else measure.fingerprint,
-        "versions": json.dumps(_versions(), sort_keys=True),
+        "versions": json.dumps(packages, sort_keys=True),
         "packing": PROFILE,
     }
     return judge, basis, samples
 
 
-def _versions() -> dict[str, str]:
-    """Those that a card has, and torch's, by which finetuning goes, where there is one."""
-    found = versions()
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["torch"] = importlib.metadata.version("torch")
-    return found
-
-
 def weight_count(loaded: LoadedModel) -> int:
-    """Of matrices and more: vectors are biases, which no format makes smaller."""
+    """Return the number of weights. Vectors are biases, which no format makes smaller."""
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
     return sum(int(each.size) for each in tensors if each is not None and len(each.shape) >= 2)
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
+    """A search over candidates, with what all trials share."""
+
     journal: Journal
     bench: Bench
     facts: FloatFacts
@@ -226,7 +222,7 @@ class _Run:
     weights: int
     end: float
     on_trial: Callable[[Trial], None]
-    metric: str | None = None  # as --metric takes it
+    metric: str | None = None  # the value of --metric
 
     def over(self, candidates: Sequence[Candidate]) -> SearchResult:
         trials: list[Trial] = []
@@ -244,42 +240,24 @@ class _Run:
                 if reason is not None:
                     skipped.append((candidate.name, reason))
                     continue
-                trials[:] = self.journal.drop_beaten([*trials, self._tried(candidate, trials)])
+                with self.journal.workplace() as folder:
+                    trial, model = self.bench.attempt(candidate, folder)
+                    trial = self.journal.save(trial, candidate, model, trials)
+                trials = self.journal.drop_beaten([*trials, trial])
                 self._written(trials, skipped, reused)
                 self.on_trial(trials[-1])
         except KeyboardInterrupt as error:
             folder = self.journal.folder
-            text = f"interrupted: {len(trials)} trials are in '{folder}'; the same command goes on from there"
+            text = f"interrupted: {len(trials)} trials are in '{folder}'; the same command resumes"
             raise KeyboardInterrupt(printable(text)) from error
         return self._written(trials, skipped, reused)
 
-    def _tried(self, candidate: Candidate, trials: Sequence[Trial]) -> Trial:
-        with self.journal.workplace() as folder:
-            trial, model = self.bench.attempt(candidate, folder)
-            return self.journal.save(trial, candidate, model, trials)
-
     def _written(self, trials: Iterable[Trial], skipped: Iterable[tuple[str, str]], reused: int) -> SearchResult:
-        from quark.search.page import page
-
-        result = self._result(trials, skipped, reused)
-        self.journal.write_result(result.to_dict(), page(result))
-        return result
-
-    def _result(self, trials: Iterable[Trial], skipped: Iterable[tuple[str, str]], reused: int) -> SearchResult:
         order = ranked(tuple(trials), self.limits)
         notes = tuple(dict.fromkeys(self.journal.notes))
         result = SearchResult(self.journal.folder, self.facts, self.limits, order, tuple(skipped), notes, reused)
-        return result if result.nearest is None else replace(result, command=self._command(result.nearest))
-
-    def _command(self, trial: Trial) -> str:
-        model, data = self.bench.model, self.bench.data
-        target = Path(f"{model.stem}_{trial.name}.onnx")
-        parts: list[str | Path] = ["quark", "quantize", model, target, "--config", trial.preset]
-        parts += set_arguments(trial.changes)
-        if isinstance(data.source, str):
-            parts += ["--calib", data.source]
-        parts += [] if data.count is None else ["--num-calib", str(data.count)]
-        parts += [] if data.preprocessing == "imagenet" else ["--preprocess", str(data.preprocessing)]
-        parts += [] if self.metric is None else ["--metric", self.metric]
-        is_packed = trial.measured is not None and trial.measured.is_packed
-        return shell_command([*parts, *(["--pack"] if is_packed else [])])
+        if result.nearest is not None:
+            output = Path(f"{self.bench.model.stem}_{result.nearest.name}.onnx")
+            result = replace(result, command=self.bench.command(result.nearest, output, self.metric))
+        self.journal.write_result(result.to_dict(), page(result))
+        return result

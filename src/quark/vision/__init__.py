@@ -1,11 +1,11 @@
-"""Image classifiers from PyTorch: networks that take torchvision's weights, data, a trainer, and the run of them all.
+"""Image classifiers in PyTorch: networks for torchvision's weights, data, and training.
 
-    quantize_classifier    from float weights to an ONNX file, measured on the way
-    training.Trainer       an ordinary training loop over any module, on one process or under torchrun
+    quantize_classifier    from float weights to an ONNX file, with the accuracy of every step
+    training.Trainer       a training loop for any module, in one process or with torchrun
     networks               resnet18, resnet34, resnet50, mobilenetv2
     data                   folders of images, and arrays
 
-Needs torch; nothing of it is imported before it is asked for.
+Needs torch, which is imported on first use.
 """
 
 from __future__ import annotations

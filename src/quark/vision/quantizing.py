@@ -1,15 +1,16 @@
-"""An image classifier from its float weights to an ONNX file: calibrated, trained where asked for, and measured.
+"""From the float weights of an image classifier to an ONNX file.
 
     load -> evaluate -> quantize -> evaluate -> [train -> evaluate] -> freeze -> export -> evaluate the file
 
-All figures are of the same held-out images, so that their differences are paired. Under torchrun each process takes
+All evaluations use the same held-out images, so that their differences are paired. With torchrun each process takes
 its part of the images, and the first one exports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,27 @@ from torch import nn
 
 from quark.errors import InvalidValueError
 from quark.evaluate import Dataset, Network
-from quark.evaluate.accuracy import ranked
+from quark.evaluate.evaluation import ranked
 from quark.evaluate.network import as_scores
 from quark.onnx.data.images import find_preprocessing, image_loader
 from quark.onnx.save import writing
 from quark.torch import ModelQuantizer, export_onnx
+from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.type import Dtype, QSchemeType
+from quark.torch.quantization.observer import (
+    LSQObserver,
+    ObserverBase,
+    PerChannelMinMaxObserver,
+    PerTensorMinMaxObserver,
+    PerTensorMSEObserver,
+    PerTensorPowOf2MinMSEObserver,
+    PerTensorPowOf2NonOverflowObserver,
+    TQTObserver,
+)
 from quark.vision.data import FolderBatches, FolderHeldOut, LabelledImages, open_folders
-from quark.vision.data.augmentation import TrainingTransform
+from quark.vision.data.folders import TrainingTransform
 from quark.vision.networks import load_network
-from quark.vision.recipes import LEARNING, Method, Precision, recipe
+from quark.vision.tensor_file import LAST, load_checkpoint
 from quark.vision.training import (
     EpochResult,
     Processes,
@@ -35,15 +48,82 @@ from quark.vision.training import (
     TrainingResult,
     evaluate_module,
 )
-from quark.vision.training.checkpoint import LAST, load_checkpoint
+
+__all__ = [
+    "ClassifierQuantization",
+    "ImageOptions",
+    "Listener",
+    "Measured",
+    "QuantizedClassifier",
+    "evaluate_file",
+    "quantize_classifier",
+]
 
 CHECKPOINTS = "checkpoints"
-EXAMPLES = 4  # images that the file is compared with torch on
+EXAMPLES = 4  # images on which the file is compared with torch
+
+
+class Method(str, Enum):
+    """How scales are found.
+
+    float_scale      activations: one scale per tensor, with a zero point, so that all codes are used after a ReLU;
+                     weights: one scale per output channel; biases: int32
+    powers of two    one scale per tensor for everything, as AMD's NPU requires
+      mse_powof2       the least squared error
+      non_overflow     the smallest without clipping
+      tqt              learned, as a threshold in the log domain (arXiv 1903.08066)
+    lsq              learned float scales (arXiv 1902.08153)
+    """
+
+    FLOAT_SCALE = "float_scale"
+    MSE_POWOF2 = "mse_powof2"
+    NON_OVERFLOW = "non_overflow"
+    TQT = "tqt"
+    LSQ = "lsq"
+
+
+class Precision(str, Enum):
+    """Bits of activations and weights. With 16-bit activations, biases have 32 bits."""
+
+    A8W8 = "a8w8"
+    A16W8 = "a16w8"
+
+
+OBSERVERS: Mapping[Method, type[ObserverBase]] = {
+    Method.FLOAT_SCALE: PerTensorMSEObserver,
+    Method.MSE_POWOF2: PerTensorPowOf2MinMSEObserver,
+    Method.NON_OVERFLOW: PerTensorPowOf2NonOverflowObserver,
+    Method.TQT: TQTObserver,
+    Method.LSQ: LSQObserver,
+}
+# biases are not learned
+BIAS_OBSERVERS: Mapping[Method, type[ObserverBase]] = {**OBSERVERS, Method.TQT: PerTensorPowOf2MinMSEObserver}
+LEARNING = (Method.TQT, Method.LSQ)
+
+
+def recipe(method: Method = Method.FLOAT_SCALE, precision: Precision = Precision.A8W8) -> Config:
+    """Return the configuration for a method and a precision."""
+    activation = QuantizationSpec(
+        Dtype.int8 if precision is Precision.A8W8 else Dtype.int16,
+        OBSERVERS[method],
+        qscheme=QSchemeType.per_tensor,
+        symmetric=method is not Method.FLOAT_SCALE,
+    )
+    weight = QuantizationSpec(Dtype.int8, OBSERVERS[method], qscheme=QSchemeType.per_tensor, symmetric=True)
+    if method is Method.FLOAT_SCALE:
+        weight = QuantizationSpec(
+            Dtype.int8, PerChannelMinMaxObserver, qscheme=QSchemeType.per_channel, ch_axis=0, symmetric=True
+        )
+    if method in (Method.FLOAT_SCALE, Method.LSQ) or precision is Precision.A16W8:
+        bias = QuantizationSpec(Dtype.int32, PerTensorMinMaxObserver, symmetric=True)
+    else:
+        bias = QuantizationSpec(Dtype.int8, BIAS_OBSERVERS[method], qscheme=QSchemeType.per_tensor, symmetric=True)
+    return Config(QuantizationConfig(activation, activation, weight, bias))
 
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Which images, and how they come. `calibration` and `evaluation` are counts; None takes all."""
+    """Which images to use, and how to load them. `calibration` and `evaluation` are counts; None is all."""
 
     size: int = 224
     batch_size: int = 32
@@ -54,8 +134,10 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class ClassifierQuantization:
-    """What is asked for. `training` None leaves it at calibrating; `export_dir` gets the ONNX file, and the
-    checkpoints of training."""
+    """What to do. Without `training`, the network is only calibrated.
+
+    The ONNX file and the checkpoints of training are written to `export_dir`.
+    """
 
     model_name: str
     pretrained: Path
@@ -71,7 +153,7 @@ class ClassifierQuantization:
 
 @dataclass(frozen=True)
 class Measured:
-    """One form of the network, and how it scores."""
+    """One form of the network and its scores."""
 
     name: str
     scores: Scores
@@ -79,7 +161,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class QuantizedClassifier:
-    """What came out; `module` is the network after calibrating or training, `path` the ONNX file where there is one."""
+    """`module` is the network after calibration or training, `path` the ONNX file if it was exported."""
 
     module: nn.Module
     measured: tuple[Measured, ...]
@@ -90,7 +172,7 @@ class QuantizedClassifier:
 
 @dataclass
 class Listener:
-    """Who is told meanwhile: of each form of the network that was measured, and of each epoch."""
+    """Callbacks for each form of the network that was evaluated, and for each epoch."""
 
     measured: Callable[[Measured], None] = lambda _: None
     epoch: Callable[[EpochResult], None] = lambda _: None
@@ -99,7 +181,7 @@ class Listener:
 def quantize_classifier(
     request: ClassifierQuantization, processes: Processes | None = None, listener: Listener | None = None
 ) -> QuantizedClassifier:
-    """All of it, in the order of the text above. What can be found wrong before the work is found before it."""
+    """Run the steps in the order above. Mistakes in the request are found before the work."""
     return _Run(request, processes or Processes(), listener or Listener()).run()
 
 
@@ -134,7 +216,7 @@ class _Run:
         return scores
 
     def _quantized(self, network: nn.Module) -> nn.Module:
-        """Another module: the float network is left as it is, and training may learn from it."""
+        """Return a new module; the float network is not changed, since training may need it."""
         images = self.folders.calibration.some(self.request.images.calibration)
         config = recipe(self.request.method, self.request.precision)
         quantized = ModelQuantizer(config).quantize_model(network, self._held_out(images)).to(self.processes.device)
@@ -145,8 +227,8 @@ class _Run:
         images, sizes = self.folders.training, self.request.images
         if images is None:
             raise InvalidValueError(
-                f"data '{self.request.data_dir}' has images to judge by alone: training needs others, in a folder "
-                f"train or calib beside val"
+                f"data '{self.request.data_dir}' has only images for evaluation: training needs others, in a "
+                f"folder train or calib beside val"
             )
         transform = TrainingTransform(sizes.size)
         data = FolderBatches(images, sizes.batch_size, transform, seed, sizes.workers, self.processes)
@@ -174,7 +256,7 @@ class _Run:
         return self.request.export_dir / CHECKPOINTS
 
     def _export(self, quantized: nn.Module) -> Path | None:
-        """Frozen and written by the first process; the others wait, so that none ends the run before that."""
+        """Freeze and export in the first process; the others wait, so that none ends the run before."""
         path = None
         if self.processes.is_first:
             folder = self.request.export_dir
@@ -193,7 +275,7 @@ class _Run:
         return FolderHeldOut(images, sizes.batch_size, sizes.size, sizes.workers, self.processes)
 
     def _notes(self, network: nn.Module) -> tuple[str, ...]:
-        """What makes the figures doubtful."""
+        """Return reasons to doubt the figures."""
         notes = []
         classes = list(network.state_dict().values())[-1].shape[0]
         if len(self.folders.classes) != classes:
@@ -202,14 +284,16 @@ class _Run:
                 f"as class 0, the next as class 1, and so on, unless classes.txt names them"
             )
         if self.folders.is_calibrated_on_held_out:
-            notes.append("calibrated on the images that were judged by, which flatters; put others into calib or train")
+            notes.append(
+                "calibrated on the evaluation images, which flatters the result; put other images into calib or train"
+            )
         elif self.request.method in LEARNING and self.request.training is None:
             notes.append(f"{self.request.method.value} learns in training: --qat trains")
         return tuple(notes)
 
 
 def evaluate_file(path: Path, images: LabelledImages, batch_size: int = 10) -> Scores:
-    """The scores of an ONNX file, by ONNX Runtime, for the same images and with the same preparation."""
+    """Return the scores of an ONNX file in ONNX Runtime, for the same images, prepared the same way."""
     network = Network(path)
     port = network.image_input
     loader = image_loader(port, find_preprocessing("imagenet"))
@@ -217,14 +301,3 @@ def evaluate_file(path: Path, images: LabelledImages, batch_size: int = 10) -> S
     data = Dataset(images.source, len(images), labels, lambda number: {port.name: loader.load(images.files[number])})
     best = [ranked(as_scores(network.run(batch.inputs)[0], path)) for batch in data.batches(batch_size)]
     return Scores(np.concatenate(best), labels)
-
-
-__all__ = [
-    "ClassifierQuantization",
-    "ImageOptions",
-    "Listener",
-    "Measured",
-    "QuantizedClassifier",
-    "evaluate_file",
-    "quantize_classifier",
-]

@@ -6,8 +6,8 @@ import pytest
 from made_diagnosis import ODD_NAMES, bare_diagnosis, made_diagnosis
 from page_outline import Outline, check_self_contained
 
+from quark.compare import OutputFidelity, PartFidelity, Verdict
 from quark.diagnosis import Action
-from quark.fidelity import OutputFidelity, PartFidelity, Verdict
 from quark.report.page import page_of
 from quark.report.page.document import (
     ACTIONS,

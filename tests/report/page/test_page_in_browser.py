@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made_diagnosis import bare_diagnosis, made_diagnosis
 
+from quark.compare import OutputFidelity
 from quark.diagnosis import Action, Basis, Remedy, Step
-from quark.fidelity import OutputFidelity
 from quark.text import setting, shell_command
 
 pytestmark = pytest.mark.browser

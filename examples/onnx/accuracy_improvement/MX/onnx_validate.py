@@ -3,7 +3,7 @@
 python onnx_validate.py val_data --batch-size 1 --onnx-input models/resnet50-v1-12_quantized.onnx
 """
 
-from quark.cli.onnx_validate_script import onnx_validate
+from quark.cli.example_scripts import onnx_validate
 
 if __name__ == "__main__":
     onnx_validate()

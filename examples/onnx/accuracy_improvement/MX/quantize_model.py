@@ -5,7 +5,7 @@
                              --calibration_dataset_path calib_data --config MXINT8
 """
 
-from quark.cli.quantize_model_script import quantize_model
+from quark.cli.example_scripts import quantize_model
 
 if __name__ == "__main__":
     quantize_model()

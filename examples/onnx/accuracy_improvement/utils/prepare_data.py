@@ -4,7 +4,7 @@ mkdir val_data && tar -xzf val_images.tar.gz -C val_data
 python prepare_data.py val_data calib_data
 """
 
-from quark.cli.prepare_data_command import prepare_data
+from quark.cli.example_scripts import prepare_data
 
 if __name__ == "__main__":
     prepare_data()

@@ -123,7 +123,7 @@ function showChart() {
     place.append(element("p", { class: "empty" }, "No layer of the quantized network could be compared with the float network."));
     return;
   }
-  byId("course-lead").textContent = "Local is a layer's own doing: only it is quantized, and fed by the float network. Accumulated is its output in the quantized network, with all that came before. Where the line falls faster than the dots, errors of earlier layers add up.";
+  byId("course-lead").textContent = "Local is the layer's own error: only it is quantized, with inputs from the float network. Accumulated is the error of its output in the quantized network, including all earlier layers. Where the line falls faster than the dots, errors of earlier layers add up.";
   const frame = element("div", { class: "chart" });
   place.append(legend(layers.some((each) => each.share > 0)), frame);
   let at = -1;

@@ -1,10 +1,7 @@
-"""Pages that consist of one file, and the accuracy report as one of them.
+"""HTML pages in one file, such as the accuracy report.
 
-    document    any page: head, header with the brand and the theme button, styles, body, data, script
-    page_of     the accuracy report of a diagnosis
-
-A page may run its own script and style and nothing else: a Content Security Policy names them by their hashes, and
-forbids every connection. The same content gives the same bytes.
+A page may run only its own script and style: a Content Security Policy names them by their hashes, and forbids every
+connection. The same content gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from quark.compare import COLLAPSED_COSINE, COLLAPSED_SQNR_DB, OK_COSINE, OK_SQNR_DB
 from quark.diagnosis import Action, Diagnosis
-from quark.fidelity import COLLAPSED_COSINE, COLLAPSED_SQNR_DB, OK_COSINE, OK_SQNR_DB
 from quark.report.summary import MEANINGS
 
 FOLDER = "quark.report.page"
@@ -40,7 +37,7 @@ REPORT_SCRIPTS = (
     "start.js",
 )
 REPORT_SECTIONS = (
-    ("ranking", "Where it died"),
+    ("ranking", "Sensitive layers"),
     ("layers", "Layers"),
     ("skipped", "In float"),
     ("lint", "NPU"),
@@ -59,7 +56,13 @@ ACTIONS: Mapping[Action, str] = {
 
 
 def page_of(diagnosis: Diagnosis) -> str:
-    """The page. It holds `diagnosis.to_dict()` whole, in the script element with the id `diagnosis`."""
+    """Return the accuracy report as text. The script element `diagnosis` contains all of `diagnosis.to_dict()`."""
+    facts = {  # what the script needs to know besides the diagnosis
+        "meanings": {verdict.value: text for verdict, text in MEANINGS.items()},
+        "actions": {action.value: label for action, label in ACTIONS.items()},
+        "ok": {"sqnr_db": OK_SQNR_DB, "cosine": OK_COSINE},
+        "collapsed": {"sqnr_db": COLLAPSED_SQNR_DB, "cosine": COLLAPSED_COSINE},
+    }
     return document(
         "accuracy report",
         "quark accuracy report",
@@ -68,7 +71,7 @@ def page_of(diagnosis: Diagnosis) -> str:
         script="\n".join(map(_part, REPORT_SCRIPTS)),
         sections=REPORT_SECTIONS,
         tools='<button type="button" id="save-json" class="quiet">Save JSON</button>',
-        data={"facts": _facts(), "diagnosis": diagnosis.to_dict()},
+        data={"facts": facts, "diagnosis": diagnosis.to_dict()},
     )
 
 
@@ -96,7 +99,9 @@ def document(
         for name, content in (data or {}).items()
     )
     places = {
-        "policy": _policy(style, script),
+        # this also forbids style attributes of elements; the script sets properties, which is allowed
+        "policy": f"default-src 'none'; style-src {_source_hash(style)}; script-src {_source_hash(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
         "title": escape(title),
         "style": style,
         "what": escape(what),
@@ -106,41 +111,17 @@ def document(
         "blocks": "\n".join(blocks),
         "script": script,
     }
-    # in one pass: what was put in is not searched again
+    # in one pass, so that inserted text is not searched again
     return re.sub(r"\{\{(\w+)\}\}", lambda place: places[place[1]], _part("page.html"))
 
 
 def as_json_block(content: Any) -> str:
-    """JSON that can stand in a script element: it holds no `<`, so that no name ends the element or opens another.
+    """Return JSON for a script element, without `<`, so that no name can end the element or open another.
 
     >>> as_json_block({"name": "</script>"})
     '{"name":"\\\\u003c/script>"}'
     """
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _facts() -> dict[str, Any]:
-    """What the script has to know besides the diagnosis; stated elsewhere, repeated nowhere."""
-    return {
-        "meanings": {verdict.value: text for verdict, text in MEANINGS.items()},
-        "actions": {action.value: label for action, label in ACTIONS.items()},
-        "ok": {"sqnr_db": OK_SQNR_DB, "cosine": OK_COSINE},
-        "collapsed": {"sqnr_db": COLLAPSED_SQNR_DB, "cosine": COLLAPSED_COSINE},
-    }
-
-
-def _policy(style: str, script: str) -> str:
-    """Elements' own style attributes are forbidden too: the script sets properties, which is allowed."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src {_source_hash(style)}",
-            f"script-src {_source_hash(script)}",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
 
 
 def _source_hash(text: str) -> str:

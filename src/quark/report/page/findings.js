@@ -17,7 +17,7 @@ function operatorCounts(nodes) {
 function showSkipped() {
   const place = byId("skipped-content");
   if (!report.skipped.length) {
-    place.append(element("p", { class: "empty" }, "Every node that can be quantized is."));
+    place.append(element("p", { class: "empty" }, "Every node that can be quantized is quantized."));
     return;
   }
   place.append(element("p", { class: "lead" }, `${countOf(report.skipped.length, "node")}, by reason.`));
@@ -46,11 +46,11 @@ function lintGroup(rule, remarks) {
 function showLint() {
   const place = byId("lint-content");
   if (report.lint === null) {
-    place.append(element("p", { class: "empty" }, "Not looked at: this file is not in the numbers of AMD's NPU for convolutional networks (8-bit integers, power-of-two scales). 'quark lint' looks all the same."));
+    place.append(element("p", { class: "empty" }, "Not checked: this file does not use the number formats of AMD's NPU for convolutional networks (8-bit integers, power-of-two scales). 'quark lint' checks it anyway."));
     return;
   }
   if (!report.lint.length) {
-    place.append(element("p", { class: "empty" }, "No findings: the NPU takes it as it is."));
+    place.append(element("p", { class: "empty" }, "No findings: the NPU accepts this file."));
     return;
   }
   const errors = report.lint.filter((each) => each.level === "error");

@@ -63,7 +63,7 @@ function histogramsOf(layer) {
   const figures = [];
   if (layer.weight_histogram) figures.push(histogramFigure(layer.weight_histogram, "Weights"));
   if (layer.input_histogram) figures.push(histogramFigure(layer.input_histogram, "Inputs"));
-  if (!figures.length) return element("p", { class: "muted small" }, "Histograms were taken of the worst layers alone.");
+  if (!figures.length) return element("p", { class: "muted small" }, "There are histograms of the worst layers only.");
   const key = (name, text) => element("span", { class: `key ${name}` }, element("i", { "aria-hidden": "true" }), text);
   const toggle = element("button", { type: "button", class: "quiet log-scale", "aria-pressed": String(isLogarithmic), onclick: changeScale }, "Log scale");
   return element("div", { class: "pictures" },

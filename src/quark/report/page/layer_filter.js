@@ -39,7 +39,7 @@ function clearFilters() {
 function quickButton(quick) {
   const title = typeof quick.title === "function" ? quick.title() : quick.title;
   const isUseless = !layers.some(quick.keeps);
-  quick.button = element("button", { type: "button", "aria-pressed": "false", disabled: isUseless, title: isUseless ? "No layer is like that" : null }, title);
+  quick.button = element("button", { type: "button", "aria-pressed": "false", disabled: isUseless, title: isUseless ? "No such layer" : null }, title);
   quick.button.addEventListener("click", () => {
     quick.button.setAttribute("aria-pressed", String(quick.button.getAttribute("aria-pressed") !== "true"));
     applyFilters();
@@ -51,7 +51,7 @@ function setUpFilters() {
   worstIndices = new Set(worstLayers().slice(0, MOST_WORST).map((each) => each.index));
   byId("quick").append(...QUICK.map(quickButton));
   byId("filter").addEventListener("input", applyFilters);
-  byId("no-layers").append(rows.length ? "No layer fits. " : "The quantized network has no layer that could be compared.",
+  byId("no-layers").append(rows.length ? "No layer matches. " : "The quantized network has no layer that could be compared.",
     rows.length ? element("button", { type: "button", class: "as-link", onclick: () => { clearFilters(); byId("filter").focus(); } }, "Clear the filter") : "");
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;

@@ -26,7 +26,7 @@ function changesTable(changes) {
 function configurationNote(making, changes) {
   if (!Array.isArray(changes)) return "";
   if (making.nearest_preset) return changes.length ? `; the nearest preset is ${making.nearest_preset}:` : `: the same as ${making.nearest_preset}`;
-  return changes.length ? ", changed:" : ", as the preset has it";
+  return changes.length ? ", changed:" : ", as in the preset";
 }
 
 function configurationOf(making) {
@@ -53,8 +53,8 @@ function listOf(title, texts) {
 function showMaking() {
   const place = byId("making-content");
   const { making } = report;
-  if (making.command) place.append(element("p", { class: "label" }, "To make the file again"), copyable(valueText(making.command), "the command that makes the file again"));
-  if (making.report_command) place.append(element("p", { class: "label" }, "To make this page again"), copyable(valueText(making.report_command), "the command that makes this page again"));
+  if (making.command) place.append(element("p", { class: "label" }, "To rebuild the file"), copyable(valueText(making.command), "the command that rebuilds the file"));
+  if (making.report_command) place.append(element("p", { class: "label" }, "To rebuild this page"), copyable(valueText(making.report_command), "the command that rebuilds this page"));
   for (const text of making.notes ?? []) place.append(element("p", { class: "muted" }, valueText(text)));
   const rest = Object.fromEntries(Object.entries(making).filter(([key, value]) => !MAKING_SHOWN.has(key) && isFilled(value)));
   const blocks = [

@@ -92,7 +92,7 @@ function showVerdict() {
         element("p", { class: "why" }, reasonText())),
       steps.length
         ? element("div", { class: "first-steps" },
-          element("h2", {}, verdict === "ok" ? "Could be better still" : "Do first"),
+          element("h2", {}, verdict === "ok" ? "Possible improvements" : "Do first"),
           element("ol", {}, steps.map(stepItem)),
           suggestionDetails())
         : null),
@@ -161,7 +161,7 @@ function speedCard() {
   const change = ratio >= 1.02 ? `${ratio.toFixed(2)} times faster` : ratio > 0.98 ? "as fast as float" : `${(1 / ratio).toFixed(2)} times slower`;
   const threads = found.threads ? countOf(found.threads, "thread") : "all cores";
   const figure = fromTo(significant(found.float_ms), significant(found.quantized_ms), "ms");
-  return card("Time of a sample", figure, change, [`Batches of ${found.batch_size}, ${threads}, on the computer that made this page`]);
+  return card("Time per sample", figure, change, [`Batches of ${found.batch_size}, ${threads}, on the computer that made this page`]);
 }
 
 function showCards() {

@@ -51,7 +51,6 @@ function showRanking() {
     byId("ranking-lead").replaceWith(element("p", { class: "empty" }, "No layer has figures to rank by."));
     return;
   }
-  if (report.verdict === "ok") byId("ranking-title").textContent = "Where accuracy would die first";
   byId("ranking-lead").textContent = rankingText();
   const list = byId("ranking-list");
   const add = (count) => {

@@ -1,7 +1,7 @@
-"""Images that fit into memory, as uint8 arrays: kept on the device, cropped and mirrored there a batch at a time.
+"""Images that fit into memory, as uint8 arrays, kept and augmented on the device.
 
-An image is moved by up to `PADDING` pixels, black moving in, and mirrored or not, as is usual for CIFAR. What is random
-is drawn on the CPU, so that all devices see the same.
+An image is shifted by up to `PADDING` pixels, with black borders, and possibly mirrored, as is usual for CIFAR. Random
+numbers are drawn on the CPU, so that all devices see the same images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 from quark.errors import InvalidValueError
 from quark.onnx.data.array_files import read_array_file
 from quark.onnx.data.images import Preprocessing
-from quark.vision.training.data import Batch
+from quark.vision.training.evaluation import Batch
 from quark.vision.training.processes import Processes
 
 PADDING = 4
@@ -40,7 +40,7 @@ class Arrays:
 
     @classmethod
     def read(cls, path: Path, images: str, labels: str) -> Arrays:
-        """Two arrays of an .npz archive, by their names in it."""
+        """Read two arrays of an .npz archive by name."""
         arrays = read_array_file(path, f"data '{path}'", (images, labels))
         if len(arrays) != 2:
             raise InvalidValueError(f"data '{path}': expected an .npz archive with arrays '{images}' and '{labels}'")
@@ -55,7 +55,7 @@ class Arrays:
         return Arrays(self.images.to(device), self.labels.to(device))
 
     def some(self, count: int) -> Arrays:
-        """The first of them."""
+        """Return the first `count` images."""
         return Arrays(self.images[:count], self.labels[:count])
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class ArrayBatches:
-    """Training data. Images that make no whole batch are left out, others in every epoch."""
+    """Training data. An incomplete last batch is left out; its images differ between epochs."""
 
     arrays: Arrays
     batch_size: int
@@ -95,7 +95,7 @@ class ArrayBatches:
 
 @dataclass(frozen=True)
 class ArrayHeldOut:
-    """Held-out data, and what calibration wants: the part of this process, in order, as it is."""
+    """Held-out or calibration data: the part of this process, in order, without augmentation."""
 
     arrays: Arrays
     batch_size: int
@@ -111,8 +111,7 @@ class ArrayHeldOut:
 
 
 def moved(images: Tensor, shifts: Tensor, is_mirrored: Tensor) -> Tensor:
-    """Each image [height, width, channels] cut out of itself with a black edge, from its shift on, and mirrored or
-    not. A shift of PADDING leaves it in its place."""
+    """Shift each image [height, width, channels] within a black border, and mirror some. A shift of PADDING is none."""
     count, height, width, _ = images.shape
     padded = functional.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
     columns = torch.arange(width, device=images.device)
@@ -123,6 +122,6 @@ def moved(images: Tensor, shifts: Tensor, is_mirrored: Tensor) -> Tensor:
 
 
 def normalized(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """As [n, channels, height, width] of float32."""
+    """Return images as normalized float32 [n, channels, height, width]."""
     mean, std = (torch.tensor(each, device=images.device) for each in (preprocessing.mean, preprocessing.std))
     return ((images.float() / preprocessing.divisor - mean) / std).permute(0, 3, 1, 2).contiguous()

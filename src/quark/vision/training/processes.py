@@ -1,6 +1,6 @@
-"""The processes of one run, as torchrun starts them: on one machine or many, or this one alone.
+"""The processes of a run started by torchrun, on one machine or several.
 
-Everything that they must agree on goes through here. Without torchrun there is one process, and nothing is sent.
+All communication goes through here. Without torchrun there is one process, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """The one that writes files and speaks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     @property
@@ -39,14 +39,14 @@ class Processes:
         return self.count > 1
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Of each value over all processes, in float64."""
+        """Return the sum of each value over all processes, in float64."""
         total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         if self.are_many:
             distributed.all_reduce(total)
         return [float(each) for each in total.tolist()]
 
     def gathered(self, value: Value) -> list[Value]:
-        """Everyone's value, by rank."""
+        """Return the values of all processes, by rank."""
         if not self.are_many:
             return [value]
         values: list[Any] = [None] * self.count
@@ -54,7 +54,7 @@ class Processes:
         return values
 
     def of_first(self, value: Value) -> Value:
-        """The value that the first process has, for all; what the others hand over is not looked at."""
+        """Return the value of the first process; those of the others are ignored."""
         if not self.are_many:
             return value
         values: list[Any] = [value]
@@ -62,7 +62,7 @@ class Processes:
         return values[0]  # type: ignore[no-any-return]
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Put the mean over all processes into each tensor."""
+        """Replace each tensor by its mean over all processes, in place."""
         if not self.are_many or not tensors:
             return
         flat = torch.cat([each.detach().reshape(-1) for each in tensors])
@@ -74,19 +74,19 @@ class Processes:
             start += each.numel()
 
     def follow_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Everyone's tensors become those of the first process."""
+        """Replace the tensors by those of the first process, in place."""
         if self.are_many:
             for each in tensors:
                 distributed.broadcast(each.detach(), src=0)
 
     def wait(self) -> None:
-        """Until all have come this far."""
+        """Wait until all processes have called this."""
         if self.are_many:
             distributed.barrier()
 
 
 def choose_device(name: str = AUTO) -> torch.device:
-    """`auto` is CUDA where there is one. A device that is not there is an error."""
+    """Return the device called `name`; `auto` is CUDA if available. An unavailable device is an error."""
     if name == AUTO:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -104,7 +104,7 @@ def choose_device(name: str = AUTO) -> torch.device:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
-    """Within it, the processes that torchrun started are one run: NCCL on CUDA, Gloo on the CPU."""
+    """Connect the processes that torchrun started: by NCCL on CUDA, by Gloo on the CPU."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1 or distributed.is_initialized():
         yield current_processes(device)
@@ -117,15 +117,15 @@ def joined(device: torch.device) -> Iterator[Processes]:
     try:
         yield current_processes(device)
     finally:
-        # what trained in parallel refers to itself and to the group: one that lives on keeps the group's threads, and a
-        # process that ends before they do is aborted
+        # DistributedDataParallel is part of a reference cycle: if it lives on, so do the threads of the group, and a
+        # process that ends before them is aborted
         gc.collect()
         distributed.destroy_process_group()
         gc.collect()
 
 
 def current_processes(device: torch.device) -> Processes:
-    """As they stand."""
+    """Return this process and the number of processes, joined or not."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return Processes(device=device)
     return Processes(distributed.get_rank(), distributed.get_world_size(), device)

@@ -1,10 +1,9 @@
-"""The loop: epochs of steps, a look at the held-out data after each, and the best of all in the end.
+"""The training loop: epochs of steps, an evaluation on held-out data after each, and the best network at the end.
 
-Epoch 0 is the network as it came: training that only makes things worse gives that back. What is random depends on
-the seed, the epoch and the rank alone, so that a run that was resumed ends, on the CPU, bit for bit where an
-uninterrupted one does.
+Epoch 0 is the network before training, which is returned if training only makes it worse. Randomness depends only on
+the seed, the epoch and the rank, so that a resumed run ends, on the CPU, with the same bits as an uninterrupted one.
 
-Under torchrun every process calls this with its own part of the data; the first writes the files.
+With torchrun, every process calls this with its own part of the data; the first writes the files.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quark.errors import InvalidValueError
+from quark.errors import InvalidValueError, QuarkError
 from quark.onnx.progress import Advance, track
-from quark.vision.training.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
-from quark.vision.training.data import HeldOutData, TrainingData
-from quark.vision.training.divergence import DivergedError, LossWatch
-from quark.vision.training.evaluation import Scores, evaluate_module
-from quark.vision.training.options import TrainingOptions
+from quark.vision.tensor_file import BEST, LAST, load_checkpoint, save_checkpoint
+from quark.vision.training.evaluation import HeldOutData, Scores, TrainingData, evaluate_module
 from quark.vision.training.processes import Processes
-from quark.vision.training.schedule import rate_factor
-from quark.vision.training.step import StepTaker, freeze_batch_norms
+from quark.vision.training.step import StepTaker, TrainingOptions, freeze_batch_norms, rate_factor
+
+EVERY_STEPS = 20
+_NONE = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -46,21 +44,63 @@ class EpochResult:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`history` begins with epoch 0; `is_stopped_early` says that patience ran out."""
+    """`history` begins with epoch 0; `is_stopped_early` is True if patience ran out."""
 
     history: tuple[EpochResult, ...]
     is_stopped_early: bool = False
 
     @property
     def best(self) -> EpochResult:
-        """The first of the best."""
+        """The first epoch with the best top-1."""
         return max(self.history, key=lambda each: each.top1)
 
 
-class Trainer:
-    """Trains `model` on the device of `processes`, and leaves in it what was best.
+class DivergedError(QuarkError, ArithmeticError):
+    """The loss became infinite or NaN; the best earlier network is kept."""
 
-    `folder` gets best.pt and last.pt; `teacher` is the float network to learn from; `report` is told of each epoch.
+
+class LossWatch:
+    """The losses of an epoch: their mean, and the first NaN or infinity.
+
+    The step of the first bad loss is stored on the device and fetched every few steps, so that training does not wait
+    for the device at every step. All processes fetch at the same steps, and so stop together.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._first = torch.full((), _NONE, dtype=torch.int64, device=processes.device)
+        self._sum = torch.zeros((), dtype=torch.float64, device=processes.device)
+        self._steps = 0
+
+    def see(self, loss: Tensor) -> None:
+        """Add the loss of the next step."""
+        seen = loss.detach()
+        number = torch.full_like(self._first, self._steps)
+        is_bad = ~torch.isfinite(seen) & (self._first == _NONE)
+        self._first = torch.where(is_bad, number, self._first)
+        self._sum += seen
+        self._steps += 1
+
+    @property
+    def is_due(self) -> bool:
+        return self._steps % EVERY_STEPS == 0
+
+    def first_bad(self) -> int | None:
+        """Return the step, from 0, of the first NaN or infinity in any process, if there is one."""
+        first = min(self._processes.gathered(int(self._first)))
+        return None if first == _NONE else first
+
+    def mean(self) -> float:
+        """Return the mean over all steps and processes."""
+        total, steps = self._processes.sums([float(self._sum), float(self._steps)])
+        return total / max(steps, 1)
+
+
+class Trainer:
+    """Trains `model` in place on the device of `processes`, and restores the best state at the end.
+
+    best.pt and last.pt are written to `folder`; `teacher` is the float network for distillation; `report` is called
+    after each epoch.
     """
 
     def __init__(
@@ -85,8 +125,10 @@ class Trainer:
     def train(
         self, data: TrainingData, held_out: HeldOutData, start: Scores | None = None, resumes: bool = False
     ) -> TrainingResult:
-        """`start` are the scores of the network as it is, where they are known already. `resumes` goes on after the
-        last whole epoch of a run with the same options in the same folder."""
+        """Train the model. `start` are the scores of the network before training, if they are known.
+
+        `resumes` continues after the last complete epoch of a run with the same options in the same folder.
+        """
         if not len(data):
             raise InvalidValueError("no batch to train on: give more images, or a smaller batch size")
         if resumes:
@@ -106,12 +148,16 @@ class Trainer:
 
     def _train_epoch(self, data: TrainingData, held_out: HeldOutData) -> None:
         epoch, began = len(self._history), time.perf_counter()
-        _seed(self.options.seed, epoch, self.processes.rank)
+        seed = np.random.SeedSequence((self.options.seed, epoch, self.processes.rank))
+        torch.manual_seed(int(seed.generate_state(1)[0]))
         self.model.train()
         if epoch > self.options.batch_norm_share * self.options.epochs:
             freeze_batch_norms(self.model)
         losses = LossWatch(self.processes)
-        with self._tracked(len(data), epoch) as advance:
+        bar: AbstractContextManager[Advance] = nullcontext(lambda: None)
+        if self.processes.is_first:
+            bar = track(len(data), f"epoch {epoch} of {self.options.epochs}")
+        with bar as advance:
             for number, batch in enumerate(data.epoch(epoch)):
                 step = (epoch - 1) * len(data) + number
                 factor = rate_factor(step, self.options.epochs * len(data), self.options.warmup)
@@ -123,13 +169,8 @@ class Trainer:
         accuracy = self._accuracy(held_out)
         self._record(EpochResult(epoch, *accuracy, losses.mean(), time.perf_counter() - began))
 
-    def _tracked(self, steps: int, epoch: int) -> AbstractContextManager[Advance]:
-        if self.processes.is_first:
-            return track(steps, f"epoch {epoch} of {self.options.epochs}")
-        return nullcontext(lambda: None)
-
     def _accuracy(self, held_out: HeldOutData, known: Scores | None = None) -> tuple[float, float]:
-        """Of the average of the weights where there is one."""
+        """Return top-1 and top-5, of the average of the weights if there is one."""
         if known is None:
             if self._steps.average is None:
                 known = evaluate_module(self.model, held_out, self.processes)
@@ -172,7 +213,7 @@ class Trainer:
         self.model.eval()
 
     def _loaded(self, name: str) -> dict[str, Any]:
-        """Read by the process that wrote it: others may be on machines that do not see its disk."""
+        """Read a file in the process that wrote it: others may be on machines without access to its disk."""
         return self.processes.of_first(load_checkpoint(self.folder / name) if self.processes.is_first else {})
 
     def _is_out_of_patience(self) -> bool:
@@ -181,7 +222,7 @@ class Trainer:
         return patience is not None and len(self._history) - 1 - best >= patience
 
     def _check(self, losses: LossWatch, epoch: int) -> None:
-        """Stop where a loss was no number, with the best network of before."""
+        """Restore the best network and raise DivergedError if a loss was NaN or infinite."""
         step = losses.first_bad()
         if step is None:
             return
@@ -194,12 +235,7 @@ class Trainer:
         )
 
 
-def _seed(seed: int, epoch: int, rank: int) -> None:
-    """Of all that torch draws in an epoch, such as what dropout leaves out."""
-    torch.manual_seed(int(np.random.SeedSequence((seed, epoch, rank)).generate_state(1)[0]))
-
-
 def _plain(options: TrainingOptions) -> dict[str, Any]:
-    """Names and values that every file format has."""
+    """Return the options as plain values."""
     values = asdict(replace(options))
     return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}

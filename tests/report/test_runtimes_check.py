@@ -3,16 +3,16 @@
 import importlib.util
 import sys
 import types
+from typing import Any
 
 import pytest
 from distributions import install, set_version
 
-from quark.report.checks.finding import Health
-from quark.report.checks.runtimes import onnxruntime, torch
+from quark.report.installation import Health, onnxruntime, torch
 
 
 def fake_runtime(monkeypatch, version="1.30.0", providers=("CPUExecutionProvider",)):
-    module = types.ModuleType("onnxruntime")
+    module: Any = types.ModuleType("onnxruntime")
     module.__spec__ = importlib.util.spec_from_loader("onnxruntime", None)
     if version is not None:
         module.__version__ = version
@@ -44,7 +44,7 @@ def test_none(monkeypatch):
     [
         ({"version": "1.19.2"}, "1.20 or newer is needed", "--upgrade"),
         ({"providers": ["CUDAExecutionProvider"]}, "no CPUExecutionProvider", "--force-reinstall"),
-        ({"version": None}, "its files are gone", "--force-reinstall"),
+        ({"version": None}, "exists without its files", "--force-reinstall"),
     ],
 )
 def test_a_runtime_that_will_not_do(monkeypatch, runtime, detail, remedy):
@@ -63,7 +63,7 @@ def test_this_runtime_is_named_with_its_providers():
 
 
 def fake_torch(monkeypatch, cuda, is_available):
-    module = types.ModuleType("torch")
+    module: Any = types.ModuleType("torch")
     module.__spec__ = importlib.util.spec_from_loader("torch", None)
     module.version = types.SimpleNamespace(cuda=cuda)
     module.cuda = types.SimpleNamespace(is_available=lambda: is_available)

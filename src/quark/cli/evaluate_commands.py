@@ -1,4 +1,4 @@
-"""`quark compare`: two models on the same samples."""
+"""`quark evaluate`: accuracy and speed of one model. `quark compare`: two models on the same samples."""
 
 from __future__ import annotations
 
@@ -7,20 +7,60 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.data_options import data_options, metric_option
-from quark.cli.terminal import say_json
+from quark.cli.options import PATH, data_options, json_option, metric_option
+from quark.cli.terminal import say, say_json
+from quark.compare import overall_verdict, worst_text
+from quark.evaluate import Network, open_dataset
+from quark.evaluate import compare as compare_networks
+from quark.evaluate import evaluate as evaluate_network
+from quark.measures import Measure
+from quark.report.console import Console, Table, cell, plain_table
+from quark.report.summary import sqnr_text
 
 if TYPE_CHECKING:
     from quark.evaluate import Comparison
-    from quark.report.console import Table
 
 
 @click.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
+@data_options
+@json_option()
+def evaluate(
+    model: Path,
+    data: Path,
+    limit: int | None,
+    labels: Path | None,
+    batch_size: int,
+    threads: int | None,
+    preprocess: str,
+    as_json: bool,
+) -> None:
+    """Measure the accuracy and speed of MODEL.
+
+    Accuracy is top-1 and top-5. The data is labelled by one folder per class, as in ImageNet: classes are numbered in
+    the sorted order of the folders.
+    """
+
+    network = Network(model, threads)
+    result = evaluate_network(network, open_dataset(data, network, preprocess, limit, labels), batch_size)
+    if as_json:
+        say_json(result.to_json())
+        return
+    say(f"{result.model} on {result.accuracy.count} samples of {result.data}")
+    say(f"top-1 {100 * result.accuracy.top1:.2f} %")
+    say(f"top-5 {100 * result.accuracy.top5:.2f} %")
+    speed = result.speed
+    say(f"{speed.ms_per_sample:.2f} ms/sample (best of {speed.repeats}, batches of {speed.batch_size})")
+    for remark in result.remarks:
+        say(f"note: {remark}", err=True)
+
+
+@click.command()
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @data_options
 @metric_option("Built-in measures compare the outputs on --data; functions load their own data.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@json_option("Print JSON instead of tables.")
 def compare(
     first: Path,
     second: Path,
@@ -39,9 +79,6 @@ def compare(
     and the difference. Any data gives the share of equal predictions, and the cosine and signal-to-noise ratio of the
     outputs.
     """
-    from quark.evaluate import Network, open_dataset
-    from quark.evaluate import compare as compare_networks
-    from quark.measures import Measure
 
     measure = None if metric is None else Measure.of(metric)
     networks = Network(first, threads), Network(second, threads)
@@ -50,25 +87,22 @@ def compare(
     if as_json:
         say_json(result.to_json())
         return
-    from quark.fidelity import overall_verdict, worst_text
-    from quark.report.console import Console, cell
-
     console = Console()
     console.print(cell(f"{result.count} samples of {result.data}"))
     console.print(_models_table(result))
-    console.print(_outputs_table(result))
+    table = plain_table(("output",), ("same class", "cosine", "SQNR dB", "largest error"))
+    for output in result.outputs:
+        same = "-" if output.agreement is None else f"{100 * output.agreement:.2f} %"
+        figures = (f"{output.cosine:.5f}", sqnr_text(output.sqnr_db), f"{output.max_error:.3g}")
+        table.add_row(cell(output.name), same, *figures)
+    console.print(table)
     console.print(cell(f"{overall_verdict(result.outputs).value}: {worst_text(result.outputs)}"))
     if result.measure is not None:
         console.print(cell(f"measure: {result.measure}"))
 
 
 def _models_table(result: Comparison) -> Table:
-    from quark.report.console import cell, plain_table
-
-    table = plain_table()
-    table.add_column("model", overflow="fold")
-    for heading in ("top-1", "top-5", "ms/sample"):
-        table.add_column(heading, justify="right")
+    table = plain_table(("model",), ("top-1", "top-5", "ms/sample"))
     pair = result.accuracies
     for index, name in enumerate((result.first, result.second)):
         accuracy = None if pair is None else (pair.first, pair.second)[index]
@@ -81,18 +115,4 @@ def _models_table(result: Comparison) -> Table:
             f"{100 * (pair.second.top5 - pair.first.top5):+.2f}",
             f"x {result.speeds[1].ms_per_sample / result.speeds[0].ms_per_sample:.2f}",
         )
-    return table
-
-
-def _outputs_table(result: Comparison) -> Table:
-    from quark.report.console import cell, plain_table
-    from quark.report.summary import sqnr_text
-
-    table = plain_table()
-    table.add_column("output", overflow="fold")
-    for heading in ("same class", "cosine", "SQNR dB", "largest error"):
-        table.add_column(heading, justify="right")
-    for each in result.outputs:
-        same = "-" if each.agreement is None else f"{100 * each.agreement:.2f} %"
-        table.add_row(cell(each.name), same, f"{each.cosine:.5f}", sqnr_text(each.sqnr_db), f"{each.max_error:.3g}")
     return table

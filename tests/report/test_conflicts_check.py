@@ -3,8 +3,7 @@
 import pytest
 from distributions import FakeDistribution, install
 
-from quark.report.checks.conflicts import amd_quark, foreign_files
-from quark.report.checks.finding import Health
+from quark.report.installation import Health, amd_quark, foreign_files
 
 
 @pytest.mark.parametrize("name", ["amd-quark", "AMD_Quark"])

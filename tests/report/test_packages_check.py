@@ -7,10 +7,8 @@ import sys
 import pytest
 from distributions import set_version
 
-from quark.report.checks import packages
-from quark.report.checks.finding import Health
-from quark.report.checks.packages import core_packages, shadowing_file
-from quark.report.checks.requirements import OURS, parse, requirements
+from quark.report import installation
+from quark.report.installation import OURS, Health, core_packages, parse, requirements, shadowing_file
 
 CORE = [each.name for each in requirements()]
 
@@ -85,7 +83,7 @@ def test_a_folder_of_that_name_where_python_was_started(monkeypatch, tmp_path):
 
 
 def test_python_started_inside_our_sources(monkeypatch):
-    package = packages._package_folder()
+    package = installation.PACKAGE_FOLDER
     real = importlib.util.find_spec
     spec = importlib.util.spec_from_file_location("onnx", package / "onnx" / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: spec if name == "onnx" else real(name, *rest))

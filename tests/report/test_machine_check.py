@@ -1,5 +1,6 @@
 """Little room, memory, time or letters: containers and shells as they come."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -7,8 +8,8 @@ import types
 
 import pytest
 
-from quark.report.checks import machine
-from quark.report.checks.finding import Health
+from quark.report import environment
+from quark.report.installation import Health
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def groups(monkeypatch, tmp_path):
     root = tmp_path / "cgroup"
     root.mkdir()
     own = tmp_path / "own"
-    monkeypatch.setattr(machine, "CGROUPS", root)
-    monkeypatch.setattr(machine, "OWN_CGROUPS", own)
+    monkeypatch.setattr(environment, "CGROUPS", root)
+    monkeypatch.setattr(environment, "OWN_CGROUPS", own)
 
     def write(own_lines, files):
         own.write_text(own_lines)
@@ -40,7 +41,7 @@ def groups(monkeypatch, tmp_path):
 )
 def test_little_memory_in_a_container(groups, own, files):
     groups(own, files)
-    (finding,) = machine.memory()
+    (finding,) = environment.memory()
     assert finding.health is Health.WARNING
     assert "the container allows 512.0 MB" in finding.detail
     assert "CalibWorkerNum" in finding.remedy
@@ -49,14 +50,14 @@ def test_little_memory_in_a_container(groups, own, files):
 @pytest.mark.parametrize("content", ["max\n", "9223372036854771712\n"])
 def test_no_limit_of_memory(groups, content):
     groups("0::/\n", {"memory.max": content})
-    (finding,) = machine.memory()
+    (finding,) = environment.memory()
     assert "container" not in finding.detail
 
 
 def test_a_limit_of_ulimit(groups, monkeypatch):
     groups("0::/\n", {})
-    monkeypatch.setattr(machine, "_address_space_bytes", lambda: 1_500_000_000)
-    (finding,) = machine.memory()
+    monkeypatch.setattr(environment, "_address_space_bytes", lambda: 1_500_000_000)
+    (finding,) = environment.memory()
     assert finding.health is Health.WARNING
     assert "ulimit" in finding.detail
 
@@ -71,8 +72,8 @@ def test_a_limit_of_ulimit(groups, monkeypatch):
 )
 def test_a_share_of_the_processors(groups, monkeypatch, own, files):
     groups(own, files)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    (finding,) = machine.processors()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    (finding,) = environment.processors()
     assert finding.health is Health.WARNING
     assert "64 are seen" in finding.detail
     assert "1.5" in finding.detail
@@ -82,7 +83,7 @@ def test_a_share_of_the_processors(groups, monkeypatch, own, files):
 @pytest.mark.parametrize("files", [{}, {"cpu.max": "max 100000\n"}, {"cpu/cpu.cfs_quota_us": "-1\n"}])
 def test_all_processors(groups, files):
     groups("0::/\n", files)
-    (finding,) = machine.processors()
+    (finding,) = environment.processors()
     assert finding.health is Health.OK
 
 
@@ -91,21 +92,21 @@ def test_a_temporary_folder_that_cannot_be_written(monkeypatch):
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
-    (finding,) = machine.temporary_folder()
+    (finding,) = environment.temporary_folder()
     assert finding.health is Health.BROKEN
     assert "TMPDIR" in finding.remedy
 
 
 def test_a_temporary_folder_that_is_nearly_full(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=20_000_000))
-    (finding,) = machine.temporary_folder()
+    (finding,) = environment.temporary_folder()
     assert finding.health is Health.WARNING
     assert "20.0 MB" in finding.detail
 
 
 def test_text_without_most_letters(monkeypatch):
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
-    (finding,) = machine.text()
+    (finding,) = environment.text()
     assert finding.health is Health.WARNING
     assert "ascii" in finding.detail
     assert "PYTHONUTF8" in finding.remedy

@@ -1,14 +1,12 @@
-"""The reproducibility card: everything that is needed to make a quantized file again.
+"""The reproducibility card: everything that is needed to rebuild a quantized file.
 
-It lies in two places:
+    in the model     the metadata `quark.card`: only what the bytes of the file depend on. It names no file, folder or
+                     processor, so that the same run gives the same bytes on any machine
+    beside it        MODEL.json, under `card`: the same, and facts about this run: names, relative paths, the platform,
+                     the command, and the hash of the result, which the file itself cannot contain
 
-    in the model     the metadata `quark.card`: what the bytes of the file follow from, and nothing else. It names no
-                     file, folder or processor, so that the same making gives the same bytes wherever it happens
-    beside it        MODEL.json, under `card`: the same, and what belongs to this one run: names, relative paths, the
-                     platform, the command, and the hash of the result, which no file can hold of itself
-
-A card is read strictly: it may come from anybody. Names hold no folders, paths are relative, hashes are hashes, and
-numbers of samples are such as somebody might have.
+Cards are untrusted, so they are read strictly: names have no folders, paths are relative, hashes have the right form,
+and numbers of samples are bounded.
 """
 
 from __future__ import annotations
@@ -29,8 +27,20 @@ from quark.errors import InvalidValueError
 from quark.files.foreign import MOST_NAME, RECORD, Fields, parse_json, short
 from quark.formats.native import instruction_set
 
+__all__ = [
+    "CARD_KEY",
+    "CARD_VERSION",
+    "Card",
+    "DataFacts",
+    "DataKind",
+    "differences",
+    "platform_facts",
+    "relative_path",
+    "samples_digest",
+]
+
 CARD_VERSION = 1
-CARD_KEY = "quark.card"  # of the metadata of the model, and the last part of it in MODEL.json
+CARD_KEY = "quark.card"  # in the metadata of the model; its last part is the key in MODEL.json
 MOST_SAMPLES = 100_000_000  # more than any data set has
 _LIMITS = replace(RECORD, bytes=32 << 20)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -38,20 +48,22 @@ _OF_ONE_RUN = ("platform", "command", "paths", "result")
 
 
 class DataKind(str, Enum):
-    """What calibration data came as. `object`: something in Python, such as a reader, which no card can hold."""
+    """The form of calibration data. `object` is a Python object, such as a reader, which no card can contain."""
 
     FOLDER = "folder"
     FILE = "file"
     OBJECT = "object"
     RANDOM = "random"
-    UNUSED = "unused"  # the result does not hang on samples
+    UNUSED = "unused"  # the result does not depend on samples
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The data as it was asked for, and as it was fed. `count` None: all there was. `preprocessing` has the fields of a
-    Preprocessing. `sha256` is `samples_digest` of the samples that were calibrated on, then of those held out; empty
-    where none were used. `seed` is that of random numbers."""
+    """The data as requested and as used.
+
+    `count` None is all data. `preprocessing` has the fields of a Preprocessing. `sha256` is `samples_digest` of the
+    calibration and the held-out samples, empty if none were used. `seed` is that of random numbers.
+    """
 
     kind: DataKind
     name: str = ""
@@ -66,9 +78,12 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Card:
-    """How a file was made. `functions` are options that held Python functions: with any, it cannot be made again from
-    the card. `packing` is the profile of packed weights, or empty; with the four fields behind it, it is not in the
-    model's card: packing keeps that as it is, and says itself what it did."""
+    """How a file was made.
+
+    `functions` are options whose values were Python functions; with any, the file cannot be rebuilt from the card.
+    `packing` is the profile of packed weights, or empty. It and the four fields after it are not in the model's card,
+    which packing does not change.
+    """
 
     source: FileFacts
     config_name: str
@@ -81,11 +96,11 @@ class Card:
     packing: str = ""
     platform: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
-    paths: Mapping[str, str] = field(default_factory=dict)  # from the folder of the card: source, data
+    paths: Mapping[str, str] = field(default_factory=dict)  # of source and data, relative to the folder of the card
     result: FileFacts | None = None
 
     def inside(self) -> Card:
-        """The part that the model holds."""
+        """Return the part that is stored in the model."""
         bare = replace(self, packing="", platform={}, command="", paths={}, result=None)
         return replace(bare, source=replace(self.source, name=""), data=replace(self.data, name=""))
 
@@ -95,22 +110,49 @@ class Card:
         return {name: value for name, value in content.items() if value or name not in _OF_ONE_RUN}
 
     def to_json(self) -> str:
-        """One line, the same for equal cards; `from_json` gives an equal card back."""
+        """Return one line, the same for equal cards, which `from_json` reads."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
     def from_json(text: str, label: str = "card") -> Card:
-        """What `to_json` gave; anything else is an InvalidValueError. `label` names the card in messages."""
+        """Read what `to_json` returned; anything else raises InvalidValueError. `label` names the card in messages."""
         return Card.from_dict(parse_json(text, label, _LIMITS), label)
 
     @staticmethod
     def from_dict(content: Any, label: str = "card") -> Card:
-        """The same from content that was parsed already; every field is checked."""
-        return _card(Fields(content, label), label)
+        """Read parsed JSON, checking every field."""
+        fields = Fields(content, label)
+        if "version" not in fields:
+            raise InvalidValueError(
+                f"{label}: there is no card in it: expected the JSON that quark writes beside a model"
+            )
+        if fields.value("version") != CARD_VERSION:
+            version = short(fields.value("version"))
+            raise InvalidValueError(f"{label} of version {version}: this quark reads version {CARD_VERSION}; update it")
+        known = set(Card.__dataclass_fields__)
+        fields.refuse_others({*known, "version"})
+        if missing := sorted(known - set(_OF_ONE_RUN) - set(fields)):
+            raise InvalidValueError(f"{label}: fields {', '.join(missing)} are missing")
+        seeds = fields.mapping("seeds")
+        return Card(
+            source=_file(fields.mapping("source")),
+            config_name=fields.text("config_name"),
+            config=dict(fields.mapping("config").content),
+            data=_data(fields.mapping("data")),
+            versions=_texts(fields.mapping("versions")),
+            plan_sha256=_sha256(fields, "plan_sha256"),
+            seeds={name: seeds.integer(name) for name in seeds},
+            functions=fields.texts("functions"),
+            packing=fields.text("packing"),
+            platform=_texts(fields.mapping("platform")) if "platform" in fields else {},
+            command=fields.text("command") if "command" in fields else "",
+            paths=_paths(fields.mapping("paths")) if "paths" in fields else {},
+            result=_file(fields.mapping("result")) if fields.has("result") else None,
+        )
 
 
 def samples_digest(samples: Iterable[Mapping[str, Any]], held_out: Iterable[Mapping[str, Any]] = ()) -> str:
-    """SHA-256 over names, types, shapes and bytes of arrays, in the order in which they are fed.
+    """Return the SHA-256 of names, types, shapes and bytes of arrays, in the order of their use.
 
     >>> import numpy as np
     >>> one, other = {"x": np.zeros(4, np.float32)}, {"x": np.zeros((2, 2), np.float32)}
@@ -129,7 +171,7 @@ def samples_digest(samples: Iterable[Mapping[str, Any]], held_out: Iterable[Mapp
 
 
 def platform_facts() -> dict[str, str]:
-    """What may change the last bits of a sum: the processor, the code chosen for it, and how many threads share it."""
+    """Return what may change the last bits of a sum: the processor, the code chosen for it, the number of threads."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -141,7 +183,7 @@ def platform_facts() -> dict[str, str]:
 
 
 def relative_path(path: Path, folder: Path) -> str | None:
-    """The way from the folder to the path, with slashes; None where there is none, as between drives."""
+    """Return the path relative to the folder, with slashes; None if there is none, as between drives."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
@@ -149,8 +191,10 @@ def relative_path(path: Path, folder: Path) -> str | None:
 
 
 def differences(first: Card, second: Card) -> list[str]:
-    """What two cards say differently, as phrases: `versions.numpy: 1.26.4, now 2.0.0`. Only what both models hold, and
-    the platform where both know it."""
+    """Return the differences between two cards as phrases: `versions.numpy: 1.26.4, now 2.0.0`.
+
+    Compares the parts stored in the models, and the platform if both cards have it.
+    """
     found: list[str] = []
     one, two = first.inside().to_dict(), second.inside().to_dict()
     if first.platform and second.platform:
@@ -170,34 +214,6 @@ def _collect(one: Any, two: Any, where: str, found: list[str]) -> None:
 def _said(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _card(fields: Fields, label: str) -> Card:
-    if "version" not in fields:
-        raise InvalidValueError(f"{label}: there is no card in it: expected the JSON that quark writes beside a model")
-    if fields.value("version") != CARD_VERSION:
-        version = short(fields.value("version"))
-        raise InvalidValueError(f"{label} of version {version}: this quark reads version {CARD_VERSION}; update it")
-    known = set(Card.__dataclass_fields__)
-    fields.refuse_others({*known, "version"})
-    if missing := sorted(known - set(_OF_ONE_RUN) - set(fields)):
-        raise InvalidValueError(f"{label}: fields {', '.join(missing)} are missing")
-    seeds = fields.mapping("seeds")
-    return Card(
-        source=_file(fields.mapping("source")),
-        config_name=fields.text("config_name"),
-        config=dict(fields.mapping("config").content),
-        data=_data(fields.mapping("data")),
-        versions=_texts(fields.mapping("versions")),
-        plan_sha256=_sha256(fields, "plan_sha256"),
-        seeds={name: seeds.integer(name) for name in seeds},
-        functions=fields.texts("functions"),
-        packing=fields.text("packing"),
-        platform=_texts(fields.mapping("platform")) if "platform" in fields else {},
-        command=fields.text("command") if "command" in fields else "",
-        paths=_paths(fields.mapping("paths")) if "paths" in fields else {},
-        result=_file(fields.mapping("result")) if fields.has("result") else None,
-    )
 
 
 def _data(fields: Fields) -> DataFacts:
@@ -236,7 +252,7 @@ def _texts(fields: Fields) -> dict[str, str]:
 
 
 def _paths(fields: Fields) -> dict[str, str]:
-    """Relative ones, of the source and the data."""
+    """Read the relative paths of the source and the data."""
     fields.refuse_others(("source", "data"))
     for name, path in _texts(fields).items():
         is_relative = not PurePosixPath(path).is_absolute() and not PureWindowsPath(path).anchor and "\0" not in path

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark.report.checks.finding import Finding, Health
+from quark.report.installation import Finding, Health
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """The compiled library: missing, switched off, for another machine; and the operator that is tried."""
 
+import ctypes
+
 import pytest
 
 from quark.formats import native
-from quark.report.checks import operators
-from quark.report.checks.finding import Health
-from quark.report.checks.operators import custom_operator, native_library
+from quark.report import installation
+from quark.report.installation import Health, custom_operator, native_library
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_a_library_that_does_not_load(monkeypatch, message, cause):
     def refuse(path):
         raise OSError(message)
 
-    monkeypatch.setattr(native.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
     (finding,) = native_library()
     assert finding.health is Health.BROKEN
     assert cause in finding.detail
@@ -83,4 +84,4 @@ def test_an_operator_that_computes_something_else(monkeypatch):
 
 
 def test_the_model_that_is_tried_has_one_operator_of_ours():
-    assert [node.op_type for node in operators._model_of_one_operator().graph.node] == ["MXQuantizeDequantize"]
+    assert [node.op_type for node in installation._model_of_one_operator().graph.node] == ["MXQuantizeDequantize"]

@@ -1,0 +1,220 @@
+"""Commands on one model file: inspect, lint, pack, unpack, reproduce."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.options import DATA_PATHS, PATH, json_option
+from quark.cli.terminal import say, say_json
+from quark.inspect.inspection import inspect_model, inspection_table
+from quark.inspect.lint import Level
+from quark.inspect.lint import lint as find
+from quark.onnx.load.reading import read_proto
+from quark.onnx.pack import pack_model, unpack_model
+from quark.onnx.quantization.reproduction import reproduce as rebuild
+from quark.report.console import Console, Table, cell, plain_table
+from quark.report.quantities import count_of, listed, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quark.inspect.lint import Finding
+    from quark.onnx.pack import LeftWeight, PackedWeight, PackFacts
+
+HAS_FINDINGS = 3  # exit status of lint
+DIFFERENT = 3  # exit status of reproduce
+ROWS_PER_RULE = 5  # a file for another target breaks the same rule hundreds of times
+PROFILES = ("portable", "custom", "native")
+MOST_LEFT = 5  # weights that the table names for a reason
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@json_option()
+def inspect(model: Path, as_json: bool) -> None:
+    """Show the operators, parameters and formats of MODEL.
+
+    The formats are those of the quantized tensors.
+    """
+
+    inspection = inspect_model(model, read_proto)
+    if as_json:
+        say_json(inspection.to_json())
+    else:
+        Console().print(inspection_table(inspection))
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@json_option("Print all findings as JSON instead of a table.")
+@click.option("--strict", is_flag=True, help="Treat warnings as errors.")
+def lint(model: Path, as_json: bool, strict: bool) -> None:
+    """Check a quantized MODEL against the rules of AMD's NPU.
+
+    The rules are those for convolutional networks.
+
+    \b
+    Exit status: 0 no errors; there may be warnings, unless --strict
+                 1 the file is not a model
+                 2 invalid command line
+                 3 errors were found
+    """
+
+    findings = find(model)
+    counts = {level.value: sum(each.level is level for each in findings) for level in Level}
+    if as_json:
+        say_json({"findings": [asdict(each) for each in findings], "summary": counts})
+    else:
+        console = Console()
+        if findings:
+            console.print(_findings_table(findings))
+        found = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+        console.print(", ".join(found) or "no findings: the NPU accepts this model")
+    if counts["error"] or (strict and findings):
+        raise SystemExit(HAS_FINDINGS)
+
+
+def _findings_table(findings: Sequence[Finding]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    seen: Counter[str] = Counter()
+    totals = Counter(each.rule for each in findings)
+    rules = list(totals)
+    for each in sorted(findings, key=lambda each: (each.level.value, rules.index(each.rule))):  # errors first
+        seen[each.rule] += 1
+        colour = "bold red" if each.level.value == "error" else "yellow"
+        if seen[each.rule] <= ROWS_PER_RULE:
+            where = " ".join(dict.fromkeys(name for name in (each.node, each.tensor) if name))
+            detail = cell(f"{where}{': ' if where else ''}{each.message}").append("\n").append_text(cell(each.fix))
+            detail.overflow = "fold"
+            table.add_row(cell(each.level.value, colour), cell(each.rule, "bold"), detail)
+        elif seen[each.rule] == totals[each.rule]:
+            table.add_row("", cell(each.rule, "bold"), f"and {totals[each.rule] - ROWS_PER_RULE} more; --json has all")
+    return table
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("output", type=PATH)
+@click.option(
+    "--profile",
+    type=click.Choice(PROFILES),
+    default="portable",
+    show_default=True,
+    help="portable: standard operators, runs anywhere. custom: the same, as calls of a function in the file. native: "
+    "ONNX's own small types, for runtimes that support them.",
+)
+@json_option("Print all facts as JSON instead of tables.")
+def pack(model: Path, output: Path, profile: str, as_json: bool) -> None:
+    """Store quantized weights at their true bit width.
+
+    Reads the quantized MODEL and writes OUTPUT. The network's outputs stay bit-identical, and it runs as fast: ONNX
+    Runtime unpacks the weights when the session is created. 'quark unpack' restores the model.
+    """
+
+    facts = pack_model(model, output, profile)
+    if as_json:
+        say_json(facts.to_json())
+        return
+    console = Console()
+    sizes = f"{size_text(facts.bytes_before)} -> {size_text(facts.bytes_after)}"
+    console.print(cell(f"{output}  {sizes}, {facts.bits_per_weight:.2f} bits per packed weight"))
+    console.print(_packed_table(facts))
+    if facts.left:
+        console.print(_left_table(facts))
+    for remark in facts.remarks:
+        console.print(cell(remark))
+
+
+def _packed_table(facts: PackFacts) -> Table:
+    table = plain_table(("packed as",), ("weights", "bits", "before", "after"))
+    groups: dict[tuple[str, str], list[PackedWeight]] = defaultdict(list)
+    for each in facts.packed:
+        groups[each.format, each.note].append(each)
+    for (name, note), weights in groups.items():
+        before, after = sum(each.bytes_before for each in weights), sum(each.bytes_after for each in weights)
+        count = sum(each.bytes_after * 8 / each.bits for each in weights)
+        cells = [str(len(weights)), f"{after * 8 / count:.2f}", size_text(before), size_text(after)]
+        table.add_row(cell(f"{name} ({note})" if note else name), *cells)
+    return table
+
+
+def _left_table(facts: PackFacts) -> Table:
+    table = plain_table(("not packed",), ("weights", "size"))
+    groups: dict[str, list[LeftWeight]] = defaultdict(list)
+    for each in facts.left:
+        groups[each.reason].append(each)
+    for reason, weights in groups.items():
+        names = listed((each.name for each in weights), MOST_LEFT)
+        size = size_text(sum(each.bytes for each in weights))
+        table.add_row(cell(f"{reason}: {names}"), str(len(weights)), size)
+    return table
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("output", type=PATH)
+@json_option("Print all facts as JSON.")
+def unpack(model: Path, output: Path, as_json: bool) -> None:
+    """Restore the model that a packed file was made from.
+
+    Reads the packed MODEL and writes OUTPUT, with every weight as float, byte for byte as it was.
+    """
+
+    facts = unpack_model(model, output)
+    if as_json:
+        say_json(facts.to_json())
+    else:
+        sizes = f"{size_text(facts.bytes_before)} -> {size_text(facts.bytes_after)}"
+        say(f"{output}  {sizes}, {count_of(len(facts.weights), 'weight')} unpacked")
+
+
+@click.command()
+@click.argument("card", type=PATH)
+@click.option(
+    "--model",
+    type=PATH,
+    metavar="FLOAT",
+    help="The float model (default: at the path in the card, or next to the card).",
+)
+@click.option(
+    "--calib",
+    type=PATH,
+    metavar=DATA_PATHS,
+    help="The calibration data (default: at the path in the card, or next to the card).",
+)
+@click.option("--output", type=PATH, metavar="OUT", help="Write the file here (default: only compare it).")
+@json_option("Print JSON instead of lines.")
+def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path | None, as_json: bool) -> None:
+    """Rebuild a quantized file from its card and compare.
+
+    CARD is MODEL.json, or the quantized MODEL.onnx itself.
+
+    \b
+    Exit status: 0 the bytes are the same
+                 1 an error: the float model or the data is not the
+                   card's, or the file cannot be made from a card
+                 2 invalid command line
+                 3 the bytes differ; the differences are listed
+    """
+
+    result = rebuild(card, model, calib, output)
+    if as_json:
+        say_json(result.to_dict(), indent=1)
+    else:
+        for warning in result.warnings:
+            say(f"changed: {warning}")
+        if result.is_same:
+            say(f"same bytes: {result.found.bytes:,} with SHA-256 {result.expected}")
+        else:
+            say(f"different: SHA-256 {result.found.sha256}, expected {result.expected}")
+            for difference in result.differences:
+                say(f"  {difference}")
+        if output is not None:
+            say(f"written: {output}, {output.with_suffix('.json')}")
+    if not result.is_same:
+        raise SystemExit(DIFFERENT)
