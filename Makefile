@@ -25,11 +25,12 @@ PACKAGE_SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-unit test-oldest test-slow test-browser test-sanitized check-windows test-matrix \
+.PHONY: help demo check test test-unit test-oldest test-slow test-browser test-sanitized check-windows test-matrix \
 	lint generated wheels sbom install clean
 
 help:
 	@echo "make demo         quantize the embedded network in many ways"
+	@echo "make check        the fast part of 'make test': lint and the quick tests, in at most four minutes"
 	@echo "make test         lint, generated files, oldest ONNX Runtime, tests"
 	@echo "make test-slow    the tests marked slow, the sanitizers, the build for Windows"
 	@echo "make test-browser the report's page in headless Chromium"
@@ -49,9 +50,25 @@ demo: install
 test: lint generated test-oldest test-unit
 
 # Side by side: one thread each, or they would wait for each other. `pytest` alone runs them one by one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not browser" \
+	--numprocesses auto --maxprocesses 4 --dist worksteal
+
 test-unit: install
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not browser" \
-		--numprocesses auto --maxprocesses 4 --dist worksteal
+	@$(PYTEST)
+
+# The fast gate leaves out what takes most of the time: hostile files and broken machines, whole documents and scripts,
+# and the widest tables of formats, networks and presets.
+THOROUGH := tests/bench tests/examples tests/hardening tests/search tests/vision \
+	tests/test_examples.py tests/test_same_bytes.py \
+	tests/cli/test_quantize_auto.py tests/conformance/test_block_formats.py tests/features/finetuning/test_fit_block.py \
+	tests/inspect/test_diagnose.py tests/measures/test_measures_everywhere.py tests/native/test_fuzz.py \
+	tests/onnx/quantization/test_finetuning.py tests/onnx/quantization/test_mixed_precision.py \
+	tests/onnx/quantization/test_plan_is_exact.py tests/onnx/quantization/test_protection.py tests/onnx/test_read_plan.py \
+	tests/ops/test_portable_functions.py tests/torch/export/test_export_onnx.py \
+	tests/torch/export/test_exported_networks.py tests/torch/quantization/test_plans_of_files.py \
+	tests/torch/quantization/test_quantized_networks.py tests/torch/train
+check: lint
+	@$(PYTEST) $(addprefix --ignore=,$(THOROUGH))
 
 # pytest's status 5 says that no test has the mark
 test-slow: test-sanitized check-windows $(RELEASE)/.stamp
@@ -110,11 +127,10 @@ test-matrix: install
 	@test -n "$$(ls dist/*.whl 2>/dev/null)" || $(MAKE) --no-print-directory wheels
 	@$(BIN)/python release/test_matrix.py --dist dist
 
-# csrc/formats/format_table.inc comes from src/quark/formats/catalog.py, docs/options.md from the tables of options,
-# docs/api, docs/cli.md and docs/support_matrix.md from docstrings, commands and tables, docs/benchmarks.md from the records
+# csrc/formats/format_table.inc comes from src/quark/formats/catalog.py; docs/api, docs/cli.md, docs/options.md and
+# docs/support_matrix.md from docstrings, commands and tables; docs/benchmarks.md from the records
 generated: install
 	@$(BIN)/python -m quark.formats.codegen --check
-	@$(BIN)/python -m quark.onnx.quantization.config.options_document --check
 	@$(BIN)/python -m tools.reference --check
 	@$(BIN)/python -m bench.document --check
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -157,3 +158,28 @@ def test_no_text_names_a_place_on_somebodys_machine():
         if b"\0" not in content:
             found += [f"{path.relative_to(ROOT)}: {match.group().decode()}" for match in pattern.finditer(content)]
     assert found == []
+
+
+def recipe(target):
+    """The commands of a target of the Makefile, with the paths of tools as they are called by hand."""
+    makefile = (ROOT / "Makefile").read_text()
+    found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert found is not None, target
+    return [line.strip().removeprefix("@").replace("$(BIN)", ".venv/bin") for line in found[1].splitlines()]
+
+
+def test_the_hooks_of_pre_commit_are_what_make_lint_runs():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    assert [hook["entry"] for hook in local["hooks"]] == recipe("lint")
+    for hook in local["hooks"]:
+        assert hook["language"] == "system"
+        assert not hook["pass_filenames"]
+
+
+def test_the_tests_that_make_check_leaves_out_exist():
+    found = re.search(r"^THOROUGH := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert found is not None
+    paths = found[1].replace("\\\n", " ").split()
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -21,7 +21,7 @@ import onnx
 
 from quark.demo import network_path
 from quark.onnx import get_default_config, quantize
-from quark.onnx.quantization.file_differences import external_files, file_hash
+from quark.onnx.quantization.reproduction import external_files, file_hash
 
 PRESETS = ("XINT8", "BF16", "A8W8", "MXINT8")
 

@@ -35,7 +35,7 @@ from tiny_models import save_images
 from quark.cli.main import main as quark
 from quark.demo import network_path
 from quark.errors import QuarkError
-from quark.evaluate.prepare import prepare_data
+from quark.evaluate.datasets import prepare_data
 from quark.onnx import get_default_config, quantize
 from quark.onnx.pack import pack_model, unpack_model
 from quark.search import Wanted, search
@@ -94,11 +94,11 @@ def run_command(*arguments: object) -> None:
             raise QuarkError(error.message) from error
 
 
-WORKS: dict[str, Callable[[Path], None]] = {
+WORKS: dict[str, Callable[[Path], object]] = {
     "quantize": save_model,
     "quantize to two files": save_two_files,
-    "pack": lambda folder: pack_model(folder / "mx.onnx", folder / "out" / "model.onnx") and None,
-    "unpack": lambda folder: unpack_model(folder / "packed.onnx", folder / "out" / "model.onnx") and None,
+    "pack": lambda folder: pack_model(folder / "mx.onnx", folder / "out" / "model.onnx"),
+    "unpack": lambda folder: unpack_model(folder / "packed.onnx", folder / "out" / "model.onnx"),
     "config": save_config,
     "report": write_report,
     "search": run_search,

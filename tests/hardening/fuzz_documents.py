@@ -39,25 +39,21 @@ from packed_models import marked_model
 
 from quark.account import FileFacts
 from quark.card import CARD_KEY
-from quark.cli.calibration_option import Calibration
-from quark.cli.config_option import parse_changes
-from quark.cli.report_making import making_of
+from quark.cli.options import Calibration, parse_changes
+from quark.cli.report_command import making_of
 from quark.errors import QuarkError
+from quark.features.mixed_precision.plan import Figure, LayerPrecision, Metric, MixedPlan
 from quark.files.foreign import read_json, read_text
-from quark.mixed_precision import Figure, LayerPrecision, Metric, MixedPlan
+from quark.inspect.diagnose.files import CONFIG_KEY, find_skipped, read_side
 from quark.onnx import QConfig, quantize
-from quark.onnx.calibrate.cache import read_ranges
+from quark.onnx.calibrate import read_ranges
 from quark.onnx.data.images import find_preprocessing
-from quark.onnx.diagnose.pair import CONFIG_KEY, read_side
-from quark.onnx.diagnose.skipped import find_skipped
 from quark.onnx.pack import pack_model, unpack_model
-from quark.onnx.pack.record import KEY as PACKED_KEY
-from quark.onnx.quantization.card_file import read_card
-from quark.onnx.quantization.config.changes import changed
-from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.config.files import load_config
+from quark.onnx.pack.editing import KEY as PACKED_KEY
+from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.files import changed, load_config
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.presets import get_default_config
+from quark.onnx.quantization.making import read_card
 from quark.onnx.quantization.reproduction import _find_data, settings_from
 from quark.plan import QuantizationPlan
 from quark.search.candidates import Target as SearchTarget
@@ -304,7 +300,7 @@ def torch_door(folder: Path, documents: dict[str, Any]) -> Door:
     from frozen_networks import Style, frozen_network
 
     from quark.torch.export import export_safetensors, load_safetensors
-    from quark.torch.quantization.quantizer import read_plan
+    from quark.torch.quantization.pipeline import read_plan
 
     network = frozen_network("plain", Style("int8", "int8"))
     export_safetensors(network, folder / "exported")

@@ -9,27 +9,26 @@ from pathlib import Path
 from broken_sources import MODELS, RANGES_KEY
 
 from quark.errors import InvalidValueError
+from quark.features.finetuning.checkpoint import Checkpoint
+from quark.features.mixed_precision.plan import MixedPlan
 from quark.files.foreign import read_json
-from quark.mixed_precision import MixedPlan
+from quark.inspect.diagnose.files import read_side
+from quark.inspect.inspection import inspect_model, inspection_table
 from quark.onnx import quantize
-from quark.onnx.calibrate.cache import read_ranges
+from quark.onnx.calibrate import read_ranges
 from quark.onnx.data import input_infos
 from quark.onnx.data.array_files import read_array_file
 from quark.onnx.data.images import find_preprocessing
 from quark.onnx.data.sources import read_arrays, split_arrays
-from quark.onnx.diagnose.pair import read_side
 from quark.onnx.lint import lint
 from quark.onnx.load import load
-from quark.onnx.load.outline import read_proto, read_whole
+from quark.onnx.load.reading import read_proto, read_whole
 from quark.onnx.pack import pack_model, unpack_model
-from quark.onnx.quantization.card_file import read_card
 from quark.onnx.quantization.config.files import load_config
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.refine.fast_finetune.checkpoint import Checkpoint
+from quark.onnx.quantization.making import read_card
 from quark.plan import QuantizationPlan
-from quark.report.inspection import inspect_model
-from quark.report.inspection_table import inspection_table
-from quark.report.weights import read_weights
+from quark.report.formats_table import read_weights
 from quark.search.trial import Trial
 
 

@@ -18,10 +18,10 @@ from tiny_models import SIZE, save_brightness_model
 from quark.card import Card
 from quark.errors import QuarkError
 from quark.evaluate import Network, open_dataset
+from quark.features.mixed_precision.plan import MixedPlan
 from quark.formats import get_format, quantize_dequantize
-from quark.mixed_precision import MixedPlan
+from quark.inspect.diagnose import diagnose
 from quark.onnx import ModelQuantizer, QConfig, QuantizationConfig, get_default_config, quantize
-from quark.onnx.diagnose import diagnose
 from quark.onnx.pack import pack_model
 from quark.onnx.quantization.config.files import load_config
 from quark.plan import QuantizationPlan
@@ -77,7 +77,7 @@ MISTAKES = (
     ),
     Mistake("node that is none", _with(nodes_to_exclude=["nowhere"]), ValueError, ("nowhere", "conv")),
     Mistake("operator that is none", _with(op_types_to_quantize=["Convv"]), ValueError, ("Convv", "Conv")),
-    Mistake("unknown field", lambda _: QuantizationConfig(per_chanel=True), TypeError, ("per_chanel",)),
+    Mistake("unknown field", lambda _: QuantizationConfig(per_chanel=True), TypeError, ("per_chanel",)),  # type: ignore[call-arg]
     Mistake("dictionary of unknown fields", lambda _: QuantizationConfig.from_dict({"a": 1}), ValueError, ("'a'",)),
     Mistake("config file that is none", lambda m: load_config(m.with_name("no.yaml")), ValueError, ("no.yaml",)),
     Mistake("preprocessing that is none", lambda m: quantize(m, m.parent, preprocessing="x"), ValueError, ("'x'",)),
@@ -127,7 +127,7 @@ class TestTorch:
         from quark.torch import ModelExporter, ModelQuantizer, export_onnx
         from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
         from quark.torch.quantization.config.type import Dtype
-        from quark.torch.quantization.quantizer import read_plan
+        from quark.torch.quantization.pipeline import read_plan
 
         linear = torch.nn.Linear(4, 2)
         config = Config(QuantizationConfig(weight=QuantizationSpec(Dtype.int8)))

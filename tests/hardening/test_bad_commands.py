@@ -57,7 +57,7 @@ MISTAKES = (
     Mistake("quantize m.onnx old.onnx --num-calib 0", ("--num-calib", "x>=1"), 2),
     Mistake("quantize m.onnx old.onnx --calib img --preprocess imagnet", ("'imagnet'", "Did you mean imagenet")),
     Mistake("quantize m.onnx old.onnx --calib img --preprocess bad.yaml", ("preprocessing file bad.yaml",)),
-    Mistake("quantize m.onnx old.onnx --pack fast", ("'fast' is no profile", "portable"), 2),
+    Mistake("quantize m.onnx old.onnx --pack fast", ("'fast' is not a profile", "portable"), 2),
     Mistake("quantize m.onnx old.onnx --max-drop -1", ("--max-drop", "x>=0"), 2),
     Mistake("quantize m.onnx old.onnx --data img", ("--data is for --max-drop",), 2),
     Mistake("quantize m.onnx old.onnx --max-drop 1 --data nowhere", ("data 'nowhere'", "no such folder")),

@@ -53,8 +53,8 @@ def test_no_other_command_stumbles_over_it(broken: BrokenModel, place: Path) -> 
         assert "Traceback" not in result.output
         assert "should not happen" not in result.output, (command, result.output)
         assert result.exit_code != 1 or len(result.stderr.strip().splitlines()) == 1, (command, result.stderr)
-    for command in (["pack", path, place / "new.onnx"], ["unpack", path, place / "new.onnx"]):
-        command_refused(place.parent, command, ())
+    for command in ("pack", "unpack"):
+        command_refused(place.parent, [command, path, place / "new.onnx"], ())
 
 
 # what may come out of a command that only looks at the file; the others cannot do anything with it

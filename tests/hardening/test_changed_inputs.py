@@ -28,10 +28,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quark.errors import ModelError
 from quark.onnx import input_files, large_tensors
+from quark.onnx.file_graph import read_message
 from quark.onnx.input_files import MappedFile, held_still, read_file
 from quark.onnx.large_tensors import byte_pieces
 from quark.onnx.load import load
-from quark.onnx.pack.source import read_message
 
 BAD = ("shrink", "rewrite")
 
@@ -47,7 +47,7 @@ LARGE = (
     *(Case("pack", moment, change, "q-*.data") for moment in ("pack_message", "write_model") for change in BAD),
     *(Case("unpack", moment, change, "packed.onnx") for moment in ("unpack_message", "write_model") for change in BAD),
     *(Case("reproduce", moment, change) for moment in ("quantize_graph", "_write", "write_model") for change in BAD),
-    *(Case("diagnose", moment, change) for moment in ("check_pair", "_look", "_layers") for change in BAD),
+    *(Case("diagnose", moment, change) for moment in ("check_pair", "_match", "_layers") for change in BAD),
     *(Case("evaluate", "run", change) for change in BAD),
     *(Case("hash", "reading", change) for change in BAD),
 )

@@ -27,6 +27,9 @@ from onnx_models import conv_bn_relu
 from packed_models import marked_model
 
 from quark.errors import InvalidValueError, ModelError, QuarkError, UnsupportedOptionError
+from quark.features.finetuning.checkpoint import Checkpoint
+from quark.features.finetuning.problem import Fitted
+from quark.features.mixed_precision.plan import MixedPlan
 from quark.files.foreign import (
     RECORD,
     SETTINGS,
@@ -39,22 +42,17 @@ from quark.files.foreign import (
     read_json,
     read_yaml,
 )
-from quark.mixed_precision import MixedPlan
 from quark.onnx import quantize
-from quark.onnx.calibrate.cache import read_ranges
+from quark.onnx.calibrate import read_ranges
 from quark.onnx.data.images import find_preprocessing
 from quark.onnx.pack import pack_model, unpack_model
-from quark.onnx.pack.record import KEY as PACKED_KEY
-from quark.onnx.quantization.card_file import read_card
-from quark.onnx.quantization.config.changes import changed
-from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
-from quark.onnx.quantization.config.files import load_config
+from quark.onnx.pack.editing import KEY as PACKED_KEY
+from quark.onnx.quantization.config.config import QConfig, QuantizationConfig, get_default_config
+from quark.onnx.quantization.config.files import changed, load_config
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.presets import get_default_config
+from quark.onnx.quantization.making import read_card
 from quark.onnx.quantization.reproduction import reproduce, settings_from
-from quark.onnx.refine.fast_finetune.checkpoint import Checkpoint
 from quark.plan import QuantizationPlan
-from quark.reconstruction.problem import Fitted
 from quark.search.candidates import Candidate
 from quark.search.journal import Journal
 from quark.search.trial import Measurement, Stage, Trial
@@ -393,7 +391,7 @@ def test_a_cache_of_the_wrong_types_is_ignored(ranges: Any, tmp_path: Path, capl
     assert "is ignored" in caplog.text
 
 
-PLAN_TENSOR = {
+PLAN_TENSOR: dict[str, Any] = {
     "tensor": "x",
     "role": "activation",
     "choice": {"kind": "affine", "format": "int8", "scale": [0.5], "zero_point": [0], "axis": None, "group_size": None},

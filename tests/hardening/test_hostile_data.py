@@ -29,11 +29,11 @@ from tiny_models import SIZE, save_brightness_model, save_images
 
 from quark.errors import InvalidValueError, QuarkError
 from quark.evaluate import Network, open_dataset, prepare_data
+from quark.inspect.diagnose import diagnose
 from quark.onnx import ModelQuantizer, Preprocessing, QConfig, get_default_config, quantize
 from quark.onnx.data import InputInfo, array_files, find_preprocessing, images, open_samples
 from quark.onnx.data.array_files import read_array_file
 from quark.onnx.data.images import find_files, find_images, image_loader, read_image
-from quark.onnx.diagnose import diagnose
 from quark.search import search
 
 Array = np.ndarray[Any, Any]
@@ -219,11 +219,16 @@ def listening(path: Path) -> None:
         made.bind(os.path.relpath(path))
 
 
+def linked_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
 IRREGULAR: dict[str, Callable[[Path], None]] = {
     "pipe": pipe,
     "socket": listening,
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "link to a pipe": lambda path: (os.mkfifo(path.with_name("pipe")), path.symlink_to("pipe"))[1],
+    "link to a pipe": linked_pipe,
     "link to nothing": lambda path: path.symlink_to("gone"),
     "link to itself": lambda path: path.symlink_to(path.name),
 }

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,9 +29,8 @@ from quark.onnx import quantize
 from quark.onnx.lint import lint
 from quark.onnx.load import load
 from quark.onnx.load.source import read_source
-from quark.onnx.load.wire import carve
+from quark.onnx.load.wire import carve, head
 from quark.onnx.pack import pack_model
-from quark.onnx.wire_format import head
 
 FLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 MAY_TAKE_BYTES = 500 << 20
@@ -89,9 +89,9 @@ LOOK = """
 import resource, sys, time
 from pathlib import Path
 from quark.errors import QuarkError
-from quark.onnx.load.outline import read_proto
-from quark.report.inspection import inspect_model
-from quark.report.inspection_table import inspection_table
+from quark.onnx.load.reading import read_proto
+from quark.inspect.inspection import inspect_model
+from quark.inspect.inspection import inspection_table
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
 for path in map(Path, sys.argv[2:]):
@@ -552,7 +552,8 @@ def test_a_float64_network_computes_what_it_did() -> None:
     (found,) = session.run(None, {"x": images})
     assert found.dtype == np.float64
     reference = onnx.reference.ReferenceEvaluator(model)
-    np.testing.assert_allclose(found, reference.run(None, {"x": images})[0], rtol=1e-4, atol=1e-5)
+    expected: Any = reference.run(None, {"x": images})
+    np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_float64_beside_the_layers_stays() -> None:

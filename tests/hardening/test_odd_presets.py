@@ -19,10 +19,10 @@ from odd_operators import OPSETS, REMOVED, SINCE, WITHOUT_KERNEL, operators_at
 from odd_runs import Outputs, config_of, is_valid, run, sqnr_db
 from onnx_models import Net, random_feed
 
+from quark.compare import Verdict
+from quark.decide.operators import OPERATORS
 from quark.errors import InvalidValueError, QuarkError
-from quark.fidelity import Verdict
 from quark.onnx import get_default_config, quantize
-from quark.onnx.choose.operators import OPERATORS
 from quark.onnx.quantization.presets import PRESETS
 
 SEED = 8

@@ -154,16 +154,19 @@ def config_file(place: Path, name: str) -> Path:
     return path
 
 
+def hard_link(path: Path) -> Path:
+    link = path.with_name("same.onnx")
+    os.link(path, link)
+    return link
+
+
 # what is read: the run, and the output that would overwrite a file of it
 READ: dict[str, Callable[[Path], object]] = {
     "the model": lambda p: quantize(p / "net.onnx", SAMPLES, "XINT8").save(p / "net.onnx"),
     "the model by another way": lambda p: quantize(p / "net.onnx", SAMPLES, "XINT8").save(
         p / ".." / p.name / "net.onnx"
     ),
-    "the model by a hard link": lambda p: (
-        os.link(p / "net.onnx", p / "same.onnx"),
-        quantize(p / "net.onnx", SAMPLES, "XINT8").save(p / "same.onnx"),
-    ),
+    "the model by a hard link": lambda p: quantize(p / "net.onnx", SAMPLES, "XINT8").save(hard_link(p / "net.onnx")),
     "external data": lambda p: quantize(with_external_data(p), SAMPLES, "XINT8").save(p / "net.bin"),
     "external data, pack": lambda p: (
         onnx.save(onnx.load(p / "q.onnx"), p / "q.onnx", save_as_external_data=True, location="q.bin"),
@@ -200,9 +203,9 @@ READ: dict[str, Callable[[Path], object]] = {
     "the output by the page": lambda p: command(
         *("quantize", p / "net.onnx", p / "out.html", "--calib", p / "calib.npz", "--report", p / "out.html"),
     ),
-    "the data by the page": lambda p: (
-        shutil.copy(p / "calib.npz", p / "page.html"),
-        command("report", p / "q.onnx", "--float", p / "net.onnx", "--calib", p / "page.html", "-o", p / "page.html"),
+    "the data by the page": lambda p: command(
+        *("report", p / "q.onnx", "--float", p / "net.onnx"),
+        *("--calib", shutil.copy(p / "calib.npz", p / "page.html"), "-o", p / "page.html"),
     ),
 }
 

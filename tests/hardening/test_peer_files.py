@@ -56,6 +56,7 @@ def folder(request, tmp_path_factory):
     np.savez(root / "samples.npz", *samples)
     for preset in OURS:
         quantize(root / "float.onnx", list(samples), floor_config(preset)).save(root / "ours" / f"{preset}.onnx")
+    assert PEER is not None
     child = Path(__file__).with_name("peer_process.py")
     done = subprocess.run([PEER, str(child), str(root), *THEIRS], capture_output=True, text=True, cwd=root, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -11,7 +11,7 @@ import pytest
 from odd_registry import RegistryError, fetch, samples_of
 from odd_runs import is_valid, outputs_of, sqnr_db
 
-from quark.fidelity import Verdict
+from quark.compare import Verdict
 from quark.onnx import quantize
 
 FILES = (

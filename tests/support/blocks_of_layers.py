@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from quark.features.finetuning.blocks import Block, blocks
+from quark.features.finetuning.layers import TrainedLayer, trained_layers
+from quark.features.finetuning.options import TRAINED_OP_TYPES
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.insert import insert
 from quark.onnx.load import load
-from quark.onnx.refine.fast_finetune.blocks import Block, blocks
-from quark.onnx.refine.fast_finetune.trained_layers import TrainedLayer, trained_layers
-from quark.onnx.refine.options import TRAINED_OP_TYPES
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.rounded import rounded
 

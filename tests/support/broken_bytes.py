@@ -89,22 +89,7 @@ def hostile_message(rng: Random, model: onnx.ModelProto) -> bytes:
     elif kind == 2:
         _add_functions(rng, changed)
     elif kind == 3:
-        infos = [*graph.input, *graph.output, *graph.value_info]
-        for info in infos[int(rng.integers(len(infos))) :][:2]:
-            inner = onnx.TypeProto()
-            inner.CopyFrom(info.type)
-            for _ in range(int(rng.choice([1, 1, 2, 40]))):
-                outer = onnx.TypeProto()
-                name = ["sequence_type", "optional_type"][rng.integers(2)]
-                getattr(outer, name).elem_type.CopyFrom(inner)
-                if rng.random() < 0.2:
-                    outer.map_type.key_type = 7
-                    outer.map_type.value_type.CopyFrom(inner)
-                inner = outer
-            info.type.CopyFrom(inner)
-        if graph.node and rng.random() < 0.5:
-            graph.node.add(op_type="SequenceConstruct", input=[graph.output[0].name], output=["sequence"])
-            graph.output.add(name="sequence").type.sequence_type.elem_type.tensor_type.elem_type = 1
+        _nest_types(rng, graph)
     elif kind == 4:  # protobuf merges what is there twice
         once = changed.SerializeToString()
         again = onnx.ModelProto(graph=graph).SerializeToString()
@@ -116,6 +101,26 @@ def hostile_message(rng: Random, model: onnx.ModelProto) -> bytes:
                 tensor.data_type = int(rng.choice([1, 8, 10, 11, 16]))
                 tensor.dims.extend([numbers[rng.integers(len(numbers))]] * int(rng.choice([0, 1, 70, count])))
     return bytes(changed.SerializeToString())
+
+
+def _nest_types(rng: Random, graph: onnx.GraphProto) -> None:
+    """Turn the types of up to two values into sequences, optionals and maps of each other."""
+    infos = [*graph.input, *graph.output, *graph.value_info]
+    for info in infos[int(rng.integers(len(infos))) :][:2]:
+        inner = onnx.TypeProto()
+        inner.CopyFrom(info.type)
+        for _ in range(int(rng.choice([1, 1, 2, 40]))):
+            outer = onnx.TypeProto()
+            name = ["sequence_type", "optional_type"][rng.integers(2)]
+            getattr(outer, name).elem_type.CopyFrom(inner)
+            if rng.random() < 0.2:
+                outer.map_type.key_type = 7
+                outer.map_type.value_type.CopyFrom(inner)
+            inner = outer
+        info.type.CopyFrom(inner)
+    if graph.node and rng.random() < 0.5:
+        graph.node.add(op_type="SequenceConstruct", input=[graph.output[0].name], output=["sequence"])
+        graph.output.add(name="sequence").type.sequence_type.elem_type.tensor_type.elem_type = 1
 
 
 def _add_functions(rng: Random, model: onnx.ModelProto) -> None:
@@ -246,8 +251,8 @@ def _changed_value(rng: Random, value: Any) -> Any:
         else:
             value[key] = _changed_value(rng, value[key])
         return value
-    others = [None, True, -1, 0, 3, 2**70, 10**4000, 1.5, 1e308, float("nan"), float("inf"), "", "int8", "../x", [], {}]
-    others += [[[]], [1, "a"], {"a": 1}, {"name": {}}, ["x"] * 3, "a" * 2000, value]
+    others: list[Any] = [None, True, -1, 0, 3, 2**70, 10**4000, 1.5, 1e308, float("nan"), float("inf"), "", "int8"]
+    others += ["../x", [], {}, [[]], [1, "a"], {"a": 1}, {"name": {}}, ["x"] * 3, "a" * 2000, value]
     return others[rng.integers(len(others))]
 
 

@@ -13,7 +13,7 @@ from odd_models import loops, recurrent
 from onnx_models import conv_bn_relu
 from packed_models import marked_model
 
-from quark.mixed_precision import LayerPrecision, MixedPlan
+from quark.features.mixed_precision.plan import LayerPrecision, MixedPlan
 from quark.onnx import QConfig, quantize
 from quark.onnx.pack import pack_model
 from quark.search import Measurement, Stage, Trial

@@ -25,19 +25,19 @@ import onnxruntime  # noqa: F401 - before anything is forked
 from onnx import TensorProto, helper, numpy_helper
 
 from quark.evaluate import Network
+from quark.inspect.diagnose import diagnosing
 from quark.onnx import get_default_config, large_tensors, quantize, session
 from quark.onnx.calibrate import FloatRunner
-from quark.onnx.diagnose import diagnosing
 from quark.onnx.input_files import MappedFile
 from quark.onnx.load import load
 from quark.onnx.pack import pack, pack_model, unpack, unpack_model
 from quark.onnx.quantization import pipeline, quantizer, reproduction
-from quark.onnx.save.hashed_file import HashedFile
+from quark.onnx.save import HashedFile
 
 WIDTH, LAYERS = 192, 4
 OLD = b"what was here before"
 STEPS = (
-    *("optimize", "equalize", "protect_structures", "place", "measure", "decide"),
+    *("optimize", "call", "protected_run", "place", "measure", "decide"),
     *("insert", "finish", "compare_outputs"),
 )
 

@@ -203,7 +203,11 @@ class _Freezing:
         choice = self._choice(array, self.style.weight, axis, self.style.group_size if is_grouped else None)
         self._put(weight, node, choice, Role.WEIGHT, array.shape)
         if self.style.has_bias and bias is not None:
-            source = self._choice(self.seen[node.args[0].name], self.style.activation, None, None)
+            data = node.args[0]
+            assert isinstance(data, fx.Node)
+            source = self._choice(self.seen[data.name], self.style.activation, None, None)
+            assert isinstance(source, AffineChoice)
+            assert isinstance(choice, AffineChoice)
             scale = tuple(float(np.float32(source.scale[0]) * np.float32(each)) for each in choice.scale)
             values = attribute_of(self.network, bias)
             self._put(bias, node, AffineChoice("int32", scale, (0,) * len(scale), choice.axis), Role.BIAS, values.shape)
@@ -226,6 +230,7 @@ class _Freezing:
         if self.style.is_dynamic and is_activation:
             return DynamicChoice(name)
         if group_size is not None:
+            assert axis is not None
             rows = (
                 array.detach().movedim(axis, -1).reshape(*array.shape[:axis], -1, group_size, *array.shape[axis + 1 :])
             )

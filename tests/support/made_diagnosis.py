@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 from quark.account import FileFacts
+from quark.compare import OutputFidelity
 from quark.diagnosis import (
     AccuracyFacts,
     Action,
@@ -20,7 +21,6 @@ from quark.diagnosis import (
     Step,
     WeightFacts,
 )
-from quark.fidelity import OutputFidelity
 from quark.plan import SkippedNode
 
 ODD_NAMES = {
@@ -115,11 +115,10 @@ def _remedies(name: str) -> tuple[Remedy, ...]:
 
 def _ranked(layers: list[LayerDiagnosis]) -> list[LayerDiagnosis]:
     total = sum(each.sensitivity or 0.0 for each in layers) or 1.0
-    order = sorted(
-        (i for i, each in enumerate(layers) if each.sensitivity is not None), key=lambda i: -layers[i].sensitivity
-    )
+    measured = [i for i, each in enumerate(layers) if each.sensitivity is not None]
+    order = sorted(measured, key=lambda i: -(layers[i].sensitivity or 0.0))
     for rank, index in enumerate(order, 1):
-        layers[index] = replace(layers[index], rank=rank, share=layers[index].sensitivity / total)
+        layers[index] = replace(layers[index], rank=rank, share=(layers[index].sensitivity or 0.0) / total)
     return layers
 
 

@@ -39,7 +39,7 @@ def npu_file(*, without: str = "", is_simulated: bool = True, **positions: int) 
     model = load(npu_net()).model
     if is_simulated:
         simulate(model, SimulateOptions(DEFAULT_SUBSTITUTIONS))
-    wanted = {name: position for name, position in (POSITIONS | positions).items() if name != without}
+    wanted = {name: position for name, position in {**POSITIONS, **positions}.items() if name != without}
     insert(model, plan_of(model, wanted))
     return ir.to_proto(model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import onnx
@@ -153,5 +154,5 @@ _PLAIN: tuple[Callable[[], onnx.ModelProto], ...] = (
 )
 CONVOLUTIONS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     **{make.__name__: make for make in _PLAIN},
-    **{f"auto_pad {kind}": (lambda kind=kind: auto_pad(kind)) for kind in ("SAME_UPPER", "SAME_LOWER", "VALID")},
+    **{f"auto_pad {kind}": partial(auto_pad, kind) for kind in ("SAME_UPPER", "SAME_LOWER", "VALID")},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import onnx
@@ -246,10 +247,10 @@ _PLAIN: tuple[Callable[[], onnx.ModelProto], ...] = (
 )
 ODD_MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     **{make.__name__: make for make in _PLAIN},
-    **{f"resize {mode}": (lambda mode=mode: resize(mode)) for mode in ("nearest", "linear", "cubic")},
-    **{f"pad {mode}": (lambda mode=mode: pad(mode)) for mode in ("constant", "reflect", "edge")},
+    **{f"resize {mode}": partial(resize, mode) for mode in ("nearest", "linear", "cubic")},
+    **{f"pad {mode}": partial(pad, mode) for mode in ("constant", "reflect", "edge")},
     "pad with -7": lambda: pad("constant", -7.0),
-    **{f"opset {opset}": (lambda opset=opset: of_opset(opset)) for opset in (7, 9, 11, 12, 13, 18, 21, 23)},
+    **{f"opset {opset}": partial(of_opset, opset) for opset in (7, 9, 11, 12, 13, 18, 21, 23)},
 }
 
 
@@ -257,7 +258,7 @@ def odd_feed(model: onnx.ModelProto, seed: int) -> dict[str, Array]:
     """Values for every input: indices within their tables, and two columns for an input of unknown rank."""
     feed, random = random_feed(model, seed), np.random.default_rng(seed)
     if "ids" in feed:
-        feed["ids"] = random.integers(0, 10, feed["ids"].shape)
+        feed["ids"] = np.asarray(random.integers(0, 10, feed["ids"].shape))
     if "scores" in feed:
         feed["scores"] = random.standard_normal((3, 2)).astype(np.float32)
     return feed

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 import onnx
 import onnxruntime
@@ -100,7 +100,7 @@ def on_shapes(opset: int) -> onnx.ModelProto:
 
 def operators_at(opset: int) -> Mapping[str, Callable[[], onnx.ModelProto]]:
     makers = {"images": on_images, "vectors": on_vectors, "shapes": on_shapes}
-    return {f"operators of {kind} {opset}": (lambda make=make: make(opset)) for kind, make in makers.items()}
+    return {f"operators of {kind} {opset}": partial(make, opset) for kind, make in makers.items()}
 
 
 OPSETS = (13, 17, 21, newest())

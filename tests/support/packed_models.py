@@ -11,8 +11,7 @@ from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
 from quark.formats.quantize import quantize_dequantize
 from quark.formats.spec import ScaleRule
-from quark.ops.constant_marks import CONSTANT_DOMAIN, define_constant_marks
-from quark.ops.onnx_nodes import block_attributes
+from quark.ops.onnx_nodes import CONSTANT_DOMAIN, block_attributes, define_constant_marks
 
 # (shape, axis): whole blocks, a short last one, one block of the whole axis, axis not last, a kernel of one element
 # for each channel, and a number of elements that fills no words

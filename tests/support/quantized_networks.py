@@ -119,7 +119,9 @@ class Network:
         name = node.input[index]
         array = self.constants.get(name)
         if index == 2 and node.op_type in ("Conv", "Gemm"):
-            weight = self._choice(node, 1, ranges, style)[1]
+            found = self._choice(node, 1, ranges, style)
+            assert found is not None
+            weight = found[1]
             scale = tuple(float(np.float32(ranges[node.input[0]].scale[0]) * np.float32(s)) for s in weight.scale)
             axis = 0 if len(scale) > 1 else None
             return Role.BIAS, AffineChoice("int32", scale, (0,) * len(scale), axis)
@@ -190,7 +192,11 @@ def check(
         outputs = zip(network.graph.output, run(pairs, feed, False), run(codes, feed, True), strict=True)
         for output, expected, actual in outputs:
             choices = plan.of(output.name)
-            step = choices[0].choice.scale[0] if choices else np.abs(expected).max() / 2**16
+            step = np.abs(expected).max() / 2**16
+            if choices:
+                choice = choices[0].choice
+                assert isinstance(choice, AffineChoice)
+                step = choice.scale[0]
             steps = np.abs(actual - expected) / step
             assert steps.max() <= most_steps + 0.01
             assert (steps < 0.01).mean() >= least_equal

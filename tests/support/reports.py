@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark.account import CalibrationFacts, FileFacts, Report, Rewrite
-from quark.fidelity import OutputFidelity
+from quark.compare import OutputFidelity
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, SkippedNode, TensorChoice
 
 OUTPUTS = {

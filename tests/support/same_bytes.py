@@ -18,6 +18,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -116,12 +117,12 @@ def cases(models: Path | None = None) -> Iterator[tuple[str, Callable[[], str]]]
     torch.set_num_threads(1)  # sums in another order have other last bits
 
     for preset in PRESETS:
-        yield f"demo {preset}", lambda preset=preset: demo_digest(preset)
+        yield f"demo {preset}", partial(demo_digest, preset)
     for case in TORCH:
-        yield f"torch {case}", lambda case=case: torch_digest(case)
+        yield f"torch {case}", partial(torch_digest, case)
     if models is not None and (models / "mobilenet_v2.onnx").is_file():
         for preset in FEW:
-            yield f"mobilenet_v2 {preset}", lambda preset=preset: large_digest(preset, models / "mobilenet_v2.onnx")
+            yield f"mobilenet_v2 {preset}", partial(large_digest, preset, models / "mobilenet_v2.onnx")
 
 
 def recorded() -> dict[str, str]:

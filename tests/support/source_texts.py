@@ -40,6 +40,6 @@ def _texts(tree):
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else ANYTHING for part in node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else ANYTHING for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
             yield node.value

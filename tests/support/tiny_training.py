@@ -32,7 +32,7 @@ def tiny_network(seed=0, has_batch_norm=True, dropout=0.1):
 def tiny_quantized_network(seed=0):
     """The same with learned thresholds, and the rules of an NPU."""
     from quark.torch import ModelQuantizer  # here: processes that train in float start sooner without it
-    from quark.vision.recipes import Method, recipe
+    from quark.vision.quantizing import Method, recipe
 
     data = tiny_arrays(count=32, seed=2)
     config = recipe(Method.TQT)

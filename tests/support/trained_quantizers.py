@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quark.formats.affine import AffineParameters, integer_format
-from quark.formats.native_fake_quantize import FakeKind, FakeQuantizer
+from quark.formats.native import FakeKind, FakeQuantizer
 from quark.ops import fake_quantize
 
 KINDS = {"affine": FakeKind.AFFINE, "lsq": FakeKind.STEP, "tqt": FakeKind.THRESHOLD}

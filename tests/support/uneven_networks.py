@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import nn
 
@@ -9,8 +11,10 @@ from quark.torch.capture import capture
 from quark.torch.graph import Network
 from quark.torch.optimize import optimize
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def make_uneven(model: nn.Module, seed: int = 0) -> nn.Module:
+
+def make_uneven(model: Model, seed: int = 0) -> Model:
     """Weights whose channels differ along both axes, and batch norms that have seen something; in eval mode."""
     generator = torch.Generator().manual_seed(seed)
 
