@@ -18,6 +18,7 @@ from quark.onnx.runtime import require_onnxruntime
 
 require_onnxruntime()  # before what imports it
 
+from quark.onnx.operators.custom_ops import _COP_DOMAIN, _COP_VERSION  # noqa: E402
 from quark.onnx.quant_utils import (  # noqa: E402
     CalibrationDataReader,
     CalibrationMethod,
@@ -36,10 +37,23 @@ from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, 
 from quark.onnx.quantization.config.algorithm import (  # noqa: E402
     AdaQuantConfig,
     AdaRoundConfig,
+    AlgoConfig,
     AutoMixprecisionConfig,
     BiasCorrectionConfig,
     CLEConfig,
     SmoothQuantConfig,
+)
+from quark.onnx.quantization.config.data_type import (  # noqa: E402
+    BFP16,
+    BFloat16,
+    DataType,
+    Float16,
+    Int8,
+    Int16,
+    Int32,
+    UInt8,
+    UInt16,
+    UInt32,
 )
 from quark.onnx.quantization.config.spec import (  # noqa: E402
     BFloat16Spec,
@@ -76,24 +90,34 @@ if TYPE_CHECKING:
     from quark.onnx.quantization.quantizer import ModelQuantizer, QuantizedModel, quantize
     from quark.search import auto_quantize
 
-# What works on graphs is loaded when it is first asked for: importing it takes longer than all of the above.
+# What works on graphs is loaded when it is first asked for: importing it takes longer than all of the above. Some names
+# that scripts import from here are ONNX Runtime's own.
 _LAZY = {
     "CachedDataReader": "quark.onnx.data",
+    "CalibraterBase": "onnxruntime.quantization.calibrate",
+    "MinMaxCalibrater": "onnxruntime.quantization.calibrate",
     "ModelQuantizer": "quark.onnx.quantization.quantizer",
     "PathDataReader": "quark.onnx.data",
     "Preprocessing": "quark.onnx.data",
+    "QuantizationMode": "onnxruntime.quantization.quant_utils",
     "QuantizedModel": "quark.onnx.quantization.quantizer",
     "RandomDataReader": "quark.onnx.data",
     "auto_quantize": "quark.search",
     "quantize": "quark.onnx.quantization.quantizer",
     "read_plan": "quark.onnx.plan_reader",
+    "write_calibration_table": "onnxruntime.quantization.quant_utils",
 }
 
 __all__ = [
+    "BFP16",
+    "_COP_DOMAIN",
+    "_COP_VERSION",
     "AdaQuantConfig",
     "AdaRoundConfig",
+    "AlgoConfig",
     "AutoMixprecisionConfig",
     "BFP16Spec",
+    "BFloat16",
     "BFloat16Spec",
     "BiasCorrectionConfig",
     "CLEConfig",
@@ -102,13 +126,18 @@ __all__ = [
     "CalibrationDataReader",
     "CalibrationMethod",
     "Config",
+    "DataType",
     "ExtendedCalibrationMethod",
     "ExtendedQuantFormat",
     "ExtendedQuantType",
+    "Float16",
     "Float16Spec",
+    "Int8",
     "Int8Spec",
+    "Int16",
     "Int16Method",
     "Int16Spec",
+    "Int32",
     "Int32Spec",
     "LayerWiseMethod",
     "MX4Spec",
@@ -135,8 +164,11 @@ __all__ = [
     "RandomDataReader",
     "ScaleType",
     "SmoothQuantConfig",
+    "UInt8",
     "UInt8Spec",
+    "UInt16",
     "UInt16Spec",
+    "UInt32",
     "UInt32Spec",
     "VitisQuantFormat",
     "VitisQuantType",
@@ -151,6 +183,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name.endswith("_QCONFIG"):  # a fresh one each time, so that a script can change what it got
+        return getattr(import_module("quark.onnx.quantization.config.custom_config"), name)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

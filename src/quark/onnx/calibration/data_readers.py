@@ -1,0 +1,5 @@
+"""Readers of calibration data, at the import path that existing scripts use."""
+
+from quark.onnx.data import CachedDataReader, PathDataReader, RandomDataReader
+
+__all__ = ["CachedDataReader", "PathDataReader", "RandomDataReader"]
