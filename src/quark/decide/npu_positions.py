@@ -23,9 +23,9 @@ from typing import Protocol
 from quark.account import AlgorithmFacts
 from quark.decide.operators import Kind, facts
 from quark.decide.options import PositionOptions
+from quark.decide.placement import Groups
 from quark.decide.view import Graph, Node, Value
 from quark.formats.power_of_two import NON_OVERFLOW, scale_of_position
-from quark.groups import Groups
 from quark.npu import Operation, is_npu_hard_sigmoid, rules_of, settle
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, SkippedNode, TensorChoice
 

@@ -15,21 +15,48 @@ scale form a group; of a group, only those are measured that the others follow f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from quark.decide.operators import BOUNDS, Kind, OperatorFacts, facts
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
 from quark.decide.selection import select_nodes
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, LayerSpec, TensorSpec
 from quark.decide.view import Graph, Node, Value
-from quark.groups import Groups
 from quark.plan import Reader, Role, SkippedNode
 
 # Operators whose alignment is the user's choice; Flatten and its like go with Reshape. Others that move values always
 # share the scale.
 _ALIGNMENT_OPTION = {"Flatten": "Reshape", "Squeeze": "Reshape", "Unsqueeze": "Reshape"}
 _OPTIONAL = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Transpose", "Reshape")
+
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+class Groups(Generic[Member]):
+    """Groups of things that share one decision.
+
+    >>> groups = Groups()
+    >>> groups.unite(["a", "b"])
+    >>> groups.unite(["c", "b"])
+    >>> groups.members("a"), groups.members("x")
+    (['c', 'a', 'b'], ['x'])
+    """
+
+    def __init__(self) -> None:
+        self._group: dict[Member, list[Member]] = {}
+
+    def unite(self, members: Iterable[Member]) -> None:
+        """Merge the groups of all these members."""
+        together = list(dict.fromkeys(each for member in members for each in self.members(member)))
+        for member in together:
+            self._group[member] = together
+
+    def members(self, member: Member) -> list[Member]:
+        """Return the group of a member, which may be the member alone."""
+        return self._group.get(member, [member])
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,18 @@ histogram, and its line here.
 TensorRange(lowest=-1.0, highest=3.0, position=None)
 """
 
-from quark.ranges.histogram_methods import Distribution, Entropy, LayerwisePercentile, MinMSE, Percentile
+from quark.ranges.histogram_methods import (
+    Distribution,
+    Entropy,
+    LayerwisePercentile,
+    MinMSE,
+    Percentile,
+    range_of,
+    ranges_of_channels,
+)
 from quark.ranges.method import MinMax, Observer, RangeMethod, TensorRange
 from quark.ranges.power_of_two import NonOverflow, PowerOfTwoMinMSE
 from quark.ranges.thresholds import KLJ, MeanMagnitude, ThreeSigma, kl_j_threshold, three_sigma
-from quark.ranges.whole_array import range_of, ranges_of_channels
 
 __all__ = [
     "KLJ",

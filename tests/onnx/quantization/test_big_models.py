@@ -22,7 +22,7 @@ from quark.onnx import ModelQuantizer, get_default_config, large_tensors, quanti
 from quark.onnx.graph import constant
 from quark.onnx.large_tensors import ComputedTensor
 from quark.onnx.load import load
-from quark.onnx.quantization import memory
+from quark.onnx.quantization import pipeline
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.report.summary import summary_text
@@ -135,7 +135,7 @@ def test_changes_to_the_model_are_saved(tmp_path):
 
 
 def test_a_model_beyond_the_limit_has_no_verdict_and_says_so(model_path, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(memory, "USUAL_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "USUAL_LIMIT_BYTES", 1000)
     monkeypatch.setattr("quark.onnx.calibrate.runner.open_session", lambda *args, **kwargs: pytest.fail("it was run"))
     result = quantize(model_path, config="MXINT8")
     result.save(tmp_path / "out.onnx")
@@ -154,7 +154,7 @@ def test_a_model_beyond_the_limit_has_no_verdict_and_says_so(model_path, tmp_pat
 
 
 def test_what_runs_for_other_reasons_has_its_verdict(monkeypatch):
-    monkeypatch.setattr(memory, "USUAL_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "USUAL_LIMIT_BYTES", 1000)
     assert quantize(network(), config="A8W8", use_random_data=True).report.outputs
     data = np.random.default_rng(0).standard_normal((6, 40, 6, 6)).astype(np.float32)
     config = get_default_config("MXINT8")
@@ -175,16 +175,16 @@ def test_the_user_decides_where_she_wants(preset, monkeypatch):
     never = limited(0)
     assert not never.outputs
     assert any("VerdictMemoryLimit allows" in each for each in never.remarks)
-    monkeypatch.setattr(memory, "USUAL_LIMIT_BYTES", 1000)
-    monkeypatch.setattr(memory, "free_memory", lambda: 0)
+    monkeypatch.setattr(pipeline, "USUAL_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "free_memory", lambda: 0)
     assert limited(1).outputs
 
 
 @pytest.mark.parametrize("free", [None, 0, 1 << 40])
 def test_memory_that_is_short_is_a_reason_too(free, monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda: free)
+    monkeypatch.setattr(pipeline, "free_memory", lambda: free)
     model, settings = ir.from_proto(network()), settings_of("A8W8")
-    obstacle = memory.verdict_obstacle(model, Data(is_random=True).open(model, settings), settings)
+    obstacle = pipeline.verdict_obstacle(model, Data(is_random=True).open(model, settings), settings)
     assert ("half of the memory" in str(obstacle)) == (free == 0)
 
 

@@ -24,13 +24,12 @@ from quark.onnx.data import Samples
 from quark.onnx.deciding import Decision, Work, decide, measure
 from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.insert import insert
-from quark.onnx.large_tensors import Message
+from quark.onnx.large_tensors import Message, free_memory, weight_bytes
 from quark.onnx.load import Digest, LoadedModel, load
 from quark.onnx.optimize import optimize
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import card_of, data_facts
-from quark.onnx.quantization.memory import verdict_obstacle
 from quark.onnx.save import finish
 from quark.onnx.settings import Settings
 from quark.onnx.simulate import simulate
@@ -39,6 +38,9 @@ from quark.onnx.view import tensor_names, view_of
 from quark.plan import QuantizationPlan
 from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
+from quark.report.quantities import size_text
+
+USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,3 +211,30 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
     if samples.is_held_out_shared:
         remarks.append("one sample only: the verdict is about the sample that was calibrated on")
     return remarks
+
+
+def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:
+    """Why there is no verdict on this model, in words; None if there is one.
+
+    The verdict runs the float model, then the quantized one. ONNX Runtime maps the weights and rearranges them for its
+    kernels, so a session takes about as much memory as the weights. If samples are needed for more than the verdict,
+    the float model runs anyway, and the verdict needs no more memory. Otherwise nothing would ever hold the model, and
+    there is a limit to what is held for the verdict alone.
+    """
+    given = settings.calibrate.verdict_limit_bytes
+    needed = weight_bytes(model)
+    if given is not None:
+        return _remark(needed, f"VerdictMemoryLimit allows {size_text(given)}") if needed > given else None
+    is_run_anyway = settings.needs_data or (settings.sample_use != 0 and not samples.is_random)
+    if needed > USUAL_LIMIT_BYTES and not is_run_anyway:
+        return _remark(needed, f"the limit is {size_text(USUAL_LIMIT_BYTES)}")
+    free = free_memory()
+    is_short = free is not None and 2 * needed > free
+    return _remark(needed, "that is more than half of the memory that is free") if is_short else None
+
+
+def _remark(needed: int, limit: str) -> str:
+    return (
+        f"the verdict was skipped: running the float and the quantized model takes about {size_text(needed)} for each, "
+        f"and {limit}. Set VerdictMemoryLimit, in MB, to have it, or run 'quark compare' on the two files"
+    )
