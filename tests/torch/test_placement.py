@@ -142,3 +142,81 @@ def test_what_has_no_quantized_form_is_told() -> None:
 
     _, placement = placed(Odd(), settings("int8"))
     assert [(each.op_type, each.reason) for each in placement.skipped] == [("cumsum", "no quantized form is known")]
+
+
+class Called(nn.Module):
+    """Layers a and b, and what is done with them."""
+
+    def __init__(self, forward: Any, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.function = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
+def test_outputs_alone_also_leave_nothing_inside_fused_pairs() -> None:
+    only_outputs = Settings(LayerSpec(None, None, output=affine()))
+    _, placement = placed(Pair(nn.ReLU()), only_outputs, torch.rand(2, 4))
+    assert tensors(placement) == {"relu"}
+
+
+def test_a_concatenation_is_not_computed_with_the_activation_behind_it() -> None:
+    model = Called(lambda m, x: torch.relu(torch.cat([m.a(x), m.b(x)], 1)), a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(3, 4, 1))
+    _, placement = placed(model, settings("int8"))
+    assert {"cat", "relu"} <= tensors(placement)
+
+
+def test_what_is_quantized_goes_by_the_spec_of_the_layer() -> None:
+    model = Called(lambda m, x: m.a(x) + m.b(x), a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(3, 4, 1))
+    both = LayerSpec(affine(), affine(), output=affine())
+    weights_and_sums = Settings(LayerSpec(None, affine()), by_name={"add": both})
+    _, placement = placed(model, weights_and_sums)
+    assert tensors(placement) == {"conv2d", "conv2d_1", "add"}
+    gelu = Called(lambda m, x: nn.functional.gelu(m.a(x)), a=nn.Conv2d(3, 4, 1))
+    bfloat16 = settings("bfloat16").specs
+    for inside, expected in (("gelu", {"x", "conv2d", "gelu"}), (None, {"x", "conv2d"})):
+        by_name = {} if inside is None else {inside: bfloat16}
+        _, placement = placed(gelu, settings("int8", by_name=by_name))
+        assert len(tensors(placement)) == len(expected)
+
+
+@pytest.mark.parametrize("option", ["exclude", "by_name"])
+def test_a_dropout_may_be_named(option: str) -> None:
+    entries: dict[str, Any] = {"exclude": ("dropout",), "by_name": {"dropout": None}}
+    _, placement = placed(Joined(), settings("int8", **{option: entries[option]}))
+    assert "avg_pool2d" in tensors(placement)
+
+
+def test_the_nodes_of_a_plan_are_names_and_not_patterns() -> None:
+    model = nn.Sequential()
+    model.add_module("linear_1", nn.Linear(4, 4))
+    model.add_module("linear", nn.Linear(4, 4))
+    wide = LayerSpec(affine("int16"), affine("int16"), output=affine("int16"))
+    network = prepared(model, torch.rand(2, 4))
+    names = [node.name for node in network.graph.nodes if "linear" in node.name and node.op == "call_function"]
+    placement = place(view_of(network), settings("int8", by_node={names[1]: wide}).choose)
+    formats = {each.consumer.node: each.spec.format for each in placement.requests if each.role is Role.WEIGHT}
+    assert formats == {names[0]: "int8", names[1]: "int16"}
+
+
+def test_a_copy_of_a_parameter_is_no_activation() -> None:
+    model = Called(
+        lambda m, x: m.a(x) + m.drop(m.p), a=nn.Linear(4, 4), drop=nn.Dropout(), p=nn.Parameter(torch.rand(4))
+    )
+    _, placement = placed(model, settings("int8"), torch.rand(2, 4))
+    assert "p" not in tensors(placement)
+
+
+def test_parts_of_a_split_are_quantized_and_measured_themselves() -> None:
+    model = Called(
+        lambda m, x: (lambda p, q: m.b(torch.cat([torch.sigmoid(p), q], 1)))(*m.a(x).chunk(2, 1)),
+        a=nn.Conv2d(3, 4, 1),
+        b=nn.Conv2d(4, 2, 1),
+    )
+    _, placement = placed(model, settings("int8"))
+    parts = {name for name in tensors(placement) if name.startswith("getitem")}
+    assert parts
+    assert not parts & placement.derived

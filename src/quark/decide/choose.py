@@ -38,7 +38,7 @@ from quark.plan import (
 from quark.ranges import TensorRange
 
 RangeKey = tuple[str, MeasuredSpec]
-_OVERRIDDEN = "TensorQuantOverrides over "  # so begins the reason of every choice that an override had a say in
+_OVERRIDDEN = "TensorQuantOverrides over "  # prefix of the reason for every choice that an override affected
 
 
 def tensors_to_measure(placement: Placement) -> list[RangeKey]:
@@ -51,7 +51,7 @@ def tensors_to_measure(placement: Placement) -> list[RangeKey]:
 
 
 def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:
-    """Of the group of a tensor those that the others follow from; all where each follows from another."""
+    """The members of a tensor's group that determine the others' ranges; all of them if none does."""
     members = [(name, each) for name, each in placement.groups.members((tensor, spec)) if is_measured(each)]
     return [key for key in members if key[0] not in placement.derived] or members
 
@@ -108,7 +108,7 @@ def is_derived_bias(request: Request) -> bool:
 
 
 def check_overrides(names: Iterable[str], overrides: Iterable[TensorOverride]) -> None:
-    """That there are tensors of the names that the overrides have."""
+    """Check that every override names an existing tensor."""
     known = set(names)
     for each in overrides:
         if each.tensor not in known:
@@ -272,7 +272,7 @@ class _Chooser:
         node = self._nodes[request.consumer.node]
         activation = self._activation_of(node.name)
         operand = self._by_consumer.get(Reader(node.name, 1))
-        has_weight = operand is not None and operand.role is Role.WEIGHT  # one that is computed may be of any size
+        has_weight = operand is not None and operand.role is Role.WEIGHT  # a computed one has no scale
         weight = self._weight(Reader(node.name, 1)) if activation is not None and has_weight else None
         if operand is None or activation is None or weight is None or weight.group_size is not None or values.ndim != 1:
             return None  # nothing integer that it could be added to

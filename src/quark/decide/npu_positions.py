@@ -73,7 +73,8 @@ def npu_operations(graph: Graph, quantizers: Quantizers) -> list[Operation]:
             readers = (reader for reader, _ in node.outputs[0].readers)
             operation = replace(operation, is_before_leaky_relu=any(each.op_type == "LeakyRelu" for each in readers))
         elif op_type in _MANY_INPUTS:
-            inputs = tuple(quantizers.read(node, index) for index in range(len(node.inputs)))
+            tensors = [i for i, value in enumerate(node.inputs) if value is None or value.origin is not None]
+            inputs = tuple(quantizers.read(node, index) for index in tensors)
             is_swish = op_type == "Mul" and len(node.inputs) == 2 and _is_swish(node, quantizers)
             operation = Operation(node.label, op_type, inputs, _output_key(node, quantizers), is_swish=is_swish)
         elif op_type in _ONE_INPUT:

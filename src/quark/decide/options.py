@@ -1,4 +1,4 @@
-"""The options of choosing: which nodes are quantized, what for, and by which habits."""
+"""Options that decide which nodes are quantized, for which target, and how."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class SelectionWords:
     excluded_nodes: str = "nodes_to_exclude"
     by_node: str = "specific_layer_config"
     extra_op_types: str = "extra_op_types_to_quantize"  # empty: there is no such option
+    everywhere: str = "; BlockPlacement 'all' puts them here too"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which nodes are quantized. Names of nodes may be patterns: a regular expression that matches the whole name.
+    """Which nodes are quantized. Names of nodes may be patterns, which the graph interprets (`Graph.matches`).
 
-    `op_types` None means those that the target quantizes by default. `subgraphs` are pairs of names, from the first
-    nodes to the last, all between them excluded too. `input_nodes` and `output_nodes` bound what is quantized."""
+    `op_types` None means those that the target quantizes by default. `excluded_subgraphs` are pairs of names, from the
+    first nodes to the last, all between them excluded too. `input_nodes` and `output_nodes` bound what is quantized."""
 
     op_types: frozenset[str] | None = None
     extra_op_types: frozenset[str] = frozenset()
@@ -80,27 +81,22 @@ class PositionOptions:
 
 
 @dataclass(frozen=True)
-class TrainingPlacement:
-    """How quantizers of a network that is trained afterwards are placed otherwise.
-
-    Only `LayerSpec.output` says how results are quantized, and what a reader wants goes before it. float16 and bfloat16
-    go on every tensor. An activation behind a layer in float reads float, and constants that are only moved are
-    quantized where they arrive.
-    """
-
-
-@dataclass(frozen=True)
 class ChoiceOptions:
     """Everything that decides the plan, beside the model and its ranges.
 
     `by_op_type` and `by_node` replace `default` for nodes of a type, or of a name or pattern; None keeps them float.
     `aligned` names the operators whose inputs and outputs share one scale. `fused_activations` are the operators that
     a convolution or Gemm before them is computed with, so that nothing is quantized in between.
+
+    `is_trained`: the network is trained after quantizers were placed. Then only `LayerSpec.output` says how results are
+    quantized, and what a reader wants takes precedence over it. float16 and bfloat16 go on every tensor. An activation
+    behind a layer in float reads float, and constants that are only moved are quantized where they arrive.
     """
 
     default: LayerSpec
     by_op_type: tuple[tuple[str, LayerSpec | None], ...] = ()
     by_node: tuple[tuple[str, LayerSpec | None], ...] = ()
+    by_plan: tuple[tuple[str, LayerSpec | None], ...] = ()  # as by_node, with exact names; by_node takes precedence
     overrides: tuple[TensorOverride, ...] = ()
     selection: Selection = field(default_factory=Selection)
     target: Target = Target.ONNX_RUNTIME
@@ -117,12 +113,12 @@ class ChoiceOptions:
     positions: PositionOptions | None = None  # None: positions are what the ranges say
     has_float_products: bool = False  # Gemm and MatMul hand float to nodes in float, also for an NPU's transformers
     has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
-    training: TrainingPlacement | None = None  # of a network that is trained afterwards
+    is_trained: bool = False
 
     def __post_init__(self) -> None:
         layers = [self.default, *(spec for _, spec in (*self.by_op_type, *self.by_node))]
         for spec in (each for layer in layers if layer for each in (layer.activation, layer.weight, layer.bias)):
-            if self.training is not None or not isinstance(spec, AffineSpec) or not spec.is_power_of_two:
+            if self.is_trained or not isinstance(spec, AffineSpec) or not spec.is_power_of_two:
                 continue
             if not spec.is_symmetric:
                 raise InvalidValueError(
@@ -133,11 +129,11 @@ class ChoiceOptions:
 
     @property
     def has_products_only(self) -> bool:
-        """That block formats and floats go on the operands of products alone: unless every operator is asked for."""
+        """True if block and float formats go only on operands of products, unless all operators were requested."""
         return self.block_placement is BlockPlacement.COMPUTE and not self.selection.has_all_op_types
 
     def goes_everywhere(self, spec: TensorSpec | None) -> bool:
         """Whether the spec is for every tensor, and not for the operands of products alone."""
-        if isinstance(spec, AffineSpec) or (self.training is not None and isinstance(spec, FloatSpec)):
+        if isinstance(spec, AffineSpec) or (self.is_trained and isinstance(spec, FloatSpec)):
             return True
         return spec is not None and not self.has_products_only

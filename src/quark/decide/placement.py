@@ -4,12 +4,12 @@ A quantized node reads its data quantized, and what it computes is quantized for
 
     - between an operator and the activation that it is computed with (`fused_activations`) there is nothing;
     - block formats in the placement 'compute' only go on the operands of products;
-    - for ONNX Runtime, what a Gemm or MatMul hands to nodes that stay in float stays float: its integer kernels give
-      float at no cost;
+    - for ONNX Runtime, what a Gemm or MatMul hands to nodes that stay in float stays float: its integer kernels can
+      return float at no cost;
     - an operator that only moves values is quantized where a neighbour is, and shares the scale;
-    - a dropout is no place for a quantizer, which goes before it: it makes values larger while training.
+    - a quantizer goes before a dropout, never behind it, because dropout enlarges values during training.
 
-`TrainingPlacement` says what is different where the network is trained afterwards. Tensors that must have the same
+`ChoiceOptions.is_trained` says what is different if the network is trained afterwards. Tensors that must have the same
 scale form a group; of a group, only those are measured that the others follow from.
 """
 
@@ -102,8 +102,9 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
             placer.place_outputs(node)
             placer.align(node)
     order = {node.label: i for i, node in reversed(list(enumerate(graph)))}
+    requests = list(dict.fromkeys(placer.requests))
     return Placement(
-        tuple(dict.fromkeys(placer.requests)),
+        tuple(_by_value(graph, requests) if options.is_trained else requests),
         placer.groups,
         tuple(placer.fused.values()),
         tuple(sorted(skipped + idle, key=lambda each: order[each.node])),
@@ -115,7 +116,7 @@ class _Placer:
     def __init__(self, graph: Graph, options: ChoiceOptions, specs: dict[str, LayerSpec]) -> None:
         self._graph = graph
         self._options = options
-        self._is_trained = options.training is not None
+        self._is_trained = options.is_trained
         self._overrides = {each.tensor: each for each in options.overrides}
         self.specs = specs
         self.requests: list[Request] = []
@@ -154,10 +155,12 @@ class _Placer:
         for index, value in enumerate(node.inputs):
             if value is None or not value.is_quantizable or value.name in self.fused:
                 continue
-            role = _role(known, index, value)
+            role = self._role(node, known, index)
             reader = consumer = Reader(node.name, index)
             if role is Role.ACTIVATION:
                 source, reader = self._source(value, reader)
+                if source.constant is not None:
+                    continue  # a copy of a parameter
                 writer = None if source.producer is None else self.specs.get(source.producer.name)
                 wanted = self._wish(node, known, index)
                 if not self._is_trained and wanted is not None and writer is not None and writer.output is not None:
@@ -204,19 +207,37 @@ class _Placer:
         sources = [self._source(value, Reader("", 0))[0] for value in inputs]
         outputs = [value for value in node.outputs if value.is_quantizable and value.name not in self.fused]
         self.groups.unite((value.name, spec) for value in sources + outputs)
-        if known.kind is not Kind.ARITHMETIC and (self._is_trained or len(inputs) == len(data)):
+        if known.kind is not Kind.ARITHMETIC and sources and (self._is_trained or len(inputs) == len(data)):
             self.derived.update(value.name for value in outputs)
 
     def _wish(self, node: Node, known: OperatorFacts, index: int) -> TensorSpec | None:
-        """How a quantized node reads that input; None where it does not say."""
+        """How a quantized node reads that input; None if it has no preference."""
         spec = self.specs[node.name].activation
-        if self._options.is_weights_only or _role(known, index, node.inputs[index]) is not Role.ACTIVATION:
+        if self._options.is_weights_only or self._role(node, known, index) is not Role.ACTIVATION:
             return None
         if self._is_trained and known.kind is Kind.ACTIVATION:
             source = node.inputs[0]
             if source is None or source.producer is None or source.producer.name not in self.specs:
                 return None
         return spec if known.kind is Kind.COMPUTE or self._options.goes_everywhere(spec) else None
+
+    def _role(self, node: Node, known: OperatorFacts, index: int) -> Role | None:
+        """What the input is to the node; None if it is nothing to quantize. If the network is trained, the computed
+        weight of a convolution stays float, and so does the bias of a Gemm with a computed weight."""
+        value = node.inputs[index]
+        is_constant = value is not None and value.constant is not None
+        weight = None if known.weight is None else node.input(known.weight)
+        is_computed = weight is not None and weight.constant is None and node.op_type != "MatMul"
+        is_left = index == (known.bias if node.op_type == "Gemm" else known.weight)
+        if self._is_trained and is_computed and is_left:
+            return None
+        if index == known.weight:
+            return Role.WEIGHT if is_constant else Role.ACTIVATION
+        if index == known.bias:
+            return Role.BIAS if is_constant else None
+        if known.data is not None and index not in known.data:
+            return None
+        return Role.WEIGHT if is_constant else Role.ACTIVATION
 
     def _float_readers(self, value: Value) -> Iterator[tuple[Reader, Reader]]:
         """Those that do not ask for the value themselves: (where the quantizer goes, who reads it)."""
@@ -253,9 +274,10 @@ class _Placer:
     def _fuse(self, node: Node, value: Value) -> bool:
         """True where the value goes to one activation that is computed with this node."""
         spec = self.specs[node.name].activation
-        if not isinstance(spec, AffineSpec) and not (self._is_trained and self._options.goes_everywhere(spec)):
+        if not isinstance(spec, AffineSpec) and not self._is_trained:
             return False  # blocks and floats that go everywhere go here too
-        if _facts(node).kind is Kind.PASS or len(value.readers) != 1 or value.outputs:
+        is_join = _facts(node).kind is Kind.JOIN and self._is_trained
+        if _facts(node).kind is Kind.PASS or is_join or len(value.readers) != 1 or value.outputs:
             return False
         activation, index = value.readers[0]
         is_pair = (node.op_type, activation.op_type) in self._options.unquantized_between
@@ -272,7 +294,7 @@ class _Placer:
 
     def _constant_spec(self, spec: LayerSpec, role: Role, known: OperatorFacts) -> TensorSpec | None:
         """How a constant operand is quantized. Integer kernels want both operands of a sum or product of one type;
-        beyond 8 bits there are none, and the weight's will do."""
+        beyond 8 bits there are none, so the weight's type is used."""
         if role is Role.BIAS:
             return spec.bias if self._options.has_quantized_bias else None
         if known.kind is Kind.COMPUTE:
@@ -281,7 +303,7 @@ class _Placer:
         if isinstance(activation, (BlockSpec, DynamicSpec)) or self._options.is_weights_only:
             return None  # a constant operand of an Add or Mul has no reduction to block along
         if self._is_trained and known.kind is Kind.PASS:
-            return None  # it has the scale of where it goes
+            return None  # it takes the scale of its destination
         if not isinstance(activation, AffineSpec):
             return activation
         if activation.integer.bits <= 8 or self._options.has_activation_constants or not isinstance(weight, AffineSpec):
@@ -296,22 +318,24 @@ class _Placer:
         return all(reader.name not in self.specs for reader, _ in value.readers)
 
 
+def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
+    """The requests in the order of the values that they are about, constants behind the value of their node. Quantizers
+    are named in this order, and checkpoints of trained networks have those names."""
+    positions = {node.name: i for i, node in enumerate(graph)}
+
+    def key(each: Request) -> tuple[int, ...]:
+        if each.role is not Role.ACTIVATION:
+            return positions[each.consumer.node], 1, each.consumer.index
+        reader, consumer = (positions.get(end.node, -1) for end in (each.reader, each.consumer))
+        return positions.get(each.tensor, -1), 0, reader, each.reader.index, consumer, each.consumer.index
+
+    return sorted(requests, key=key)
+
+
 def _facts(node: Node) -> OperatorFacts:
     known = facts(node)
     assert known is not None, node.op_type
     return known
-
-
-def _role(known: OperatorFacts, index: int, value: Value | None) -> Role | None:
-    """What the input is to the node; None where it is nothing to quantize."""
-    is_constant = value is not None and value.constant is not None
-    if index == known.weight:
-        return Role.WEIGHT if is_constant else Role.ACTIVATION
-    if index == known.bias:
-        return Role.BIAS if is_constant else None
-    if known.data is not None and index not in known.data:
-        return None
-    return Role.WEIGHT if is_constant else Role.ACTIVATION
 
 
 def _with_override(spec: TensorSpec, override: TensorOverride | None) -> TensorSpec:

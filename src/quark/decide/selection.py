@@ -44,11 +44,14 @@ class _Selector:
         self._graph = graph
         self._options = options
         self._vanished = vanished
-        self._op_types = _selected_op_types(options)
+        _check_op_types(options)
+        self._op_types: dict[LayerSpec, frozenset[str]] = {}
         selection, words = options.selection, options.selection.words
         self._only = self._matching(selection.nodes, words.nodes)
         self._excluded = self._matching(selection.excluded_nodes, words.excluded_nodes)
-        self._by_node: dict[str, tuple[LayerSpec | None, str]] = {}
+        self._by_node: dict[str, tuple[LayerSpec | None, str]] = {
+            name: (spec, "the plan") for name, spec in options.by_plan
+        }
         for pattern, spec in options.by_node:
             found = self._matching((pattern,), words.by_node)
             self._by_node.update(dict.fromkeys(found, (spec, f"'{pattern}'")))
@@ -100,13 +103,19 @@ class _Selector:
         known = facts(node)
         if known is None:
             return "no quantized form is known"
-        if node.op_type not in self._op_types:
+        spec, _ = self.spec_of(node)
+        layer = spec if spec is not None and self._options.is_trained else self._options.default
+        if layer not in self._op_types:
+            self._op_types[layer] = _selected_op_types(self._options, layer)
+        if node.op_type not in self._op_types[layer]:
             return self._why_not_type(node.op_type)
         data = [
             value
             for index, value in enumerate(node.inputs)
             if value is not None and (known.data is None or index in known.data)
         ]
+        if node.op_type == "Split" and self._options.is_trained and node.outputs[0].is_quantizable:
+            return ""  # one of the parts that another node split a tensor into
         if not data or (not data[0].is_quantizable and data[0].type_name is None):
             return "the type of its input is not known"
         if not data[0].is_quantizable:
@@ -120,7 +129,7 @@ class _Selector:
         selection = self._options.selection
         if selection.op_types is not None:
             return f"operator type {op_type} is not among op_types_to_quantize"
-        if _is_compute_only(self._options):
+        if _is_compute_only(self._options, self._options.default):
             return "only Conv, ConvTranspose, Gemm and MatMul are quantized"
         hint = f"; {selection.words.extra_op_types} adds it" if selection.words.extra_op_types else ""
         return f"operator type {op_type} is not quantized for this target{hint}"
@@ -131,7 +140,7 @@ class _Selector:
         selection, weight = self._options.selection, node.input(1)
         is_limited = isinstance(spec.activation, (BlockSpec, FloatSpec))
         if not is_compute and is_limited and not self._options.goes_everywhere(spec.activation):
-            return "blocks and floats go on the operands of products; BlockPlacement 'all' puts them here too"
+            return f"blocks and floats go on the operands of products{selection.words.everywhere}"
         has_weight = is_compute and weight is not None and weight.constant is not None
         if has_weight and weight is not None and weight.constant is not None and 0 in weight.constant.shape:
             return "its weight has no element"
@@ -139,7 +148,7 @@ class _Selector:
             return "both operands are activations (MatMulConstBOnly)"
         if selection.needs_weight_matrix and not (is_compute and weight is not None and weight.rank == 2):
             return "MatMulNBits takes a weight of two dimensions only"
-        is_trained = self._options.training is not None
+        is_trained = self._options.is_trained
         if (
             isinstance(spec.activation, DynamicSpec)
             and not is_trained
@@ -157,7 +166,7 @@ class _Selector:
         found: dict[str, str] = {}
         for pattern in patterns:
             named = self._graph.matching(pattern)
-            if not named and not any(self._graph.matches(pattern, node) for node in self._vanished):
+            if not named and not any(self._graph.matches(pattern, node) for node in (*self._graph, *self._vanished)):
                 known = sorted({alias for node in self._graph for alias in node.aliases})
                 raise unknown_name(f"{self._graph.word} ({option})", pattern, known)
             found.update(dict.fromkeys(named, pattern))
@@ -182,29 +191,36 @@ def _predecessors(node: Node) -> Iterable[Node]:
     return (value.producer for value in node.inputs if value is not None and value.producer is not None)
 
 
-def _selected_op_types(options: ChoiceOptions) -> frozenset[str]:
+def _check_op_types(options: ChoiceOptions) -> None:
     selection = options.selection
     for op_type in selection.extra_op_types | selection.excluded_op_types | (selection.op_types or frozenset()):
         if op_type not in OPERATORS:
             raise unknown_name("operator type with a quantized form", op_type, OPERATORS)
+
+
+def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[str]:
+    """The operator types that are quantized with that spec."""
+    selection = options.selection
     if selection.op_types is not None:
         return selection.op_types | selection.extra_op_types
     if selection.has_all_op_types:
         return frozenset(OPERATORS)
-    if _is_compute_only(options):
+    if _is_compute_only(options, layer):
         found = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.COMPUTE)
     elif options.target is Target.NPU_TRANSFORMER:
         found = TRANSFORMER_TYPES
-    elif options.target is Target.NPU_CNN or not isinstance(options.default.activation, AffineSpec):
+    elif options.target is Target.NPU_CNN or not isinstance(layer.activation, AffineSpec):
         found = frozenset(OPERATORS)
     else:
         found = frozenset(name for name, each in OPERATORS.items() if each.is_for_runtime)
     return found | selection.extra_op_types
 
 
-def _is_compute_only(options: ChoiceOptions) -> bool:
-    """Only products are quantized: block formats where they are placed so, dynamic and weight-only quantization."""
-    activation = options.default.activation or options.default.output
-    if activation is None or options.is_weights_only or isinstance(activation, DynamicSpec):
+def _is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
+    """Whether only products are quantized: block formats where they are placed so, dynamic and weight-only
+    quantization."""
+    if options.is_trained:
+        return not any(options.goes_everywhere(each) for each in (layer.activation, layer.output))
+    if layer.activation is None or options.is_weights_only or isinstance(layer.activation, DynamicSpec):
         return True
-    return isinstance(activation, (BlockSpec, FloatSpec)) and not options.goes_everywhere(activation)
+    return isinstance(layer.activation, (BlockSpec, FloatSpec)) and not options.goes_everywhere(layer.activation)

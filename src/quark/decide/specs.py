@@ -141,7 +141,7 @@ MeasuredSpec: TypeAlias = AffineSpec | FloatSpec
 
 
 def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
-    """That the choice needs a range."""
+    """True if the choice needs a measured range."""
     return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled)
 
 

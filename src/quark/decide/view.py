@@ -70,7 +70,7 @@ def all_finite(array: Array) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A tensor. `outputs` are the numbers of the graph's outputs that it is; `readers` are the nodes that read it, with
+    """A tensor. `outputs` are the indices of the graph outputs that it is; `readers` are the nodes that read it, with
     the number of the input, including nodes inside subgraphs (`Node.is_inner`)."""
 
     name: str
@@ -123,7 +123,7 @@ class Node:
     is_plumbing: bool = False  # no layer to a user: sizes, copies
     is_transparent: bool = False  # hands its input on unchanged: dropout at inference, copies
     reads_float_for: str = ""  # the node whose quantizer comes behind it, so that it has to read float
-    settings: Callable[[str], Any] = lambda name: None
+    settings: Callable[[str], Any] = lambda name: MISSING
 
     def setting(self, name: str, default: Any = None) -> Any:
         """A parameter by its ONNX name, whether the operator has it as an attribute, as a constant input or (in torch)

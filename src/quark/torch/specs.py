@@ -1,4 +1,4 @@
-"""All that is asked for of a run on a torch network, with types.
+"""Typed settings of a run on a torch network.
 
 `quantization/config` makes `Settings` out of what a user wrote; the steps read nothing else. What is wanted of single
 tensors is in the words of `quark.decide.specs`.
@@ -10,21 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quark.decide.options import ChoiceOptions, Selection, SelectionWords, Target, TrainingPlacement
+from quark.decide.options import ChoiceOptions, Selection, SelectionWords, Target
 from quark.decide.specs import AffineSpec, LayerSpec
 from quark.features.bias_correction.options import TorchBiasCorrectionOptions
 from quark.features.equalization.options import CrossLayerOptions
 from quark.npu.rules import POOLS
 
 _ENOUGH_BITS = 8  # for a bias that is rounded to the steps of the sums
-_WORDS = SelectionWords(excluded_nodes="exclude", by_node="layer_quant_config", extra_op_types="")
+_WORDS = SelectionWords(excluded_nodes="exclude", by_node="layer_quant_config", extra_op_types="", everywhere="")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`by_name` has patterns for module paths and node names, which go before `by_node`, what a plan says of single
-    nodes, and that before `by_type` (names of torch.nn classes); None, as everything under `exclude`, leaves a layer in
-    float."""
+    """`by_name` has patterns for module paths and node names. It takes precedence over `by_node`, which has what a plan
+    says of single nodes, and that over `by_type`, which has names of torch.nn classes. None leaves a layer in float, as
+    `exclude` does."""
 
     specs: LayerSpec
     by_type: Mapping[str, LayerSpec | None] = field(default_factory=dict)
@@ -45,18 +45,19 @@ class Settings:
 
     @property
     def choose(self) -> ChoiceOptions:
-        """The same for `quark.decide`. Of patterns that mean the same layer, the first one goes."""
-        names = [*self.by_node.items(), *reversed(list(self.by_name.items()))]
+        """The same for `quark.decide`. If several patterns match a layer, the first one wins."""
+        names = list(reversed(list(self.by_name.items())))
         pools = POOLS if self.applies_npu_rules else ("MaxPool",)
         return ChoiceOptions(
             self._with_bias(self.specs),
             by_op_type=tuple((name, each and self._with_bias(each)) for name, each in self.by_type.items()),
+            by_plan=tuple((name, each and self._with_bias(each)) for name, each in self.by_node.items()),
             by_node=tuple((name, each and self._with_bias(each)) for name, each in names),
             selection=Selection(excluded_nodes=self.exclude, words=_WORDS),
             target=Target.NPU_CNN if self.applies_npu_rules else Target.ONNX_RUNTIME,
             aligned=frozenset({"Concat", "Pad", "Slice", "Transpose", "Reshape", *pools}),
             has_activation_constants=True,
-            training=TrainingPlacement(),
+            is_trained=True,
         )
 
     def _with_bias(self, layer: LayerSpec) -> LayerSpec:

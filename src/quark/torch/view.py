@@ -94,7 +94,7 @@ _FLOAT_ONLY: dict[str, str] = {
     "Resize": "upsample_nearest1d.vec",
     "Shape": "sym_size.int",
 }
-# Values go through unchanged, and so does everything that is said of them.
+# Values pass through unchanged, so whatever holds for the input holds for the output.
 _TRANSPARENT = "contiguous.default clone.default alias.default detach.default lift_fresh_copy.default"
 _SPATIAL = ([2, 3], [-2, -1], [-1, -2], [3, 2])
 # What users call layers that have no module of that name in the graph.

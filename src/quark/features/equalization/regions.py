@@ -22,7 +22,7 @@ LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class CannotScaleError(Exception):
-    """That channels cannot be rescaled here; the text is the reason, about the node that was looked at."""
+    """Raised where channels cannot be rescaled; the text says why."""
 
 
 @dataclass(frozen=True)
