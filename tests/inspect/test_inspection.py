@@ -172,3 +172,21 @@ def test_table_cuts_long_metadata(tmp_path):
     lines = capture.get().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("12 more" in line for line in lines)
+
+
+def test_a_sparse_constant_beside_quantizers_is_no_damage(tmp_path):
+    values = numpy_helper.from_array(np.array([2.0], np.float32), "values")
+    indices = numpy_helper.from_array(np.array([1], np.int64), "indices")
+    sparse = helper.make_sparse_tensor(values, indices, [3])
+    nodes = [
+        helper.make_node("Constant", [], ["c"], "sparse", sparse_value=sparse),
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["d"]),
+        helper.make_node("Add", ["d", "c"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
+    scale = numpy_helper.from_array(np.array(0.5, np.float32), "scale")
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], [scale])
+    path = tmp_path / "sparse.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert inspect_model(path).quantized == {"activations": {"uint8": 1}}

@@ -17,9 +17,10 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -59,7 +60,14 @@ def is_finetuned(preset: str) -> bool:
     return preset.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE"))
 
 
-def demo_digest(preset: str) -> str:
+# What presets do not turn on: a preset, extra options, and fields.
+OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "following biases": ("XINT8", {"BiasCorrectionInputs": "quantized"}, {}),
+    "equalization by channel": ("A8W8", {"CLEClip": "per_channel", "CLEBiasAbsorption": True}, {"include_cle": True}),
+}
+
+
+def demo_digest(preset: str, options: Mapping[str, Any] | None = None, fields: Mapping[str, Any] | None = None) -> str:
     from quark.demo import network_path
     from quark.onnx import get_default_config, quantize
 
@@ -67,6 +75,9 @@ def demo_digest(preset: str) -> str:
     config = get_default_config(preset)
     if is_finetuned(preset):  # as few steps as show that the order of everything is the same
         config.extra_options.setdefault("FastFinetune", {}).update({"NumIterations": 10, "BatchSize": 2})
+    config.extra_options.update(options or {})
+    for name, value in (fields or {}).items():
+        setattr(config, name, value)
     return digest_of(quantize(network_path(), samples, config).model)
 
 
@@ -118,8 +129,10 @@ def cases(models: Path | None = None) -> Iterator[tuple[str, Callable[[], str]]]
 
     for preset in PRESETS:
         yield f"demo {preset}", partial(demo_digest, preset)
-    for case in TORCH:
-        yield f"torch {case}", partial(torch_digest, case)
+    for name, case in OPTIONS.items():
+        yield f"demo with {name}", partial(demo_digest, *case)
+    for network in TORCH:
+        yield f"torch {network}", partial(torch_digest, network)
     if models is not None and (models / "mobilenet_v2.onnx").is_file():
         for preset in FEW:
             yield f"mobilenet_v2 {preset}", partial(large_digest, preset, models / "mobilenet_v2.onnx")

@@ -85,7 +85,7 @@ class _Selector:
             return f"belongs to {node.reads_float_for}: it comes before the quantizer of its result"
         if node.name in self._excluded:
             pattern = self._excluded[node.name]
-            return "excluded by name" if pattern == node.name else f"excluded by '{pattern}'"
+            return f"excluded by '{pattern}'" if self._options.is_trained else "excluded by name"
         if node.name in self._kept_float:
             return f"protected: {self._kept_float[node.name]}"
         if node.op_type in selection.excluded_op_types:
@@ -97,7 +97,11 @@ class _Selector:
         if selection.nodes and node.name not in self._only:
             return f"not among {selection.words.nodes}"
         spec, source = self.spec_of(node)
-        return f"left in float by {source}" if spec is None else ""
+        if spec is not None:
+            return ""
+        if self._options.is_trained:
+            return f"left in float by {source}"
+        return "its layer or operator type is configured to stay in float"
 
     def _impossible(self, node: Node) -> str:
         known = facts(node)
@@ -167,7 +171,7 @@ class _Selector:
         for pattern in patterns:
             named = self._graph.matching(pattern)
             if not named and not any(self._graph.matches(pattern, node) for node in (*self._graph, *self._vanished)):
-                known = sorted({alias for node in self._graph for alias in node.aliases})
+                known = list(dict.fromkeys(alias for node in self._graph for alias in node.aliases))
                 raise unknown_name(f"{self._graph.word} ({option})", pattern, known)
             found.update(dict.fromkeys(named, pattern))
         return found

@@ -18,6 +18,8 @@ from quark.onnx.load.source import ExternalData, Source, read_source
 from quark.onnx.load.structure import check_forms, check_structure, opset_versions, shorten_domains
 from quark.onnx.load.wire import Carved, carve
 
+_SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
+
 
 def read_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> ir.Model:
     """Read a model: constants as initializers, a name for every node, and types and shapes as far as ONNX infers them.
@@ -67,6 +69,11 @@ def bare_graph(proto: onnx.ModelProto) -> ir.Model:
     bare.graph.initializer.extend(proto.graph.initializer)
     bare.graph.input.extend(onnx.ValueInfoProto(name=info.name) for info in proto.graph.input)
     bare.graph.output.extend(onnx.ValueInfoProto(name=info.name) for info in proto.graph.output)
+    for node in bare.graph.node:  # onnx_ir reads no sparse tensors, and no quantizer is one
+        kept = [each for each in node.attribute if each.type not in _SPARSE]
+        if len(kept) < len(node.attribute):
+            del node.attribute[:]
+            node.attribute.extend(kept)
     try:
         return ir.serde.deserialize_model(bare)
     except (ir.serde.SerdeError, ValueError, TypeError, LookupError, NotImplementedError) as error:

@@ -269,7 +269,7 @@ class _OpenBiases:
         opened = {name for name, _ in self.inputs.values()}
         rest = tuple(each for each in plan if each.role is not Role.BIAS and each.tensor not in opened)
         insert(copy, QuantizationPlan(rest), InsertOptions())
-        self._outputs = {layer.name: layer.output for layer in found}
+        self._outputs = {layer.name: str(nodes[layer.adder.name].outputs[0].name) for layer in found}  # insert renames
         runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
         self._session: Any = open_session(runnable, extra_outputs=list(dict.fromkeys(self._outputs.values())))
         self._options = onnxruntime.RunOptions()
