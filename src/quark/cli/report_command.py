@@ -364,7 +364,7 @@ def _mappings(value: Any) -> list[Any]:
 
 
 def _made_by(card: Mapping[str, Any]) -> str:
-    """Return the command that made the file, composed anew because anybody can write a card."""
+    """Return the command that made the file. It is composed here, because anybody can write a card."""
 
     try:
         return command_of(Card.from_dict(card)) if card.get("command") else ""

@@ -203,7 +203,7 @@ class _Chooser:
 
     def _weight(self, reader: Reader) -> AffineChoice | None:
         """The choice for a constant operand, fitted to the bias of its node where that is added to the sum of products
-        in 32 bits; None where it is no integer."""
+        in 32 bits; None if it is not quantized to integers."""
         if reader not in self._weights:
             request = self._by_consumer[reader]
             spec = request.spec
@@ -296,7 +296,7 @@ class _Chooser:
 
 
 def _has_scales_of_outputs(node: Node, weight: AffineChoice, constant: Constant | None) -> bool:
-    """Whether a channel of the result has one scale: else there is no step that its bias could share."""
+    """Whether each channel of the result has one scale, which its bias can share."""
     if weight.axis is None or constant is None:
         return True
     rank = len(constant.shape)

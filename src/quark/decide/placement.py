@@ -1,6 +1,6 @@
 """Where quantizers go: which reader of which tensor sees it quantized, before any scale is known.
 
-A quantized node reads its data quantized, and what it computes is quantized for whoever reads it, except that
+A quantized node reads its data quantized, and what it computes is quantized for all its readers, except that
 
     - between an operator and the activation that it is computed with (`fused_activations`) there is nothing;
     - block formats in the placement 'compute' only go on the operands of products;

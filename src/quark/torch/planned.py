@@ -11,7 +11,7 @@ as the network has, and what is known of each fits: the number of channels, or o
 that names the layer.
 
 Types are the plan's. Scales are not taken over: the file's weights may have been equalized or finetuned, and training
-moves them anyway; ranges are found anew.
+moves them anyway; ranges are measured again.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
 
 
 def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[AlgorithmFacts]:
-    """Correct the biases of the float model in place, and choose their scales anew."""
+    """Correct the biases of the float model in place, and choose new scales for them."""
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and the mean of random numbers corrects nothing"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]

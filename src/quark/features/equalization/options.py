@@ -14,7 +14,7 @@ CLIP_SAMPLES = 32  # so many show where the channels before a Clip end
 
 
 class ClipTreatment(str, Enum):
-    """What happens to a Clip(0, 6) whose channels are rescaled; only Relu and its like scale along by themselves."""
+    """What happens to a Clip(0, 6) whose channels are rescaled. Only Relu and similar operators need nothing."""
 
     PER_CHANNEL = "per_channel"  # a bound for each channel: exact, but a Min node, which an NPU may refuse
     CALIBRATED = "calibrated"  # it stays; channels that reach the bound on calibration data are left as they are

@@ -1,6 +1,6 @@
 """Cross-layer equalization: channels of neighbouring layers are given ranges of the same size.
 
-Between two layers with nothing but Relu and its like, channel i can be divided by any s_i > 0 and multiplied again:
+Between two layers with only Relu or similar operators, channel i can be divided by any s_i > 0 and multiplied again:
 
     W1[i] / s_i,   b1_i / s_i,   W2[:, i] * s_i        leave the function as it is
 

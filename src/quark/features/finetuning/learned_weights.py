@@ -8,7 +8,7 @@ AdaRound learns for each weight which of its two neighbours it takes (arXiv 2004
 
 where error0 is what rounding to the nearest leaves, so that lambda means the same for loud and for quiet outputs. beta
 falls from 20 to 2 along a half cosine, after a warm start without that second term, which drives h to 0 or 1. In the
-end V >= 0 takes the upper neighbour. Neighbours are numbers of the format, be they codes, block elements or floats, so
+end V >= 0 takes the upper neighbour. Neighbours are numbers of the format: codes, block elements or floats, so
 that the numbers chosen are kept as they are when the model is written.
 
 AdaQuant learns the weights themselves (arXiv 2006.10518). The output is computed with rounded weights, and its gradient

@@ -5,7 +5,7 @@ operators that add a constant multiply that as well, and a layer or a normalizat
 where the search ends.
 
     takes it      Conv, ConvTranspose, Gemm, MatMul; LayerNormalization and its kin; Mul, Div by a constant
-    passes it on  Relu and its like, pooling, Add and Sub of a constant, Transpose, Reshape and its like,
+    passes it on  Relu and similar operators, pooling, Add and Sub of a constant, Transpose, Reshape and its like,
                   MatMul of two activations: factors of its columns go to the second, those of its rows to the first
 
 A factor is a positive array that broadcasts to the tensor. Nothing else may read a tensor on the way. A weight with
