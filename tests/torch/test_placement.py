@@ -11,7 +11,9 @@ from torch_networks import images, trained
 from torch_specs import affine, settings
 
 from quark.decide import Placement, place
+from quark.decide.npu_positions import npu_operations
 from quark.decide.specs import LayerSpec
+from quark.decide.view import Node, Value
 from quark.errors import UnknownNameError
 from quark.plan import Role
 from quark.torch.capture import capture
@@ -220,3 +222,38 @@ def test_parts_of_a_split_are_quantized_and_measured_themselves() -> None:
     parts = {name for name in tensors(placement) if name.startswith("getitem")}
     assert parts
     assert not parts & placement.derived
+
+
+def test_a_computed_weight_of_a_convolution_stays_float() -> None:
+    weight = nn.Parameter(torch.rand(4, 3, 1, 1))
+    model = Called(lambda m, x: nn.functional.conv2d(x, torch.sin(m.w)), w=weight)
+    _, placement = placed(model, settings("int8"))
+    readers = {(each.consumer.node, each.consumer.index) for each in placement.requests}
+    assert ("conv2d", 0) in readers
+    assert ("conv2d", 1) not in readers
+
+
+def test_quantizers_come_in_the_order_of_the_values() -> None:
+    """Checkpoints have the names that quantizers get in this order."""
+    network, placement = placed(trained("mobilenet"), settings("int8"))
+    order = {node.name: i for i, node in enumerate(network.graph.nodes)}
+    activations = [order[each.tensor] for each in placement.requests if each.role is Role.ACTIVATION]
+    assert activations == sorted(activations)
+
+
+def test_a_product_with_a_number_has_one_operand_for_an_npu() -> None:
+    model = Called(lambda m, x: m.a(x) * 0.25, a=nn.Linear(4, 4))
+    graph = view_of(prepared(model, torch.rand(2, 4)))
+
+    class Everything:
+        def read(self, node: Node, index: int) -> str:
+            return f"{node.name} {index}"
+
+        def written(self, value: Value) -> str:
+            return value.name
+
+        def source(self, value: Value) -> Value:
+            return value
+
+    (product,) = [each for each in npu_operations(graph, Everything()) if each.op_type == "Mul"]
+    assert len(product.inputs) == 1
