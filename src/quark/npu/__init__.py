@@ -5,6 +5,7 @@ factors       the constants with which the NPU computes means and slopes
 """
 
 from quark.npu.factors import (
+    EXPONENTIAL,
     HARD_SIGMOID_FACTOR,
     average_pool_factor,
     clip_bound,
@@ -28,6 +29,7 @@ from quark.npu.rules import (
 )
 
 __all__ = [
+    "EXPONENTIAL",
     "HARD_SIGMOID_ALPHA",
     "HARD_SIGMOID_BETA",
     "HARD_SIGMOID_FACTOR",

@@ -18,6 +18,9 @@ from quark.errors import InvalidValueError
 
 HARD_SIGMOID_FACTOR = 2731 / 16384 * 6  # the slope is 2731 / 2^14 instead of 1 / 6
 
+# exp(x) for x of 0..ln 2 as a polynomial, from the third power down to the constant; exact in bfloat16
+EXPONENTIAL = (0.21875, 0.486328125, 1.0, 1.0)
+
 # Side of a square window: (k, 2^s)
 _FIXED_WINDOWS: Mapping[int, tuple[int, int]] = MappingProxyType(
     {3: (7, 64), 5: (10, 256), 6: (7, 256), 7: (21, 1024), 14: (21, 4096)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -15,7 +16,7 @@ from quark.npu import HARD_SIGMOID_FACTOR, average_pool_factor, mean_factor
 from quark.onnx.load import load
 from quark.onnx.simulate import DEFAULT_SUBSTITUTIONS, SUBSTITUTION_OF_OPTION, SUBSTITUTIONS, SimulateOptions, simulate
 
-ALL = SimulateOptions(frozenset(each.name for each in SUBSTITUTIONS))
+ALL = SimulateOptions(frozenset(each.name for each in SUBSTITUTIONS) - {"bounded_clip_to_relu"})
 
 
 def names_of(proto):
@@ -53,7 +54,7 @@ def one_node(op_type, shape, *, opset=17, dtype=np.float32, **attributes):
 
 def test_every_option_has_its_substitution():
     assert set(SUBSTITUTION_OF_OPTION.values()) == {each.name for each in SUBSTITUTIONS}
-    assert {each.name for each in SUBSTITUTIONS} - DEFAULT_SUBSTITUTIONS == {"clip"}
+    assert {each.name for each in SUBSTITUTIONS} - DEFAULT_SUBSTITUTIONS == {"clip", "bounded_clip_to_relu", "softmax"}
 
 
 @pytest.mark.parametrize("side", [2, 3, 5, 7, 9])
@@ -117,6 +118,41 @@ def test_clip(bounds, expected):
     assert done == ({} if expected is None else {"clip": 1})
     values = np.linspace(-300, 300, 64, dtype=np.float32)[None]
     np.testing.assert_array_equal(run_model(proto, {"x": values})["y"], np.clip(values, *(expected or bounds)))
+
+
+@pytest.mark.parametrize(("lowest", "count"), [(0.0, 1), (0.5, 0), (-1.0, 0)])
+def test_a_clip_from_zero_on_becomes_a_relu(lowest, count):
+    net = Net()
+    bounds = net.constant(lowest), net.constant(6.0)
+    model = net.model(net.node("Clip", net.input("x", (1, 4)), *bounds, output="y"))
+    proto, done = simulated(model, SimulateOptions(frozenset({"bounded_clip_to_relu"})))
+    assert done == ({"bounded_clip_to_relu": 1} if count else {})
+    values = np.array([[-2, 0, 5, 9]], np.float32)
+    expected = np.maximum(values, 0) if count else np.clip(values, lowest, 6)
+    np.testing.assert_array_equal(run_model(proto, {"x": values})["y"], expected)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((2, 7), -1), ((1, 3, 5), 1)])
+def test_softmax_is_computed_in_bfloat16_with_the_npus_exponential(shape, axis):
+    model = one_node("Softmax", shape, axis=axis)
+    proto, done = simulated(model)
+    assert done == {"softmax": 1}
+
+    def rounded(array):
+        return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    x = rounded(np.random.default_rng(0).normal(scale=4, size=shape).astype(np.float32))
+    power = np.floor(rounded(x * rounded(np.float32(1 / np.log(2)))))
+    rest = rounded(x - rounded(power * rounded(np.float32(np.log(2)))))
+    inner = rounded(rest * np.float32(0.21875) + np.float32(0.486328125))
+    value = rounded(rest * rounded(rest * inner + np.float32(1)) + np.float32(1))
+    exponential = rounded(rounded(np.float32(2) ** power) * value)
+    expected = rounded(exponential / rounded(exponential.sum(axis, keepdims=True, dtype=np.float32)))
+    found = run_model(proto, {"x": x})["y"]
+    np.testing.assert_allclose(found, expected, rtol=2**-7)  # the runtime may fuse a product and a sum
+    assert np.mean(found == expected) > 0.9
+    exact = run_model(model, {"x": x})["y"]
+    assert 0 < np.abs(found - exact).max() < 0.02
 
 
 def test_bounds_that_other_nodes_read_stay_theirs():

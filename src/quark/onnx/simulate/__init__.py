@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from quark.account import Rewrite
 from quark.errors import unknown_name
 from quark.npu import (
+    EXPONENTIAL,
     HARD_SIGMOID_ALPHA,
     HARD_SIGMOID_BETA,
     HARD_SIGMOID_FACTOR,
@@ -40,6 +42,9 @@ from quark.onnx.graph import (
     nodes,
     set_constant,
 )
+from quark.text import get_logger
+
+_log = get_logger("quark.onnx.postprocess.simulation.simulate_dpu_screen")  # as scripts that filter messages know it
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,64 @@ def clip(model: ir.Model, node: ir.Node) -> bool:
         if before != after:
             set_constant(model, node, index, np.array(after).astype(dtype), f"{node.name}_bound")
             has_changed = True
+    bounds = [constant(input_value(node, index)) for index in (1, 2)]
+    _log.info("Clip node '%s' is converted to DPU version, min is %s, max is %s.", node.name, *bounds)
     return has_changed
+
+
+def bounded_clip_to_relu(model: ir.Model, node: ir.Node) -> bool:
+    """Turn Clip(x, 0, top) into Relu(x), for compilers that have no Clip.
+
+    The quantizer behind it saturates near `top`, since its range was measured with the Clip; values between the two
+    pass. Applies to a lower bound of zero. Off by default.
+    """
+    value, lowest = input_value(node, 0), constant(input_value(node, 1))
+    if not is_float(value) or lowest is None or lowest.size != 1 or lowest.any():
+        return False
+    become(node, "Relu", [value])
+    return True
+
+
+def softmax(model: ir.Model, node: ir.Node) -> bool:
+    """Compute Softmax with the NPU's exponential, in steps that are rounded to bfloat16.
+
+        exp(x)   becomes   2^k * p(x - k ln 2)   with   k = floor(x / ln 2)   and a polynomial p of degree 3
+
+    The largest input is not subtracted first, so inputs beyond 88 overflow. Off by default: the NPU's compilers keep
+    Softmax exact unless they are told otherwise.
+    """
+    source = input_value(node, 0)
+    if source is None or source.dtype != ir.DataType.FLOAT:
+        return False
+    step = f"{node.name}_npu"
+
+    def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        return add_node(model, op_type, inputs, before=node, name=step, attributes=attributes).outputs[0]
+
+    def rounded(value: ir.Value) -> ir.Value:
+        narrow = add("Cast", value, to=int(ir.DataType.BFLOAT16))
+        narrow.type = ir.TensorType(ir.DataType.BFLOAT16)
+        wide = add("Cast", narrow, to=int(ir.DataType.FLOAT))
+        wide.type = ir.TensorType(ir.DataType.FLOAT)
+        return wide
+
+    def number(value: float) -> ir.Value:
+        return add_initializer(model, f"{step}_constant", np.array(value, ml_dtypes.bfloat16).astype(np.float32))
+
+    x = rounded(source)
+    power = add("Floor", rounded(add("Mul", x, number(1 / math.log(2)))))
+    rest = rounded(add("Sub", x, rounded(add("Mul", power, number(math.log(2))))))
+    value = number(EXPONENTIAL[0])
+    for coefficient in EXPONENTIAL[1:]:
+        value = rounded(add("Add", add("Mul", rest, value), number(coefficient)))
+    exponential = rounded(add("Mul", rounded(add("Pow", number(2.0), power)), value))
+    axis = add_initializer(model, f"{step}_axis", np.array([int(attribute(node, "axis", -1))], np.int64))
+    total = rounded(add("ReduceSum", exponential, axis, keepdims=1))
+    quotient = add("Div", exponential, total)
+    narrow = add("Cast", quotient, to=int(ir.DataType.BFLOAT16))
+    narrow.type = ir.TensorType(ir.DataType.BFLOAT16)
+    become(node, "Cast", [narrow], {"to": int(ir.DataType.FLOAT)})
+    return True
 
 
 def _scale_output(model: ir.Model, node: ir.Node, factor: float) -> bool:
@@ -203,6 +265,8 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
     Substitution(average_pool, ("AveragePool", "GlobalAveragePool")),
     Substitution(reduce_mean, ("ReduceMean",)),
     Substitution(clip, ("Clip",), is_default=False),
+    Substitution(bounded_clip_to_relu, ("Clip",), is_default=False),
+    Substitution(softmax, ("Softmax",), is_default=False),
 )
 DEFAULT_SUBSTITUTIONS = frozenset(substitution.name for substitution in SUBSTITUTIONS if substitution.is_default)
 
@@ -215,5 +279,7 @@ SUBSTITUTION_OF_OPTION: Mapping[str, str] = MappingProxyType(
         "ConvertAvgPoolToDPUVersion": "average_pool",
         "ConvertReduceMeanToDPUVersion": "reduce_mean",
         "ConvertClipToDPUVersion": "clip",
+        "ConvertClipToRelu": "bounded_clip_to_relu",
+        "ConvertSoftmaxToDPUVersion": "softmax",
     }
 )
