@@ -20,7 +20,7 @@ from quark.onnx.quantization.presets import PRESETS
 
 COMMANDS = (
     *("quantize", "evaluate", "compare", "report", "debug", "search", "reproduce", "pack", "unpack"),
-    *("inspect", "lint", "presets", "formats"),
+    *("convert", "inspect", "lint", "presets", "formats"),
     *("prepare-data", "advanced-quantize", "doctor", "demo"),
 )
 

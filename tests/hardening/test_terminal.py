@@ -201,6 +201,7 @@ VERBS = {
     "quantize-torch": ("--model_name", HOSTILE_VALUE, "--pretrained", HOSTILE_VALUE, "--data_dir", HOSTILE_VALUE),
     "evaluate": (FLOAT, "--data", DATA),
     "compare": (FLOAT, BROKEN, "--data", DATA),
+    "convert": ("opset-version", FLOAT, "18", "converted\x1b.onnx"),
     "report": (BROKEN, "--float", FLOAT, "--calib", DATA, "--no-try", "-o", "page\x1b.html"),
     "debug": (FLOAT, BROKEN, "--calib", DATA, "--no-try"),
     "search": (FLOAT, "--calib", DATA, "--presets", "BF16", "--out", "found\x1b"),

@@ -23,6 +23,7 @@ COMMANDS = {
     "reproduce": ("file_commands", "Rebuild a quantized file from its card and compare."),
     "pack": ("file_commands", "Store quantized weights at their true bit width."),
     "unpack": ("file_commands", "Restore the model that a packed file was made from."),
+    "convert": ("convert_command", "Convert a model with one of many small tools."),
     "inspect": ("file_commands", "Show the operators, parameters and formats of MODEL."),
     "lint": ("file_commands", "Check a quantized MODEL against the rules of AMD's NPU."),
     "presets": ("catalog_commands", "List the presets, or print the preset NAME as YAML."),

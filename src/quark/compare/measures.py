@@ -7,6 +7,8 @@ With y the reference and z the candidate:
     relative error  sum (z - y)^2 / sum y^2
     agreement       for class scores: the share of rows with the same largest class
     divergence      sum p log(p / q), where p and q are the probabilities that rows of class scores stand for
+    PSNR            10 log10(peak^2 / mean of (z - y)^2), in decibels
+    SSIM            structural similarity of images, the mean over every position of an 11 x 11 Gaussian window
 
 This is the only module that computes these. Squares are summed in four ways, because results of a quantization and
 figures in reports and journals must not change with the order of a sum:
@@ -31,6 +33,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 STRETCH = 1 << 15
 TINY_PROBABILITY = 1e-12
+SMALLEST_SHARE = 1e-10
+SSIM_WINDOW, SSIM_DEVIATION = 11, 1.5
+SSIM_K1, SSIM_K2 = 0.01, 0.03
 
 
 # ---------------------------------------------------------------- from sums to figures
@@ -286,8 +291,83 @@ def mean_divergence(expected: Array, actual: Array) -> float:
     return float(np.maximum(_divergence_terms(expected, actual).sum(axis=1), 0.0).mean())
 
 
+def share_divergence(expected: Array, actual: Array) -> float:
+    """sum p log(p / q), where p and q are the shares of the elements in the sum of each tensor, moved up so that
+    nothing is negative; all elements have the same share if the sum is 0. Infinite if `actual` is not finite.
+
+    >>> share_divergence(np.array([1.0, 3.0]), np.array([2.0, 6.0]))
+    0.0
+    """
+    if not np.isfinite(actual).all():
+        return math.inf
+    shares = []
+    for x in (expected, actual):
+        wide = x.astype(np.float64).reshape(-1)
+        wide = wide - min(float(wide.min(initial=0.0)), 0.0)
+        total = float(wide.sum())
+        shares.append(wide / total if total > 0 else np.full(wide.shape, 1.0 / max(wide.size, 1)))
+    p, q = (each + SMALLEST_SHARE for each in shares)
+    return float((shares[0] * np.log(p / q)).sum())
+
+
 def _divergence_terms(expected: Array, actual: Array, probabilities: Array | None = None) -> Array:
     """p log(p / q) of each class, with p = `probabilities` or those that `expected` stands for."""
     log_p = log_probabilities(expected)
     p = np.exp(log_p) if probabilities is None else probabilities
     return np.asarray(p * (log_p - log_probabilities(actual)))
+
+
+def absolute_error(expected: Array, actual: Array) -> float:
+    """Sum of absolute differences in float64."""
+    return float(np.abs(np.asarray(actual, np.float64) - np.asarray(expected, np.float64)).sum())
+
+
+def similarity_of_moments(expected: Array, actual: Array, peak: float) -> float:
+    """SSIM of whole tensors from their means and standard deviations alone, as if they were fully correlated."""
+    y, z = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
+    c1, c2 = (SSIM_K1 * peak) ** 2, (SSIM_K2 * peak) ** 2
+    means = (2 * y.mean() * z.mean() + c1) / (y.mean() ** 2 + z.mean() ** 2 + c1)
+    return float(means * (2 * y.std() * z.std() + c2) / (y.var() + z.var() + c2))
+
+
+# ---------------------------------------------------------------- images
+def psnr_of(mean_error: float, peak: float) -> float:
+    """PSNR from a mean squared error; infinite without an error.
+
+    >>> psnr_of(1.0, 100.0), psnr_of(0.0, 1.0)
+    (40.0, inf)
+    """
+    return sqnr_of(mean_error, peak * peak)
+
+
+def structural_similarity(expected: Array, actual: Array, peak: float) -> float:
+    """SSIM of images [n, h, w] in float64, with c1 = (0.01 peak)^2 and c2 = (0.03 peak)^2.
+
+    Means, variances and the covariance are those of a Gaussian window of 11 x 11 pixels with standard deviation 1.5,
+    at every position where it is inside of the image; a smaller image has a smaller window. 1 means equal images.
+    """
+    y, z = expected.astype(np.float64), actual.astype(np.float64)
+    size = min(SSIM_WINDOW, *y.shape[1:])
+    places = np.arange(size) - (size - 1) / 2
+    window = np.exp(-(places**2) / (2 * SSIM_DEVIATION**2))
+    window /= window.sum()
+    mean_y, mean_z = _blurred(y, window), _blurred(z, window)
+    variance_y = _blurred(y * y, window) - mean_y**2
+    variance_z = _blurred(z * z, window) - mean_z**2
+    covariance = _blurred(y * z, window) - mean_y * mean_z
+    c1, c2 = (SSIM_K1 * peak) ** 2, (SSIM_K2 * peak) ** 2
+    likeness = (2 * mean_y * mean_z + c1) * (2 * covariance + c2)
+    likeness /= (mean_y**2 + mean_z**2 + c1) * (variance_y + variance_z + c2)
+    return float(likeness.mean())
+
+
+def _blurred(planes: Array, window: Array) -> Array:
+    """Filter [n, h, w] by the window in both directions, without borders."""
+    height, width = (size - len(window) + 1 for size in planes.shape[1:])
+    rows: Array = np.zeros((len(planes), height, planes.shape[2]))
+    for i, weight in enumerate(window):
+        rows += weight * planes[:, i : i + height]
+    result: Array = np.zeros((len(planes), height, width))
+    for i, weight in enumerate(window):
+        result += weight * rows[:, :, i : i + width]
+    return result

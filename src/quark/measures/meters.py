@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.compare.measures import cosine_of, decibels, edit_distance, same_largest
+from quark.compare.measures import cosine_of, decibels, edit_distance, same_largest, structural_similarity
 from quark.errors import InvalidValueError, ModelError
 from quark.measures.boxes import MATCH_IOU, NMS_IOU, Layout, count_matches, detections, find_layout
 
 Array = NDArray[Any]
 Value = str | int | float | None
-
-SSIM_WINDOW, SSIM_DEVIATION = 11, 1.5
-SSIM_K1, SSIM_K2 = 0.01, 0.03
 
 
 class Meter(ABC):
@@ -207,18 +204,7 @@ class SsimMeter(Meter):
             self._values.append(0.0)
             return
         peak = _range_of(y) if self._peak is None else self._peak
-        size = min(SSIM_WINDOW, *y.shape[1:])
-        places = np.arange(size) - (size - 1) / 2
-        window = np.exp(-(places**2) / (2 * SSIM_DEVIATION**2))
-        window /= window.sum()
-        mean_y, mean_z = _blurred(y, window), _blurred(z, window)
-        variance_y = _blurred(y * y, window) - mean_y**2
-        variance_z = _blurred(z * z, window) - mean_z**2
-        covariance = _blurred(y * z, window) - mean_y * mean_z
-        c1, c2 = (SSIM_K1 * peak) ** 2, (SSIM_K2 * peak) ** 2
-        likeness = (2 * mean_y * mean_z + c1) * (2 * covariance + c2)
-        likeness /= (mean_y**2 + mean_z**2 + c1) * (variance_y + variance_z + c2)
-        self._values.append(float(likeness.mean()))
+        self._values.append(structural_similarity(y, z, peak))
 
     def result(self) -> float:
         return _mean(self._values)
@@ -421,15 +407,3 @@ def _planes(images: Array, layout: str) -> Array:
     if layout == "nhwc":
         values = np.moveaxis(values, -1, -3)
     return values.reshape(-1, *values.shape[-2:])
-
-
-def _blurred(planes: Array, window: Array) -> Array:
-    """Filter [n, h, w] by the window in both directions, without borders."""
-    height, width = (size - len(window) + 1 for size in planes.shape[1:])
-    rows: Array = np.zeros((len(planes), height, planes.shape[2]))
-    for i, weight in enumerate(window):
-        rows += weight * planes[:, i : i + height]
-    result: Array = np.zeros((len(planes), height, width))
-    for i, weight in enumerate(window):
-        result += weight * rows[:, :, i : i + width]
-    return result

@@ -44,7 +44,9 @@ def graph_of(read: Source, external: ExternalData) -> ir.Model:
     return model
 
 
-def read_message(path: str | os.PathLike[str]) -> tuple[Message, int, tuple[MappedFile, ...]]:
+def read_message(
+    path: str | os.PathLike[str] | onnx.ModelProto,
+) -> tuple[Message, int, tuple[MappedFile, ...]]:
     """Read a model as a message. Also return its size on disk, and the files that its weights are still read from,
     which must not change."""
     read = read_source(path)

@@ -10,7 +10,7 @@ in between, for a more exact sum for example, stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx import helper, version_converter
 
 from quark.errors import InvalidValueError, ModelError
-from quark.onnx.graph import add_node, fresh_name, replace_input
+from quark.onnx.graph import add_node, fresh_name, infer_shapes, replace_input
 from quark.onnx.large_tensors import ComputedTensor, is_large_model, is_large_tensor, pieces
 from quark.onnx.load.structure import all_nodes, check_operators, describe, opset_versions
 from quark.onnx.load.wire import Carved
@@ -35,10 +35,13 @@ _NAMES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16", ir.D
 _SINGLE = ir.DataType.FLOAT
 
 
-def lift_opset(carved: Carved, wanted: int | None, name: str, *, is_runnable: bool) -> tuple[Carved, list[str]]:
+def lift_opset(
+    carved: Carved, wanted: int | None, name: str, *, is_runnable: bool, has_foreign_domains: bool = False
+) -> tuple[Carved, list[str]]:
     """Return the model at opset `wanted`, or at 13 if it is older and nothing is wanted, and remarks for the user.
 
     A lifted model is tried out in ONNX Runtime if `is_runnable`: one that is converted afterwards may not run yet.
+    `has_foreign_domains`: operators of unknown domains are in libraries of the user's.
     """
     proto, remarks = carved.proto, []
     own_version = proto.ir_version  # of the container; it says nothing about the network
@@ -69,7 +72,7 @@ def lift_opset(carved: Carved, wanted: int | None, name: str, *, is_runnable: bo
     if runtime_limit(target) < target:
         raise InvalidValueError(f"opset {target}: the installed ONNX Runtime takes up to {runtime_limit(target)}")
     lifted = Carved(_lifted(carved, present, target, name), carved.raw)
-    check_operators(lifted.proto, name)
+    check_operators(lifted.proto, name, has_foreign_domains=has_foreign_domains)
     problem = _session_problem(_without_large(lifted)) if is_runnable else None
     if problem is not None:
         raise ModelError(
@@ -87,13 +90,9 @@ def runtime_limit(wanted: int) -> int:
     return newest
 
 
-def _lifted(carved: Carved, present: int, target: int, name: str) -> onnx.ModelProto:
-    """The message as ONNX's converter lifts it. Large initializers are inputs meanwhile, and put back afterwards."""
-    if carved.proto.functions:
-        raise ModelError(
-            f"'{name}' has functions, and ONNX's converter lifts no opset inside of them. Export it for opset "
-            f"{MIN_OPSET} or newer"
-        )
+def convert_opset(carved: Carved, target: int) -> onnx.ModelProto:
+    """The message as ONNX's converter brings it to another opset, without its functions. Large initializers are inputs
+    meanwhile, and put back afterwards. Raises ModelError with the converter's reason."""
     aside = _without_large(carved)
     # The input of a Softmax is declared with the shape that the file declares for its output: the converter takes an
     # unknown rank for 0 and writes the operator with a Reshape, which ONNX Runtime refuses in a model with functions.
@@ -111,16 +110,29 @@ def _lifted(carved: Carved, present: int, target: int, name: str) -> onnx.ModelP
         culprit = next((node for node in all_nodes(aside.graph.node) if node.op_type in words), None)
         if culprit is not None:
             reason += f" (at {describe(culprit)})"
-        raise ModelError(
-            f"'{name}' is of opset {present}, and ONNX's converter cannot lift it to {target}: {reason}"
-            f". Export the model again for opset {MIN_OPSET} or newer"
-        ) from error
+        raise ModelError(reason) from error
     outside = [tensor for tensor in carved.proto.graph.initializer if _is_outside(tensor, carved)]
     added = {tensor.name for tensor in outside} - {info.name for info in carved.proto.graph.input}
     kept = [info for info in converted.graph.input if info.name not in added]
     del converted.graph.input[:]
     converted.graph.input.extend(kept)
     converted.graph.initializer.extend(outside)
+    return converted
+
+
+def _lifted(carved: Carved, present: int, target: int, name: str) -> onnx.ModelProto:
+    if carved.proto.functions:
+        raise ModelError(
+            f"'{name}' has functions, and ONNX's converter lifts no opset inside of them. Export it for opset "
+            f"{MIN_OPSET} or newer"
+        )
+    try:
+        converted = convert_opset(carved, target)
+    except ModelError as error:
+        raise ModelError(
+            f"'{name}' is of opset {present}, and ONNX's converter cannot lift it to {target}: {error}"
+            f". Export the model again for opset {MIN_OPSET} or newer"
+        ) from error
     converted.ir_version = max(carved.proto.ir_version, MIN_IR_VERSION)
     return converted
 
@@ -159,6 +171,21 @@ def _session_problem(proto: onnx.ModelProto) -> str | None:
     return None
 
 
+def learn_types(model: ir.Model) -> None:
+    """Fill in the types and shapes that only ONNX Runtime knows, in place: those behind operators of libraries."""
+    unknown = {str(value.name): value for node in model.graph for value in node.outputs if value.type is None}
+    if not unknown:
+        return
+    session = open_session(model, extra_outputs=unknown, threads=1, has_optimizations=False)
+    kinds = {kind.name.lower(): kind for kind in ir.DataType} | {"double": ir.DataType.DOUBLE}
+    for port in session.get_outputs():
+        kind = kinds.get(port.type.removeprefix("tensor(").removesuffix(")"))
+        if port.name in unknown and kind is not None:
+            unknown[port.name].type = ir.TensorType(kind)
+            unknown[port.name].shape = ir.Shape(port.shape) if port.shape else None  # [] may be any rank
+    infer_shapes(model)
+
+
 # ---- to float32 ----
 
 
@@ -177,19 +204,21 @@ def unusual_layer_types(proto: onnx.ModelProto) -> list[ir.DataType]:
     return [kind for kind in (ir.DataType.DOUBLE, ir.DataType.BFLOAT16) if int(kind) in used]
 
 
-def convert_to_float32(model: ir.Model, kinds: Iterable[ir.DataType], name: str) -> list[str]:
+def convert_to_float32(
+    model: ir.Model, kinds: Iterable[ir.DataType], name: str, kept: Collection[ir.DataType] = (ir.DataType.DOUBLE,)
+) -> list[str]:
     """Convert tensors of these types in place, subgraphs included; return remarks for the user.
 
-    Weights and constants are converted, Casts to the type go to float32, and so do the types of all values. float64
-    inputs and outputs of the graph keep their type and get a Cast, because programs that use the model pass float64
-    arrays. float16 and bfloat16 inputs and outputs become float32. Large weights of a large model are converted each
-    time they are read. Raises ModelError if a weight holds a number beyond the range of float32.
+    Weights and constants are converted, Casts to the type go to float32, and so do the types of all values. Inputs and
+    outputs of the graph whose type is in `kept` keep it and get a Cast: programs that use the model pass such arrays.
+    Those of other types become float32. Large weights of a large model are converted each time they are read. Raises
+    ModelError if a weight holds a number beyond the range of float32.
     """
     remarks = []
     is_large = is_large_model(model)
     for kind in kinds:
         count, ports = 0, set()
-        if kind == ir.DataType.DOUBLE:
+        if kind in kept:
             count += _cast_ports(model, kind)
             ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
         for graph in model.graphs():
@@ -207,8 +236,8 @@ def convert_to_float32(model: ir.Model, kinds: Iterable[ir.DataType], name: str)
                         node.attributes[key] = ir.AttrInt64(key, int(_SINGLE))
                         count += 1
                 count += sum(_convert_value(output, kind, is_large, name) for output in node.outputs)
-        if count and kind == ir.DataType.DOUBLE:
-            remarks.append("float64 converted to float32; float64 inputs and outputs stay, with a Cast")
+        if count and kind in kept:
+            remarks.append(f"{_NAMES[kind]} converted to float32; {_NAMES[kind]} inputs and outputs stay, with a Cast")
         elif count:
             remarks.append(f"{_NAMES[kind]} converted to float32, inputs and outputs as well")
     return remarks
@@ -232,7 +261,7 @@ def _cast_ports(model: ir.Model, kind: ir.DataType) -> int:
             continue
         output_name = str(value.name)
         value.name = fresh_name(model, f"{output_name}_float32")
-        cast = add_node(model, "Cast", [value], name=f"{output_name}_float64", attributes={"to": kind})
+        cast = add_node(model, "Cast", [value], name=f"{output_name}_{_NAMES[kind]}", attributes={"to": kind})
         result = cast.outputs[0]
         result.name, result.type, result.shape = output_name, ir.TensorType(kind), value.shape
         model.graph.outputs[position] = result

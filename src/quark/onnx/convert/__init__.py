@@ -1,0 +1,1 @@
+"""Conversions of models: number types, quantizers, shapes, layouts. Each is a function from one model to another."""
