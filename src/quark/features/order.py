@@ -21,8 +21,10 @@ from typing import Any, Protocol
 from quark.features.feature import Feature
 
 ORDER = (
+    "rotation",
     "equalization",
     "smooth_quant",
+    "compensation",
     "bias_correction",
     "finetuning",  # last: with the biases and the scales that layers end up with
 )

@@ -116,6 +116,13 @@ def give_biases(model: ir.Model) -> None:
         replace_input(node.origin, 2, add_initializer(model, f"{node.name}_bias", own))
 
 
+def _weights(node: Node) -> Array:
+    value = node.inputs[1]
+    assert value is not None
+    assert value.constant is not None
+    return value.constant.array()
+
+
 def _taps(layer: Layer) -> Taps:
     weight = constant(layer.node.origin.inputs[1])
     taps = None if weight is None else taps_of(layer.node.origin, weight)
@@ -187,8 +194,11 @@ def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmF
     )
     changed: list[str] = []
     tensors: list[str] = []
+    # a feature before this one may have rounded the weights
+    originals = {} if work.exact is None else view_of(work.exact).by_name
+    exact = {layer.name: _weights(originals.get(layer.node.name, layer.node)) for layer in found}
     for layer in found:
-        correction = mean_error(layer, *means[layer.input].means(_taps(layer), layer.data))
+        correction = mean_error(layer, exact[layer.name], *means[layer.input].means(_taps(layer), layer.data))
         bias = layer.bias.array()
         assert bias is not None, layer.name
         with np.errstate(over="ignore"):
@@ -201,10 +211,13 @@ def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmF
     return AlgorithmFacts(NAME, tuple(changed), tuple(left)), frozenset(tensors)
 
 
-def mean_error(layer: Layer, values: Array, errors: Array) -> Array:
-    """y_float - y_quantized of each output channel: the mean over positions, the mean of the middle half of samples."""
-    exact = layer.weights().astype(np.float32)
-    seen = exact if layer.weight is None else rounded(exact, layer.weight)
+def mean_error(layer: Layer, exact: Array, values: Array, errors: Array) -> Array:
+    """y_float - y_quantized of each output channel: the mean over positions, the mean of the middle half of samples.
+
+    `exact` are the weights of the float network.
+    """
+    exact, seen = exact.astype(np.float32), layer.weights().astype(np.float32)
+    seen = seen if layer.weight is None else rounded(seen, layer.weight)
     of_samples = mean_products(layer.node.origin, exact - seen, values)
     of_samples = of_samples - mean_products(layer.node.origin, seen, errors)
     return middle_mean(of_samples)

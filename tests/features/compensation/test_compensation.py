@@ -1,0 +1,89 @@
+"""Compensation of ONNX networks: closer to the float network, on the plan's grid, in every format."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx_models import Net
+
+from quark.errors import InvalidValueError
+from quark.features.compensation.options import CompensationOptions
+from quark.onnx import get_default_config, quantize
+
+SHAPE = (1, 6, 12, 12)
+
+
+def network():
+    """Ordinary, grouped, depthwise and transposed convolutions, a Gemm and a MatMul."""
+    net = Net(seed=3)
+    x = net.node("Conv", net.input("x", SHAPE), net.weight(16, 6, 3, 3), pads=[1, 1, 1, 1])
+    x = net.node("Conv", net.node("Relu", x), net.weight(16, 1, 3, 3), group=16)
+    x = net.node("Conv", x, net.weight(16, 4, 1, 1), group=4)
+    x = net.node("ConvTranspose", net.node("Relu", x), net.weight(16, 8, 2, 2), strides=[2, 2])
+    x = net.node("Flatten", net.node("GlobalAveragePool", x))
+    x = net.node("Gemm", x, net.weight(8, 40), net.constant(np.zeros(40, np.float32)))
+    return net.model(net.node("MatMul", net.node("Relu", x), net.weight(40, 10)))
+
+
+def samples(count: int = 48):
+    """Neighbouring numbers and channels vary together, as in images."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(count, *SHAPE)).astype(np.float32)
+    smooth = noise + np.roll(noise, 1, -1) + np.roll(noise, 1, -2) + noise.mean(axis=2, keepdims=True) * 2
+    return [{"x": each} for each in smooth]
+
+
+def result(preset: str, **options):
+    config = get_default_config(preset)
+    config.print_summary = False
+    config.include_cle = False
+    config.extra_options.update({"BiasCorrection": False, "Protect": "none", **options})
+    return quantize(network(), samples(), config)
+
+
+def sqnr(of) -> float:
+    return min(each.sqnr_db for each in of.report.outputs)
+
+
+def facts(of):
+    return next(each for each in of.report.algorithms if each.name == "compensation")
+
+
+@pytest.mark.parametrize(("preset", "gain"), [
+    ("A8W8", 2.0), ("U8U8_AAWA", 2.0), ("MXFP4E2M1", 2.0), ("MX4", 2.0), ("MXINT8", 2.0), ("BF16", 1.0),
+])  # fmt: skip
+def test_the_network_gets_closer(preset, gain):
+    plain, made_up = (result(preset, WeightsOnly=True, Compensation=each) for each in (False, True))
+    assert len(facts(made_up).changed) == 6
+    assert facts(made_up).left == ()
+    assert sqnr(made_up) > sqnr(plain) + gain
+
+
+def test_every_layer_loses_less_than_by_plain_rounding_and_the_bytes_are_the_same_each_time():
+    first, second = (result("MXFP6E2M3", Compensation=True) for _ in range(2))
+    shares = [float(each.split("error ")[1].split()[0]) for each in facts(first).changed]
+    assert max(shares) < 0.95
+    assert first.model.SerializeToString() == second.model.SerializeToString()
+
+
+def test_biases_are_corrected_for_the_weights_that_are_stored():
+    plain = result("XINT8", Compensation=True)
+    corrected = result("XINT8", Compensation=True, BiasCorrection=True)
+    assert sqnr(corrected) > sqnr(plain) - 0.5
+    assert len(facts(corrected).changed) == 6
+
+
+def test_without_data_nothing_is_done_and_the_report_says_so():
+    config = get_default_config("A8W8")
+    config.print_summary = False
+    config.extra_options.update(Compensation=True, UseRandomData=True)
+    found = facts(quantize(network(), None, config))
+    assert found.changed == ()
+    assert "no calibration data" in found.left[0].reason
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(InvalidValueError, match="CompensationDamping 0"):
+        CompensationOptions(damping=0.0)
+    with pytest.raises(InvalidValueError, match="CompensationSamples 0"):
+        CompensationOptions(sample_limit=0)

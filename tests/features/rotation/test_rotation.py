@@ -1,0 +1,114 @@
+"""Rotation: orthogonal matrices, folded into weights so that the float network computes the same."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx_models import Net, run_model
+
+from quark.errors import InvalidValueError, ModelError, UnknownNameError
+from quark.features.rotation.matrices import hadamard, rotation
+from quark.features.rotation.options import RotatedPair, read_pairs
+from quark.onnx import QuantizationConfig, quantize
+
+SIZE = 16
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 16, 20, 24, 48, 64, 896, 384, 576])
+def test_hadamard_matrices_have_orthogonal_rows_of_signs(size):
+    matrix = hadamard(size)
+    assert set(np.unique(matrix)) <= {-1.0, 1.0}
+    np.testing.assert_array_equal(matrix @ matrix.T, size * np.eye(size))
+
+
+@pytest.mark.parametrize("size", [3, 6, 15, 18, 100])
+def test_an_order_without_a_known_matrix_is_an_error(size):
+    with pytest.raises(InvalidValueError, match=f"RMatrixDim = {size}"):
+        hadamard(size)
+
+
+def test_rotations_are_orthogonal_and_may_keep_the_mean():
+    for matrix in (rotation(24), rotation(24, is_random=True), rotation(24, keeps_mean=True)):
+        np.testing.assert_allclose(matrix @ matrix.T, np.eye(24), atol=1e-12)
+    np.testing.assert_allclose(rotation(24, keeps_mean=True).sum(axis=0), 1, atol=1e-12)
+    assert not np.array_equal(rotation(24), rotation(24, is_random=True))
+    assert np.abs(rotation(256, keeps_mean=True)).max() < 0.35  # spread out, not nearly the identity
+
+
+def network(norm: str = "LayerNormalization"):
+    """Two blocks on a stream that has outliers in one channel: Gemm, norm, MatMul, and a sum."""
+    net = Net(seed=5)
+    x = net.input("x", (4, 8))
+    first = net.node("Gemm", x, net.weight(SIZE, 8), net.weight(SIZE), transB=1, name="embed")
+    stream = first
+    for block in ("one", "two"):
+        scale, bias = net.constant(np.linspace(0.5, 2, SIZE, dtype=np.float32)), net.weight(SIZE)
+        normal = net.node(norm, stream, scale, bias, axis=-1, name=f"{block}.norm")
+        wide = net.node("Relu", net.node("MatMul", normal, net.weight(SIZE, 32), name=f"{block}.up"))
+        down = net.node("MatMul", wide, net.weight(32, SIZE), name=f"{block}.down")
+        stream = net.node("Add", net.node("Add", down, net.weight(SIZE)), stream)
+    last = net.node("Gemm", stream, net.weight(SIZE, 5), net.weight(5), name="head", output="y")
+    return net.model(last)
+
+
+PAIRS = [
+    {"prev_nodes": ["embed", "one.down"], "norm_node": "one.norm", "next_nodes": ["one.up"]},
+    {"prev_nodes": ["two.down"], "norm_node": "two.norm", "next_nodes": ["two.up"]},
+    {"prev_nodes": [], "next_nodes": ["head"]},
+]
+
+
+def rotated(tmp_path, pairs=PAIRS, model=None, **options):
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps({"R1_pairs": pairs}))
+    samples = [{"x": each} for each in np.random.default_rng(1).normal(size=(8, 4, 8)).astype(np.float32)]
+    config = QuantizationConfig(include_rotation=True, print_summary=False)
+    config.extra_options = {"RConfigPath": str(path), "RMatrixDim": SIZE, **options}
+    return quantize(model or network(), samples, config), samples
+
+
+def test_the_float_network_stays_the_same_and_the_report_names_the_nodes(tmp_path):
+    result, samples = rotated(tmp_path, WeightsOnly=True, OpTypesToQuantize=["Conv"])
+    (facts,) = (each for each in result.report.algorithms if each.name == "rotation")
+    assert facts.changed[0] == "embed: its output"
+    assert len(facts.changed) == 6
+    for sample in samples:
+        expected, found = run_model(network(), sample)["y"], run_model(result.model, sample)["y"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    graph = ir.from_proto(result.model).graph
+    (norm,) = (node for node in graph if node.name == "one.norm")
+    np.testing.assert_array_equal(norm.inputs[1].const_value.numpy(), np.ones(SIZE, np.float32))
+
+
+def test_a_random_rotation_and_quantization_work(tmp_path):
+    result, _ = rotated(tmp_path, UseRandomHad=True)
+    assert result.report.outputs[0].sqnr_db > 20
+
+
+def test_pairs_that_are_not_whole_are_an_error_that_says_so(tmp_path):
+    with pytest.raises(InvalidValueError, match="computes something else"):
+        rotated(tmp_path, PAIRS[:2])
+    with pytest.raises(UnknownNameError, match="'embedd'"):
+        rotated(tmp_path, [{"prev_nodes": ["embedd"]}])
+    model = network()
+    relu = next(node.name for node in model.graph.node if node.op_type == "Relu")
+    with pytest.raises(ModelError, match=rf"'{relu}' \(Relu\) cannot be rotated"):
+        rotated(tmp_path, [{"prev_nodes": [relu]}], model)
+    with pytest.raises(ModelError, match="RMatrixDim is 8"):
+        rotated(tmp_path, RMatrixDim=8)
+    with pytest.raises(InvalidValueError, match="RConfigPath"):
+        quantize(network(), None, QuantizationConfig(include_rotation=True, extra_options={"UseRandomData": True}))
+
+
+def test_the_file_is_read_with_care(tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps({"R1_pairs": [{"prev_nodes": ["a"], "next_nodes": ["b"], "norm_node": None}]}))
+    assert read_pairs(path) == (RotatedPair(("a",), ("b",)),)
+    wrong: list[object] = [{}, {"R1_pairs": []}, {"R1_pairs": [{"prev_nodes": "a"}]}, {"R1_pairs": [3]}, []]
+    for content in wrong:
+        path.write_text(json.dumps(content))
+        with pytest.raises(InvalidValueError, match="rotation config"):
+            read_pairs(path)
