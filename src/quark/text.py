@@ -8,6 +8,7 @@ as part of a command, they could run another one.
     setting         KEY=VALUE as an argument of --set
     json_value      a value that JSON can hold
     get_logger      a logger whose messages are printable
+    silent          a block without messages
     PrintableStream standard output or standard error of the command line
 """
 
@@ -19,7 +20,8 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, TextIO
 
@@ -54,6 +56,19 @@ def one_line(text: object) -> str:
     "expected ']' in line 3"
     """
     return printable(" ".join(str(text).split()))
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with, to compare it with others. Zeros at the end and suffixes are ignored.
+
+    >>> version_numbers("2.13.1+cpu"), version_numbers("2.0rc1") == version_numbers("2")
+    ((2, 13, 1), True)
+    """
+    match = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(each) for each in match.group().split(".")] if match else [0]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def shell_command(arguments: Iterable[str | os.PathLike[str]]) -> str:
@@ -128,6 +143,18 @@ def get_logger(name: str) -> logging.Logger:
     logger = logging.getLogger(name)
     logger.addFilter(_PRINTABLE_MESSAGES)  # adding it twice has no effect
     return logger
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Log nothing under the name `quark` inside the block."""
+    logger = logging.getLogger("quark")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class PrintableStream:

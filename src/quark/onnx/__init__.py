@@ -41,6 +41,8 @@ from quark.onnx.quantization.config.algorithm import (  # noqa: E402
     AutoMixprecisionConfig,
     BiasCorrectionConfig,
     CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
     SmoothQuantConfig,
 )
 from quark.onnx.quantization.config.data_type import (  # noqa: E402
@@ -85,14 +87,26 @@ from quark.ops.library import get_library_path  # noqa: E402
 from quark.ops.portable_functions import add_portable_functions  # noqa: E402
 
 if TYPE_CHECKING:
+    from quark.onnx.calibration import create_calibrator_float_scale, create_calibrator_power_of_two
     from quark.onnx.data import CachedDataReader, PathDataReader, Preprocessing, RandomDataReader
+    from quark.onnx.dumping import dump_model
     from quark.onnx.plan_reader import read_plan
+    from quark.onnx.quantization.auto_search import (
+        AutoSearch,
+        AutoSearchPro,
+        SearchSpace,
+        generate_all_configs,
+        get_auto_search_config,
+    )
+    from quark.onnx.quantization.quantize import quantize_dynamic, quantize_static
     from quark.onnx.quantization.quantizer import ModelQuantizer, QuantizedModel, quantize
     from quark.search import auto_quantize
 
 # What works on graphs is loaded when it is first asked for: importing it takes longer than all of the above. Some names
 # that scripts import from here are ONNX Runtime's own.
 _LAZY = {
+    "AutoSearch": "quark.onnx.quantization.auto_search",
+    "AutoSearchPro": "quark.onnx.quantization.auto_search",
     "CachedDataReader": "quark.onnx.data",
     "CalibraterBase": "onnxruntime.quantization.calibrate",
     "MinMaxCalibrater": "onnxruntime.quantization.calibrate",
@@ -102,8 +116,16 @@ _LAZY = {
     "QuantizationMode": "onnxruntime.quantization.quant_utils",
     "QuantizedModel": "quark.onnx.quantization.quantizer",
     "RandomDataReader": "quark.onnx.data",
+    "SearchSpace": "quark.onnx.quantization.auto_search",
     "auto_quantize": "quark.search",
+    "create_calibrator_float_scale": "quark.onnx.calibration",
+    "create_calibrator_power_of_two": "quark.onnx.calibration",
+    "dump_model": "quark.onnx.dumping",
+    "generate_all_configs": "quark.onnx.quantization.auto_search",
+    "get_auto_search_config": "quark.onnx.quantization.auto_search",
     "quantize": "quark.onnx.quantization.quantizer",
+    "quantize_dynamic": "quark.onnx.quantization.quantize",
+    "quantize_static": "quark.onnx.quantization.quantize",
     "read_plan": "quark.onnx.plan_reader",
     "write_calibration_table": "onnxruntime.quantization.quant_utils",
 }
@@ -116,6 +138,8 @@ __all__ = [
     "AdaRoundConfig",
     "AlgoConfig",
     "AutoMixprecisionConfig",
+    "AutoSearch",
+    "AutoSearchPro",
     "BFP16Spec",
     "BFloat16",
     "BFloat16Spec",
@@ -132,6 +156,7 @@ __all__ = [
     "ExtendedQuantType",
     "Float16",
     "Float16Spec",
+    "GPTQConfig",
     "Int8",
     "Int8Spec",
     "Int16",
@@ -161,8 +186,10 @@ __all__ = [
     "QuantType",
     "QuantizationConfig",
     "QuantizedModel",
+    "QuarotConfig",
     "RandomDataReader",
     "ScaleType",
+    "SearchSpace",
     "SmoothQuantConfig",
     "UInt8",
     "UInt8Spec",
@@ -175,9 +202,16 @@ __all__ = [
     "XInt8Spec",
     "add_portable_functions",
     "auto_quantize",
+    "create_calibrator_float_scale",
+    "create_calibrator_power_of_two",
+    "dump_model",
+    "generate_all_configs",
+    "get_auto_search_config",
     "get_default_config",
     "get_library_path",
     "quantize",
+    "quantize_dynamic",
+    "quantize_static",
     "read_plan",
 ]
 
@@ -185,6 +219,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name.endswith("_QCONFIG"):  # a fresh one each time, so that a script can change what it got
         return getattr(import_module("quark.onnx.quantization.config.custom_config"), name)
+    if name == "auto_search":  # a module
+        return import_module("quark.onnx.auto_search")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from quark.text import shell_command
+from quark.text import shell_command, version_numbers
 
 OURS, THEIRS = "quark-quantizer", "amd-quark"
 OURS_AGAIN = "PATH, with the wheel or checkout of quark as PATH"  # for pip: quark is on no package index
@@ -131,8 +131,8 @@ class Requirement:
         >>> [Requirement("onnx-ir", "1.1", "2").is_met_by(each) for each in ("1.0.9", "1.1.0", "1.10rc1", "2.0")]
         [False, True, True, False]
         """
-        found = _numbers(version)
-        return _numbers(self.least) <= found and (not self.below or found < _numbers(self.below))
+        found = version_numbers(version)
+        return version_numbers(self.least) <= found and (not self.below or found < version_numbers(self.below))
 
 
 def requirements(extra: str = "") -> list[Requirement]:
@@ -164,15 +164,6 @@ def parse(line: str) -> Requirement:
         below.group(1) if below else "",
         extra.group(1) if extra else "",
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version; a suffix (rc1, +cpu) is ignored."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(each) for each in match.group().split(".")] if match else [0]
-    while len(numbers) > 1 and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
 
 
 def explain(error: BaseException, name: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from quark.errors import InvalidValueError
 @pytest.fixture(autouse=True)
 def own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScreenLogger, "_loggers", [])
-    monkeypatch.setattr(ScreenLogger, "_level", None)
+    monkeypatch.setattr(ScreenLogger, "_shared_level", None)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -51,7 +51,7 @@ def test_the_level_is_shared(capsys: pytest.CaptureFixture[str], monkeypatch: py
     first.debug("shown")
     ScreenLogger("shared two").debug("too")
     assert [line.split()[-1] for line in lines(capsys)] == ["shown", "too"]
-    monkeypatch.setattr(ScreenLogger, "_level", None)
+    monkeypatch.setattr(ScreenLogger, "_shared_level", None)
     monkeypatch.setenv("QUARK_LOG_LEVEL", "loud")
     with pytest.raises(InvalidValueError, match="QUARK_LOG_LEVEL=loud: expected debug"):
         ScreenLogger("loud")

@@ -18,7 +18,7 @@ class ScreenLogger:
     `error_code` is put in front of an error."""
 
     _loggers: list[logging.Logger] = []  # noqa: RUF012 - one list for all
-    _level: int | None = None
+    _shared_level: int | None = None  # None: that of the environment
 
     def __init__(self, name: str) -> None:
         self.logger = get_logger(f"{name}_screen")
@@ -27,15 +27,15 @@ class ScreenLogger:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("[QUARK-%(levelname)s]: %(message)s"))
             self.logger.addHandler(handler)
-        self.logger.setLevel(_level_of_environment() if self._level is None else self._level)
+        self.logger.setLevel(_level_of_environment() if self._shared_level is None else self._shared_level)
         self._loggers.append(self.logger)
         self._seen: set[str] = set()
 
     @classmethod
-    def set_shared_level(cls, level: int) -> None:
-        cls._level = level
+    def set_shared_level(cls, level: int | None) -> None:
+        cls._shared_level = level
         for logger in cls._loggers:
-            logger.setLevel(level)
+            logger.setLevel(_level_of_environment() if level is None else level)
 
     def debug(self, msg: str, *args: Any, **options: Any) -> None:
         self._log(logging.DEBUG, msg, args, options)

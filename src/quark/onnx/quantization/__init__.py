@@ -7,7 +7,7 @@ from typing import Any
 _LAZY = {
     **dict.fromkeys(
         ("AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "AutoMixprecisionConfig")
-        + ("BiasCorrectionConfig", "CLEConfig", "SmoothQuantConfig"),
+        + ("BiasCorrectionConfig", "CLEConfig", "GPTQConfig", "QuarotConfig", "SmoothQuantConfig"),
         "quark.onnx.quantization.config.algorithm",
     ),
     "Config": "quark.onnx.quantization.config",

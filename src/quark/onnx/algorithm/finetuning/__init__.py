@@ -1,0 +1,1 @@
+"""See `quark.onnx.algorithm`; finetuning itself is in `quark.features.finetuning`."""

@@ -1,0 +1,1 @@
+"""See `quark.onnx.algorithm`."""
