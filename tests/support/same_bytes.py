@@ -92,7 +92,8 @@ def torch_digest(case: str) -> str:
     import torch
     from torch_networks import images, trained
 
-    from quark.torch import ModelQuantizer, export_onnx
+    from quark.torch import ModelQuantizer
+    from quark.torch.export import write_onnx
     from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
     from quark.torch.quantization.config.type import Dtype, QSchemeType
     from quark.torch.quantization.observer.observer import PerTensorPowOf2MinMSEObserver
@@ -112,7 +113,7 @@ def torch_digest(case: str) -> str:
     frozen = quantizer.freeze(quantizer.quantize_model(trained(kind, SEED), [batch]))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "out.onnx"
-        export_onnx(frozen, batch, path, check=False)
+        write_onnx(frozen, batch, path, check=False)
         return digest_of(onnx.load(path))
 
 

@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 from quark.errors import InvalidValueError, ModelError, QuarkError, UnsupportedTypeError
-from quark.torch import ModelQuantizer, export_for_training, export_onnx
+from quark.torch import ModelQuantizer, export_for_training
+from quark.torch.export import write_onnx
 from quark.torch.quantization.config.config import CLEConfig, Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
 from quark.torch.quantization.observer.observer import PerChannelMinMaxObserver
@@ -151,7 +152,7 @@ def test_blocks_without_gradients_are_quantized_and_do_not_learn(tmp_path: Path)
     grads = {name: each.grad is not None for name, each in network.named_parameters()}
     assert grads["head.weight"]
     assert not grads["fixed.weight"]
-    report = export_onnx(network, x, tmp_path / "model.onnx")
+    report = write_onnx(network, x, tmp_path / "model.onnx")
     assert report.parity is not None
 
 
@@ -184,7 +185,7 @@ def test_layers_may_have_the_names_that_networks_use(name: str, tmp_path: Path) 
     network = quantize(model, x)
     assert len(network.plan.tensors) > 0
     train_a_step(network, x)
-    report = export_onnx(network, x, tmp_path / "model.onnx")
+    report = write_onnx(network, x, tmp_path / "model.onnx")
     assert report.parity is not None
     assert quantize(model, x, config=Config(QuantizationConfig(weight=INT8), exclude=[f"{name}*"])).plan.tensors == ()
 
@@ -217,7 +218,7 @@ def test_a_scale_that_training_broke_is_named() -> None:
 
 
 def test_activations_of_four_bits_that_are_moved_export(tmp_path: Path) -> None:
-    report = export_onnx(quantize(convolutions(), config=everywhere(Dtype.int4)), images(), tmp_path / "model.onnx")
+    report = write_onnx(quantize(convolutions(), config=everywhere(Dtype.int4)), images(), tmp_path / "model.onnx")
     assert report.parity is not None
     assert report.parity.first_divergence is None
 

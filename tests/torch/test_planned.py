@@ -13,7 +13,7 @@ import quark.onnx
 from quark.errors import ModelError
 from quark.features.mixed_precision.plan import LayerPrecision, MixedPlan, Precision
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
-from quark.torch.export import export_onnx
+from quark.torch.export import write_onnx
 from quark.torch.planned import PlannedLayer, layers_of_plan, weighted_layers
 
 torch.set_num_threads(1)
@@ -22,7 +22,7 @@ ATTENTION = ["query", "key", "value", "out", "head"]
 
 def test_a_plan_of_the_onnx_road_fits_the_network_that_the_file_came_from(tmp_path: Path) -> None:
     network = float_network("attention")
-    path = export_onnx(network, example_of("attention"), tmp_path / "n.onnx", check=False).path
+    path = write_onnx(network, example_of("attention"), tmp_path / "n.onnx", check=False).path
     samples = [{"tokens": example_of("attention").numpy()}] * 2
     config = quark.onnx.get_default_config("INT8_CNN_DEFAULT")
     config.extra_options["Protect"] = "none"  # all layers in 8 bits

@@ -23,6 +23,7 @@ except ImportError as error:
 
 from quark.torch.capture import export_for_training
 from quark.torch.export import ModelExporter, export_onnx
+from quark.torch.export.params import load_params, save_params
 from quark.torch.quantization.pipeline import ModelQuantizer
 
-__all__ = ["ModelExporter", "ModelQuantizer", "export_for_training", "export_onnx"]
+__all__ = ["ModelExporter", "ModelQuantizer", "export_for_training", "export_onnx", "load_params", "save_params"]

@@ -29,10 +29,12 @@ class Work:
 
 @dataclass(eq=False)
 class Decision(Work):
-    """A float network with the choices that were made from its ranges, within an NPU's limits if it is for one."""
+    """A float network with the choices that were made from its ranges, within an NPU's limits if it is for one. With
+    `starts_late`, activations have no ranges yet, so `freeze` is the first to look at the limits."""
 
     placement: Placement
     ranges: Mapping[RangeKey, TensorRange]
+    starts_late: bool = False
     decisions: Decisions = field(init=False)
     operations: tuple[Operation, ...] = field(init=False, default=())
     positions: tuple[AlgorithmFacts, ...] = field(init=False, default=())  # changes made for an NPU's limits
@@ -48,6 +50,8 @@ class Decision(Work):
         if not self.settings.applies_npu_rules:
             return
         self.operations = operations_of(graph, self.decisions)
+        if self.starts_late:
+            return
         choices = {each.quantizer: each.choice for each in self.decisions.chosen}
         moved, facts = settle_positions(self.operations, choices)
         chosen = (replace(each, choice=moved.get(each.quantizer, each.choice)) for each in self.decisions.chosen)

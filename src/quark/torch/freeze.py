@@ -29,7 +29,7 @@ from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, re
 from quark.torch.insert import insert_nodes
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, settle_positions, with_state
-from quark.torch.train.quantizers import AffineQuantizer, Quantizer
+from quark.torch.train.quantizers import AffineQuantizer, LearnedQuantizer, Quantizer
 
 _WEIGHT, _BIAS = 1, 2  # the places of weight and bias among a layer's inputs
 
@@ -80,6 +80,11 @@ def _quantizers_by_name(network: QuantizedNetwork) -> dict[str, Quantizer]:
 def _fix_numbers(network: QuantizedNetwork) -> None:
     """Replace every quantizer with a scale by one whose scale stays."""
     for path, quantizer in network.all_quantizers().items():
+        if isinstance(quantizer, LearnedQuantizer) and quantizer.is_waiting:
+            raise ModelError(
+                f"the scale of '{quantizer.tensor}' ({path}) starts from the first batch, and there was none: train "
+                "the network or run a batch through it before you freeze it, or hand data to quantize_model"
+            )
         choice = quantizer.choice()
         if not isinstance(choice, AffineChoice):
             continue

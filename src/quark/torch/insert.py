@@ -7,13 +7,14 @@ far below what training sees; and a value that was only moved since it went thro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import fx
 
 from quark.decide.specs import AffineSpec, Algorithm, DynamicSpec
 from quark.errors import ModelError
-from quark.plan import BlockChoice, DynamicChoice, FloatChoice, Role
+from quark.plan import AffineChoice, BlockChoice, DynamicChoice, FloatChoice, Role
 from quark.ranges import MinMax, NonOverflow
 from quark.torch.decisions import Chosen, Decisions
 from quark.torch.graph import Network, module_of, outputs_of, replace_input, set_attribute
@@ -25,15 +26,19 @@ from quark.torch.train.quantizers import (
     DynamicQuantizer,
     FloatFakeQuantizer,
     FollowedRange,
+    LearnedQuantizer,
     LsqQuantizer,
     Quantizer,
     TqtQuantizer,
 )
 from quark.torch.view import parameter_of
 
+Start = Callable[[str, AffineSpec], Callable[[torch.Tensor], AffineChoice]]
 
-def insert(network: Network, decisions: Decisions) -> None:
-    """Carry the decisions out, in place."""
+
+def insert(network: Network, decisions: Decisions, start: Start | None = None) -> None:
+    """Carry the decisions out, in place. If `start` is given, learned quantizers of activations begin with what it
+    finds for their tensor and spec in the first batch that they see."""
     quantizers: dict[str, Quantizer] = {}
     nodes = {str(node.name): node for node in network.graph.nodes}
     inserted = []
@@ -42,8 +47,11 @@ def insert(network: Network, decisions: Decisions) -> None:
         if each.is_repeated or is_derived_bias(role, each.choice):
             continue
         if each.quantizer not in quantizers:
-            quantizers[each.quantizer] = quantizer_for(network, each).to(device_of(network))
-            quantizers[each.quantizer].name = each.quantizer
+            quantizer = quantizers[each.quantizer] = quantizer_for(network, each).to(device_of(network))
+            quantizer.name = each.quantizer
+            if start is not None and role is Role.ACTIVATION and isinstance(quantizer, LearnedQuantizer):
+                assert isinstance(each.request.spec, AffineSpec)
+                quantizer.start_from(start(each.request.tensor, each.request.spec))
         node = nodes.get(each.request.reader.node)
         layer = None if node is None or role is Role.ACTIVATION else module_of(network, node)
         if isinstance(layer, ConvBatchNorm):

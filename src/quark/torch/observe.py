@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,8 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed, fx
 
-from quark.decide.specs import MeasuredSpec
+from quark.decide.scales import choice_of_range
+from quark.decide.specs import AffineSpec, MeasuredSpec
 from quark.errors import InvalidValueError, ModelError
+from quark.plan import AffineChoice
 from quark.ranges import MinMax, Observer, TensorRange
 from quark.torch.graph import layer_name
 
@@ -33,6 +36,7 @@ RangeKey = tuple[str, MeasuredSpec]
 Extremes = tuple[NDArray[Any], NDArray[Any]]
 Value = TypeVar("Value")
 Found = TypeVar("Found", bound="Statistic")
+UNKNOWN = TensorRange(0.0, 1.0, method="unknown until the first batch, taken as")
 
 
 def observe(
@@ -167,21 +171,55 @@ def _show_all(
         by_name.setdefault(name, []).append((spec, observer))
 
     def see(name: str, value: torch.Tensor) -> None:
-        for spec, observer in by_name[name]:
-            if spec.observed_method() == MinMax():  # found on the tensor's own device
-                samples: Iterable[torch.Tensor] = [torch.stack(torch.aminmax(value)) if value.numel() else value]
-            else:  # each sample by itself, since some methods compare samples
-                samples = value if value.dim() > 1 else [value]
-            for sample in samples:
-                array = sample.float().cpu().contiguous().numpy()
-                try:
-                    (observer.observe_again if is_second else observer.observe)(array)
-                except InvalidValueError as error:
-                    raise InvalidValueError(f"tensor '{name}' of the float network: {error}") from error
-                if not is_second:
-                    observer.end_of_sample()
+        try:
+            for spec, observer in by_name[name]:
+                _show(observer, spec, value, is_second)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"tensor '{name}' of the float network: {error}") from error
 
     _Watching(network, by_name, see).run_all(batches)
+
+
+def _show(observer: Observer, spec: MeasuredSpec, value: torch.Tensor, is_second: bool) -> None:
+    if spec.observed_method() == MinMax():  # found on the tensor's own device
+        samples: Iterable[torch.Tensor] = [torch.stack(torch.aminmax(value)) if value.numel() else value]
+    else:  # each sample by itself, since some methods compare samples
+        samples = value if value.dim() > 1 else [value]
+    for sample in samples:
+        array = sample.float().cpu().contiguous().numpy()
+        (observer.observe_again if is_second else observer.observe)(array)
+        if not is_second:
+            observer.end_of_sample()
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """Finds where a learned quantizer starts, from the first batch that it sees in each process."""
+
+    tensor: str
+    spec: AffineSpec
+
+    def __call__(self, x: torch.Tensor) -> AffineChoice:
+        """Return the choice for these values, merged with those of the other processes."""
+        key: RangeKey = (self.tensor, self.spec)
+        method = self.spec.observed_method()
+        observers: dict[RangeKey, Observer] = {key: method.observer(self.spec.integer, self.spec.is_symmetric)}
+        try:
+            _show(observers[key], self.spec, x, is_second=False)
+            _merge_ranks(observers)
+            if observers[key].needs_second_pass:
+                _show(observers[key], self.spec, x, is_second=True)
+                _merge_ranks(observers)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"tensor '{self.tensor}' in the first batch: {error}") from error
+        found = observers[key].result()
+        choice = choice_of_range(self.spec, found)
+        if not self.spec.integer.signed and found.lowest < -choice.scale[0] / 2:
+            raise InvalidValueError(
+                f"tensor '{self.tensor}' goes down to {found.lowest:.3g} in the first batch, and {self.spec.format} "
+                f"codes that learn begin at 0: give its layer int{self.spec.integer.bits}"
+            )
+        return choice
 
 
 def _merge_ranks(observers: dict[RangeKey, Observer]) -> None:

@@ -21,7 +21,6 @@ from quark.evaluate import Dataset, Network
 from quark.evaluate.evaluation import ranked
 from quark.evaluate.network import as_scores
 from quark.onnx.data.images import find_preprocessing, image_loader
-from quark.onnx.save import writing
 from quark.torch import ModelQuantizer, export_onnx
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
@@ -260,12 +259,10 @@ class _Run:
         path = None
         if self.processes.is_first:
             folder = self.request.export_dir
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
             images = self.folders.calibration.some(EXAMPLES)
             example, _ = next(iter(FolderHeldOut(images, EXAMPLES, self.request.images.size)))
             parts = (self.request.model_name, self.request.method.value, self.request.precision.value)
-            path = export_onnx(quantized, example, folder / f"{'_'.join(parts)}.onnx").path
+            path = export_onnx(quantized, folder, example, file_name=f"{'_'.join(parts)}.onnx").path
             self._found("ONNX", evaluate_file(path, self.judged))
         self.processes.wait()
         return path

@@ -21,7 +21,8 @@ from quark.features.smooth_quant import groups
 from quark.features.smooth_quant.on_torch import smooth, smooth_tensors
 from quark.features.smooth_quant.options import SMOOTH_SAMPLES, SmoothOptions
 from quark.features.smooth_quant.smoothing import ChannelMoments, ChannelStatistics
-from quark.torch import ModelQuantizer, export_onnx
+from quark.torch import ModelQuantizer
+from quark.torch.export import write_onnx
 from quark.torch.graph import Network
 from quark.torch.observe import survey
 from quark.torch.quantization.config.config import (
@@ -399,7 +400,7 @@ def test_the_exported_file_agrees(tmp_path: Path) -> None:
     torch.manual_seed(0)
     frozen = ModelQuantizer.freeze(quantized(encoder(), SmoothQuantConfig()))
     x, path = tokens(7), tmp_path / "out.onnx"
-    export_onnx(frozen, x, path)
+    write_onnx(frozen, x, path)
     session = onnxruntime.InferenceSession(path)
     (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     expected = frozen(x).detach().numpy()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark.torch.export import ExportError, export_onnx
+from quark.torch.export import ExportError, write_onnx
 
 X = torch.rand(2, 4)
 
@@ -45,13 +45,13 @@ class Returning(torch.nn.Module):
 )
 def test_outputs_that_are_no_tensors(kind: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=message):
-        export_onnx(Returning(kind), X, tmp_path / "m.onnx")
+        write_onnx(Returning(kind), X, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["None beside it", "the input"])
 def test_none_is_left_out_and_an_input_is_an_output(kind: str, tmp_path: Path) -> None:
-    report = export_onnx(Returning(kind), X, tmp_path / "m.onnx")
+    report = write_onnx(Returning(kind), X, tmp_path / "m.onnx")
     assert report.parity is not None
     assert report.parity.sqnr_db > 60
 
@@ -71,11 +71,11 @@ class Halves(torch.nn.Module):
 def test_a_free_batch_cannot_be_cut_by_chunk(tmp_path: Path) -> None:
     line = rf"node 'chunk' .*{re.escape(Path(__file__).name)}:\d+, cannot be written.*by slices.*dynamic_batch=False"
     with pytest.raises(ExportError, match=line):
-        export_onnx(Halves(), X, tmp_path / "m.onnx")
-    export_onnx(Halves(), X, tmp_path / "m.onnx", dynamic_batch=False)
+        write_onnx(Halves(), X, tmp_path / "m.onnx")
+    write_onnx(Halves(), X, tmp_path / "m.onnx", dynamic_batch=False)
 
 
 def test_an_example_that_the_network_does_not_run_on(tmp_path: Path) -> None:
     program = torch.export.export(torch.nn.Linear(4, 4), (X,), strict=False)
     with pytest.raises(ExportError, match=r"example input: .* does not run on float32\[2, 5\] on cpu: .*shapes"):
-        export_onnx(program, torch.rand(2, 5), tmp_path / "m.onnx")
+        write_onnx(program, torch.rand(2, 5), tmp_path / "m.onnx")

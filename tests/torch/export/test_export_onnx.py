@@ -17,12 +17,12 @@ import pytest
 import torch
 from frozen_networks import example_of, float_network, frozen_network
 
-from quark.errors import InvalidValueError, MissingDependencyError
+from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError
 from quark.onnx.session import open_session
 from quark.plan import Role
 from quark.torch import ModelQuantizer
 from quark.torch.capture import capture
-from quark.torch.export import ExportError, ExportReport, ModelExporter, export_onnx
+from quark.torch.export import ExportError, ExportReport, ModelExporter, export_onnx, write_onnx
 from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig
 from quark.torch.export.parity import outputs_of
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
@@ -59,7 +59,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], E
     @functools.cache
     def export(name: str, style: str) -> ExportReport:
         folder = tmp_path_factory.mktemp(f"{name}_{style}")
-        report = export_onnx(frozen_network(name, style), example_of(name), folder / "network.onnx")
+        report = write_onnx(frozen_network(name, style), example_of(name), folder / "network.onnx")
         assert [each.name for each in folder.iterdir()] == ["network.onnx"]
         return report
 
@@ -109,7 +109,7 @@ def test_names_are_those_of_the_model(exported) -> None:
 
 def test_a_float_network_keeps_the_names_of_its_weights(tmp_path: Path) -> None:
     network = float_network("attention")
-    report = export_onnx(network, example_of("attention"), tmp_path / "n.onnx")
+    report = write_onnx(network, example_of("attention"), tmp_path / "n.onnx")
     assert not report.plan.tensors
     assert report.parity is not None
     assert report.parity.sqnr_db > 100
@@ -137,15 +137,22 @@ def test_the_opset_is_the_oldest_that_will_do(name: str, style: str, opset: int,
     assert imports[""] == report.opset == opset
 
 
+def test_an_older_opset_is_converted(tmp_path: Path) -> None:
+    report = write_onnx(frozen_network("plain", "int8"), example_of("plain"), tmp_path / "n.onnx", opset=17)
+    assert {each.version for each in onnx.load(report.path).opset_import if not each.domain} == {17}
+    assert report.opset == 17
+    assert report.parity is not None
+
+
 @pytest.mark.parametrize(("opset", "message"), [(20, "groups need 21"), (12, "expected 18 to"), (99, "expected 18 to")])
 def test_an_opset_that_cannot_be_is_refused(opset: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        export_onnx(frozen_network("plain", "int4_groups"), example_of("plain"), tmp_path / "n.onnx", opset=opset)
+        write_onnx(frozen_network("plain", "int4_groups"), example_of("plain"), tmp_path / "n.onnx", opset=opset)
 
 
 def test_a_batch_is_fixed_where_that_is_wanted(tmp_path: Path) -> None:
     x = example_of("plain", 2)
-    report = export_onnx(frozen_network("plain", "int8"), {"image": x}, tmp_path / "n.onnx", dynamic_batch=False)
+    report = write_onnx(frozen_network("plain", "int8"), {"image": x}, tmp_path / "n.onnx", dynamic_batch=False)
     assert onnx.load(report.path).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
     assert report.parity is not None
     assert report.parity.samples == 4
@@ -155,7 +162,7 @@ def test_a_batch_is_fixed_where_that_is_wanted(tmp_path: Path) -> None:
 def test_networks_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     """float16 stays; bfloat16 is written as float32, which ONNX Runtime computes in."""
     network = copy.deepcopy(frozen_network("plain", "int8")).to(dtype)
-    report = export_onnx(network, example_of("plain").to(dtype), tmp_path / "n.onnx")
+    report = write_onnx(network, example_of("plain").to(dtype), tmp_path / "n.onnx")
     kind = onnx.load(report.path).graph.input[0].type.tensor_type.elem_type
     assert kind == (onnx.TensorProto.FLOAT16 if dtype is torch.float16 else onnx.TensorProto.FLOAT)
     assert report.parity is not None
@@ -179,7 +186,7 @@ def test_a_network_that_still_trains_is_frozen_in_a_copy(tmp_path: Path, caplog:
     before = {key: value.clone() for key, value in network.state_dict().items()}
     network.train()
     with caplog.at_level(logging.INFO, "quark.torch.export"):
-        report = export_onnx(network, torch.randn(1, 3, 4, 4), tmp_path / "n.onnx")
+        report = write_onnx(network, torch.randn(1, 3, 4, 4), tmp_path / "n.onnx")
     assert [each for each in caplog.messages if "frozen copy" in each]
     assert network.training
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
@@ -203,13 +210,13 @@ class TwoInputs(torch.nn.Module):
 def test_inputs_by_name_or_in_order_and_errors_that_name_them(tmp_path: Path) -> None:
     example = {"ids": torch.tensor([1, 2]), "x": torch.rand(2, 4)}
     network = capture(TwoInputs(), lambda: tuple(example.values()))
-    report = export_onnx(network, {"x": example["x"], "ids": example["ids"]}, tmp_path / "n.onnx")
+    report = write_onnx(network, {"x": example["x"], "ids": example["ids"]}, tmp_path / "n.onnx")
     assert [each.name for each in onnx.load(report.path).graph.input] == ["ids", "x"]
     assert len(onnx.load(report.path).graph.output) == 2
     with pytest.raises(InvalidValueError, match="takes 2: ids, x"):
-        export_onnx(network, example["x"], tmp_path / "n.onnx")
+        write_onnx(network, example["x"], tmp_path / "n.onnx")
     with pytest.raises(InvalidValueError, match="network takes ids, x"):
-        export_onnx(network, {"ids": example["ids"]}, tmp_path / "n.onnx")
+        write_onnx(network, {"ids": example["ids"]}, tmp_path / "n.onnx")
 
 
 class Bessel(torch.nn.Module):
@@ -229,14 +236,14 @@ class BesselLayer(torch.nn.Module):
 def test_an_operator_without_a_form_in_onnx_is_named_with_its_line(tmp_path: Path) -> None:
     network = capture(Bessel(), lambda: (torch.rand(2, 3),))
     with pytest.raises(ExportError, match=r"bessel_j0.* of 'block.0', .*test_export_onnx.py:\d+, cannot be written"):
-        export_onnx(network, torch.rand(2, 3), tmp_path / "n.onnx")
+        write_onnx(network, torch.rand(2, 3), tmp_path / "n.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_without_onnxscript_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="onnxscript"):
-        export_onnx(float_network("plain"), example_of("plain"), tmp_path / "n.onnx")
+        write_onnx(float_network("plain"), example_of("plain"), tmp_path / "n.onnx")
 
 
 def test_the_exporter_is_silent(
@@ -245,7 +252,7 @@ def test_the_exporter_is_silent(
     network = frozen_network("plain", "int8")
     recwarn.clear()
     capfd.readouterr()
-    export_onnx(network, example_of("plain", 1), tmp_path / "n.onnx", check=False)
+    write_onnx(network, example_of("plain", 1), tmp_path / "n.onnx", check=False)
     printed = capfd.readouterr()
     assert not printed.out
     assert not printed.err
@@ -271,3 +278,36 @@ def test_the_model_exporter_makes_its_folder_and_writes_json_beside(
     weights, config = exporter.export_safetensors_model(network)
     assert weights.is_file()
     assert config.is_file()
+
+
+def test_export_onnx_takes_the_folder_and_the_inputs_as_amd_quark_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network, x = frozen_network("plain", "int8"), example_of("plain", 1)
+    names = (["image"], ["scores"])
+    report = export_onnx(network, tmp_path / "a" / "b", (x,), 18, *names, True, False, None, True, True)
+    assert report.path == tmp_path / "a" / "b" / "quark_model.onnx"
+    session = open_session(report.path, threads=1)
+    assert [each.name for each in session.get_inputs()] == names[0]
+    assert [each.name for each in session.get_outputs()] == names[1]
+    assert report.opset == 18
+    assert relative_error(session.run(None, {"image": x.numpy()}), outputs_of(network, (x,))) < TOLERANCE
+    assert "image" in {each.tensor for each in report.plan}
+    assert "QuantizeLinear(image" in capsys.readouterr().out
+    with pytest.raises(InvalidValueError, match=r"input_names \['a', 'b'\]: 2 names, and the network has 1 inputs"):
+        export_onnx(network, tmp_path, x, input_names=["a", "b"])
+    with pytest.raises(UnsupportedOptionError, match="operator_export_type ONNX_ATEN"):
+        export_onnx(network, tmp_path, x, operator_export_type="ONNX_ATEN")
+
+
+def test_the_former_arguments_of_export_onnx_work_by_name(tmp_path: Path) -> None:
+    network, x = frozen_network("plain", "int8"), example_of("plain", 1)
+    with pytest.warns(DeprecationWarning, match=r"export_onnx\(model, output_dir, input_args"):
+        report = export_onnx(network, example_input=x, path=tmp_path / "former.onnx", opset=19, check=False)
+    assert report.path == tmp_path / "former.onnx"
+    assert report.opset == 19
+    with (
+        pytest.warns(DeprecationWarning, match="path=..."),
+        pytest.raises(InvalidValueError, match="output_dir and path"),
+    ):
+        export_onnx(network, tmp_path, x, path=tmp_path / "former.onnx")

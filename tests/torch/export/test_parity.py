@@ -13,7 +13,7 @@ from frozen_networks import Style, example_of, frozen_network
 from onnx import numpy_helper
 
 from quark.onnx.insert import insert as real_insert
-from quark.torch.export import ParityError, export_onnx
+from quark.torch.export import ParityError, write_onnx
 from quark.torch.export.deployable import SAMPLES, samples_around
 from quark.torch.export.parity import LAYER_SQNR_DB, ParityReport, check_parity, first_divergence
 
@@ -25,7 +25,7 @@ LAYERS = {"features.0": "conv2d", "features.2": "conv2d_1", "classifier": "linea
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path, dict[str, str]]:
     """The file, and the names of values in it: those of torch, but for the output."""
     network = frozen_network("plain", "uint8")
-    path = export_onnx(network, example_of("plain"), tmp_path_factory.mktemp("parity") / "n.onnx").path
+    path = write_onnx(network, example_of("plain"), tmp_path_factory.mktemp("parity") / "n.onnx").path
     made = {value for node in onnx.load(path).graph.node for value in node.output}
     return (
         network,
@@ -75,7 +75,7 @@ def test_the_right_file_diverges_nowhere(exported) -> None:
 def test_float_weights_behind_quantized_activations_stay_float(tmp_path) -> None:
     """ONNX Runtime would quantize them by itself, and the file would be another network."""
     network = frozen_network("residual", Style("uint8", None))
-    parity = export_onnx(network, example_of("residual"), tmp_path / "n.onnx").parity
+    parity = write_onnx(network, example_of("residual"), tmp_path / "n.onnx").parity
     assert parity is not None
     assert parity.sqnr_db > 60
     assert parity.first_divergence is None
@@ -92,7 +92,7 @@ def test_a_wrong_export_is_refused_and_the_file_left(monkeypatch, tmp_path) -> N
     monkeypatch.setattr("quark.torch.export.exporter.insert", insert)
     network = frozen_network("plain", "int8")
     with pytest.raises(ParityError, match="'features.2'"):
-        export_onnx(network, example_of("plain"), tmp_path / "n.onnx")
+        write_onnx(network, example_of("plain"), tmp_path / "n.onnx")
     assert (tmp_path / "n.onnx").is_file()
 
 

@@ -14,7 +14,8 @@ from quark.errors import InvalidValueError, ModelError
 from quark.features.mixed_precision.plan import LayerPrecision, MixedPlan, Precision
 from quark.onnx import quantize
 from quark.plan import AffineChoice, QuantizationPlan, Role
-from quark.torch import ModelQuantizer, export_onnx
+from quark.torch import ModelQuantizer
+from quark.torch.export import write_onnx
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.type import Dtype
 from quark.torch.quantization.pipeline import quantize_network, read_plan
@@ -31,7 +32,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("float") / "float.onnx"
     from quark.torch.capture import capture
 
-    export_onnx(capture(trained("resnet"), lambda: (images(2),)), images(2), path)
+    write_onnx(capture(trained("resnet"), lambda: (images(2),)), images(2), path)
     return path
 
 

@@ -1,7 +1,8 @@
 """Export a frozen network as an ONNX file, checked against torch, or as safetensors with JSON."""
 
+from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.torch.export.deployable import ExportError, ParityError
-from quark.torch.export.exporter import ExportReport, ModelExporter, export_onnx
+from quark.torch.export.exporter import ExportReport, ModelExporter, export_onnx, write_onnx
 from quark.torch.export.parity import Divergence, ParityReport
 from quark.torch.export.safetensors_file import export_safetensors, load_safetensors
 
@@ -9,10 +10,14 @@ __all__ = [
     "Divergence",
     "ExportError",
     "ExportReport",
+    "ExporterConfig",
+    "JsonExporterConfig",
     "ModelExporter",
+    "OnnxExporterConfig",
     "ParityError",
     "ParityReport",
     "export_onnx",
     "export_safetensors",
     "load_safetensors",
+    "write_onnx",
 ]

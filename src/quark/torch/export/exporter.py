@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from torch import nn
 from torch.export import ExportedProgram
 
 import quark
-from quark.errors import InvalidValueError, UnsupportedTypeError
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.onnx.convert.graph_edits import convert_opset_version
 from quark.onnx.insert import InsertOptions, insert
+from quark.onnx.load.reading import read_proto
 from quark.onnx.save import SaveOptions, check_output, finish, write_model, write_text, writing
 from quark.plan import QuantizationPlan
+from quark.report.console import Console
 from quark.text import get_logger
 from quark.torch.export.config.config import ExporterConfig
 from quark.torch.export.deployable import deployable, example_inputs, samples_around
 from quark.torch.export.exported_graph import exported_graph
 from quark.torch.export.parity import ParityReport, check_parity
+from quark.torch.export.plan_of_taps import rename, values_of
 from quark.torch.export.safetensors_file import export_safetensors
+
+FILE_NAME = "quark_model.onnx"
+TORCH_OPSET, LEAST_OPSET = 18, 13  # what torch's exporter writes at least, and what it can be converted to
 
 _LOG = get_logger(__name__)
 
@@ -37,7 +47,135 @@ class ExportReport:
     opset: int
 
 
-def export_onnx(
+def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
+    model: nn.Module | ExportedProgram,
+    output_dir: str | os.PathLike[str] | None = None,
+    input_args: Any = None,
+    opset_version: int | None = None,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    verbose: bool = False,
+    do_constant_folding: bool = True,
+    operator_export_type: Any = None,
+    uint4_int4_flag: bool = False,
+    dynamo: bool = False,
+    *,
+    file_name: str = FILE_NAME,
+    dynamic_batch: bool = True,
+    check: bool = True,
+    has_external_data: bool = False,
+    example_input: Any = None,
+    path: str | os.PathLike[str] | None = None,
+    opset: int | None = None,
+) -> ExportReport:
+    """Write a network, quantized or float, as quark_model.onnx, or `file_name`, in the folder `output_dir`, which is
+    created if necessary. Quantizers become QuantizeLinear and DequantizeLinear, block formats operators of
+    com.amd.quark with portable functions.
+
+    `input_args` is a tensor, a tuple of them or a dictionary by name. `opset_version` None takes the oldest from 18 on
+    that supports the types; for 13 to 17, ONNX's converter has to know every operator. `input_names` and `output_names`
+    name the inputs and outputs of the file, in order. `verbose` prints its nodes. The batch is dynamic unless
+    `dynamic_batch` is False, which fixes it to that of the example. A network that still trains is frozen first, in a
+    copy. `check` runs the file in ONNX Runtime and compares it with the network: a ParityError names the first layer
+    that differs, and the file is kept for inspection.
+
+    `do_constant_folding`, `uint4_int4_flag` and `dynamo` make no difference: constants are folded where that changes no
+    value, types of 4 bits are always written as such, and networks are always exported by `torch.export`.
+
+    `example_input`, `path` and `opset` are the former arguments; they still work by name, with a DeprecationWarning.
+    """
+    former = {"example_input": example_input, "path": path, "opset": opset}
+    given = [name for name, value in former.items() if value is not None]
+    if given:
+        warnings.warn(
+            f"export_onnx({', '.join(f'{name}=...' for name in given)}): these arguments have new names: "
+            "export_onnx(model, output_dir, input_args, opset_version, file_name='NAME.onnx')",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if path is not None:
+            if output_dir is not None:
+                raise InvalidValueError("export_onnx: output_dir and path: give one of them")
+            output_dir = check_output(path).parent
+        input_args = input_args if example_input is None else example_input
+        opset_version = opset_version if opset is None else opset
+    if not isinstance(output_dir, (str, os.PathLike)):
+        raise UnsupportedTypeError(
+            f"output_dir: expected the folder to write to, got {type(output_dir).__name__}; the arguments are "
+            "export_onnx(model, output_dir, input_args)"
+        )
+    if operator_export_type is not None and getattr(operator_export_type, "name", operator_export_type) != "ONNX":
+        raise UnsupportedOptionError(
+            f"operator_export_type {operator_export_type}: all operators are exported as ONNX; leave it out"
+        )
+    names = GraphNames(tuple(input_names or ()), tuple(output_names or ()))
+    folder = _made(Path(output_dir))
+    report = write_onnx(
+        *(model, input_args, _file_in(folder, file_name) if path is None else path),
+        opset=opset_version,
+        dynamic_batch=dynamic_batch,
+        check=check,
+        has_external_data=has_external_data,
+        names=names,
+    )
+    remarks = {
+        "uint4_int4_flag": (uint4_int4_flag, "types of 4 bits are always written as such"),
+        "dynamo": (dynamo, "networks are always exported by torch.export"),
+        "do_constant_folding": (not do_constant_folding, "constants are folded where that changes no value"),
+    }
+    for name, (is_given, reason) in remarks.items():
+        if is_given:
+            _LOG.info("%s makes no difference: %s", name, reason)
+    if verbose:
+        console = Console()
+        for node in read_proto(report.path).graph.node:
+            console.say(f"{node.op_type}({', '.join(node.input)}) -> {', '.join(node.output)}")
+    return report
+
+
+def _made(folder: Path) -> Path:
+    """Return the folder, created if necessary."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _file_in(folder: Path, file_name: str) -> Path:
+    if Path(file_name).name != file_name or not file_name.endswith(".onnx"):
+        raise InvalidValueError(f"file_name {file_name!r}: expected a name without folders that ends in .onnx")
+    return folder / file_name
+
+
+@dataclass(frozen=True)
+class GraphNames:
+    """Names for the inputs and the outputs of a file, in order; those that are not given stay as they are."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def give(self, model: ir.Model, plan: QuantizationPlan) -> QuantizationPlan:
+        """Rename the model's inputs and outputs, and return the plan in the new names."""
+        before = {value: str(value.name) for value in values_of(model)}
+        for kind, values, names in (
+            ("input", list(model.graph.inputs), self.inputs),
+            ("output", list(model.graph.outputs), self.outputs),
+        ):
+            if len(names) > len(values):
+                raise InvalidValueError(
+                    f"{kind}_names {list(names)}: {len(names)} names, and the network has {len(values)} {kind}s"
+                )
+            for value, name in zip(values, names, strict=False):
+                if not isinstance(name, str) or not name:
+                    raise InvalidValueError(f"{kind}_names: {name!r}, expected a name")
+                rename(model, value, name)
+                if value.name != name:
+                    raise InvalidValueError(f"{kind}_names: {name!r} is the name of another input, output or constant")
+        renamed = {old: str(value.name) for value, old in before.items() if value.name != old}
+        tensors = (replace(each, tensor=renamed.get(each.tensor, each.tensor)) for each in plan.tensors)
+        return replace(plan, tensors=tuple(tensors)) if renamed else plan
+
+
+def write_onnx(
     model: nn.Module | ExportedProgram,
     example_input: Any,
     path: str | os.PathLike[str],
@@ -46,20 +184,17 @@ def export_onnx(
     dynamic_batch: bool = True,
     check: bool = True,
     has_external_data: bool = False,
+    names: GraphNames | None = None,
 ) -> ExportReport:
-    """Write a network, quantized or float, as ONNX: quantizers as QuantizeLinear and DequantizeLinear, block formats as
-    operators of com.amd.quark with portable functions.
-
-    `example_input` is a tensor, a tuple of them or a dictionary by name. `opset` None takes the oldest that supports
-    the types. The batch is dynamic unless `dynamic_batch` is False, which fixes it to that of the example. A network
-    that still trains is frozen first, in a copy. `check` runs the file in ONNX Runtime and compares it with the
-    network: a ParityError names the first layer that differs, and the file is kept for inspection.
-    """
+    """Write a network as the ONNX file `path`; see `export_onnx`."""
     target = check_output(path)
     network = deployable(model, example_input)
     example = example_inputs(network, example_input)
-    graph, plan, computed = exported_graph(network, example, opset=opset, has_dynamic_batch=dynamic_batch)
-    version = graph.opset_imports[""]
+    older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None
+    wanted = opset if older is None else TORCH_OPSET
+    graph, plan, computed = exported_graph(network, example, opset=wanted, has_dynamic_batch=dynamic_batch)
+    plan = plan if names is None else names.give(graph, plan)
+    version = older or graph.opset_imports[""]
     insert(graph, plan, InsertOptions(has_casts=True))
     values = {}
     for tensor, value in computed.items():
@@ -68,7 +203,8 @@ def export_onnx(
             values[tensor] = str(value.name)
     options = SaveOptions(has_external_data=has_external_data)
     metadata = {"quark.version": quark.__version__, "quark.plan_sha256": plan.digest}
-    write_model(finish(graph, metadata, options), target, options)
+    message = finish(graph, metadata, options)
+    write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
     parity = None
     if check:
         batches = samples_around(example, has_dynamic_batch=dynamic_batch)
@@ -102,7 +238,7 @@ class ModelExporter:
         self,
         model: nn.Module,
         example_input: Any,
-        file_name: str = "quark_model.onnx",
+        file_name: str = FILE_NAME,
         *,
         opset: int | None = None,
         dynamic_batch: bool = True,
@@ -110,12 +246,9 @@ class ModelExporter:
     ) -> Path:
         """Write the network as `file_name` in the folder, see `export_onnx`, and return the path. With a
         `json_export_config`, the plan, the configuration and the comparison with torch are written beside it."""
-        folder = self._folder()
-        if Path(file_name).name != file_name or not file_name.endswith(".onnx"):
-            raise InvalidValueError(f"file_name {file_name!r}: expected a name without folders that ends in .onnx")
-        path = folder / file_name
+        path = _file_in(_made(self.export_dir), file_name)
         network = deployable(model, example_input)
-        report = export_onnx(network, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
+        report = write_onnx(network, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
         self.report = report
         if self.config.json_export_config is not None:
             content = {
@@ -132,9 +265,4 @@ class ModelExporter:
         """Write the state of the network as safetensors, with JSON; see `export_safetensors`."""
         options = self.config.json_export_config
         has_codes = options is None or options.weight_format == "real_quantized"
-        return export_safetensors(model, self._folder(), has_codes=has_codes)
-
-    def _folder(self) -> Path:
-        with writing(self.export_dir):
-            self.export_dir.mkdir(parents=True, exist_ok=True)
-        return self.export_dir
+        return export_safetensors(model, _made(self.export_dir), has_codes=has_codes)

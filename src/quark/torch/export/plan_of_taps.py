@@ -219,14 +219,14 @@ def give_names(model: ir.Model) -> None:
     for node in model.graph:
         node.metadata_props.clear()
         node.doc_string = None
-    for value in _values(model):
+    for value in values_of(model):
         value.metadata_props.clear()
 
 
 def rename(model: ir.Model, value: ir.Value, name: str) -> None:
     """Give a value a name. Another value with that name is renamed, unless it is an input, an output or a constant:
     then the new name gets a number."""
-    holder = next((each for each in _values(model) if each.name == name), None)
+    holder = next((each for each in values_of(model) if each.name == name), None)
     if holder is value:
         return
     if holder is None:
@@ -239,7 +239,8 @@ def rename(model: ir.Model, value: ir.Value, name: str) -> None:
         value.name = name
 
 
-def _values(model: ir.Model) -> Iterable[ir.Value]:
+def values_of(model: ir.Model) -> Iterable[ir.Value]:
+    """Yield inputs, constants and results of nodes."""
     yield from model.graph.inputs
     yield from list(model.graph.initializers.values())
     for node in model.graph:
@@ -259,6 +260,6 @@ def _name_batch(model: ir.Model) -> None:
             return size
         return ir.SymbolicDim(re.sub(r"\w+", lambda found: names.get(found[0], found[0]), size.value))
 
-    for value in _values(model):
+    for value in values_of(model):
         if value.shape is not None and value.shape.is_dynamic():
             value.shape = ir.Shape([renamed(size) for size in value.shape])

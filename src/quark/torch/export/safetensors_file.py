@@ -75,12 +75,16 @@ class Stored:
 
 
 def export_safetensors(
-    model: nn.Module, folder: str | os.PathLike[str], *, has_codes: bool = True
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    has_codes: bool = True,
+    names: tuple[str, str] = (WEIGHTS, CONFIG),
 ) -> tuple[Path, Path]:
     """Write the state of a frozen network into the folder, which is created if necessary; return the two paths.
 
     A network that still trains is frozen first, in a copy. Without `has_codes`, quantized parameters are written as the
-    float numbers that their codes stand for.
+    float numbers that their codes stand for. `names` are those of the two files.
     """
     try:
         from safetensors.torch import save_file
@@ -110,17 +114,23 @@ def export_safetensors(
         "config": dict(network.config),
     }
     text = json.dumps(content, indent=1, default=str)
-    with complete(target / WEIGHTS) as temporary:
+    weights, config = (target / name for name in names)
+    with complete(weights) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-    write_text(text, target / CONFIG)
-    return target / WEIGHTS, target / CONFIG
+    write_text(text, config)
+    return weights, config
 
 
 def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> FrozenNetwork:
     """Return a copy of the network with the state from the folder. A ModelError names what does not fit."""
+    return load_state(network, Path(folder) / WEIGHTS, Path(folder) / CONFIG)
+
+
+def load_state(network: FrozenNetwork, weights: Path, config_file: Path) -> FrozenNetwork:
+    """The same from two files of any names."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(folder) / CONFIG
+    path = config_file
     label = f"'{path}' (export_safetensors writes it)"
     content = Fields(read_json(path, label, REPORT, ModelError), label, error=ModelError)
     if content.value("version") != VERSION:
@@ -145,14 +155,15 @@ def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> 
                 f"'{name}' is {stored.dtype} of shape {stored.shape} in the file, and {own.dtype} of shape "
                 f"{tuple(own.shape)} in the network"
             )
-    path = Path(folder) / WEIGHTS
+    path = weights
     try:
         with safe_open(path, framework="pt") as file:
             there = set(file.keys())
             wanted = set(described) | {f"{name}.{part}" for name, stored in described.items() for part in stored.parts}
             if there != wanted:
                 raise ModelError(
-                    f"'{path.name}' and {CONFIG} do not belong together: {', '.join(sorted(there ^ wanted)[:3])}"
+                    f"'{path.name}' and {config_file.name} do not belong together: "
+                    f"{', '.join(sorted(there ^ wanted)[:3])}"
                 )
             tensors = {name: file.get_tensor(name) for name in sorted(wanted)}
     except (OSError, SafetensorError) as error:

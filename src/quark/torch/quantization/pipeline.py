@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from quark.decide import place, tensors_to_measure
+from quark.decide import AffineSpec, place, tensors_to_measure
 from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.features.mixed_precision.plan import MixedPlan
 from quark.features.order import call
@@ -24,7 +24,7 @@ from quark.torch.capture import Batch, Batches, capture, input_names
 from quark.torch.deciding import Decision, Work
 from quark.torch.freeze import freeze
 from quark.torch.insert import insert
-from quark.torch.observe import observe
+from quark.torch.observe import UNKNOWN, FirstBatch, observe
 from quark.torch.optimize import optimize
 from quark.torch.planned import with_plan
 from quark.torch.specs import Settings
@@ -44,7 +44,8 @@ def quantize_network(
     plan: QuantizationPlan | MixedPlan | None = None,
 ) -> QuantizedNetwork:
     """Quantize a model by the settings; with a plan, its layers get the types of the plan. The model is not changed."""
-    batches = _batches(model, loader, settings)
+    is_empty = _is_empty(loader)
+    batches = None if is_empty else _batches(model, loader, settings)
 
     def example() -> Batch:
         if batches is None:
@@ -57,19 +58,26 @@ def quantize_network(
     network = capture(model, example)
     optimize(network)
     settings = settings if plan is None else with_plan(network, settings, plan)
-    work = Work(network, None if loader is None else batches, settings)
+    work = Work(network, None if loader is None else batches, settings)  # no random numbers in the place of data
     algorithms = call("torch", "before_calibration", work)
     placement = place(view_of(network), settings.choose)
     wanted = tensors_to_measure(placement)
-    if wanted and batches is None:
+    fixed = [tensor for tensor, spec in wanted if not (isinstance(spec, AffineSpec) and spec.learning is not None)]
+    if fixed and is_empty:
+        raise InvalidValueError(
+            f"the calibration data is empty, and {len(fixed)} activations have scales that are measured, such as "
+            f"'{fixed[0]}': expected at least one batch; only scales that are learned (TQTObserver, LSQObserver) can "
+            "start from the first batch of training"
+        )
+    if wanted and batches is None and not is_empty:
         raise InvalidValueError(
             f"{len(wanted)} activations have static scales, such as '{wanted[0][0]}', and there is no data: "
             "hand a loader to quantize_model, or take is_dynamic=True or weights alone"
         )
-    ranges = observe(network, wanted, batches or ())
-    decision = Decision(network, work.batches, settings, placement, ranges)
+    ranges = dict.fromkeys(wanted, UNKNOWN) if is_empty else observe(network, wanted, batches or ())
+    decision = Decision(network, work.batches, settings, placement, ranges, starts_late=is_empty)
     algorithms = (*algorithms, *call("torch", "after_choosing", decision), *decision.positions)
-    insert(network, decision.decisions)
+    insert(network, decision.decisions, FirstBatch if is_empty else None)
     chosen, final = decision.decisions.chosen, decision.decisions.plan
     state = {
         "plan": final,
@@ -81,6 +89,10 @@ def quantize_network(
     }
     quantized: QuantizedNetwork = with_state(network, QuantizedNetwork, state)
     return quantized.eval()
+
+
+def _is_empty(loader: Any) -> bool:
+    return isinstance(loader, Sized) and len(loader) == 0
 
 
 def _batches(model: nn.Module | ExportedProgram, loader: Iterable[Any] | None, settings: Settings) -> Batches | None:
@@ -125,7 +137,8 @@ class ModelQuantizer:
 
         `model` is an exported program, its module, or a plain module, which is traced with the first batch; it is not
         changed. `dataloader` yields tensors, tuples with labels last, or dictionaries. Without one, only types that
-        need no ranges can be used, or random numbers are taken for an exported program, with a warning. `plan` is a
+        need no ranges can be used, or random numbers are taken for an exported program, with a warning. With an empty
+        one, `[]`, steps and thresholds that are learned start from the first batch that the result sees. `plan` is a
         plan that quark.onnx made for the ONNX file of the same model, or a file that holds one: layers get the types
         decided there, and everything else comes from the configuration.
         """

@@ -13,7 +13,9 @@ returns what a quantizer does now, also after training, as an entry of the plan.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,13 +152,53 @@ class AffineQuantizer(Quantizer):
         )
 
 
-class _Learned(Quantizer):
-    """Codes with zero point 0, all of them used, for the whole tensor or for each channel of an axis."""
+class LearnedQuantizer(Quantizer):
+    """Codes with zero point 0, all of them used, for the whole tensor or for each channel of an axis.
+
+    If there was no calibration data, its number is NaN until the first batch, from which `start_from` finds it. Since
+    the number itself says whether it is known, a checkpoint that is loaded ends the waiting.
+    """
 
     def __init__(self, tensor: str, role: Role, format: str, axis: int | None) -> None:
         super().__init__(tensor, role)
         self.format = integer_format(format)
         self.axis = axis
+        self._start: Callable[[torch.Tensor], AffineChoice] | None = None
+
+    @property
+    @abstractmethod
+    def learned(self) -> nn.Parameter:
+        """The number that is trained."""
+
+    @abstractmethod
+    def numbers_of(self, choice: AffineChoice) -> torch.Tensor:
+        """The value of `learned` that a choice stands for."""
+
+    def start_from(self, start: Callable[[torch.Tensor], AffineChoice]) -> None:
+        """Wait for the first batch; `start` finds the choice to begin with."""
+        self._start = start
+        with torch.no_grad():
+            self.learned.fill_(math.nan)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if no batch and no checkpoint has said yet where to begin."""
+        return self._start is not None and bool(torch.isnan(self.learned).any())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._start is not None:
+            if self.is_waiting:
+                with torch.no_grad():
+                    self.learned.copy_(self.numbers_of(self._start(x.detach())))
+            self._start = None
+        return self.fake_quantize(x)
+
+    @abstractmethod
+    def fake_quantize(self, x: torch.Tensor) -> torch.Tensor:
+        """Quantize and dequantize, with a gradient for `learned`."""
+
+    def extra_repr(self) -> str:
+        return f"{self.tensor}: starts from the first batch" if self.is_waiting else super().extra_repr()
 
     def choice(self) -> AffineChoice:
         steps = self.step().detach().double().reshape(-1).tolist()
@@ -167,33 +209,52 @@ class _Learned(Quantizer):
         """The scale, as the forward pass uses it."""
 
 
-class LsqQuantizer(_Learned):
+class LsqQuantizer(LearnedQuantizer):
     """A learned step (arXiv 1902.08153)."""
 
     def __init__(self, tensor: str, role: Role, start: AffineChoice) -> None:
         super().__init__(tensor, role, start.format, start.axis)
-        self.scale = nn.Parameter(_of_channels(start.scale, start.axis))
+        self.scale = nn.Parameter(self.numbers_of(start))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def learned(self) -> nn.Parameter:
+        return self.scale
+
+    def numbers_of(self, choice: AffineChoice) -> torch.Tensor:
+        return _of_channels(choice.scale, choice.axis)
+
+    def fake_quantize(self, x: torch.Tensor) -> torch.Tensor:
         return lsq(x, self.scale, self.format.bits, self.format.signed, self.axis)
 
     def step(self) -> torch.Tensor:
         return self.scale.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-class TqtQuantizer(_Learned):
+class TqtQuantizer(LearnedQuantizer):
     """A learned threshold, in the log domain, with a power-of-two step (arXiv 1903.08066)."""
 
     def __init__(self, tensor: str, role: Role, start: AffineChoice) -> None:
         super().__init__(tensor, role, start.format, start.axis)
-        exponents = tuple(float(each) for each in np.log2(start.scale))
-        self.log2_threshold = nn.Parameter(_of_channels(exponents, start.axis) + self._code_bits)
+        self.log2_threshold = nn.Parameter(self.numbers_of(start))
+
+    @property
+    def learned(self) -> nn.Parameter:
+        return self.log2_threshold
+
+    @property
+    def _log_threshold(self) -> nn.Parameter:
+        """The name under which training scripts look for the parameter, to give it a learning rate of its own."""
+        return self.log2_threshold
+
+    def numbers_of(self, choice: AffineChoice) -> torch.Tensor:
+        exponents = tuple(float(each) for each in np.log2(choice.scale))
+        return _of_channels(exponents, choice.axis) + self._code_bits
 
     @property
     def _code_bits(self) -> int:
         return code_limits(self.format.bits, self.format.signed)[1].bit_length()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def fake_quantize(self, x: torch.Tensor) -> torch.Tensor:
         return tqt(x, self.log2_threshold, self.format.bits, self.format.signed, self.axis)
 
     def step(self) -> torch.Tensor:

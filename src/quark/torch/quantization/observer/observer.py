@@ -51,6 +51,7 @@ from quark.ranges import (
 )
 from quark.ranges.statistics import Floats, as_float32, extremes
 from quark.torch.quantization.config.type import QSchemeType
+from quark.torch.train.quantizers import TqtQuantizer
 
 if TYPE_CHECKING:
     from quark.torch.quantization.config.tensor_spec import QuantizationSpec
@@ -352,6 +353,9 @@ class TQTObserver(PerTensorObserver):
         fmt = self._affine().integer
         exponent = math.ceil(self.log_threshold) - (fmt.bits - 1 if fmt.signed else fmt.bits)
         return as_tensors(np.array([math.ldexp(1.0, exponent)]), np.zeros(1), self.device)
+
+
+TQTObserver.register(TqtQuantizer)  # training scripts look for thresholds in the modules that are TQTObservers
 
 
 __all__ = [
