@@ -18,7 +18,6 @@ from mixed_networks import images, mixed_network
 from quark.errors import (
     InvalidValueError,
     MissingDependencyError,
-    QuarkError,
     UnknownNameError,
     UnsupportedOptionError,
     UnsupportedTypeError,
@@ -108,7 +107,17 @@ RUN = [
     ("CacheDir", None, "folder", None),
     ("Reconstruction", "layer", "reconstruction", Reconstruction.LAYER),
     ("Reconstruction", "block", "reconstruction", Reconstruction.BLOCK),
+    ("OutputIndex", None, "output_index", None),
+    ("OutputIndex", 0, "output_index", 0),
+    ("OutputIndex", 2, "output_index", 2),
+    ("RefModelPath", None, "reference", None),
+    ("RefModelPath", __file__, "reference", Path(__file__)),
+    ("Parallel", False, "is_parallel", False),
+    ("Parallel", True, "is_parallel", True),
+    ("SelectMaxMemLayer", False, "is_largest_only", False),
+    ("SelectMaxMemLayer", True, "is_largest_only", True),
 ]
+NEEDLESS = {"DynamicBatch": True, "NumWorkers": 4, "PinMemory": True, "UseGDS": True}  # cannot change a result here
 
 
 @pytest.mark.parametrize(("key", "value", "field", "expected"), FIT)
@@ -126,8 +135,16 @@ def test_settings_of_the_run_are_carried_out(key, value, field, expected):
 def test_every_key_is_tested_with_two_values():
     on_gpus = {"OptimDevice", "InferDevice"}  # below
     values = {key: [row[1] for row in (*FIT, *RUN) if row[0] == key] for key in FINETUNE_KEYS}
-    assert {key for key, found in values.items() if len(found) < 2} == on_gpus
-    assert {row[0] for row in (*FIT, *RUN)} == FINETUNE_KEYS.keys()
+    assert {key for key, found in values.items() if len(found) < 2} == on_gpus | NEEDLESS.keys()
+    assert {row[0] for row in (*FIT, *RUN)} | NEEDLESS.keys() == FINETUNE_KEYS.keys()
+
+
+@pytest.mark.parametrize("key", NEEDLESS)
+def test_settings_that_cannot_matter_are_remarked_on(key):
+    settings = settings_of(finetuned(**{key: NEEDLESS[key]}))
+    assert settings.refine.finetune == options_of()
+    assert [each.partition(":")[0] for each in settings.remarks] == [f"FastFinetune.{key}"]
+    assert settings_of(finetuned(**{key: type(NEEDLESS[key])(0)})).remarks == ()
 
 
 def test_without_settings_the_defaults_are_those_of_the_documents():
@@ -299,15 +316,13 @@ ENTRY: list[Any] = [
     ({"reg_param": 0.5}, "fit.regularization", 0.5),
     ({"beta_range": (10, 3)}, "fit.beta_range", (10.0, 3.0)),
     ({"warm_start": 0.1}, "fit.warm_start", 0.1),
+    ({"output_index": 0}, "output_index", None),  # its default, which stands for all outputs
+    ({"output_index": 1}, "output_index", 1),
+    ({"ref_model_path": __file__}, "reference", Path(__file__)),
+    ({"parallel": True}, "is_parallel", True),
+    ({"select_max_mem_layer": True}, "is_largest_only", True),
 ]
-REFUSED = [
-    {"output_index": 1},
-    {"ref_model_path": "m.onnx"},
-    {"dynamic_batch": True},
-    {"parallel": True},
-    {"select_max_mem_layer": True},
-]
-HARMLESS = [{"num_workers": 4}, {"pin_memory": True}, {"use_gds": True}]
+HARMLESS = [{"num_workers": 4}, {"pin_memory": True}, {"use_gds": True}, {"dynamic_batch": True}]
 
 
 def of_entry(entry) -> FinetuneOptions:
@@ -325,20 +340,18 @@ def test_settings_of_an_entry_are_carried_out(settings, field, expected, kind):
     assert found == expected
 
 
-@pytest.mark.parametrize("kind", [AdaRoundConfig, AdaQuantConfig], ids=lambda each: each.name)
-@pytest.mark.parametrize("settings", REFUSED, ids=lambda each: next(iter(each)))
-def test_or_refused_by_name(settings, kind):
-    with pytest.raises(QuarkError, match=rf"{kind.__name__}\.{next(iter(settings))} = .*leave it out"):
-        of_entry(kind(**settings))
-
-
 @pytest.mark.parametrize("settings", HARMLESS, ids=lambda each: next(iter(each)))
-def test_or_change_nothing(settings):
-    assert of_entry(AdaRoundConfig(**settings)) == of_entry(AdaRoundConfig())
+def test_or_change_nothing_and_are_remarked_on(settings):
+    usual, changed = (
+        settings_of(QConfig(INT8, algo_config=[entry])) for entry in (AdaRoundConfig(), AdaRoundConfig(**settings))
+    )
+    assert usual.refine == changed.refine
+    (remark,) = set(changed.remarks) - set(usual.remarks)
+    assert remark.startswith("FastFinetune.")
 
 
 def test_every_setting_of_an_entry_is_one_of_these():
-    known = {name for settings in (*(row[0] for row in ENTRY), *REFUSED, *HARMLESS) for name in settings}
+    known = {name for settings in (*(row[0] for row in ENTRY), *HARMLESS) for name in settings}
     assert known == {each.name for each in fields(AdaRoundConfig)} == {each.name for each in fields(AdaQuantConfig)}
 
 

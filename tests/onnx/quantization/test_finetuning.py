@@ -12,9 +12,12 @@ import pytest
 from walked_networks import residual
 
 import quark.features.finetuning.fit as fitting
+import quark.features.finetuning.on_onnx as finetuning
+from quark.errors import InvalidValueError, ModelError
 from quark.features.finetuning.checkpoint import Checkpoint
 from quark.features.finetuning.problem import Fitted
 from quark.onnx import ModelQuantizer, get_default_config, quantize
+from quark.onnx.comparing import output_error
 
 SAMPLES = [np.random.default_rng(seed).standard_normal((1, 3, 6, 6)).astype(np.float32) for seed in range(24)]
 
@@ -207,3 +210,77 @@ def test_what_the_settings_change(network: onnx.ModelProto, settings: dict[str, 
 def test_it_runs_on_random_numbers_if_asked_to(network: onnx.ModelProto) -> None:
     found = quantize(network, None, config(NumIterations=5), use_random_data=True)
     assert any("random numbers" in each for each in found.report.remarks)
+
+
+def test_layers_in_parallel_know_nothing_of_each_other(network: onnx.ModelProto) -> None:
+    """The first layer sees the same either way, the last one does not."""
+    one_by_one, parallel = (quantize(network, SAMPLES, config(Parallel=each)) for each in (False, True))
+    first, last = ([facts_of(each).changed[number] for each in (one_by_one, parallel)] for number in (0, -1))
+    assert first[0] == first[1]
+    assert last[0] != last[1]
+
+
+def test_only_the_largest_layer(network: onnx.ModelProto) -> None:
+    facts = facts_of(quantize(network, SAMPLES, config(SelectMaxMemLayer=True)))
+    reasons = [each.reason for each in facts.left]
+    assert len(facts.changed) == 1
+    assert len(reasons) == 5
+    assert all("takes the most memory" in each for each in reasons)
+
+
+def test_the_reference_is_the_network_of_another_file(network: onnx.ModelProto, tmp_path: Path) -> None:
+    """Weights are fitted to those of a network with doubled ones in its last layer; the held-out error tells."""
+    doubled = onnx.ModelProto()
+    doubled.CopyFrom(network)
+    names = [each.input[1] for each in doubled.graph.node if each.op_type in ("Conv", "Gemm", "MatMul")]
+    weight = next(each for each in doubled.graph.initializer if each.name == names[-1])
+    array = onnx.numpy_helper.to_array(weight)
+    weight.CopyFrom(onnx.numpy_helper.from_array(1.5 * array, weight.name))
+    onnx.save(doubled, tmp_path / "doubled.onnx")
+    onnx.save(network, tmp_path / "same.onnx")
+    usual, same, other = (
+        quantize(network, SAMPLES, config(**settings))
+        for settings in ({}, *({"RefModelPath": str(tmp_path / f"{name}.onnx")} for name in ("same", "doubled")))
+    )
+    assert weights(usual.model) == weights(same.model)
+    assert weights(usual.model) != weights(other.model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"OutputIndex": 3}, "OutputIndex 3: the model has 1 outputs"), ({"RefModelPath": "no.onnx"}, "no such file")],
+)
+def test_what_there_is_not_is_an_error(network: onnx.ModelProto, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        quantize(network, SAMPLES, config(**settings))
+
+
+def test_a_reference_with_other_layers_is_an_error(network: onnx.ModelProto, tmp_path: Path) -> None:
+    other = onnx.ModelProto()
+    other.CopyFrom(network)
+    next(each for each in other.graph.node if each.op_type == "Conv").name = "elsewhere"
+    onnx.save(other, tmp_path / "other.onnx")
+    with pytest.raises(ModelError, match=r"RefModelPath .*other.onnx': it has no Conv"):
+        quantize(network, SAMPLES, config(RefModelPath=str(tmp_path / "other.onnx")))
+
+
+def test_the_network_is_judged_by_one_output_if_asked_for(
+    network: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = onnx.ModelProto()
+    two.CopyFrom(network)
+    inner = next(each.output[0] for each in two.graph.node if each.op_type == "Conv")
+    two.graph.output.add(name=inner).type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    judged: list[Any] = []
+    error = output_error
+
+    def seen(model: Any, samples: Any, expected: Any, outputs: Any = None, **settings: Any) -> float:
+        judged.append(outputs)
+        return error(model, samples, expected, outputs, **settings)
+
+    monkeypatch.setattr(finetuning, "output_error", seen)
+    for index, expected in ((None, None), (0, [network.graph.output[0].name]), (1, [inner])):
+        judged.clear()
+        quantize(two, SAMPLES, config(OutputIndex=index, NumIterations=1))
+        assert judged
+        assert all(each == expected for each in judged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -12,13 +13,13 @@ from mixed_networks import BF16, MX, S8, S16, images, mixed_config, mixed_networ
 
 from quark.decide.specs import AffineSpec, bits_of, words_of
 from quark.errors import InvalidValueError, QuarkError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
-from quark.features.mixed_precision.options import LAYER_TYPES, Method
+from quark.features.mixed_precision.options import LAYER_TYPES, Method, Score, ScoreKind
 from quark.features.mixed_precision.plan import DEFAULT_SQNR_DB
 from quark.measures import Measure
 from quark.onnx import ExtendedQuantType, QuantFormat, QuantizationConfig, get_default_config, quantize
 from quark.onnx.quantization.config import QConfig
-from quark.onnx.quantization.config.algorithm import AutoMixprecisionConfig, BiasCorrectionConfig
-from quark.onnx.quantization.config.data_type import MXFP4E2M1, MXFP8E4M3
+from quark.onnx.quantization.config.algorithm import AlgoConfig, AutoMixprecisionConfig, BiasCorrectionConfig
+from quark.onnx.quantization.config.data_type import MXFP4E2M1, MXFP8E4M3, Int8
 from quark.onnx.quantization.config.mixed_precision_options import MIXED_PRECISION_KEYS
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.spec import (
@@ -28,6 +29,7 @@ from quark.onnx.quantization.config.spec import (
     MXFP4E2M1Spec,
     MXFP8E4M3Spec,
     QLayerConfig,
+    UInt8Spec,
 )
 
 HIGH = QLayerConfig(activation=Int16Spec(), weight=Int8Spec())
@@ -58,7 +60,26 @@ CARRIED_OUT: list[tuple[dict[str, Any], str, Any]] = [
     ({"Metric": "cosine", "MetricTarget": 0.1}, "measure", Measure.of("cosine")),
     ({"Metric": "cosine", "MetricTarget": 0.1}, "measure_drop", 0.1),
     ({"Metric": "cosine"}, "measure_drop", 0.01),
+    ({"MetricThreshold": 0.5}, "score", Score(ScoreKind.L2, None, 0.5)),
+    ({"MetricThreshold": 0}, "score", Score(ScoreKind.L2)),
+    ({"MetricThreshold": None}, "is_analysis_only", True),
+    ({"MetricDefault": "psnr", "MetricThreshold": -20}, "score", Score(ScoreKind.PSNR, None, -20)),
+    ({"MetricDistanceFn": max, "MetricDefault": "kl"}, "score", Score(ScoreKind.DISTANCE, max)),
+    ({"MetricEvaluateFn": max, "MetricThreshold": 0.1}, "score", Score(ScoreKind.EVALUATION, max, 0.1)),
+    ({"MetricOutputIndex": 1}, "output_index", 1),
+    ({"MetricOptimizeObject": "speed"}, "is_upward", False),
+    ({"MetricOptimizeObject": "quality"}, "is_upward", True),
+    ({"DataSize": 3}, "sample_limit", 3),
+    ({"DataSize": 0}, "sample_limit", None),
+    ({"TargetTensors": ["a"]}, "tensors", ("a",)),
+    ({"TargetIndices": [2, 0]}, "indices", (2, 0)),
+    ({"ExcludeIndices": [1]}, "excluded_indices", (1,)),
+    ({"SubgraphJson": "s.json"}, "subgraphs", Path("s.json")),
+    ({"SensitivityCacheFile": "s.json"}, "cache_file", Path("s.json")),
+    ({"NoInputQDQShared": True}, "skips_shared_inputs", True),
+    ({"DualQuantNodes": True}, "has_dual_pairs", True),
 ]
+NEEDLESS = {"WorkerNum": 4, "SharedParamMode": "propagate", "AutoMixUseFastFT": True}  # cannot change a result here
 TYPES = {"ActTargetQuantType", "WeightTargetQuantType", "BiasTargetQuantType", "TargetQuantType"}
 TYPES |= {"TargetMXAttributes", "TargetBFPAttributes", "TargetLayerConfig"}
 
@@ -69,7 +90,28 @@ def test_settings_are_carried_out(settings, field, expected):
 
 
 def test_every_key_is_tested():
-    assert {key for settings, _, _ in CARRIED_OUT for key in settings} | TYPES == MIXED_PRECISION_KEYS.keys()
+    known = {key for settings, _, _ in CARRIED_OUT for key in settings}
+    assert known | TYPES | NEEDLESS.keys() == MIXED_PRECISION_KEYS.keys()
+
+
+@pytest.mark.parametrize("key", NEEDLESS)
+def test_settings_that_cannot_matter_are_remarked_on(key):
+    settings = settings_of(mixed_config(NumTarget=1, **{key: NEEDLESS[key]}))
+    assert settings.mix == mix_of(NumTarget=1)
+    assert [each.partition(":")[0] for each in settings.remarks] == [f"AutoMixprecision.{key}"]
+
+
+def test_types_to_choose_from_and_types_by_layer():
+    narrow = QLayerConfig(activation=Int8Spec(), weight=UInt8Spec())
+    config = mixed_config()
+    config.extra_options["AutoMixprecision"] = {"TargetLayerConfig": [LOW, narrow]}
+    mix = settings_of(config).mix
+    assert [words_of(each) for each in mix.targets] == ["int8", "int8 activations, uint8 weights"]
+    assert mix.score == Score()  # no limit: all of them are mixed
+    config.extra_options["AutoMixprecision"] = {"TargetLayerConfig": {LOW: ["a", "b"], narrow: []}}
+    mix = settings_of(config).mix
+    assert [words_of(each) for each in mix.targets] == ["int8 activations, uint8 weights"]
+    assert [(name, words_of(spec)) for name, spec in mix.by_layer] == [("a", "int8"), ("b", "int8")]
 
 
 def test_types_that_are_not_given_are_those_of_the_config():
@@ -141,7 +183,6 @@ def test_what_does_not_matter_is_remarked_on():
         ({"low": (S16, S8)}, InvalidValueError, "the target types are those of the config"),
         ({"high": (S8, S8), "low": (S16, S8)}, InvalidValueError, "activations of 16 bits as the target and 8"),
         ({"high": (S16, S8), "low": (BF16, S16)}, InvalidValueError, "weights of 16 bits"),
-        ({"extra": {"NPULimitationCheck": True, "SimulateDPU": True}}, UnsupportedOptionError, "limits of an NPU"),
     ],
 )
 def test_mistakes_are_named(settings, error, message):
@@ -154,7 +195,6 @@ def test_mistakes_are_named(settings, error, message):
     [
         ({"quant_format": QuantFormat.QOperator}, "QOperator"),
         ({"use_dynamic_quant": True}, "use_dynamic_quant"),
-        ({"enable_npu_cnn": True}, "one type"),
     ],
 )
 def test_surroundings_with_one_type_only_are_refused(fields, message):
@@ -193,24 +233,36 @@ ENTRY: list[Any] = [
     ({"exclude_layers": ["a"]}, "excluded", ("a",)),
     ({"data_size": 7}, "sample_limit", 7),
     ({"metric_output_index": 2}, "output_index", 2),
-    ({"metric_evaluate_fn": max, "metric_threshold": 0.2}, "evaluate", max),
-    ({"metric_evaluate_fn": max, "metric_threshold": 0.2}, "accuracy_drop", 0.2),
-    ({"metric_threshold": 0.5}, "l2", 0.5),
-    ({"metric_threshold": 0}, "l2", math.inf),
-    ({"metric_default": "sqnr", "metric_threshold": -30}, "sqnr_db", 30),
-    ({"metric_default": "sqnr"}, "sqnr_db", -math.inf),
-    ({"sensitivity_cache_file": "s.json"}, "plan_file", Path("s.json")),
+    ({"metric_evaluate_fn": max, "metric_threshold": 0.2}, "score", Score(ScoreKind.EVALUATION, max, 0.2)),
+    ({"metric_distance_fn": max}, "score", Score(ScoreKind.DISTANCE, max)),
+    ({"metric_threshold": 0.5}, "score", Score(ScoreKind.L2, None, 0.5)),
+    ({"metric_threshold": 0}, "score", Score(ScoreKind.L2)),
+    ({"metric_threshold": None}, "is_analysis_only", True),
+    ({"metric_default": "sqnr", "metric_threshold": -30}, "score", Score(ScoreKind.SQNR, None, -30)),
+    ({"metric_optimize_object": "quality"}, "is_upward", True),
+    ({"sensitivity_cache_file": "s.json"}, "cache_file", Path("s.json")),
+    ({"subgraph_json": Path("s.json")}, "subgraphs", Path("s.json")),
+    ({"dual_quant_nodes": True}, "has_dual_pairs", True),
+    ({"no_input_qdq_shared": True}, "skips_shared_inputs", True),
+    ({"worker_num": 4, "shared_param_mode": "unshare"}, "sample_limit", None),
+    # as releases before 0.13 have them
+    ({"output_index": 1}, "output_index", 1),
+    ({"l2_target": 3}, "l2", 3),
+    ({"top1_acc_target": 0.1, "evaluate_function": max}, "evaluate", max),
+    ({"num_target": 2}, "layer_limit", 2),
+    ({"target_tensors": ["t"]}, "tensors", ("t",)),
+    ({"target_indices": [1]}, "indices", (1,)),
+    ({"exclude_indices": [1]}, "excluded_indices", (1,)),
 ]
-HARMLESS = {"dual_quant_nodes", "shared_param_mode", "target_layer_config"}
-REFUSED = [
-    {"subgraph_json": "s.json"},
-    {"metric_distance_fn": max},
-    {"metric_default": "kl"},
-    {"metric_threshold": None},
-    {"metric_threshold": "much"},
-    {"metric_optimize_object": "quality"},
-    {"worker_num": 4},
-    {"no_input_qdq_shared": True},
+TYPES_OF_ENTRY = {"target_layer_config", "target_quant_type", "act_target_quant_type", "weight_target_quant_type"}
+TYPES_OF_ENTRY |= {"bias_target_quant_type"}
+WRONG: list[Any] = [
+    ({"metric_default": "luck"}, "MetricDefault"),
+    ({"metric_threshold": "much"}, "MetricThreshold"),
+    ({"metric_optimize_object": "luck"}, "metric_optimize_object"),
+    ({"shared_param_mode": "luck"}, "shared_param_mode"),
+    ({"metric_distance_fn": max, "metric_evaluate_fn": max}, "give one"),
+    ({"target_indices": [-1]}, "TargetIndices"),
 ]
 
 
@@ -219,22 +271,48 @@ def test_settings_of_an_entry_are_carried_out(settings, field, expected):
     assert getattr(mix_of_entry(**settings), field) == expected
 
 
-@pytest.mark.parametrize("settings", REFUSED, ids=lambda each: next(iter(each)))
-def test_or_refused_by_name(settings):
-    with pytest.raises(QuarkError, match=next(iter(settings))):
+@pytest.mark.parametrize(("settings", "message"), WRONG)
+def test_mistakes_of_an_entry_are_named(settings, message):
+    with pytest.raises(QuarkError, match=message):
         mix_of_entry(**settings)
 
 
 def test_every_setting_of_an_entry_is_one_of_these():
-    known = {name for settings in (*(row[0] for row in ENTRY), *REFUSED) for name in settings}
-    assert known | HARMLESS == {each.name for each in fields(AutoMixprecisionConfig)}
+    known = {name for settings, *_ in ENTRY for name in settings}
+    assert known | TYPES_OF_ENTRY == {each.name for each in fields(AutoMixprecisionConfig)}
+
+
+def test_an_entry_that_names_types():
+    entry = AutoMixprecisionConfig(act_target_quant_type=Int8, weight_target_quant_type=Int8)
+    mix = settings_of(QConfig(HIGH, algo_config=[entry])).mix
+    assert words_of(mix.low) == "int8"
+    assert (mix.l2, mix.score) == (0.5, None)
+    assert AlgoConfig.from_dict(entry.to_dict()) == entry
+
+
+def test_the_order_of_arguments_is_that_of_the_documents():
+    given = ["Conv"], "s.json", ["a"], ["b"], 5, 1, max, None, "kl", 0.5, "quality", "c.json", 2, True, True, "unshare"
+    entry = AutoMixprecisionConfig(LOW, *given)
+    names = [each.name for each in fields(entry)][: len(given) + 1]
+    assert tuple(getattr(entry, name) for name in names) == (LOW, *given)
+    assert names[-1] == "shared_param_mode"
+
+
+@pytest.mark.parametrize("target", [[LOW, HIGH], {LOW: ["a"], HIGH: []}], ids=["list", "dict"])
+def test_several_configs_survive_a_file(target):
+    entry: Any = AlgoConfig.from_dict(json.loads(json.dumps(AutoMixprecisionConfig(target).to_dict())))
+    again = entry.target_layer_config
+    if isinstance(target, list):
+        assert again == target
+    else:
+        assert list(again.items()) == list(target.items())
 
 
 def test_an_entry_needs_lower_types():
     with pytest.raises(UnsupportedTypeError, match="expected a QLayerConfig with the lower types"):
         settings_of(QConfig(HIGH, algo_config=[AutoMixprecisionConfig()]))
-    with pytest.raises(InvalidValueError, match="no more bits"):
-        settings_of(QConfig(LOW, algo_config=[AutoMixprecisionConfig(HIGH)]))
+    higher = settings_of(QConfig(LOW, algo_config=[AutoMixprecisionConfig(HIGH)])).mix
+    assert words_of(higher.low) == "int16 activations, int8 weights"
 
 
 def test_an_entry_mixes_a_model_and_leaves_layers_that_are_configured(tmp_path):
@@ -243,7 +321,6 @@ def test_an_entry_mixes_a_model_and_leaves_layers_that_are_configured(tmp_path):
     high = QLayerConfig(activation=Int16Spec(**minmax), weight=Int8Spec())
     low = QLayerConfig(activation=Int8Spec(**minmax))
     entries = [BiasCorrectionConfig(), AutoMixprecisionConfig(low, metric_evaluate_fn=lambda y: 1.0)]
-    pytest.importorskip("torch")
     result = quantize(mixed_network(), images(), QConfig(high, fixed, algo_config=entries))
     assert [each.layer for each in result.report.mixed.layers] == ["second", "sensitive", "head"]
     assert len(result.report.mixed.lowered) == 3
@@ -259,3 +336,11 @@ def test_among_block_formats_by_entry():
 
 def test_all_layer_types_are_the_default():
     assert mix_of(NumTarget=1).op_types == frozenset(LAYER_TYPES)
+
+
+def test_settings_as_extra_options():
+    entry = AutoMixprecisionConfig(LOW, data_size=10, metric_threshold=None)
+    options = entry.get_options()["AutoMixprecision"]
+    assert (options["DataSize"], options["MetricThreshold"], options["NoInputQDQShared"]) == (10, None, False)
+    assert options.keys() <= MIXED_PRECISION_KEYS.keys()
+    assert "DataSize" not in entry._get_config({"AutoMixprecision": {"DataSize": 9}})["AutoMixprecision"]

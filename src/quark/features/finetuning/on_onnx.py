@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -19,12 +21,13 @@ from numpy.typing import NDArray
 
 import quark.features.finetuning.fit as fitting
 from quark.account import AlgorithmFacts
+from quark.errors import InvalidValueError, ModelError
 from quark.features.bias_correction.on_onnx import give_biases
 from quark.features.finetuning.block_fitting import BlockFitter
 from quark.features.finetuning.blocks import Block, blocks
 from quark.features.finetuning.checkpoint import Checkpoint
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
-from quark.features.finetuning.options import FinetuneOptions, Reconstruction, providers_of
+from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction, providers_of
 from quark.features.finetuning.problem import Fitted, Problem
 from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, stages
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
@@ -33,6 +36,8 @@ from quark.onnx.data.samples import SampleStore
 from quark.onnx.deciding import Decision, Work
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.insert import InsertOptions, insert
+from quark.onnx.load import load
+from quark.onnx.optimize import optimize
 from quark.onnx.progress import track
 from quark.onnx.save import SaveOptions, finish
 from quark.onnx.versions import versions
@@ -61,9 +66,15 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
     model = work.model
     if work.exact is None:
         return []
-    before = _quantized_error(work)
+    exact, expected = work.exact, work.expected
+    if options.reference is not None:
+        exact = load_reference(options.reference, work)
+        with FloatRunner(exact) as runner:
+            expected = [runner.outputs(sample) for sample in work.samples.held_out]
+    judged = _judged_outputs(model, options.output_index)
+    before = _quantized_error(work, expected, judged)
     standing = {name: value.const_value for name, value in model.graph.initializers.items()}
-    facts, steps = _finetune(work, work.exact, options)
+    facts, steps = _finetune(work, exact, options)
     fitted = {name: model.graph.initializers[name].const_value for step in steps for name in step}
 
     def error_of(kept: int) -> float:
@@ -71,7 +82,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
         for number, step in enumerate(steps):
             for name in step:
                 model.graph.initializers[name].const_value = (fitted if number < kept else standing)[name]
-        return _quantized_error(work)
+        return _quantized_error(work, expected, judged)
 
     after = error_of(len(steps))
     if after <= before:
@@ -85,14 +96,50 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
     return [replace(facts, changed=facts.changed[:kept], left=(*facts.left, *taken_back))]
 
 
-def _quantized_error(work: Decision) -> float:
+def load_reference(path: Path, work: Work) -> ir.Model:
+    """Read the float network of a file and rewrite it as the model was, so that their layers have the same names.
+
+    Raises an error if its layers or its inputs and outputs are not those of the model.
+    """
+    subject = f"FastFinetune.RefModelPath '{path}'"
+    reference = load(path, work.settings.load).model
+    optimize(reference, work.settings.optimize)
+    for place in ("inputs", "outputs"):
+        mine, theirs = ({str(value.name) for value in getattr(each.graph, place)} for each in (work.model, reference))
+        if mine != theirs:
+            missing = ", ".join(sorted(mine ^ theirs)[:4])
+            raise ModelError(f"{subject}: its {place} differ from those of the model: {missing}")
+    nodes = {str(node.name): node for node in reference.graph}
+    for node in work.model.graph:
+        if node.op_type not in TRAINED_OP_TYPES or constant(input_value(node, 1)) is None:
+            continue
+        other = nodes.get(str(node.name))
+        if other is None or other.op_type != node.op_type:
+            raise ModelError(f"{subject}: it has no {node.op_type} '{node.name}', which is a layer of the model")
+    return reference
+
+
+def _judged_outputs(model: ir.Model, index: int | None) -> list[str] | None:
+    """The output that the network is judged by; None: all of them."""
+    if index is None:
+        return None
+    names = [str(value.name) for value in model.graph.outputs]
+    if index >= len(names):
+        listed = ", ".join(f"{number}: '{name}'" for number, name in enumerate(names[:8]))
+        raise InvalidValueError(
+            f"FastFinetune.OutputIndex {index}: the model has {len(names)} outputs, expected one of {listed}"
+        )
+    return [names[index]]
+
+
+def _quantized_error(work: Decision, expected: Sequence[Mapping[str, Array]], judged: list[str] | None) -> float:
     """The error of the network as it would be written; 0 if no samples were held out."""
     if not work.samples.held_out:
         return 0.0
     copy = work.model.clone()
     insert(copy, work.plan, work.settings.insert)
     runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
-    return output_error(runnable, work.samples.held_out, work.expected)
+    return output_error(runnable, work.samples.held_out, expected, judged)
 
 
 def _finetune(
@@ -122,10 +169,13 @@ class _Finetuning:
         model, plan, samples = work.model, work.plan, work.samples
         self._model, self._options = model, options
         self.layers, self.left = trained_layers(model, plan, options.op_types)
+        if options.is_largest_only and self.layers:
+            self._keep_largest()
         self.changed: list[str] = []
         self.steps: list[tuple[str, ...]] = []
         self._choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
         self._copy = _quantized_copy(model, plan)
+        walked = _quantized_copy(model, plan) if options.is_parallel else self._copy
         self._nodes, self._copied, self._exact = (
             {str(node.name): node for node in each.graph} for each in (model, self._copy, exact)
         )
@@ -133,7 +183,7 @@ class _Finetuning:
         for sample in itertools.islice(samples, options.data_size):
             self._samples.append(sample)
         digests = [FloatRunner(each).model_digest() for each in (exact, model)]
-        settings = repr(replace(options, folder=None, fit=replace(options.fit, log_period=0)))
+        settings = repr(replace(options, folder=None, reference=None, fit=replace(options.fit, log_period=0)))
         environment = [repr(sorted(versions().items())), fitting.arithmetic()]
         # everything that a finetuned layer follows from
         self.checkpoint = Checkpoint(options.folder, [*digests, plan.digest, samples.digest(), settings, *environment])
@@ -147,7 +197,7 @@ class _Finetuning:
                 workers=min(2, processors),
                 threads=max(1, processors // 2),
             )
-            for network in (exact, self._copy)
+            for network in (exact, walked)
         )
         float_walk, quantized_walk = self._walks
         self._gatherer = Gatherer(float_walk, quantized_walk, len(self._samples), options)
@@ -157,7 +207,16 @@ class _Finetuning:
             options,
         )
         self._held_out = samples.held_out if options.is_selective else []
+        self._judged = _judged_outputs(model, options.output_index)
         self._clock = {"inference": 0.0, "training": 0.0}
+
+    def _keep_largest(self) -> None:
+        nodes = {str(node.name): node for node in self._model.graph}
+        sizes = [_numbers_around(nodes[layer.name]) for layer in self.layers]
+        largest = self.layers[sizes.index(max(sizes))]
+        reason = f"only '{largest.name}', which takes the most memory, was asked for"
+        self.left += [SkippedNode(each.name, each.op_type, reason) for each in self.layers if each is not largest]
+        self.layers = [largest]
 
     def layer_by_layer(self) -> None:
         if not len(self._samples):
@@ -304,7 +363,7 @@ class _Finetuning:
         """The error of the network's outputs on held-out samples; 0 unless `is_selective`."""
         if not self._held_out:
             return 0.0
-        return output_error(self._copy, self._held_out, self._expected, has_integer_kernels=False)
+        return output_error(self._copy, self._held_out, self._expected, self._judged, has_integer_kernels=False)
 
     @functools.cached_property
     def _expected(self) -> Sequence[Mapping[str, Array]]:
@@ -315,6 +374,12 @@ class _Finetuning:
         for walk in self._walks:
             walk.close()
         self._samples.close()
+
+
+def _numbers_around(node: ir.Node) -> int:
+    """How many numbers a node reads and writes for one sample; dimensions that are not known count as 1."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.shape is not None]
+    return sum(math.prod(size if isinstance(size, int) else 1 for size in value.shape or ()) for value in values)
 
 
 def _reason(fitted: Fitted) -> str:

@@ -72,6 +72,11 @@ class FinetuneOptions:
     At most `data_size` samples are used. Activations beyond `memory_limit` bytes go to a temporary file, and fewer rows
     are used if they would not fit. With `is_selective`, a layer is only kept if the outputs of the whole network do not
     get worse. Finished layers are kept in `folder` (None: the user's cache), so that an interrupted run can go on.
+
+    `output_index` is the output by which the network as a whole is judged; None: by all of them. `reference` is a file
+    with the float network to come close to, instead of the one that is quantized. With `is_parallel`, layers see the
+    quantized network as it was before finetuning, and know nothing of each other. With `is_largest_only`, only the
+    layer that takes the most memory is finetuned, to see whether the memory suffices.
     """
 
     fit: FitOptions = field(default_factory=FitOptions)
@@ -82,6 +87,10 @@ class FinetuneOptions:
     is_selective: bool = False
     folder: Path | None = None
     reconstruction: Reconstruction = Reconstruction.LAYER
+    output_index: int | None = None
+    reference: Path | None = None
+    is_parallel: bool = False
+    is_largest_only: bool = False
 
     def rows_per_sample(self, row_numbers: int, samples: int) -> int:
         """The number of rows of a layer that are taken from each sample."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -82,18 +82,24 @@ class MixedNetworks:
         self.trial_settings = settings.for_trials()  # features that take little time
         if samples.is_random:
             self.trial_settings = replace(self.trial_settings, refine=RefineOptions())
-        self._low_spec = settings.mix.low
+        self._mix = settings.mix
         self._nodes = {str(node.name): node for node in model.graph}
         self._high = place(view_of(model), settings.choose, vanished)
         specs, _ = select_nodes(view_of(model), settings.choose, vanished)
         usual = {name for name, spec in specs.items() if spec == settings.choose.default}
         possible = candidates(model, usual, settings.mix)
-        low = self._placed([each.layer for each in possible])
-        self._quantized = {each.reader.node for each in (*self._high.requests, *low.requests)} | set(specs)
-        before, after = _by_node(self._high), _by_node(low)
-        self.layers = tuple(each for each in possible if after.get(each.layer) not in (None, before.get(each.layer)))
-        self._low = self._placed([each.layer for each in self.layers])
-        self._wanted = [*tensors_to_measure(self._high), *tensors_to_measure(self._low)]
+        targets = range(len(settings.mix.targets))
+        low = [self._placed({each.layer: target for each in possible}) for target in targets]
+        requests = (each for placement in (self._high, *low) for each in placement.requests)
+        self._quantized = {each.reader.node for each in requests} | set(specs)
+        before, after = _by_node(self._high), [_by_node(each) for each in low]
+        self.layers = tuple(
+            each
+            for each in possible
+            if any(found.get(each.layer) not in (None, before.get(each.layer)) for found in after)
+        )
+        self._low = [self._placed({each.layer: target for each in self.layers}) for target in targets]
+        self._wanted = [key for placement in (self._high, *self._low) for key in tensors_to_measure(placement)]
         watched = [name for name, _ in self._wanted]
         watched += call("onnx", "watched", Work(model, samples, self.trial_settings))
         self._runner = FloatRunner(model, dict.fromkeys(watched), providers=settings.calibrate.providers)
@@ -103,27 +109,33 @@ class MixedNetworks:
         """Measure the ranges that layers need at the higher types, and at the lower ones."""
         self.ranges = measure(self._runner, self._wanted, self._samples, self._settings)
 
-    def options(self, lowered: Collection[str]) -> ChoiceOptions:
-        """The options with these layers lowered. Layers that the user configures by name are not among `layers`."""
-        low: list[tuple[str, LayerSpec | None]] = [(re.escape(name), self._low_spec) for name in lowered]
-        return replace(self._settings.choose, by_node=(*low, *self._settings.choose.by_node))
+    def options(self, mixed: Mapping[str, int]) -> ChoiceOptions:
+        """The options with these layers at the types of that number, or of their name. Layers that the user configures
+        by name are not among `layers`."""
+        own, targets = dict(self._mix.by_layer), self._mix.targets
+        specs: list[tuple[str, LayerSpec | None]] = [
+            (re.escape(name), own.get(name, targets[target])) for name, target in mixed.items()
+        ]
+        has_dual_pairs = self._settings.choose.has_dual_pairs or (self._mix.has_dual_pairs and bool(mixed))
+        by_node = (*specs, *self._settings.choose.by_node)
+        return replace(self._settings.choose, by_node=by_node, has_dual_pairs=has_dual_pairs)
 
-    def alone(self, layer: str) -> Network:
-        """The float network except for that layer, which has the lower types."""
-        outputs = {str(value.name) for value in self._nodes[layer].outputs}
+    def alone(self, layers: Collection[str], target: int = 0) -> Network:
+        """The float network except for these layers, which have the types of that number."""
+        outputs = {str(value.name) for layer in layers for value in self._nodes[layer].outputs}
         mine = [
             each
-            for each in self._low.requests
-            if each.reader.node == layer or (each.tensor in outputs and each.reader.node not in self._quantized)
+            for each in self._low[target].requests
+            if each.reader.node in layers or (each.tensor in outputs and each.reader.node not in self._quantized)
         ]
         # nothing fused: a quantizer before an activation would be seen by those that read it in float
-        alone = replace(self._low, requests=tuple(mine), fused=())
-        plan = choose(view_of(self._model), alone, self.ranges, self.options([layer]))
+        alone = replace(self._low[target], requests=tuple(mine), fused=())
+        plan = choose(view_of(self._model), alone, self.ranges, self.options(dict.fromkeys(layers, target)))
         return self._opened(self._model.clone(), plan)
 
-    def mixed(self, lowered: Collection[str]) -> Network:
-        """The quantized network with these layers lowered."""
-        copy, options = self._model.clone(), self.options(lowered)
+    def mixed(self, mixed: Mapping[str, int]) -> Network:
+        """The quantized network with these layers at the types of that number."""
+        copy, options = self._model.clone(), self.options(mixed)
         placement = place(view_of(copy), options, self._vanished)
         # if operators that align tensors are lowered too, groups differ from those of either extreme
         wanted = [key for key in tensors_to_measure(placement) if key not in self.ranges]
@@ -141,17 +153,19 @@ class MixedNetworks:
 
     def basis_digest(self, seen: Iterable[Sample], output: str) -> str:
         """A digest of all that sensitivities follow from: the model, the plan with all layers lowered, the samples."""
-        low = self.options([each.layer for each in self.layers])
-        plan = choose(view_of(self._model), self._low, self.ranges, low)
-        state = hashlib.sha256(f"{self.model_digest()};{plan.digest};{output};".encode())
+        digests = []
+        for target, placement in enumerate(self._low):
+            low = self.options({each.layer: target for each in self.layers})
+            digests.append(choose(view_of(self._model), placement, self.ranges, low).digest)
+        state = hashlib.sha256(f"{self.model_digest()};{';'.join(digests)};{output};".encode())
         for sample in seen:
             for name, array in sorted(sample.items()):
                 state.update(f"{name}:{array.dtype}:{array.shape};".encode())
                 state.update(array.tobytes())
         return state.hexdigest()
 
-    def _placed(self, lowered: Collection[str]) -> Placement:
-        return place(view_of(self._model), self.options(lowered), self._vanished)
+    def _placed(self, mixed: Mapping[str, int]) -> Placement:
+        return place(view_of(self._model), self.options(mixed), self._vanished)
 
     def _opened(self, copy: ir.Model, plan: QuantizationPlan) -> Network:
         insert(copy, plan, self._settings.insert)
@@ -187,13 +201,23 @@ def candidates(model: ir.Model, names: Collection[str], options: MixOptions) -> 
             found.update(matches)
         return found
 
+    for name, _ in options.by_layer:
+        matching([name], "TargetLayerConfig")
     included = matching(options.included, "IncludeLayers") if options.included else set(every_name)
     wanted = (included - matching(options.excluded, "ExcludeLayers")) & set(names)
+    if options.skips_shared_inputs:
+        wanted -= {str(node.name) for node in model.graph if _shares_input(node)}
     return tuple(
         LayerPrecision(str(node.name), node.op_type, weights=weight_count(node), macs=multiplications(node))
         for node in model.graph
         if str(node.name) in wanted and node.op_type in options.op_types
     )
+
+
+def _shares_input(node: ir.Node) -> bool:
+    """True if other nodes read the first input too."""
+    value = node.inputs[0] if node.inputs else None
+    return value is not None and len({id(user) for user, _ in value.uses()}) > 1
 
 
 def _by_node(placement: Placement) -> dict[str, set[tuple[int, Any]]]:

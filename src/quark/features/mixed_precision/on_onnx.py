@@ -7,27 +7,40 @@ plan file       written after every improvement, so that an interrupted run leav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from quark.account import AlgorithmFacts
 from quark.decide import ChoiceOptions, RangeKey
-from quark.decide.specs import bits_of, words_of
+from quark.decide.options import TensorOverride
+from quark.decide.specs import AffineSpec, bits_of, words_of
 from quark.errors import InvalidValueError, ModelError, unknown_name
 from quark.features.mixed_precision.networks import MixedNetworks, Network
 from quark.features.mixed_precision.options import Method, MixOptions
 from quark.features.mixed_precision.plan import Figure, Metric, MixedPlan, Precision
 from quark.features.mixed_precision.quality import Quality, output_name
 from quark.features.mixed_precision.report import missed_remarks
-from quark.features.mixed_precision.search import MOST_TRIALS, Trial, least_harm, least_harm_greedy, lower_most, rising
+from quark.features.mixed_precision.score_file import UnitScore, read_scores, write_scores
+from quark.features.mixed_precision.search import (
+    MOST_TRIALS,
+    Trial,
+    least_harm,
+    least_harm_greedy,
+    lower_most,
+    raise_least,
+)
+from quark.features.mixed_precision.subgraphs import UNGROUPED, read_subgraphs
 from quark.files.foreign import REPORT, read_json
 from quark.onnx.data import Samples
 from quark.onnx.large_tensors import Message
 from quark.onnx.progress import track
 from quark.onnx.save import write_text
 from quark.onnx.settings import Settings
+from quark.onnx.view import tensor_names
 from quark.plan import SkippedNode
 from quark.ranges import TensorRange
 from quark.report.algorithms import MIXED_PRECISION
@@ -35,20 +48,31 @@ from quark.report.algorithms import MIXED_PRECISION
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """The options to choose by, the ranges that were measured for them, and the plan for the report."""
+    """The options to choose by, the ranges that were measured for them, and the plan for the report. `given` are the
+    layers that were changed, `types` what they could be given, in words."""
 
     choose: ChoiceOptions
     ranges: Mapping[RangeKey, TensorRange]
     plan: MixedPlan
     notes: tuple[str, ...] = ()
     quality: Quality | None = None  # given if the pipeline still changes the network
+    types: tuple[str, ...] = ()
+    given: Precision = Precision.LOW
+    is_analysis_only: bool = False
 
     @property
     def facts(self) -> AlgorithmFacts:
-        changed = tuple(f"{name}: {self.plan.low}" for name in self.plan.lowered)
-        reason = "stays at the higher types" if changed else "no layer can have the lower types within the targets"
-        high = (each for each in self.plan.layers if each.choice is Precision.HIGH)
-        left = tuple(SkippedNode(each.layer, each.op_type, reason) for each in high)
+        types = self.types or (self.plan.low,)
+        changed = tuple(f"{each.layer}: {types[each.target]}" for each in self.plan.layers if each.choice is self.given)
+        reason = "no layer can have the lower types within the targets"
+        if self.is_analysis_only:
+            reason = "layers were only ranked"
+        elif self.given is Precision.HIGH:
+            reason = "stays at the lower types"
+        elif changed:
+            reason = "stays at the higher types"
+        others = (each for each in self.plan.layers if each.choice is not self.given)
+        left = tuple(SkippedNode(each.layer, each.op_type, reason) for each in others)
         return AlgorithmFacts(MIXED_PRECISION, changed, left)
 
     @property
@@ -71,71 +95,171 @@ def mix(
     model: ir.Model, original: ir.Model | None, samples: Samples, settings: Settings, vanished: Collection[str]
 ) -> Mixed:
     """Decide which layers have the lower types; the model is not changed. `original` is the network to compare with,
-    if rewrites have changed the function of the model. `vanished` are nodes that rewrites have removed."""
+    if rewrites have changed the function of the model, or the nodes that subgraphs name. `vanished` are nodes that
+    rewrites have removed."""
     options = settings.mix
     assert options is not None
     output_name(model, options.output_index)
     given = _read_plan(options)
     with MixedNetworks(model, samples, settings, vanished) as networks:
-        types = words_of(settings.choose.default), words_of(options.low)
+        base, targets = words_of(settings.choose.default), tuple(map(words_of, options.targets))
+        types = (" or ".join(targets), base) if options.is_upward else (base, " or ".join(targets))
         plan = MixedPlan(networks.layers, *types, model=networks.model_digest() if options.plan_file else "")
+        if options.tensors:
+            return _of_tensors(plan, networks, model, options, settings.choose)
         if not networks.layers:
             return Mixed(settings.choose, {}, plan)
         if options.is_plan_given:
             assert given is not None
-            plan, notes = _as_given(plan, given)
-            return Mixed(networks.options(plan.lowered), {}, plan, notes)
+            plan, notes = _as_given(plan, given, len(targets))
+            chosen = networks.options(_mixed_layers(plan, options))
+            return Mixed(chosen, {}, plan, notes, None, targets, _given(options))
         networks.measure()
         quality = Quality(original or model, samples, options, settings.calibrate.providers)
-        mixer = _Mixer(networks, quality, settings)
+        mixer = _Mixer(networks, quality, settings, _units(networks, original or model, options))
         plan = mixer.run(plan, given)
         trials = networks.trial_settings
         is_changed_later = (settings.refine, settings.features) != (trials.refine, {}) and options.has_quality
         return Mixed(
-            networks.options(plan.lowered),
+            networks.options(_mixed_layers(plan, options)),
             networks.ranges,
             plan,
             tuple(mixer.notes),
             quality if is_changed_later else None,
+            targets,
+            _given(options),
+            options.is_analysis_only,
         )
 
 
+def _given(options: MixOptions) -> Precision:
+    """The precision that layers are given in the place of the default one."""
+    return Precision.HIGH if options.is_upward else Precision.LOW
+
+
+def _mixed_layers(plan: MixedPlan, options: MixOptions) -> dict[str, int]:
+    """The layers that get other types than the default ones, with the number of these types."""
+    return {each.layer: each.target for each in plan.layers if each.choice is _given(options)}
+
+
+def _units(networks: MixedNetworks, model: ir.Model, options: MixOptions) -> dict[str, tuple[str, ...]]:
+    """The layers that are mixed together, by the name of their subgraph; each by itself if there is no such file."""
+    names = [each.layer for each in networks.layers]
+    if options.subgraphs is None:
+        return {name: (name,) for name in names}
+    units = {}
+    for name, nodes in read_subgraphs(options.subgraphs, model).items():
+        units[name] = tuple(each for each in names if each in nodes)
+    grouped = {each for unit in units.values() for each in unit}
+    units[UNGROUPED] = tuple(each for each in names if each not in grouped)
+    return {name: unit for name, unit in units.items() if unit}
+
+
+def _of_tensors(
+    plan: MixedPlan, networks: MixedNetworks, model: ir.Model, options: MixOptions, choose: ChoiceOptions
+) -> Mixed:
+    """The tensors that are named get the types, and so do the layers among the names."""
+    layers = {each.layer for each in plan.layers}
+    tensors = tensor_names(model)
+    for name in options.tensors:
+        if name not in tensors and name not in layers:
+            raise unknown_name("tensor or layer (AutoMixprecision.TargetTensors)", name, sorted(tensors | layers))
+    spec = options.low.activation
+    overrides = []
+    for name in options.tensors:
+        if name in tensors and isinstance(spec, AffineSpec) and isinstance(choose.default.activation, AffineSpec):
+            overrides.append(TensorOverride(name, spec.format, spec.is_symmetric))
+        elif name in tensors and spec is not None:
+            overrides.append(TensorOverride(name, spec=spec))
+    plan = plan.with_lowered([name for name in options.tensors if name in layers])
+    lowered = networks.options(dict.fromkeys(plan.lowered, 0))
+    return Mixed(replace(lowered, overrides=(*lowered.overrides, *overrides)), {}, plan)
+
+
 class _Mixer:
-    def __init__(self, networks: MixedNetworks, quality: Quality, settings: Settings) -> None:
+    def __init__(
+        self, networks: MixedNetworks, quality: Quality, settings: Settings, units: Mapping[str, tuple[str, ...]]
+    ) -> None:
         assert settings.mix is not None
-        self._networks, self._quality, self._options = networks, quality, settings.mix
+        self._networks, self._quality, self._options, self._units = networks, quality, settings.mix, units
         self._high, self._low = bits_of(settings.choose.default), bits_of(settings.mix.low)
+        self._pinned: set[str] = set()  # units that the user keeps as they are
         self.notes: list[str] = []
 
     def run(self, plan: MixedPlan, given: MixedPlan | None) -> MixedPlan:
+        options = self._options
+        if options.indices or options.excluded_indices:
+            plan = self._with_mixed(plan, self._numbered(plan))
+            self._write(plan)
+            return plan
         plan = self._with_sensitivities(plan, given)
         self._write(plan)
-        if self._options.has_budget:
+        if options.is_analysis_only:
+            return self._with_mixed(plan, ())
+        if options.has_budget:
             plan = self._within_budget(plan)
-        elif self._options.has_quality:
-            with track(MOST_TRIALS, "mixing precisions") as advance:
-
-                def judge(lowered: tuple[str, ...]) -> tuple[Figure, ...]:
-                    figures = self._figures(lowered)
-                    advance()
-                    return figures
-
-                def remember(trial: Trial) -> None:
-                    self._write(plan.with_lowered(trial.lowered, trial.figures))
-
-                best = lower_most(rising(plan.layers), judge, remember, self._options.layer_limit)
-            plan = plan.with_lowered(best.lowered, best.figures)
+        elif options.has_quality:
+            plan = self._within_quality(plan)
         else:
-            plan = plan.with_lowered(rising(plan.layers)[: self._options.layer_limit])
+            plan = self._with_mixed(plan, self._order(plan)[: options.layer_limit])
         self._write(plan)
         return plan
+
+    def _within_quality(self, plan: MixedPlan) -> MixedPlan:
+        with track(MOST_TRIALS, "mixing precisions") as advance:
+
+            def judge(units: tuple[str, ...]) -> tuple[Figure, ...]:
+                figures = self._figures(self._targets(plan, units))
+                advance()
+                return figures
+
+            def remember(trial: Trial) -> None:
+                self._write(self._with_mixed(plan, trial.lowered, trial.figures))
+
+            search = raise_least if self._options.is_upward else lower_most
+            best = search(self._order(plan), judge, remember, self._options.layer_limit)
+        return self._with_mixed(plan, best.lowered, best.figures)
+
+    def _numbered(self, plan: MixedPlan) -> list[str]:
+        """The layers that the user numbers, in the order of the graph."""
+        names = [each.layer for each in plan.layers]
+        wanted = self._options.indices or self._options.excluded_indices
+        for index in wanted:
+            if index >= len(names):
+                option = "TargetIndices" if self._options.indices else "ExcludeIndices"
+                self.notes.append(f"AutoMixprecision.{option} {index}: there are {len(names)} layers, from 0 on")
+        if self._options.indices:
+            return [name for number, name in enumerate(names) if number in wanted]
+        return [name for number, name in enumerate(names) if number not in wanted]
+
+    def _order(self, plan: MixedPlan) -> list[str]:
+        """The units by rising rank, without those that the user keeps as they are."""
+        ranks = {each.layer: each.rank for each in plan.layers}
+        order = sorted(self._units, key=lambda unit: ranks[self._units[unit][0]])
+        return [unit for unit in order if unit not in self._pinned]
+
+    def _layers(self, units: Iterable[str]) -> list[str]:
+        return [layer for unit in units for layer in self._units.get(unit, (unit,))]
+
+    def _targets(self, plan: MixedPlan, units: Iterable[str]) -> dict[str, int]:
+        targets = {each.layer: each.target for each in plan.layers}
+        return {layer: targets[layer] for layer in self._layers(units)}
+
+    def _with_mixed(self, plan: MixedPlan, units: Iterable[str], figures: tuple[Figure, ...] = ()) -> MixedPlan:
+        layers = self._layers(units)
+        if self._options.is_upward:
+            layers = [each.layer for each in plan.layers if each.layer not in layers]
+        return plan.with_lowered(layers, figures)
 
     def _with_sensitivities(self, plan: MixedPlan, given: MixedPlan | None) -> MixedPlan:
         seen = self._quality.sensitive
         basis = ""
-        if self._options.plan_file is not None:
+        if self._options.plan_file is not None or self._options.cache_file is not None:
             basis = self._networks.basis_digest(seen.samples(), seen.output)
         plan = replace(plan, basis=basis, samples=len(seen))
+        options = self._options
+        if options.score or options.others or options.subgraphs is not None or options.cache_file is not None:
+            return self._with_scores(plan, basis)
         known = {} if given is None else {each.layer: each.sensitivity for each in given.layers}
         if given is not None:
             if given.basis == basis and all(known.get(each.layer) is not None for each in plan.layers):
@@ -147,10 +271,54 @@ class _Mixer:
         layers = []
         with track(len(plan.layers), "measuring sensitivities") as advance:
             for each in plan.layers:
-                with self._networks.alone(each.layer) as network:
+                with self._networks.alone([each.layer]) as network:
                     layers.append(replace(each, sensitivity=self._quality.error(network)))
                 advance()
         return replace(plan, layers=tuple(layers))
+
+    def _with_scores(self, plan: MixedPlan, basis: str) -> MixedPlan:
+        """The layers with the scores of their units, from the file if it has them."""
+        score, path = self._options.score, self._options.cache_file
+        kind = "error" if score is None else score.kind.value
+        content = f"{basis};{kind};{self._options.is_upward};{sorted(self._units.items())}"
+        key = hashlib.sha256(content.encode()).hexdigest()
+        known = None if path is None else read_scores(path)
+        found = known[1] if known is not None and known[0] == key else None
+        if known is not None and found is None:
+            self.notes.append(
+                f"SensitivityCacheFile '{path}': its scores are of another model, other types, layers or samples, and "
+                "were measured anew"
+            )
+        if found is None or set(found) != set(self._units):
+            found = self._measured_scores()
+            if path is not None:
+                write_scores(path, key, list(found.values()))
+        self._pinned = {name for name, each in found.items() if not each.is_enabled}
+        by_layer = {layer: found[unit] for unit, layers in self._units.items() for layer in layers}
+        layers = []
+        for each in plan.layers:
+            value, target = by_layer[each.layer].score, by_layer[each.layer].target
+            is_error = score is None  # the errors of layers are their sensitivities
+            known_error, known_score = (value, None) if is_error else (None, value)
+            layers.append(replace(each, sensitivity=known_error, score=known_score, target=target))
+        return replace(plan, layers=tuple(layers))
+
+    def _measured_scores(self) -> dict[str, UnitScore]:
+        measure = self._quality.error if self._options.score is None else self._quality.score
+        targets = range(len(self._options.targets))
+        found = {}
+        with track(len(self._units) * len(targets), "measuring sensitivities") as advance:
+            for name, layers in self._units.items():
+                scores = []
+                for target in targets:
+                    # what is gained by the higher types shows in the quantized network only
+                    is_upward, mixed = self._options.is_upward, dict.fromkeys(layers, target)
+                    opened = self._networks.mixed(mixed) if is_upward else self._networks.alone(layers, target)
+                    with opened as network:
+                        scores.append(measure(network))
+                    advance()
+                found[name] = UnitScore(name, layers, tuple(scores), scores.index(min(scores)))
+        return found
 
     def _within_budget(self, plan: MixedPlan) -> MixedPlan:
         if self._options.weight_bits is not None:
@@ -169,7 +337,7 @@ class _Mixer:
             metric, unit, limit = Metric.BIT_OPERATIONS, at_high, self._options.bit_operations * at_high
             sizes = [each.macs or 0 for each in plan.layers]
         saved = [each * (at_high - at_low) for each in sizes]
-        harm = [each.sensitivity or 0.0 for each in plan.layers]
+        harm = [0.0 if each.rank == math.inf else each.rank for each in plan.layers]
         solve = least_harm if self._options.method is Method.INTEGER else least_harm_greedy
         total = sum(sizes)
         numbers = solve(harm, saved, total * (at_high - limit))
@@ -178,11 +346,11 @@ class _Mixer:
         lowered = tuple(plan.layers[i].layer for i in numbers)
         reached = at_high - (sum(saved[i] for i in numbers) / total if total else 0.0)
         figure = Figure(metric, reached / unit, limit / unit, at_high / unit)
-        quality = self._figures(lowered) if self._options.has_quality else ()
+        quality = self._figures(dict.fromkeys(lowered, 0)) if self._options.has_quality else ()
         return plan.with_lowered(lowered, (figure, *quality))
 
-    def _figures(self, lowered: tuple[str, ...]) -> tuple[Figure, ...]:
-        with self._networks.mixed(lowered) as network:
+    def _figures(self, mixed: Mapping[str, int]) -> tuple[Figure, ...]:
+        with self._networks.mixed(mixed) as network:
             return self._quality.figures(network)
 
     def _write(self, plan: MixedPlan) -> None:
@@ -207,14 +375,20 @@ def _read_plan(options: MixOptions) -> MixedPlan | None:
     return MixedPlan.from_dict(read_json(path, label, REPORT), label)
 
 
-def _as_given(plan: MixedPlan, given: MixedPlan) -> tuple[MixedPlan, tuple[str, ...]]:
-    """The choices of a plan file for the layers of this model."""
+def _as_given(plan: MixedPlan, given: MixedPlan, targets: int) -> tuple[MixedPlan, tuple[str, ...]]:
+    """The choices of a plan file for the layers of this model, which can have so many types."""
     known = {each.layer: each for each in given.layers}
     names = [each.layer for each in plan.layers]
     for name in known:
         if name not in names:
             raise unknown_name("layer (AutoMixprecision.PlanFile) that can have the lower types", name, names)
     notes = []
+    for layer in known.values():
+        if layer.target >= targets:
+            raise InvalidValueError(
+                f"AutoMixprecision.PlanFile: layer '{layer.layer}' has the types number {layer.target}, and the config "
+                f"has {targets}, from 0 on"
+            )
     missing = [name for name in names if name not in known]
     if missing:
         notes.append(
@@ -226,7 +400,7 @@ def _as_given(plan: MixedPlan, given: MixedPlan) -> tuple[MixedPlan, tuple[str, 
         if theirs and theirs != mine:
             notes.append(f"PlanFile was made for '{theirs}', and its choices were taken for '{mine}'")
     layers = tuple(
-        replace(each, sensitivity=known[each.layer].sensitivity, choice=known[each.layer].choice)
+        replace(known[each.layer], op_type=each.op_type, weights=each.weights, macs=each.macs)
         if each.layer in known
         else each
         for each in plan.layers

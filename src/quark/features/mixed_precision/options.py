@@ -23,6 +23,28 @@ class Method(str, Enum):
     INTEGER = "integer"  # with the least possible harm, by integer programming
 
 
+class ScoreKind(str, Enum):
+    """How far a network is from float, the less the better."""
+
+    L2 = "l2"  # the mean over samples of the L2 distance
+    KL = "kl"  # of the outputs as distributions
+    COSINE = "cosine"  # 1 - cosine
+    SQNR = "sqnr"  # in decibels, with the other sign
+    PSNR = "psnr"  # in decibels, with the other sign
+    DISTANCE = "distance"  # what a function says of the outputs of both networks
+    EVALUATION = "evaluation"  # what is lost of what a function says of the outputs of a network
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score, which may be at most `limit`; None: any. `function` belongs to the last two kinds, and gets a list with
+    a list of outputs for each sample, in the order of the samples."""
+
+    kind: ScoreKind = ScoreKind.L2
+    function: Callable[..., Any] | None = None
+    limit: float | None = None
+
+
 @dataclass(frozen=True)
 class MixOptions:
     """Layers of `op_types` get the types of `low` instead of the default ones, as many as the targets allow.
@@ -34,7 +56,16 @@ class MixOptions:
     that at the higher types. At most `layer_limit` layers are lowered.
 
     `included` and `excluded` are names or patterns of layers; nothing included means all. With `is_plan_given` the
-    choices of `plan_file` are used as they are. If `sample_limit` is None, the usual numbers of samples are used."""
+    choices of `plan_file` are used as they are. If `sample_limit` is None, the usual numbers of samples are used.
+
+    With `others`, a layer gets those of the types of `low` and `others` with which the network is closest to float;
+    `by_layer` has the types of layers by name. With `is_upward`, the default types are the lower ones, and as few
+    layers get the other ones as the targets allow. With `is_analysis_only`, layers are ranked and stay as they are.
+
+    `tensors`, by name, get the types without any search, and so do the layers of the numbers `indices`, or all but
+    `excluded_indices`. `subgraphs` is a file that says which layers are mixed together. `cache_file` keeps the scores
+    of layers. With `skips_shared_inputs`, layers whose input others read too stay as they are. `has_dual_pairs`: see
+    ChoiceOptions."""
 
     low: LayerSpec
     op_types: frozenset[str] = frozenset(LAYER_TYPES)
@@ -54,6 +85,23 @@ class MixOptions:
     plan_file: Path | None = None
     is_plan_given: bool = False
     sample_limit: int | None = None
+    others: tuple[LayerSpec, ...] = ()
+    by_layer: tuple[tuple[str, LayerSpec], ...] = ()
+    score: Score | None = None
+    is_upward: bool = False
+    is_analysis_only: bool = False
+    tensors: tuple[str, ...] = ()
+    indices: tuple[int, ...] = ()
+    excluded_indices: tuple[int, ...] = ()
+    subgraphs: Path | None = None
+    cache_file: Path | None = None
+    skips_shared_inputs: bool = False
+    has_dual_pairs: bool = False
+
+    @property
+    def targets(self) -> tuple[LayerSpec, ...]:
+        """The types that layers can be given."""
+        return (self.low, *self.others)
 
     @property
     def has_budget(self) -> bool:
@@ -61,7 +109,8 @@ class MixOptions:
 
     @property
     def has_quality(self) -> bool:
-        targets = (self.accuracy_drop, self.measure_drop, self.l2, self.sqnr_db)
+        limit = None if self.score is None else self.score.limit
+        targets = (self.accuracy_drop, self.measure_drop, self.l2, self.sqnr_db, limit)
         return any(each is not None for each in targets)
 
     @property

@@ -35,6 +35,7 @@ class Metric(str, Enum):
     L2 = "L2 distance"  # of the output, from the float network's; the mean over samples
     SQNR = "SQNR"  # signal to noise of the output, in decibels
     BITS = "bits per weight"  # the mean over the weights of all layers that could be lowered
+    SCORE = "score"  # a distance from the float network's outputs
     BIT_OPERATIONS = "bit operations"  # multiplications times the bits of both factors, of those at the higher types
 
     @property
@@ -96,7 +97,8 @@ class Precision(str, Enum):
 @dataclass(frozen=True)
 class LayerPrecision:
     """A layer that could be lowered. `sensitivity` is None if it was not measured, and `macs`, the multiplications for
-    one sample, if shapes are not known."""
+    one sample, if shapes are not known. `score` stands in the place of the sensitivity if a score was asked for, and
+    `target` is the number of the types, if there are several to choose from."""
 
     layer: str
     op_type: str = ""
@@ -104,6 +106,14 @@ class LayerPrecision:
     weights: int = 0
     macs: int | None = None
     choice: Precision = Precision.HIGH
+    score: float | None = None
+    target: int = 0
+
+    @property
+    def rank(self) -> float:
+        """The less, the sooner it is mixed in; infinite if nothing was measured."""
+        known = self.sensitivity if self.score is None else self.score
+        return math.inf if known is None else known
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,7 @@ class MixedPlan:
             "low": self.low,
             "figures": [{key: _plain(value) for key, value in asdict(each).items()} for each in self.figures],
             "measured": {"model": self.model, "basis": self.basis, "samples": self.samples},
-            "layers": [{key: _plain(value) for key, value in asdict(each).items()} for each in self.layers],
+            "layers": [_layer_fields(each) for each in self.layers],
         }
 
     def to_json(self) -> str:
@@ -199,6 +209,12 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def _layer_fields(layer: LayerPrecision) -> dict[str, Any]:
+    """The fields of a layer; a score and the number of its types only if there are some."""
+    unsaid = {name for name, value in (("score", layer.score), ("target", layer.target or None)) if value is None}
+    return {key: _plain(value) for key, value in asdict(layer).items() if key not in unsaid}
+
+
 def _layer(content: Fields, label: str) -> LayerPrecision:
     name = content.text("layer")
     if not name:
@@ -216,6 +232,8 @@ def _layer(content: Fields, label: str) -> LayerPrecision:
         layer.integer("weights") if layer.has("weights") else 0,
         layer.integer("macs") if layer.has("macs") else None,
         Precision(layer.text("choice", [each.value for each in Precision])),
+        layer.number("score", is_finite=False) if layer.has("score") else None,
+        layer.integer("target") if layer.has("target") else 0,
     )
 
 

@@ -7,6 +7,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -16,8 +17,9 @@ import onnx_ir as ir
 from quark.compare.measures import ErrorSums
 from quark.errors import InvalidValueError, MissingDependencyError, ModelError, UnsupportedTypeError
 from quark.features.mixed_precision.networks import Array, Network
-from quark.features.mixed_precision.options import MixOptions
+from quark.features.mixed_precision.options import MixOptions, Score
 from quark.features.mixed_precision.plan import Figure, Metric
+from quark.features.mixed_precision.scores import score_of
 from quark.measures import FunctionMeasure, Judge, Measure, OutputMeasure
 from quark.measures.measure import check_count, output_of
 from quark.onnx.data import Sample, Samples
@@ -36,6 +38,9 @@ class Quality:
         self._accuracy: float | None = None
         with Network(reference, providers) as network:
             self.sensitive = Expected(network, samples, options.sensitivity_samples, self.output)
+            self._scored: Expected | None = None
+            if options.score is not None:
+                self._scored = InOrder(network, samples, options.sample_limit, self.output)
             count = options.distance_samples if self._has_distances else 0
             self._distant = Expected(network, samples, count, self.output)
             if options.evaluate is not None:
@@ -48,6 +53,18 @@ class Quality:
         """The squared error of the output relative to its power, over the samples for sensitivities."""
         return _distances(self.sensitive, network).relative_error
 
+    def score(self, network: Network) -> float:
+        """The score of a network that is compared with others: over the samples for sensitivities, or over all if a
+        function of the user counts on their order."""
+        score = self._options.score
+        assert score is not None
+        return self._score(score, network, None if score.function is not None else self.sensitive)
+
+    def _score(self, score: Score, network: Network, expected: Expected | None = None) -> float:
+        seen = expected or self._scored
+        assert seen is not None
+        return score_of(score, seen.__iter__, network.outputs(seen.samples(), seen.output))
+
     def figures(self, network: Network) -> tuple[Figure, ...]:
         """All that there is a target for."""
         options = self._options
@@ -55,6 +72,8 @@ class Quality:
         if options.accuracy_drop is not None and self._accuracy is not None:
             limit = self._accuracy - options.accuracy_drop
             figures.append(Figure(Metric.ACCURACY, self._evaluated(network), limit, self._accuracy))
+        if options.score is not None and options.score.limit is not None:
+            figures.append(Figure(Metric.SCORE, self._score(options.score, network), options.score.limit))
         if self._judge is not None and options.measure_drop is not None:
             figures.append(Figure(Metric.MEASURE_DROP, self._judge.drop(network), options.measure_drop))
         if self._has_distances:
@@ -117,11 +136,12 @@ class _Again:
 class Expected:
     """Some of the samples to calibrate on, evenly spaced, and what the float network makes of them."""
 
-    def __init__(self, network: Network, samples: Samples, count: int, output: str) -> None:
+    def __init__(self, network: Network, samples: Samples, count: int | None, output: str) -> None:
         self.output = output
         self._samples = samples
-        number = min(count, samples.count)
+        number = samples.count if count is None else min(count, samples.count)
         self._chosen = {i * samples.count // number for i in range(number)}
+        self._limit = count
         self._kept = SampleStore()
         for each in network.outputs(self.samples(), output):
             self._kept.append({output: np.asarray(each)})
@@ -137,6 +157,13 @@ class Expected:
 
     def __iter__(self) -> Iterator[Array]:
         return (self._kept[i][self.output] for i in range(len(self._kept)))
+
+
+class InOrder(Expected):
+    """The first samples in the order in which they came, all if there is no number."""
+
+    def samples(self) -> Iterator[Sample]:
+        return islice(self._samples.in_order(), self._limit)
 
 
 def _distances(expected: Expected, network: Network) -> ErrorSums:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from quark.features.mixed_precision.plan import Figure, Metric, MixedPlan, Precision
@@ -40,13 +40,13 @@ def mixed_table(plan: MixedPlan) -> RenderableType:
     table.add_column("layer", overflow="fold")
     table.add_column("sensitivity", justify="right")
     table.add_column("choice")
-    falling = sorted(plan.layers, key=lambda each: -(each.sensitivity or 0.0))
+    falling = sorted(plan.layers, key=lambda each: 0.0 if each.rank == inf else -each.rank)
     high = [each for each in falling if each.choice is Precision.HIGH][:MOST_HIGH]
     low = [each for each in falling if each.choice is Precision.LOW][:MOST_LOW]
     shown = [each for each in falling if each in high or each in low]
     for each in shown:
         types = plan.high if each.choice is Precision.HIGH else plan.low
-        known = "-" if each.sensitivity is None else f"{each.sensitivity:.2e}"
+        known = "-" if each.rank == inf else f"{each.rank:.2e}"
         table.add_row(cell(each.layer), known, cell(f"{each.choice.value}: {types}"))
     rest = len(plan.layers) - len(shown)
     if rest:

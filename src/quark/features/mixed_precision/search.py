@@ -17,7 +17,6 @@ goes by harm per saving, and then takes back what turned out not to be needed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +53,7 @@ Judge = Callable[[tuple[str, ...]], tuple[Figure, ...]]
 
 def rising(layers: Iterable[LayerPrecision]) -> list[str]:
     """The names by rising sensitivity; equal ones stay in the order of the graph, those not measured come last."""
-    known = [(math.inf if each.sensitivity is None else each.sensitivity, each.layer) for each in layers]
-    return [name for _, name in sorted(known, key=lambda pair: pair[0])]
+    return [each.layer for each in sorted(layers, key=lambda each: each.rank)]
 
 
 def lower_most(
@@ -105,6 +103,38 @@ def lower_most(
                     lowered.append(name)
     assert best is not None
     return best
+
+
+def raise_least(
+    order: Sequence[str], judge: Judge, remember: Callable[[Trial], None] = lambda trial: None, most: int | None = None
+) -> Trial:
+    """Return the trial with the fewest of the first layers raised that is good enough; with all of them if none is.
+
+    `Trial.lowered` are those that are raised here.
+
+    >>> from quark.features.mixed_precision.plan import Metric
+    >>> judge = lambda raised: (Figure(Metric.L2, 5.0 - len(raised), limit=3.5),)
+    >>> raise_least("abcd", judge).lowered
+    ('a', 'b')
+    """
+    most = len(order) if most is None else min(most, len(order))
+    trials: dict[int, Trial] = {}
+
+    def is_good(count: int) -> bool:
+        names = tuple(order[:count])
+        trials[count] = Trial(names, judge(names))
+        return trials[count].is_met
+
+    bad, good = -1, most
+    if most and is_good(0):
+        good = 0
+    elif is_good(most):
+        bad = 0
+        while good - bad > 1:
+            middle = (good + bad) // 2
+            bad, good = (bad, middle) if is_good(middle) else (middle, good)
+    remember(trials[good])
+    return trials[good]
 
 
 def least_harm(harm: Sequence[float], saved: Sequence[float], wanted: float) -> tuple[int, ...] | None:

@@ -1,8 +1,7 @@
 """Finetuning as a config asks for it: the extra option FastFinetune, or an AdaRoundConfig or AdaQuantConfig.
 
 An entry of `algo_config` counts with its defaults, which differ from the option's: it does not train biases unless
-`update_bias` says so. Its `num_workers`, `pin_memory` and `use_gds` say how data travel and change no result; the rest
-is refused unless it is at its default.
+`update_bias` says so. Its `output_index` of 0, the default, stands for all outputs; the option's 0 is the first one.
 
 torch trains on 'cpu' or 'cuda:N'; its builds for AMD's GPUs call theirs 'cuda' as well, so 'hip:N' means that. ONNX
 Runtime computes activations there if it has a provider for such devices. torch is imported here only to ask for a
@@ -48,6 +47,7 @@ from quark.onnx.quantization.config.option_kinds import (
     optional,
 )
 from quark.onnx.quantization.config.option_treatments import Draft
+from quark.onnx.quantization.config.run_fields import CROSS_LAYER, SMOOTH, switched_on
 
 OPTION = "FastFinetune"
 NO_LIMIT = 1 << 62  # bytes
@@ -55,6 +55,8 @@ _MEGABYTE = 1 << 20
 _ADAROUND_RATE = 0.1  # of its sigmoid's parameter; no single rate suits the weights that AdaQuant trains
 _OF_ADAROUND = ("RegParam", "BetaRange", "WarmStart")
 _EVERY_BATCH = -1
+# Settings of an entry that count only where they differ from their defaults; others would be remarked on.
+_UNSAID_BY_DEFAULT = (*_OF_ADAROUND, "OutputIndex", "NumWorkers")
 
 _ALGORITHMS = tuple(each.value for each in Algorithm)
 _ALGORITHM = Kind(
@@ -68,8 +70,8 @@ _DEVICE = Kind(
 _RATE = Kind("a number above 0", is_number, lambda value: value > 0 and isfinite(value))
 _LR_ADJUST = Kind(
     "two numbers: an error, and the learning rate above it, which is above 0",
-    TWO_NUMBERS.has_type,
-    lambda value: value[0] >= 0 and _RATE.is_legal(value[1]),
+    lambda value: value in ((), []) or TWO_NUMBERS.has_type(value),
+    lambda value: not value or (value[0] >= 0 and _RATE.is_legal(value[1])),
 )
 _BETAS = Kind(
     "two numbers of at least 1, the first and the last",
@@ -91,6 +93,7 @@ class _Setting:
     attribute: str = ""
     field: str = ""
     convert: Callable[[Any], Any] = lambda value: value
+    remark: str = ""  # why the key cannot change a result; values that are false ask for nothing
 
 
 _SETTINGS: Mapping[str, _Setting] = {
@@ -109,7 +112,9 @@ _SETTINGS: Mapping[str, _Setting] = {
     "InferDevice": _Setting(_DEVICE, "infer_device", "infer_device"),
     "EarlyStop": _Setting(BOOL, "early_stop", "fit.has_early_stop"),
     "SelectiveUpdate": _Setting(BOOL, "selective_update", "is_selective"),
-    "LRAdjust": _Setting(optional(_LR_ADJUST), "lr_adjust", "fit.lr_adjust", _pair),
+    "LRAdjust": _Setting(
+        optional(_LR_ADJUST), "lr_adjust", "fit.lr_adjust", lambda value: _pair(value) if value else None
+    ),
     "TargetOpType": _Setting(NAMES, "target_op_type", "op_types", tuple),
     "UpdateBias": _Setting(BOOL, "update_bias", "fit.has_bias"),
     "OutputQDQ": _Setting(BOOL, "output_qdq", "fit.has_output_rounding"),
@@ -123,29 +128,27 @@ _SETTINGS: Mapping[str, _Setting] = {
     "RegParam": _Setting(number_from(0), "reg_param", "fit.regularization", float),
     "BetaRange": _Setting(_BETAS, "beta_range", "fit.beta_range", _pair),
     "WarmStart": _Setting(number_from(0, 1), "warm_start", "fit.warm_start", float),
+    "OutputIndex": _Setting(optional(integer(0)), "output_index", "output_index", int),
+    "RefModelPath": _Setting(optional(PATH), "ref_model_path", "reference", Path),
+    "Parallel": _Setting(BOOL, "parallel", "is_parallel"),
+    "SelectMaxMemLayer": _Setting(BOOL, "select_max_mem_layer", "is_largest_only"),
+    "DynamicBatch": _Setting(
+        BOOL, "dynamic_batch", remark="a batch of training has rows from all samples, whatever batch the model takes"
+    ),
+    "NumWorkers": _Setting(integer(0), "num_workers", remark="no processes load data: rows are read from memory"),
+    "PinMemory": _Setting(BOOL, "pin_memory", remark="rows are moved to the device once, not batch by batch"),
+    "UseGDS": _Setting(BOOL, "use_gds", remark="rows are moved to the device once, not read from files batch by batch"),
 }
 FINETUNE_KEYS: Mapping[str, Kind] = {name: each.kind for name, each in _SETTINGS.items()}
-
-# What an entry may not change, with the reason.
-_REFUSED: Mapping[str, str] = {
-    "output_index": "a layer is judged by its own output, and with selective_update by all outputs of the network",
-    "ref_model_path": "the reference is the float model that is being quantized",
-    "dynamic_batch": "the batch of the model is no matter: a batch of training has rows from all over the samples",
-    "parallel": "a layer is trained on what the layers before it came to, so that none can be trained at the same time",
-    "select_max_mem_layer": "memory is bounded for every layer; give the extra option FastFinetune with MemoryLimit",
-}
 
 
 def finetune_settings(entry: AdaRoundConfig) -> dict[str, Any]:
     """The settings of an entry of `algo_config`, by the keys of FastFinetune."""
     usual, given = vars(type(entry)()), vars(entry)
-    for name, reason in _REFUSED.items():
-        if given[name] != usual[name]:
-            raise UnsupportedOptionError(f"{type(entry).__name__}.{name} = {given[name]!r}: {reason}; leave it out")
     settings: dict[str, Any] = {"OptimAlgorithm": entry.name}
     for key, row in _SETTINGS.items():
         value = given.get(row.attribute)
-        is_unsaid = key in _OF_ADAROUND and value == usual[row.attribute]  # AdaQuant would remark on it
+        is_unsaid = key in _UNSAID_BY_DEFAULT and value == usual[row.attribute]
         if value is not None and not is_unsaid:
             settings[key] = list(value) if key == "TargetOpType" else value
     return settings
@@ -167,6 +170,9 @@ def finetune_options(draft: Draft) -> FinetuneOptions:
     if algorithm is Algorithm.ADAQUANT:
         unused = [name for name in _OF_ADAROUND if name in settings]
         draft.remarks += [f"{OPTION}.{name}: it is AdaRound's, and OptimAlgorithm is adaquant" for name in unused]
+    needless = [name for name, value in settings.items() if _SETTINGS[name].remark and value]
+    draft.remarks += [f"{OPTION}.{name}: {_SETTINGS[name].remark}" for name in needless]
+    _check_reference(draft, settings)
     # torch is looked for and not imported yet; a None in sys.modules forbids its import
     is_known = "torch" in sys.modules
     if (sys.modules["torch"] if is_known else importlib.util.find_spec("torch")) is None:
@@ -198,7 +204,23 @@ def finetune_options(draft: Draft) -> FinetuneOptions:
         **{name.removeprefix("fit."): value for name, value in values.items() if name.startswith("fit.")},
     )
     run = {name: value for name, value in values.items() if name and not name.startswith("fit.")}
+    run = {"folder": draft.of("finetune").get("folder"), **run}  # beside the file of SaveAndRestore
     return FinetuneOptions(fit, **memory, **run)
+
+
+def _check_reference(draft: Draft, settings: Mapping[str, Any]) -> None:
+    """Raise an error if the reference is no file, or its layers cannot be compared with those of the model."""
+    if "RefModelPath" not in settings:
+        return
+    path = Path(settings["RefModelPath"])
+    if not path.is_file():
+        raise InvalidValueError(f"{OPTION}.RefModelPath '{path}': there is no such file; expected a float ONNX model")
+    rescaling = sorted({CROSS_LAYER, SMOOTH} & switched_on(draft.run))
+    if rescaling:
+        raise UnsupportedOptionError(
+            f"{OPTION}.RefModelPath with {rescaling[0]}: it rescales between layers, so that the layers of the "
+            "reference are on another scale; leave one out"
+        )
 
 
 def _checked_optim_device(device: str) -> str:

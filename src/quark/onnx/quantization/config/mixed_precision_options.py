@@ -4,11 +4,10 @@ Types that are not given are those of the config. `MXAttributes` and `BFPAttribu
 and the lower types alike; if both are of one family, `TargetMXAttributes` and `TargetBFPAttributes` define the lower
 ones.
 
-In an entry, `metric_threshold` is the limit of the metric: a drop of `metric_evaluate_fn`, an L2 distance, or an SQNR
-with the other sign; 0 is no limit, so that all layers are lowered.
-
-`dual_quant_nodes` and `shared_param_mode` have no effect: they say how a graph is changed afterwards, and here every
-reader has its own quantizer from the start.
+There are two ways to say how far to go. L2Target, SQNRTarget, Top1AccTarget, BitsTarget and the like are limits by
+themselves. MetricThreshold is the limit of a score, which MetricDefault names or a function computes: 0 is no limit, so
+that all layers are mixed, and None ranks layers and mixes none. An AutoMixprecisionConfig counts as the latter, and so
+does TargetLayerConfig without any limit.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from quark.decide.operators import OPERATORS
-from quark.decide.options import ChoiceOptions, Target
 from quark.decide.specs import AffineSpec, DynamicSpec, LayerSpec, bits_of, words_of
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError, unknown_name
-from quark.features.mixed_precision.options import LAYER_TYPES, Method, MixOptions
+from quark.features.mixed_precision.options import LAYER_TYPES, Method, MixOptions, Score, ScoreKind
 from quark.features.mixed_precision.plan import DEFAULT_SQNR_DB
+from quark.files.foreign import short
 from quark.measures import Measure
 from quark.onnx.insert.pairs import NodeStyle
 from quark.onnx.quantization.config.algorithm import AutoMixprecisionConfig
@@ -36,6 +35,7 @@ from quark.onnx.quantization.config.option_kinds import (
     QUANT_TYPE,
     Kind,
     integer,
+    is_integer,
     is_number,
     mapping,
     number,
@@ -47,12 +47,23 @@ from quark.onnx.quantization.config.option_treatments import Draft
 from quark.onnx.quantization.config.run_fields import MIXED_PRECISION, switched_on
 from quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig, QuantGranularity
 from quark.onnx.quantization.config.tensor_specs import ATTRIBUTE_OPTIONS, SpecOptions, data_type_of, layer_spec
-from quark.onnx.simulate import SimulateOptions
 
 OPTION = "AutoMixprecision"
 DEFAULT_MEASURE_DROP = 0.01
 _TYPES = ("ActTargetQuantType", "WeightTargetQuantType", "TargetQuantType", "TargetLayerConfig")
 _TARGETS = ("Top1AccTarget", "Metric", "MetricTarget", "L2Target", "SQNRTarget", "BitsTarget", "BitOperationsTarget")
+_SCORE = ("MetricDistanceFn", "MetricEvaluateFn", "MetricDefault", "MetricThreshold")
+_NAMED = ("TargetTensors", "TargetIndices", "ExcludeIndices")
+_INDICES = Kind(
+    "a list of numbers of layers, from 0 on",
+    lambda value: isinstance(value, (list, tuple)) and all(map(is_integer, value)),
+    lambda value: all(each >= 0 for each in value),
+)
+_NEEDLESS = {
+    "WorkerNum": (1, "layers are measured one after another, each by all processors"),
+    "SharedParamMode": ("unshare", "every reader has its own quantizer, so that no scale is shared"),
+    "AutoMixUseFastFT": (False, "layers are finetuned after they were mixed, if include_fast_ft is True"),
+}
 
 MIXED_PRECISION_KEYS: Mapping[str, Kind] = {
     "ActTargetQuantType": QUANT_TYPE,
@@ -63,8 +74,18 @@ MIXED_PRECISION_KEYS: Mapping[str, Kind] = {
         f"Target{name}": mapping(f"a dictionary of the attributes of {operator}")
         for operator, name in ATTRIBUTE_OPTIONS.items()
     },
-    "TargetLayerConfig": Kind("a QLayerConfig", lambda value: isinstance(value, (QLayerConfig, Mapping))),
+    "TargetLayerConfig": Kind(
+        "a QLayerConfig, a list of them, or a dictionary from them to names of layers",
+        lambda value: isinstance(value, (QLayerConfig, Mapping, list, tuple)),
+        bool,
+    ),
     "OutputIndex": integer(0),
+    "MetricOutputIndex": integer(0),
+    "MetricDistanceFn": optional(FUNCTION),
+    "MetricEvaluateFn": optional(FUNCTION),
+    "MetricDefault": one_of("l2", "kl", "cosine", "sqnr", "psnr"),
+    "MetricThreshold": optional(Kind("a number", is_number, lambda value: not math.isnan(value))),
+    "MetricOptimizeObject": one_of("speed", "quality"),
     "Top1AccTarget": optional(number_from(0)),
     "EvaluateFunction": optional(FUNCTION),
     "Metric": optional(
@@ -86,62 +107,40 @@ MIXED_PRECISION_KEYS: Mapping[str, Kind] = {
     "PlanFile": optional(PATH),
     "UsePlan": BOOL,
     "SampleLimit": integer(1),
+    "DataSize": integer(0),
+    "TargetTensors": NAMES,
+    "TargetIndices": _INDICES,
+    "ExcludeIndices": _INDICES,
+    "SubgraphJson": optional(PATH),
+    "SensitivityCacheFile": optional(PATH),
+    "NoInputQDQShared": BOOL,
+    "DualQuantNodes": BOOL,
+    "WorkerNum": integer(1),
+    "SharedParamMode": one_of("propagate", "unshare"),
+    "AutoMixUseFastFT": BOOL,
 }
 
-# What an entry may not change, with the reason.
-_REFUSED: Mapping[str, str] = {
-    "subgraph_json": "layers are mixed one by one, not by subgraphs; leave it out",
-    "metric_distance_fn": "use metric_evaluate_fn, or metric_default 'l2' or 'sqnr'",
-    "metric_optimize_object": "layers go from the higher types to the lower ones, which is 'speed'; for the best "
-    "quality within a size give the extra option AutoMixprecision with BitsTarget",
-    "worker_num": "layers are measured one after another, each by all processors; leave it out",
-    "no_input_qdq_shared": "every reader has its own quantizer, so that none is shared; leave it out",
-}
+_USUAL_L2 = 0.5  # of an entry that names types and no limit
 
 
 def mixed_precision_settings(entry: AutoMixprecisionConfig) -> dict[str, Any]:
-    """The settings of an entry of `algo_config`, by the keys of AutoMixprecision."""
+    """The settings of an entry of `algo_config` that are not at their defaults, by the keys of AutoMixprecision."""
     usual, given = vars(AutoMixprecisionConfig()), vars(entry)
-    for name, reason in _REFUSED.items():
-        if given[name] != usual[name]:
-            raise UnsupportedOptionError(f"AutoMixprecisionConfig.{name} = {given[name]!r}: {reason}")
-    if not isinstance(entry.target_layer_config, QLayerConfig):
+    settings = {
+        key: list(given[name]) if isinstance(given[name], tuple) else given[name]
+        for name, key in entry.option_keys().items()
+        if given[name] != usual[name] and not (given[name] is None and name != "metric_threshold")
+    }
+    if not any(name in settings for name in _TYPES):
         raise UnsupportedTypeError(
             f"AutoMixprecisionConfig.target_layer_config: expected a QLayerConfig with the lower types, got "
             f"{entry.target_layer_config!r}"
         )
-    threshold = entry.metric_threshold
-    if threshold is None:
-        raise UnsupportedOptionError(
-            "AutoMixprecisionConfig.metric_threshold = None: to see sensitivities alone, give sensitivity_cache_file "
-            "and read that file; the model is mixed in any case"
-        )
-    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
-        raise UnsupportedTypeError(f"AutoMixprecisionConfig.metric_threshold {threshold!r}: expected a number")
-    if entry.metric_evaluate_fn is None and entry.metric_default not in ("l2", "sqnr"):
-        raise InvalidValueError(
-            f"AutoMixprecisionConfig.metric_default {entry.metric_default!r}: expected l2 or sqnr, or give a function "
-            "as metric_evaluate_fn"
-        )
-    if entry.metric_evaluate_fn is not None:
-        target = {"EvaluateFunction": entry.metric_evaluate_fn, "Top1AccTarget": threshold or math.inf}
-    elif entry.metric_default == "l2":
-        target = {"L2Target": threshold or math.inf}
-    else:
-        target = {"SQNRTarget": -threshold or -math.inf}
-    optional_settings = {
-        "IncludeLayers": list(entry.include_layers),
-        "ExcludeLayers": list(entry.exclude_layers),
-        "SampleLimit": entry.data_size,
-        "PlanFile": entry.sensitivity_cache_file,
-    }
-    return {
-        "TargetLayerConfig": entry.target_layer_config,
-        "TargetOpType": list(entry.target_op_type),
-        "OutputIndex": entry.metric_output_index,
-        **target,
-        **{name: value for name, value in optional_settings.items() if value},
-    }
+    if "TargetLayerConfig" in settings:
+        settings.setdefault("MetricThreshold", entry.metric_threshold)
+    elif not any(name in settings for name in (*_TARGETS, *_SCORE, *_NAMED, "NumTarget")):
+        settings["L2Target"] = _USUAL_L2
+    return settings
 
 
 def draft_low_spec(draft: Draft, base: QLayerConfig, options: SpecOptions, high: LayerSpec) -> None:
@@ -155,29 +154,55 @@ def draft_low_spec(draft: Draft, base: QLayerConfig, options: SpecOptions, high:
         )
     if isinstance(high.weight, AffineSpec) and high.weight.group_size is not None:
         raise UnsupportedOptionError(f"{MIXED_PRECISION} with UseMatMulNBits: there is one type only; leave one out")
-    layer = settings.get("TargetLayerConfig")
-    if isinstance(layer, Mapping):  # from a file
-        layer = QLayerConfig.from_dict(dict(layer))
-    layer = layer or _lowered(base, settings)
     own = {
         operator: dict(settings[f"Target{name}"])
         for operator, name in ATTRIBUTE_OPTIONS.items()
         if f"Target{name}" in settings
     }
-    low = layer_spec(layer, replace(options, attributes=options.attributes | own), high)
-    if layer.bias is None and isinstance(low.weight, AffineSpec) and isinstance(high.weight, AffineSpec):
-        low = replace(low, bias=high.bias)  # a bias is small, and 8 bits of its own would be coarse
-    if (high.activation, high.weight) == (low.activation, low.weight):
-        raise InvalidValueError(
-            f"{OPTION}: the target types are those of the config ({words_of(high)}): give lower ones"
-        )
+    options = replace(options, attributes=options.attributes | own)
+
+    def spec(layer: QLayerConfig) -> LayerSpec:
+        low = layer_spec(layer, options, high)
+        if layer.bias is None and isinstance(low.weight, AffineSpec) and isinstance(high.weight, AffineSpec):
+            low = replace(low, bias=high.bias)  # a bias is small, and 8 bits of its own would be coarse
+        if (high.activation, high.weight) == (low.activation, low.weight):
+            raise InvalidValueError(
+                f"{OPTION}: the target types are those of the config ({words_of(high)}): give lower ones"
+            )
+        return low
+
+    targets, by_layer = _target_layers(settings) if "TargetLayerConfig" in settings else ([], {})
+    specs = [spec(each) for each in targets or [_lowered(base, settings)]]
+    if not targets and settings.get("MetricOptimizeObject", "speed") == "speed":
+        _check_bits(high, specs[0])
+    draft.put("mix", "low", specs[0])
+    draft.steps["mix"]["others"] = tuple(specs[1:])
+    draft.steps["mix"]["by_layer"] = tuple((name, spec(layer)) for name, layer in by_layer.items())
+
+
+def _check_bits(high: LayerSpec, low: LayerSpec) -> None:
     for place, upper, lower in zip(("activations", "weights"), bits_of(high), bits_of(low), strict=True):
         if lower > upper:
             raise InvalidValueError(
                 f"{OPTION}: {place} of {lower:g} bits as the target and {upper:g} in the config ({words_of(low)}; "
-                f"{words_of(high)}): the target is to have no more bits, so exchange the two"
+                f"{words_of(high)}): the target is to have no more bits, so exchange the two, or set "
+                "MetricOptimizeObject to 'quality' to go from the lower types to the higher ones"
             )
-    draft.put("mix", "low", low)
+
+
+def _target_layers(settings: Mapping[str, Any]) -> tuple[list[QLayerConfig], dict[str, QLayerConfig]]:
+    """The configs that layers choose from, and those of layers by name."""
+    given, by_layer = settings["TargetLayerConfig"], {}
+    if isinstance(given, Mapping) and all(isinstance(each, QLayerConfig) for each in given):
+        named = {layer: [names] if isinstance(names, str) else list(names) for layer, names in given.items()}
+        by_layer = {name: layer for layer, names in named.items() for name in names}
+        given = next((layer for layer, names in named.items() if not names), next(iter(named)))
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    layers = [QLayerConfig.from_dict(dict(each)) if isinstance(each, Mapping) else each for each in listed]  # of a file
+    for each in layers:
+        if not isinstance(each, QLayerConfig):
+            raise UnsupportedTypeError(f"{OPTION}.TargetLayerConfig: {short(each)}: expected a QLayerConfig")
+    return layers, by_layer
 
 
 def _lowered(base: QLayerConfig, settings: Mapping[str, Any]) -> QLayerConfig:
@@ -202,35 +227,45 @@ def _lowered(base: QLayerConfig, settings: Mapping[str, Any]) -> QLayerConfig:
     )
 
 
-def mix_options(draft: Draft, choose: ChoiceOptions, simulate: SimulateOptions, style: NodeStyle) -> MixOptions | None:
+def mix_options(draft: Draft, style: NodeStyle) -> MixOptions | None:
     """The typed options; None if mixed precision is off."""
     if MIXED_PRECISION not in switched_on(draft.run):
         return None
-    if choose.target is Target.NPU_CNN or choose.positions is not None or simulate.substitutions:
-        raise UnsupportedOptionError(
-            f"{MIXED_PRECISION} with the limits of an NPU (enable_npu_cnn, NPULimitationCheck, SimulateDPU): its "
-            "convolutions have one type; leave one out"
-        )
     if style is NodeStyle.QOPERATOR:
         raise UnsupportedOptionError(
             f"{MIXED_PRECISION} with quant_format QOperator: such operators have one type; use QuantFormat.QDQ"
         )
     settings = _settings(draft)
     targets = _targets(settings, draft)
+    for name, (silent, reason) in _NEEDLESS.items():
+        if settings.get(name, silent) != silent:
+            draft.remarks.append(f"{OPTION}.{name}: {reason}")
     op_types = settings.get("TargetOpType", LAYER_TYPES)
     for name in op_types:
         if name not in OPERATORS:
             raise unknown_name(f"operator type with a quantized form ({OPTION}.TargetOpType)", name, OPERATORS)
-    plan_file = settings.get("PlanFile")
+    names = ("PlanFile", "SensitivityCacheFile", "SubgraphJson")
+    plan_file, cache_file, subgraphs = (Path(settings[name]) if name in settings else None for name in names)
+    mix = draft.of("mix")
     return MixOptions(
-        draft.of("mix")["low"],
+        mix["low"],
+        others=mix["others"],
+        by_layer=mix["by_layer"],
         op_types=frozenset(op_types),
         included=tuple(settings.get("IncludeLayers", ())),
         excluded=tuple(settings.get("ExcludeLayers", ())),
-        output_index=settings.get("OutputIndex", 0),
+        output_index=settings.get("MetricOutputIndex", settings.get("OutputIndex", 0)),
         method=Method(settings.get("Method", Method.GREEDY)),
-        plan_file=None if plan_file is None else Path(plan_file),
-        sample_limit=settings.get("SampleLimit"),
+        sample_limit=settings.get("SampleLimit", settings.get("DataSize") or None),
+        is_upward=settings.get("MetricOptimizeObject") == "quality",
+        tensors=tuple(settings.get("TargetTensors", ())),
+        indices=tuple(settings.get("TargetIndices", ())),
+        excluded_indices=tuple(settings.get("ExcludeIndices", ())),
+        skips_shared_inputs=settings.get("NoInputQDQShared", False),
+        has_dual_pairs=settings.get("DualQuantNodes", False),
+        plan_file=plan_file,
+        cache_file=cache_file,
+        subgraphs=subgraphs,
         **targets,
     )
 
@@ -264,6 +299,15 @@ def _targets(settings: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
             "BitsTarget" in settings and "BitOperationsTarget" in settings
         ),
         ": a budget says how much is lowered; leave NumTarget out": has_budget and bool(settings.get("NumTarget")),
+        ": a budget is for single layers and one lower type; leave SubgraphJson out, and name one TargetLayerConfig": (
+            has_budget and ("SubgraphJson" in settings or bool(draft.of("mix")["others"]))
+        ),
+        ": a budget goes from the higher types to the lower ones; leave MetricOptimizeObject out": (
+            has_budget and settings.get("MetricOptimizeObject") == "quality"
+        ),
+        ": MetricDistanceFn and MetricEvaluateFn are two functions for one score: give one": (
+            "MetricDistanceFn" in settings and "MetricEvaluateFn" in settings
+        ),
         ".UsePlan without PlanFile: say which plan": is_planned and "PlanFile" not in settings,
     }
     for text, is_made in mistakes.items():
@@ -276,7 +320,10 @@ def _targets(settings: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
         return {"is_plan_given": True}
     if "Method" in settings and not has_budget:
         draft.remarks.append(f"{OPTION}.Method: it is about budgets, and there is no BitsTarget or BitOperationsTarget")
-    if not given and not settings.get("NumTarget"):
+    is_named = any(settings.get(name) for name in _NAMED)
+    raw = draft.of("mix").get("settings", {})  # None among these says something
+    score = _score(settings, raw, is_alone=not given and not settings.get("NumTarget"))
+    if not given and not settings.get("NumTarget") and not is_named and score is None:
         draft.remarks.append(f"{OPTION} names no target: SQNRTarget {DEFAULT_SQNR_DB:g} (dB) was taken")
         return {"sqnr_db": DEFAULT_SQNR_DB}
     if "Metric" in settings and "MetricTarget" not in settings:
@@ -295,4 +342,18 @@ def _targets(settings: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
         "weight_bits": settings.get("BitsTarget"),
         "bit_operations": settings.get("BitOperationsTarget"),
         "layer_limit": settings.get("NumTarget") or None,
+        "score": score,
+        "is_analysis_only": "MetricThreshold" in raw and raw["MetricThreshold"] is None,
     }
+
+
+def _score(settings: Mapping[str, Any], raw: Mapping[str, Any], is_alone: bool) -> Score | None:
+    """The score by which layers are ranked; None if others of the settings say it."""
+    if not any(name in raw for name in _SCORE) and not (is_alone and "TargetLayerConfig" in settings):
+        return None
+    kind, function = ScoreKind(settings.get("MetricDefault", ScoreKind.L2)), None
+    if "MetricDistanceFn" in settings:
+        kind, function = ScoreKind.DISTANCE, settings["MetricDistanceFn"]
+    elif "MetricEvaluateFn" in settings:
+        kind, function = ScoreKind.EVALUATION, settings["MetricEvaluateFn"]
+    return Score(kind, function, settings.get("MetricThreshold") or None)
