@@ -134,13 +134,15 @@ Choice: TypeAlias = AffineChoice | BlockChoice | FloatChoice | DynamicChoice
 
 @dataclass(frozen=True)
 class TensorChoice:
-    """How one tensor is quantized for these readers, and the rule that decided it."""
+    """How one tensor is quantized for these readers, and the rule that decided it. `first`: it is quantized that way
+    before, as the layer that computes it has its types; two quantizers follow each other."""
 
     tensor: str
     role: Role
     choice: Choice
     readers: tuple[Reader, ...]
     reason: str = ""
+    first: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class QuantizationPlan:
                     "choice": _choice_to_dict(each.choice),
                     "readers": [[reader.node, reader.index] for reader in each.readers],
                     "reason": each.reason,
+                    **({} if each.first is None else {"first": _choice_to_dict(each.first)}),
                 }
                 for each in self.tensors
             ],
@@ -211,11 +214,12 @@ class QuantizationPlan:
             name = each.text("tensor")
             try:
                 choice = _choice_from(each.mapping("choice"))
+                first = _choice_from(each.mapping("first")) if each.has("first") else None
             except InvalidValueError as error:
                 text = str(error)
                 raise InvalidValueError(text if label in text else f"{label}, tensor '{name}': {text}") from error
             role = Role(each.text("role", [role.value for role in Role]))
-            tensors.append(TensorChoice(name, role, choice, tuple(readers), each.text("reason")))
+            tensors.append(TensorChoice(name, role, choice, tuple(readers), each.text("reason"), first))
         for each in fields.mappings("skipped"):
             each.refuse_others(SkippedNode.__dataclass_fields__)
             skipped.append(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")))

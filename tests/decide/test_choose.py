@@ -189,9 +189,10 @@ def test_the_name_of_a_node_that_a_rewrite_removed_is_no_mistake():
     place(view_of(graph), with_selection(excluded_nodes=("bn7",)), vanished=["bn7"])
 
 
-def test_an_unknown_operator_type_is_an_error():
+@pytest.mark.parametrize("field", ["op_types", "excluded_op_types"])
+def test_an_unknown_operator_type_is_an_error(field):
     with pytest.raises(UnknownNameError, match="Convv"):
-        plan_of(conv_relu_conv(), with_selection(extra_op_types=frozenset({"Convv"})))
+        plan_of(conv_relu_conv(), with_selection(**{field: frozenset({"Convv"})}))
 
 
 def test_specs_by_name_and_by_type():

@@ -43,11 +43,15 @@ from quark.cli.options import Calibration, parse_changes
 from quark.cli.report_command import making_of
 from quark.errors import QuarkError
 from quark.features.mixed_precision.plan import Figure, LayerPrecision, Metric, MixedPlan
+from quark.features.mixed_precision.score_file import read_scores
+from quark.features.mixed_precision.subgraphs import read_subgraphs
 from quark.files.foreign import read_json, read_text
 from quark.inspect.diagnose.files import CONFIG_KEY, find_skipped, read_side
 from quark.onnx import QConfig, quantize
 from quark.onnx.calibrate import read_ranges
+from quark.onnx.calibrate.range_files import read_range_file
 from quark.onnx.data.images import find_preprocessing
+from quark.onnx.load import load
 from quark.onnx.pack import pack_model, unpack_model
 from quark.onnx.pack.editing import KEY as PACKED_KEY
 from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
@@ -135,10 +139,18 @@ def make_documents(folder: Path) -> dict[str, Any]:
         "report": report,
         "plan": report["plan"],
         "mixed plan": json.loads(mixed.to_json()),
+        "scores": {"version": "1.0", "cache_key": "k", "results": [SCORE, {**SCORE, "name": "b", "enabled": False}]},
+        "subgraphs": {"num_subgraphs": 1, "subgraphs": [{"name": "a", "start_nodes": [], "end_nodes": []}]},
         "trial": trial.to_dict(),
         "search": {"basis": dict(BASIS), "trials": [trial.to_dict()], "front": [], "notes": []},
         "record": json.loads(_metadata(onnx.load(folder / "packed.onnx"))[PACKED_KEY]),
         "ranges": {"key": RANGES_KEY, "ranges": {"x": [-1.0, 2.0, 5], "y": [0.0, 2.0, None]}},
+        "ranges of tensors": {
+            "quark_version": "1",
+            "tensors_range": {"x": [-1.0, 2.0], "y": [[0.0], [2.0]]},
+            "data_range": {"x": [-1, 1]},
+        },
+        "passes": PASSES,
         "preprocessing": {"mean": [1.0, 2.0, 3.0], "std": 2.0, "divisor": 255, "size": 8, "short_side": 9},
         "number": [99.99],
         "names": [["Conv", "Gemm"]],
@@ -147,7 +159,22 @@ def make_documents(folder: Path) -> dict[str, Any]:
     }
 
 
+SCORE = {"name": "a", "candidate_nodes": ["a"], "score": 0.1, "all_config_scores": [0.1], "best_config_index": 0}
 BASIS = {"model": "m", "versions": "{}"}
+PASSES = {
+    "preprocess_passes": {
+        "onnx_convert_opset_version": {"target_opset_version": 21},
+        "onnx_copy_bias_init": {"shared_bias_op_types": ["Conv"]},
+        "onnx_fix_shapes": {"input_output_name_shapes": {"x": [1, 3, 8, 8]}},
+        "onnx_cross_layer_equalization": {"cle_steps": 2, "cle_weight_threshold": 0.5, "nodes_to_exclude": []},
+        "onnx_simplify": {"simplify": True},
+    },
+    "postprocess_passes": {
+        "onnx_align_scale": {"align_scale": ["Concat"]},
+        "onnx_remove_qdq_between_op_types": {"remove_qdq_between_op_types": [["Conv", "Relu"]]},
+    },
+    "preprocessed_model_path": "float.onnx",
+}
 CANDIDATES = ladder_for(SearchTarget.ONNXRUNTIME, False, False, False)
 EXTRA_OPTIONS = {
     "FastFinetune": {"NumIterations": 10, "LRAdjust": [0.5, 0.1], "TargetOpType": ["Conv"], "FixedSeed": 3},
@@ -249,6 +276,10 @@ def _ranges(path: Path) -> None:
     read_ranges(path.parent, RANGES_KEY, ["x", "y"])
 
 
+def _passes(path: Path) -> None:
+    settings_of(QuantizationConfig(extra_options={"ShapeShifterYaml": path}))
+
+
 def _report(path: Path) -> None:
     model = path.with_name("small.onnx")
     shutil.copy(path, model.with_suffix(".json"))
@@ -272,6 +303,10 @@ def _mixed_plan(path: Path) -> None:
     MixedPlan.from_dict(read_json(path, "plan"), "plan").to_json()
 
 
+def _subgraphs(path: Path) -> None:
+    read_subgraphs(path, load(conv_bn_relu()).model)
+
+
 def _unpack(path: Path) -> None:
     unpack_model(_with_metadata(path, "packed.onnx", PACKED_KEY), path.with_name("unpacked.onnx"))
 
@@ -289,8 +324,12 @@ DOORS = [
     Door("search", _search, ("search",)),
     Door("record", _unpack, ("record",), share=2),
     Door("ranges", _ranges, ("ranges",)),
+    Door("ranges of tensors", read_range_file, ("ranges of tensors",)),
+    Door("passes", _passes, ("passes",), ".yaml", share=2),
     Door("plan", _plan, ("plan", "report"), share=2),
     Door("mixed plan", _mixed_plan, ("mixed plan",)),
+    Door("scores", read_scores, ("scores",)),
+    Door("subgraphs", _subgraphs, ("subgraphs",)),
     Door("preprocessing", find_preprocessing, ("preprocessing",), ".yaml"),
 ]
 

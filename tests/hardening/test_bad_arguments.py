@@ -125,6 +125,7 @@ class TestTorch:
     def test_wrong_arguments_are_told(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch")
         from quark.torch import ModelExporter, ModelQuantizer, export_onnx
+        from quark.torch.export import write_onnx
         from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
         from quark.torch.quantization.config.type import Dtype
         from quark.torch.quantization.pipeline import read_plan
@@ -141,7 +142,11 @@ class TestTorch:
             (lambda: QuantizationSpec("int9"), ("int9",)),
             (lambda: read_plan(tmp_path / "none.json"), ("none.json",)),
             (lambda: read_plan(tmp_path / "plan.json"), ("plan.json", "expected a plan")),
-            (lambda: export_onnx(linear, torch.rand(1, 4), tmp_path / "no" / "x.onnx"), ("there is no folder",)),
+            (lambda: write_onnx(linear, torch.rand(1, 4), tmp_path / "no" / "x.onnx"), ("there is no folder",)),
+            (
+                lambda: export_onnx(linear, torch.rand(1, 4), tmp_path / "x.onnx"),
+                ("output_dir", "got Tensor", "export_onnx(model, output_dir, input_args)"),
+            ),
             (lambda: ModelExporter(3), ("ExporterConfig", "int")),
             (
                 lambda: ModelExporter(export_dir=tmp_path).export_onnx_model(linear, torch.rand(1, 4), "../x.onnx"),

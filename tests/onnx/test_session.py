@@ -15,10 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quark.demo import network_path
 from quark.errors import ModelError
+from quark.formats.native import library_file
 from quark.onnx import quantize
 from quark.onnx import session as module
 from quark.onnx.progress import track
 from quark.onnx.session import open_session
+from quark.ops.schema import DOMAIN
 
 
 def network(op: str = "Relu") -> onnx.ModelProto:
@@ -123,3 +125,21 @@ def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     told = capsys.readouterr()
     assert told.out == ""
     assert "working" in told.err
+
+
+def test_custom_libraries_are_registered_in_every_session_of_the_block():
+    """Ours is one; a session that has it anyway does not register it twice."""
+    library = library_file()
+    if library is None:
+        pytest.skip("no compiled library")
+    node = helper.make_node("BFPQuantizeDequantize", ["x"], ["y"], "q", domain=DOMAIN, axis=1)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    with module.custom_libraries([library, library]):
+        for has_library in (True, False):
+            (y,) = open_session(model, has_library=has_library).run(None, {"x": X[:1]})
+            assert y.shape == (1, 8)
+    with pytest.raises(ModelError):
+        open_session(model, has_library=False)

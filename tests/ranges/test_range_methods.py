@@ -10,6 +10,7 @@ import pytest
 
 from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.formats import get_format, min_mse_position, non_overflow_position
+from quark.formats.affine import choose_affine
 from quark.formats.spec import IntFormat
 from quark.ranges import (
     KLJ,
@@ -21,6 +22,8 @@ from quark.ranges import (
     NonOverflow,
     Percentile,
     PowerOfTwoMinMSE,
+    PowerOfTwoPercentile,
+    PowerOfTwoRange,
     RangeMethod,
     TensorRange,
     ThreeSigma,
@@ -41,6 +44,8 @@ INT8, UINT8 = integer("int8"), integer("uint8")
 ALL = (
     *(MinMax(), MinMax(0.01), Percentile(), Percentile(99.0), Entropy(), Distribution(), LayerwisePercentile()),
     *(MinMSE(), PowerOfTwoMinMSE(), PowerOfTwoMinMSE(has_most_common=True), NonOverflow(), ThreeSigma(), KLJ()),
+    *(LayerwisePercentile((99.0, 99.9), is_squared=False, is_exact=True), PowerOfTwoRange(Percentile(99.9))),
+    PowerOfTwoPercentile(),
 )
 INDEPENDENT = tuple(each for each in ALL if each not in (MinMax(0.01), PowerOfTwoMinMSE(has_most_common=True)))
 CODES = ((INT8, True), (UINT8, False))
@@ -62,6 +67,9 @@ def stream(method: RangeMethod, pieces: list[Array], fmt: IntFormat, is_symmetri
     if observer.needs_second_pass:
         for piece in pieces:
             observer.observe_again(piece)
+    if observer.needs_third_pass:
+        for piece in pieces:
+            observer.observe_finally(piece)
     return observer.result()
 
 
@@ -88,6 +96,11 @@ def test_two_observers_merge_into_one_of_all(method: RangeMethod, fmt: IntFormat
         first.observe_again(a)
         second.observe_again(b)
         first.merge(second)
+    if first.needs_third_pass:
+        second = copy.deepcopy(first)
+        first.observe_finally(a)
+        second.observe_finally(b)
+        first.merge(second)
     assert first.result() == range_of(np.concatenate([a, b]), method, fmt, is_symmetric)
 
 
@@ -100,6 +113,11 @@ def test_an_observer_that_saw_nothing_merges_into_one_that_did(method: RangeMeth
     if idle.needs_second_pass:
         spare = copy.deepcopy(idle)
         idle.observe_again(x)
+        spare.merge(idle)
+        idle = spare
+    if idle.needs_third_pass:
+        spare = copy.deepcopy(idle)
+        idle.observe_finally(x)
         spare.merge(idle)
         idle = spare
     assert idle.result() == range_of(x, method, INT8, True)
@@ -297,6 +315,41 @@ def test_layerwise_percentile_takes_the_candidate_with_the_least_error(fmt: IntF
         each = [range_of(x, Percentile(c), fmt, is_symmetric) for c in candidates]
         errors = [squared_error(x, r, fmt, is_symmetric) for r in each]
         assert found == each[int(np.argmin(errors))]
+
+
+@codes
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_layerwise_percentile_by_magnitude_clips_more(fmt: IntFormat, is_symmetric: bool, is_exact: bool) -> None:
+    candidates = (99.0, 99.9, 99.99, 100.0)
+    x = np.random.default_rng(11).standard_t(3, 50_000).astype(np.float32)
+    each = {c: range_of(x, Percentile(c), fmt, is_symmetric) for c in candidates}
+    errors = {c: absolute_error(x, r, fmt, is_symmetric) for c, r in each.items()}
+    best = min(errors, key=errors.__getitem__)
+    found = range_of(x, LayerwisePercentile(candidates, is_squared=False, is_exact=is_exact), fmt, is_symmetric)
+    assert found == each[best] != range_of(x, LayerwisePercentile(candidates), fmt, is_symmetric)
+
+
+def absolute_error(x: Array, found: TensorRange, fmt: IntFormat, is_symmetric: bool) -> float:
+    scale, zero = choose_affine(np.array([found.lowest]), np.array([found.highest]), fmt, symmetric=is_symmetric)
+    codes = np.clip(np.rint(x / scale) + zero, fmt.qmin, fmt.qmax)
+    return float(np.abs((codes - zero) * scale - x).mean())
+
+
+def test_exact_min_mse_of_few_values_beats_the_histogram() -> None:
+    x = np.random.default_rng(2).normal(size=12).astype(np.float32)
+    exact = squared_error(x, range_of(x, MinMSE(is_exact=True), INT8, True), INT8, True)
+    assert exact < squared_error(x, range_of(x, MinMSE(), INT8, True), INT8, True)
+    x = np.random.default_rng(6).normal(size=12).astype(np.float32)
+    exact = squared_error(x, range_of(x, MinMSE(is_exact=True), INT8, True), INT8, True)
+    assert exact < squared_error(x, range_of(x, MinMax(), INT8, True), INT8, True)
+
+
+def test_power_of_two_of_a_percentile_covers_that_percentile() -> None:
+    x = np.concatenate([np.linspace(-0.9, 0.9, 9_999), [100.0]]).astype(np.float32)
+    found = range_of(x, PowerOfTwoRange(Percentile(99.9)), INT8, True)
+    assert found.position == 7  # 127 / 2^7 is 0.992; 100 takes position 0
+    assert range_of(x, NonOverflow(), INT8, True).position == 0
+    assert range_of(x, PowerOfTwoPercentile(99.9), INT8, True).position == 7
 
 
 def test_distribution_is_mean_and_deviation_times_what_the_bits_want() -> None:

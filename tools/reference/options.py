@@ -40,7 +40,7 @@ from quark.onnx.quantization.config.quant_types import (
     Int16Method,
     format_of_type,
 )
-from quark.onnx.quantization.config.run_fields import FIELD_KINDS, REFUSED_FIELDS
+from quark.onnx.quantization.config.run_fields import FIELD_KINDS
 from quark.onnx.quantization.config.tensor_specs import MOVING_AVERAGE_CONSTANT, SpecOptions
 from quark.onnx.settings import Settings
 from tools.reference.markdown import code, generated, table
@@ -102,7 +102,7 @@ FIELD_DOCS: Mapping[str, str] = {
     "enable_npu_cnn": "for convolutional networks on an NPU: where quantizers go; with power-of-two scales its limits",
     "enable_npu_transformer": "place quantizers for transformers on an NPU",
     "debug_mode": "no effect: messages go to the logger `quark`",
-    "crypto_mode": "encrypted files",
+    "crypto_mode": "nothing is written to disk or logged; the model comes from memory and is returned",
     "print_summary": "`ModelQuantizer` prints a summary at the end",
     "ignore_warnings": "no effect: messages go to the logger `quark`",
     "log_severity_level": "no effect: messages go to the logger `quark`",
@@ -153,8 +153,6 @@ def _fields_table() -> str:
         if each.name not in FIELD_DOCS:
             raise InvalidValueError(f"field '{each.name}' has no line in FIELD_DOCS of {__name__}: write one")
         doc = FIELD_DOCS[each.name]
-        if each.name in REFUSED_FIELDS:
-            doc += f"; True is an error: {REFUSED_FIELDS[each.name]}"
         default = code(_python(getattr(usual, each.name)))
         rows.append((code(each.name), FIELD_KINDS[each.name].expected, default, doc))
     return table(("field", "value", "default", "what it does"), rows)
@@ -167,7 +165,7 @@ def _carried_out_row(option: Option) -> tuple[str, ...]:
     if keys:
         usual = vars(NBitsOptions()) if option.name == "MatMulNBitsParams" else {}
         kinds = {
-            name: each.expected + (f"; default {usual[NBITS_FIELDS[name]]}" if usual else "")
+            name: each.expected + (f"; default {usual[NBITS_FIELDS[name]]}" if usual and name in NBITS_FIELDS else "")
             for name, each in keys.items()
         }
         expected += "; keys: " + "; ".join(f"{code(name)} ({text})" for name, text in kinds.items())
@@ -217,7 +215,10 @@ BOTH = [True, False]
 OTHER_DEFAULTS: Mapping[str, Any] = {
     "BlockPlacement": BlockPlacement.COMPUTE.value,
     "Percentile": SpecOptions().percentile,
-    "PercentileCandidates": list(SpecOptions().percentile_candidates),
+    "PercentileCandidates": list(SpecOptions().layerwise.candidates),
+    "LWPMetric": "mse",
+    "LWPUseHistogram": True,
+    "MinMSEModeFloatScale": "HistCenter",
     "CalibMovingAverageConstant": MOVING_AVERAGE_CONSTANT,
     "MinMSEModePof2Scale": "All",
     "WeightCalibrateMethod": CalibrationMethod.MinMax,

@@ -17,6 +17,7 @@ from quark.decide.scales import (
     combine_ranges,
     derived_bias,
     fit_weight_to_bias,
+    int16_scale,
     own_bias,
 )
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, MeasuredSpec, TensorSpec, is_measured
@@ -45,8 +46,9 @@ def tensors_to_measure(placement: Placement) -> list[RangeKey]:
     """The activations whose range must be known, each with the spec that it is wanted for."""
     keys: dict[RangeKey, None] = {}
     for request in placement.requests:
-        if request.role is Role.ACTIVATION and is_measured(request.spec):
-            keys.update(dict.fromkeys(_measured_members(placement, request.tensor, request.spec)))
+        for spec in (request.spec, request.first):
+            if request.role is Role.ACTIVATION and spec is not None and is_measured(spec):
+                keys.update(dict.fromkeys(_measured_members(placement, request.tensor, spec)))
     return list(keys)
 
 
@@ -58,11 +60,12 @@ def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> 
 
 @dataclass(frozen=True)
 class Decision:
-    """One request with what was chosen for it, and why."""
+    """One request with what was chosen for it, and why; `first` is the choice for `Request.first`."""
 
     request: Request
     choice: Choice
     reason: str
+    first: Choice | None = None
 
 
 def decide(
@@ -154,7 +157,13 @@ class _Chooser:
             if weight.group_size is not None:
                 where = f"each group of {weight.group_size} along axis {weight.axis}"
             found = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
-        return None if found is None else Decision(request, *found)
+        if found is None:
+            return None
+        first = None
+        if request.first is not None:  # for the writer, so that the axes of this reader do not matter
+            before = self.decide(replace(request, spec=request.first, first=None, consumer=Reader("", 0)))
+            first = None if before is None else before.choice
+        return Decision(request, *found, first)
 
     def _block(self, request: Request, spec: BlockSpec) -> tuple[Choice, str]:
         node = self._nodes.get(request.consumer.node)
@@ -165,11 +174,11 @@ class _Chooser:
             rank = len(self._constant(request.tensor).shape)
             chosen = chosen if -rank <= chosen < rank else rank - 1
         choice = BlockChoice(spec.quantizer, chosen, spec.to_bfloat16_first)
-        return choice, f"{reason}, {spec.quantizer.scale_rule.value}"
+        return choice, _reason(f"{reason}, {spec.quantizer.scale_rule.value}", self._type_override(request))
 
     def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
         if not spec.is_scaled:
-            return FloatChoice(spec.format, spec.is_saturating), "cast"
+            return FloatChoice(spec.format, spec.is_saturating), _reason("cast", self._type_override(request))
         if request.role is Role.ACTIVATION:
             found = self._ranges[request.tensor, spec]
             reach = max(-found.lowest, found.highest)
@@ -179,7 +188,13 @@ class _Chooser:
             reach = float(np.abs(array.astype(np.float64)).max(initial=0.0))
         top = float(get_format(spec.format).max) if spec.format == "float16" else 2.0
         scale = float(np.float32(reach / top)) or 1.0
-        return FloatChoice(spec.format, spec.is_saturating, scale), f"scaled so that {reach:.6g} becomes {top:g}"
+        reason = _reason(f"scaled so that {reach:.6g} becomes {top:g}", self._type_override(request))
+        return FloatChoice(spec.format, spec.is_saturating, scale), reason
+
+    def _type_override(self, request: Request) -> TensorOverride | None:
+        """The override that gave the request its type, which is not one of integers."""
+        override = self._overrides.get(request.tensor)
+        return override if override is not None and override.spec is not None else None
 
     def _activation(self, tensor: str, spec: AffineSpec) -> tuple[AffineChoice, str]:
         override = self._overrides.get(tensor)
@@ -226,7 +241,12 @@ class _Chooser:
             return choice
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or not _has_scales_of_outputs(node, choice, constant):
             return choice
-        return fit_weight_to_bias(choice, constant.array(), activation.scale[0], self._array(bias.tensor))
+        is_raised = self._options.has_fitted_weights
+        values, bias_values = constant.array(), self._array(bias.tensor)
+        fitted = fit_weight_to_bias(choice, values, activation.scale[0], bias_values, is_raised=is_raised)
+        if spec.has_int16_scale and fitted is not choice:
+            fitted = replace(fitted, scale=tuple(int16_scale(each, is_upward=True) for each in fitted.scale))
+        return fitted
 
     def _channels(self, node: Node, request: Request, spec: AffineSpec, rank: int) -> ChannelAxis | None:
         override, index = self._overrides.get(request.tensor), request.consumer.index
@@ -238,7 +258,7 @@ class _Chooser:
                 raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
             return ChannelAxis(_axis_of(override.axis, rank, f"TensorQuantOverrides of '{override.tensor}'"))
         is_fixed = override is not None and override.scale is not None and len(override.scale) == 1
-        if is_fixed or not spec.is_per_channel or index != 1:
+        if is_fixed or (override is not None and override.has_one_scale) or not spec.is_per_channel or index != 1:
             return None
         data = self._by_consumer.get(Reader(node.name, 0))
         is_dynamic = data is not None and isinstance(data.spec, DynamicSpec)
@@ -327,7 +347,9 @@ def choices_before_clips(
     after: dict[str, set[Choice]] = {}
     for each in decided:
         if each.role is Role.ACTIVATION:
-            after.setdefault(each.tensor, set()).add(each.choice)
+            after.setdefault(each.tensor, set()).update(
+                [each.choice] if each.first is None else [each.choice, each.first]
+            )
     found: dict[str, TensorChoice] = {}
     for pair in fused:
         choices = after.get(pair.output, set())
@@ -343,7 +365,8 @@ def choices_before_clips(
 
 
 def _tensor_choice(each: Decision) -> TensorChoice:
-    return TensorChoice(each.request.tensor, each.request.role, each.choice, (each.request.reader,), each.reason)
+    readers = (each.request.reader,)
+    return TensorChoice(each.request.tensor, each.request.role, each.choice, readers, each.reason, each.first)
 
 
 def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[TensorChoice, ...]:
@@ -353,9 +376,10 @@ def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[
     ONNX Runtime on x86 turns int8 pairs into uint8 ones only where each has a single reader, and without that makes no
     integer kernel of the reader.
     """
-    merged: dict[tuple[str, Role, Choice, Reader | None], TensorChoice] = {}
+    merged: dict[tuple[str, Role, Choice, Choice | None, Reader | None], TensorChoice] = {}
     for each in decided:
-        key = (each.tensor, each.role, each.choice, each.readers[0] if each.tensor in separate else None)
+        apart = each.readers[0] if each.tensor in separate else None
+        key = (each.tensor, each.role, each.choice, each.first, apart)
         first = merged.get(key)
         merged[key] = each if first is None else replace(first, readers=(*first.readers, *each.readers))
     return tuple(merged.values())

@@ -67,11 +67,10 @@ OPERATORS: dict[str, OperatorFacts] = {
 # With a constant they limit what is before them, as a Clip does; with two tensors they are arithmetic.
 BOUNDS = ("Min", "Max")
 
-_TRANSFORMER_TYPES = (
-    "Conv ConvTranspose Gemm MatMul Add Mul Concat MaxPool Reshape Flatten Transpose Squeeze Unsqueeze Slice Gather "
-    "Split Expand Tile Relu Clip Gelu Sigmoid AveragePool GlobalAveragePool"
-)
-TRANSFORMER_TYPES = frozenset(_TRANSFORMER_TYPES.split())
+TRANSFORMER_TYPES = frozenset({"Gemm", "MatMul"})  # what an NPU's transformers compute in integers
+
+# An operator without a row that a user names: every float tensor that it reads or computes is quantized.
+OTHER = OperatorFacts(Kind.ARITHMETIC, None, is_for_runtime=False)
 
 
 def facts(node: Node) -> OperatorFacts | None:

@@ -54,12 +54,19 @@ class Selection:
     kept_float: tuple[tuple[str, str], ...] = ()  # names of nodes that protection leaves in float, with the reason
     needs_constant_matmul_operand: bool = False
     needs_weight_matrix: bool = False  # weights of two dimensions only, as MatMulNBits has them
+    has_bodies: bool = False  # the bodies of If, Loop and Scan too
     words: SelectionWords = field(default_factory=lambda: SelectionWords())
+
+    @property
+    def named_op_types(self) -> frozenset[str]:
+        """The operator types that the user wants quantized by name."""
+        return self.extra_op_types | (self.op_types or frozenset())
 
 
 @dataclass(frozen=True)
 class TensorOverride:
-    """What a user fixes for one tensor by name; None leaves the rule's choice."""
+    """What a user fixes for one tensor by name; None leaves the rule's choice. `spec` is given if the type is not
+    another integer in the place of the layer's: blocks, floats, or integers in a layer that has none."""
 
     tensor: str
     format: str | None = None
@@ -69,6 +76,10 @@ class TensorOverride:
     zero_point: tuple[int, ...] | None = None
     axis: int | None = None
     has_reduced_range: bool | None = None
+    spec: TensorSpec | None = None
+    has_one_scale: bool = False  # also where weights have a scale for each channel
+    converted: TensorOverride | None = None  # what `receivers` see, after the tensor was quantized as said above
+    receivers: tuple[str, ...] = ()  # names of nodes; none: all that read the tensor
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,12 @@ class ChoiceOptions:
     has_quantized_bias: bool = True
     is_weights_only: bool = False
     op_types_with_float_output: frozenset[str] = frozenset()
+    nodes_with_float_output: tuple[str, ...] = ()  # names or patterns; nobody reads their outputs quantized
     channel_axes: tuple[tuple[str, int], ...] = ()  # op type to the axis of its weight's channels
     unquantized_between: tuple[tuple[str, str], ...] = ()  # (writer, reader) types with nothing quantized in between
+    has_dual_pairs: bool = False  # between layers of two types a tensor is quantized as its writer has it, then as read
+    has_fused_blocks: bool = False  # no blocks between an operator and its activation, as it is with integers
+    has_fitted_weights: bool = True  # a weight's scale is raised where its bias would not fit into 32 bits
     has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
     has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type
     positions: PositionOptions | None = None  # None: positions are what the ranges say

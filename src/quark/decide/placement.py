@@ -15,13 +15,13 @@ scale form a group; of a group, only those are measured that the others follow f
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from quark.decide.operators import BOUNDS, Kind, OperatorFacts, facts
+from quark.decide.operators import BOUNDS, OTHER, Kind, OperatorFacts, facts
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
-from quark.decide.selection import select_nodes
+from quark.decide.selection import named_nodes, select_nodes
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, LayerSpec, TensorSpec
 from quark.decide.view import Graph, Node, Value
 from quark.plan import Reader, Role, SkippedNode
@@ -62,13 +62,15 @@ class Groups(Generic[Member]):
 @dataclass(frozen=True)
 class Request:
     """One reader that is to see a tensor quantized. The quantizer goes before `reader`; what it is read for is
-    `consumer`, which is another node where a dropout lies between."""
+    `consumer`, which is another node where a dropout lies between. `first` is what the tensor is quantized to before
+    that, for its writer (`ChoiceOptions.has_dual_pairs`)."""
 
     tensor: str
     spec: TensorSpec
     role: Role
     reader: Reader
     consumer: Reader
+    first: TensorSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,17 @@ class Placement:
 def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) -> Placement:
     """Decide where quantizers go; the graph is not touched."""
     specs, skipped = select_nodes(graph, options, vanished)
-    placer = _Placer(graph, options, specs)
+    unquantized = named_nodes(graph, options.nodes_with_float_output, "NodesToExcludeOutputQuantization", vanished)
+    receivers = tuple(name for each in options.overrides for name in each.receivers)
+    named_nodes(graph, receivers, "TensorQuantOverrides, recv_nodes", vanished)
+    placer = _Placer(graph, options, specs, unquantized)
     idle = placer.drop_idle_moves()
     for node in graph:
         if node.name in placer.specs:
             placer.place_inputs(node)
             placer.place_outputs(node)
             placer.align(node)
+    placer.place_named()
     order = {node.label: i for i, node in reversed(list(enumerate(graph)))}
     requests = list(dict.fromkeys(placer.requests))
     return Placement(
@@ -113,11 +119,14 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
 
 
 class _Placer:
-    def __init__(self, graph: Graph, options: ChoiceOptions, specs: dict[str, LayerSpec]) -> None:
+    def __init__(
+        self, graph: Graph, options: ChoiceOptions, specs: dict[str, LayerSpec], unquantized: Collection[str]
+    ) -> None:
         self._graph = graph
         self._options = options
         self._is_trained = options.is_trained
         self._overrides = {each.tensor: each for each in options.overrides}
+        self._unquantized = unquantized  # nodes whose outputs stay float for everyone
         self.specs = specs
         self.requests: list[Request] = []
         self.groups: Groups[tuple[str, TensorSpec]] = Groups()
@@ -125,11 +134,16 @@ class _Placer:
         self.derived: set[str] = set()
 
     def drop_idle_moves(self) -> list[SkippedNode]:
-        """Take out the moving operators with no quantized operator before or behind them."""
+        """Take out the moving operators with no quantized operator before or behind them, unless a user named them."""
         is_npu = self._options.target is Target.NPU_CNN and not self._is_trained
         if is_npu or self._options.has_forced_movers:
             return []
-        moving = [node for node in self._graph if node.name in self.specs and _facts(node).kind is Kind.PASS]
+        wanted = self._options.selection.extra_op_types
+        moving = [
+            node
+            for node in self._graph
+            if node.name in self.specs and _facts(node).kind is Kind.PASS and node.op_type not in wanted
+        ]
         useful = set(self.specs) - {node.name for node in moving}
 
         def neighbours(node: Node) -> Iterator[Node]:
@@ -161,26 +175,37 @@ class _Placer:
                 source, reader = self._source(value, reader)
                 if source.constant is not None:
                     continue  # a copy of a parameter
-                writer = None if source.producer is None else self.specs.get(source.producer.name)
-                wanted = self._wish(node, known, index)
-                if not self._is_trained and wanted is not None and writer is not None and writer.output is not None:
-                    wanted = writer.output
+                wanted, first = self._seen(source, self._wish(node, known, index))
                 if wanted is not None and (known.kind is Kind.COMPUTE or self._options.goes_everywhere(wanted)):
-                    self._request(source, wanted, role, reader, consumer)
+                    self._request(source, wanted, role, reader, consumer, first)
             elif role is not None:
                 constant = self._constant_spec(spec, role, known)
                 if constant is not None:
                     self._request(value, constant, role, reader, consumer)
 
-    def place_outputs(self, node: Node) -> None:
-        """What a quantized node computes is quantized for float readers and graph outputs too."""
-        spec = self.specs[node.name]
+    def _seen(self, source: Value, wanted: TensorSpec | None) -> tuple[TensorSpec | None, TensorSpec | None]:
+        """How a reader that wants `wanted` sees the tensor, and what that is quantized to before, if anything."""
+        writer = None if source.producer is None else self.specs.get(source.producer.name)
+        if self._is_trained or wanted is None or writer is None:
+            return wanted, None
+        if not self._options.has_dual_pairs:
+            return writer.output or wanted, None
+        written = self._written(source.producer, writer) if source.producer is not None else None
+        return wanted, written if written is not None and _is_other_type(written, wanted) else None
+
+    def _written(self, node: Node, spec: LayerSpec) -> TensorSpec | None:
+        """How the outputs of a quantized node are quantized for those who do not ask for anything."""
         written = spec.output if self._is_trained else spec.output or spec.activation
         is_product = self._is_trained and _facts(node).kind is Kind.COMPUTE
         if written is None or not (is_product or self._options.goes_everywhere(written)):
-            written = None
+            return None
         if self._options.is_weights_only or node.op_type in self._options.op_types_with_float_output:
-            written = None
+            return None
+        return written
+
+    def place_outputs(self, node: Node) -> None:
+        """What a quantized node computes is quantized for float readers and graph outputs too."""
+        written = self._written(node, self.specs[node.name])
         for value in node.outputs if written is not None or self._is_trained else ():
             if not value.is_quantizable or self._fuse(node, value) or written is None:
                 continue
@@ -188,6 +213,20 @@ class _Placer:
                 continue
             for reader, consumer in self._float_readers(value):
                 self._request(value, written, Role.ACTIVATION, reader, consumer)
+
+    def place_named(self) -> None:
+        """A tensor that is given blocks or floats by name is quantized for all its readers, also where the rules above
+        would leave it out."""
+        placed = {each.tensor for each in self.requests}
+        named = {name for name, each in self._overrides.items() if each.spec is not None} - placed
+        for value in (each for node in self._graph if named for each in node.outputs if each.name in named):
+            override = self._overrides[value.name]
+            if not value.is_quantizable or override.spec is None:
+                continue
+            self.fused.pop(value.name, None)
+            readers = [reader for node, _, reader in self._readers(value) if not node.is_inner]
+            for reader in [*readers, *(Reader("", index) for index in value.outputs)]:
+                self._request(value, override.spec, Role.ACTIVATION, reader, reader)
 
     def align(self, node: Node) -> None:
         """Unite the tensors that this operator wants on one scale."""
@@ -267,14 +306,30 @@ class _Placer:
             value = value.producer.inputs[0]
         return value, reader
 
-    def _request(self, value: Value, spec: TensorSpec, role: Role, reader: Reader, consumer: Reader) -> None:
-        wanted = _with_override(spec, self._overrides.get(value.name))
-        self.requests.append(Request(value.name, wanted, role, reader, consumer))
+    def _request(
+        self,
+        value: Value,
+        spec: TensorSpec,
+        role: Role,
+        reader: Reader,
+        consumer: Reader,
+        first: TensorSpec | None = None,
+    ) -> None:
+        if value.producer is not None and value.producer.name in self._unquantized:
+            return
+        override = self._overrides.get(value.name)
+        wanted = _with_override(spec, override)
+        if override is not None and override.converted is not None and role is Role.ACTIVATION:
+            seen = _with_override(spec, override.converted)
+            if (not override.receivers or consumer.node in override.receivers) and seen != wanted:
+                first, wanted = wanted, seen
+        self.requests.append(Request(value.name, wanted, role, reader, consumer, first))
 
     def _fuse(self, node: Node, value: Value) -> bool:
         """True where the value goes to one activation that is computed with this node."""
         spec = self.specs[node.name].activation
-        if not isinstance(spec, AffineSpec) and not self._is_trained:
+        is_block = isinstance(spec, BlockSpec) and self._options.has_fused_blocks
+        if not isinstance(spec, AffineSpec) and not self._is_trained and not is_block:
             return False  # blocks and floats that go everywhere go here too
         is_join = _facts(node).kind is Kind.JOIN and self._is_trained
         if _facts(node).kind is Kind.PASS or is_join or len(value.readers) != 1 or value.outputs:
@@ -333,14 +388,21 @@ def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
 
 
 def _facts(node: Node) -> OperatorFacts:
-    known = facts(node)
-    assert known is not None, node.op_type
-    return known
+    """What is known of a node that is quantized."""
+    return facts(node) or OTHER
+
+
+def _is_other_type(one: TensorSpec, other: TensorSpec) -> bool:
+    return type(one) is not type(other) or one.format != other.format
 
 
 def _with_override(spec: TensorSpec, override: TensorOverride | None) -> TensorSpec:
-    """The spec in the type that the override asks for; only integers can be overridden."""
-    if override is None or not isinstance(spec, AffineSpec):
+    """The spec in the type that the override asks for."""
+    if override is None:
+        return spec
+    if override.spec is not None and not (isinstance(spec, AffineSpec) and isinstance(override.spec, AffineSpec)):
+        spec = override.spec
+    if not isinstance(spec, AffineSpec):
         return spec
     is_symmetric = spec.is_symmetric if override.is_symmetric is None else override.is_symmetric
     is_reduced = spec.has_reduced_range if override.has_reduced_range is None else override.has_reduced_range

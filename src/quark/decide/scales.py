@@ -5,8 +5,8 @@ A bias of 32 bits is added to the sum of products, so that its scale is the prod
     bias_scale = activation_scale * weight_scale        (for each channel, where the weight has one for each)
 
 Where the bias does not fit into 32 bits at that scale, the weight's scale is raised until it does: the weight loses a
-fraction of a bit, where a saturated bias would lose everything. A channel whose weights are all zero has no scale of
-its own; it gets one at which its bias is exact to 24 bits.
+fraction of a bit, where a saturated bias would lose everything (`ChoiceOptions.has_fitted_weights` turns this off). A
+channel whose weights are all zero has no scale of its own; it gets one at which its bias is exact to 24 bits.
 
 A scale that is trained starts from zero point 0 and uses all codes. A scale that a user fixes for a tensor by name
 (`TensorOverride`) goes before all of this.
@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quark.decide.half_quadratic import refined
 from quark.decide.options import TensorOverride
-from quark.decide.specs import AffineSpec, Algorithm
+from quark.decide.specs import AffineSpec, Algorithm, GroupRule
 from quark.decide.view import Array, ArrayConstant, Constant
 from quark.errors import InvalidValueError
 from quark.formats.affine import choose_affine
@@ -34,6 +35,7 @@ MAX_BIAS_CODE = 2.0**31 * (1 - 2.0**-20)  # with room for the rounding of scales
 _ZERO_CHANNEL_BITS = 24
 _SMALLEST_FITTED_SCALE = 2.0**-100
 _SMALLEST_THRESHOLD = 2.0**-100
+_MAX_INT16, _MAX_INT16_SHIFT, _SMALLEST_INT16_SCALE = 2.0**15 - 1, 16, 2.0**-14
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,12 @@ def choice_of_weight(
             return choice_of_range(spec, TensorRange(float(low), float(high)), override)
         return choice_of_range(spec, range_of(weight.array(), method, integer, spec.is_symmetric), override)
     if channels.group_size is not None:
-        return _of_ranges(spec, *weight.extremes(channels.axis, channels.group_size), channels)
+        low, high = weight.extremes(channels.axis, channels.group_size)
+        if spec.group_rule is GroupRule.RANGE or not spec.is_symmetric:
+            choice = _of_ranges(spec, low, high, channels)
+        else:
+            choice = _of_lowest_code(spec, low, high, channels)
+        return refined(choice, weight.array()) if spec.group_rule is GroupRule.HALF_QUADRATIC else choice
     if method == MinMax():
         low, high = weight.extremes(channels.axis)
     else:
@@ -113,9 +120,11 @@ def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
     )
 
 
-def fit_weight_to_bias(weight: AffineChoice, values: Array, activation_scale: float, bias: Array) -> AffineChoice:
-    """The weight's choice with scales raised where the bias would overflow 32 bits, and chosen for the bias where a
-    channel of the weight is all zeros."""
+def fit_weight_to_bias(
+    weight: AffineChoice, values: Array, activation_scale: float, bias: Array, *, is_raised: bool = True
+) -> AffineChoice:
+    """The weight's choice with scales raised where the bias would overflow 32 bits, unless `is_raised` is False, and
+    chosen for the bias where a channel of the weight is all zeros."""
     scale = np.array(weight.scale)
     wanted = np.abs(bias.astype(np.float64).ravel()) / activation_scale
     if wanted.size != scale.size:
@@ -126,7 +135,8 @@ def fit_weight_to_bias(weight: AffineChoice, values: Array, activation_scale: fl
         others = tuple(i for i in range(values.ndim) if i != weight.axis % values.ndim)
         is_zero = np.asarray(~values.any(axis=others))
     is_free = is_zero & (wanted > 0)
-    fitted = np.where(is_free, fine, np.maximum(scale, wanted / MAX_BIAS_CODE)).astype(np.float32)
+    fitting = np.maximum(scale, wanted / MAX_BIAS_CODE) if is_raised else scale
+    fitted = np.where(is_free, fine, fitting).astype(np.float32)
     if (fitted == scale).all():
         return weight
     return AffineChoice(weight.format, _floats(fitted), weight.zero_point, weight.axis, weight.group_size)
@@ -153,9 +163,45 @@ def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis 
     scale, zero_point = choose_affine(low, high, narrow, symmetric=spec.is_symmetric)
     axis, group_size = (None, None) if channels is None else (channels.axis, channels.group_size)
     scales = _floats(scale)
-    if spec.is_power_of_two:
+    if spec.has_int16_scale:
+        scales = tuple(int16_scale(each) for each in scales)
+    elif spec.is_power_of_two:
         scales = tuple(math.ldexp(1.0, math.ceil(math.log2(each))) for each in scales)
     return AffineChoice(integer.name, scales, tuple(np.asarray(zero_point).tolist()), axis, group_size)
+
+
+def _of_lowest_code(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis) -> AffineChoice:
+    """The lowest code is for the largest magnitude, which no other code can be as far from zero as. The scale is
+    negative if that number is above zero, as ONNX Runtime has it for MatMulNBits."""
+    integer = spec.integer
+    extreme = np.where(np.abs(high) > np.abs(low), high, low).astype(np.float32)
+    scale = extreme / np.float32(integer.qmin)
+    scale = np.where(np.abs(scale) < np.finfo(np.float32).tiny, np.float32(1.0), scale)
+    zero_point = (0,) * scale.size
+    return AffineChoice(integer.name, _floats(scale), zero_point, channels.axis, channels.group_size)
+
+
+def int16_scale(scale: float, *, is_upward: bool = False) -> float:
+    """The number nearest to `scale`, or with `is_upward` the nearest that is no smaller, that is an integer of at most
+    15 bits over a power of two from 1 to 2^16. A scale that rounds to zero becomes 2^-14, and one beyond 2^15 - 1 that
+    number.
+
+    >>> int16_scale(0.3) * 2**16
+    19661.0
+    """
+    best, distance = 0.0, math.inf
+    if scale > _MAX_INT16:
+        return _MAX_INT16
+    for exponent in range(_MAX_INT16_SHIFT + 1):
+        wide = math.ldexp(scale, exponent)
+        if wide > _MAX_INT16:
+            break
+        for integer in (math.floor(wide), math.ceil(wide)):
+            number = math.ldexp(integer, -exponent)
+            is_low = is_upward and number < scale
+            if not is_low and abs(number - scale) < distance:
+                best, distance = number, abs(number - scale)
+    return best or _SMALLEST_INT16_SCALE
 
 
 def _overridden(choice: AffineChoice, override: TensorOverride | None) -> AffineChoice:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from quark.decide.operators import OPERATORS, TRANSFORMER_TYPES, Kind, facts
+from quark.decide.operators import OPERATORS, OTHER, TRANSFORMER_TYPES, Kind, facts
 from quark.decide.options import ChoiceOptions, Target
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.decide.view import Graph, Node
@@ -21,7 +21,7 @@ def select_nodes(
 
     `vanished` are nodes that a rewrite removed: their names are no mistakes.
     """
-    selector = _Selector(graph, options, [Node(name, "", None, aliases=(name,)) for name in vanished])
+    selector = _Selector(graph, options, list(vanished))
     chosen: dict[str, LayerSpec] = {}
     skipped: list[SkippedNode] = []
     for node in graph:
@@ -37,14 +37,28 @@ def select_nodes(
     return chosen, skipped
 
 
+def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: Iterable[str] = ()) -> dict[str, str]:
+    """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error, unless it is
+    one of the nodes that a rewrite removed (`vanished`)."""
+    gone = [Node(name, "", None, aliases=(name,)) for name in vanished]
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        named = graph.matching(pattern)
+        if not named and not any(graph.matches(pattern, node) for node in (*graph, *gone)):
+            known = list(dict.fromkeys(alias for node in graph for alias in node.aliases))
+            raise unknown_name(f"{graph.word} ({option})", pattern, known)
+        found.update(dict.fromkeys(named, pattern))
+    return found
+
+
 class _Selector:
     """The options with every name resolved against one graph."""
 
-    def __init__(self, graph: Graph, options: ChoiceOptions, vanished: list[Node]) -> None:
+    def __init__(self, graph: Graph, options: ChoiceOptions, vanished: list[str]) -> None:
         self._graph = graph
         self._options = options
         self._vanished = vanished
-        _check_op_types(options)
+        _check_op_types(graph, options)
         self._op_types: dict[LayerSpec, frozenset[str]] = {}
         selection, words = options.selection, options.selection.words
         self._only = self._matching(selection.nodes, words.nodes)
@@ -104,7 +118,8 @@ class _Selector:
         return "its layer or operator type is configured to stay in float"
 
     def _impossible(self, node: Node) -> str:
-        known = facts(node)
+        named = self._options.selection.named_op_types
+        known = facts(node) or (OTHER if node.op_type in named and node.has_quantized_form else None)
         if known is None:
             return "no quantized form is known"
         spec, _ = self.spec_of(node)
@@ -118,6 +133,8 @@ class _Selector:
             for index, value in enumerate(node.inputs)
             if value is not None and (known.data is None or index in known.data)
         ]
+        if known is OTHER:
+            data.sort(key=lambda value: not value.is_quantizable)
         if node.op_type == "Split" and self._options.is_trained and node.outputs[0].is_quantizable:
             return ""  # one of the parts that another node split a tensor into
         if not data or (not data[0].is_quantizable and data[0].type_name is None):
@@ -166,15 +183,7 @@ class _Selector:
         return ""
 
     def _matching(self, patterns: Iterable[str], option: str) -> dict[str, str]:
-        """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error."""
-        found: dict[str, str] = {}
-        for pattern in patterns:
-            named = self._graph.matching(pattern)
-            if not named and not any(self._graph.matches(pattern, node) for node in (*self._graph, *self._vanished)):
-                known = list(dict.fromkeys(alias for node in self._graph for alias in node.aliases))
-                raise unknown_name(f"{self._graph.word} ({option})", pattern, known)
-            found.update(dict.fromkeys(named, pattern))
-        return found
+        return named_nodes(self._graph, patterns, option, self._vanished)
 
     def _reachable(self, start: Iterable[str], step: Callable[[Node], Iterable[Node]]) -> set[str]:
         seen = set(start)
@@ -195,10 +204,11 @@ def _predecessors(node: Node) -> Iterable[Node]:
     return (value.producer for value in node.inputs if value is not None and value.producer is not None)
 
 
-def _check_op_types(options: ChoiceOptions) -> None:
-    selection = options.selection
-    for op_type in selection.extra_op_types | selection.excluded_op_types | (selection.op_types or frozenset()):
-        if op_type not in OPERATORS:
+def _check_op_types(graph: Graph, options: ChoiceOptions) -> None:
+    """Raise an error for a type that neither the table nor the graph has. Types to add may be missing."""
+    selection, present = options.selection, {node.op_type for node in graph}
+    for op_type in selection.excluded_op_types | (selection.op_types or frozenset()):
+        if op_type not in OPERATORS and op_type not in present:
             raise unknown_name("operator type with a quantized form", op_type, OPERATORS)
 
 
@@ -208,7 +218,7 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
     if selection.op_types is not None:
         return selection.op_types | selection.extra_op_types
     if selection.has_all_op_types:
-        return frozenset(OPERATORS)
+        return frozenset(OPERATORS) | selection.extra_op_types
     if _is_compute_only(options, layer):
         found = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.COMPUTE)
     elif options.target is Target.NPU_TRANSFORMER:

@@ -44,12 +44,21 @@ class Learning:
     initial: ThresholdInit | None = None
 
 
+class GroupRule(str, Enum):
+    """Where the scales of groups come from."""
+
+    RANGE = "range"  # the range of the group, as for channels
+    LOWEST_CODE = "lowest_code"  # symmetric: its largest magnitude has the lowest code, also if that takes a scale < 0
+    HALF_QUADRATIC = "half_quadratic"  # LOWEST_CODE or RANGE, refined for the least sum of |error|^0.7
+
+
 @dataclass(frozen=True)
 class AffineSpec:
     """Integers of `format`. `is_symmetric`: the middle code is zero. `is_per_channel`: for weights, a scale for each
     output channel. `group_size`: for weights, a scale for so many neighbours along the reduction axis. `axis`: where
     the channels or groups lie, if not where the operator has them. `has_reduced_range`: one bit less, for integer units
-    that would saturate. `learning`: the scale is trained."""
+    that would saturate. `learning`: the scale is trained. `has_int16_scale`: scales are a 16-bit integer over a power
+    of two (`quark.decide.scales.int16_scale`). `group_rule` is for the scales of groups."""
 
     format: str
     method: RangeMethod = field(default_factory=MinMax)
@@ -60,6 +69,8 @@ class AffineSpec:
     has_reduced_range: bool = False
     axis: int | None = None
     learning: Learning | None = None
+    has_int16_scale: bool = False
+    group_rule: GroupRule = GroupRule.RANGE
 
     def __post_init__(self) -> None:
         integer_format(self.format)

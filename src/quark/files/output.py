@@ -33,6 +33,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from quark.errors import InvalidValueError, OutputError, QuarkError
 from quark.text import get_logger
@@ -85,6 +86,37 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         remedy = _REMEDIES.get(error.errno or 0, "")
         reason = error.strerror or str(error)
         raise OutputError(f"'{os.fspath(path)}' cannot be written: {reason}{'; ' if remedy else ''}{remedy}") from error
+
+
+@contextlib.contextmanager
+def nothing_on_disk() -> Iterator[None]:
+    """Refuse to write files inside the block, also temporary ones and for all threads. What is usually kept in
+    temporary files stays in memory."""
+    _REFUSALS.append(True)
+    try:
+        yield
+    finally:
+        _REFUSALS.pop()
+
+
+_REFUSALS: list[bool] = []  # one for each block of `nothing_on_disk` that is open
+
+
+def is_disk_forbidden() -> bool:
+    """True inside of `nothing_on_disk`."""
+    return bool(_REFUSALS)
+
+
+def temporary_file(prefix: str) -> IO[bytes]:
+    """An open temporary file without a name, which is removed with the process. Raises OSError inside of
+    `nothing_on_disk`."""
+    _refuse_if_forbidden()
+    return tempfile.TemporaryFile(prefix=prefix)
+
+
+def _refuse_if_forbidden() -> None:
+    if _REFUSALS:
+        raise OSError("crypto_mode keeps everything in memory")
 
 
 def check_place(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[str]] = ()) -> Path:
@@ -257,6 +289,7 @@ def temporary(path: Path) -> Iterator[Path]:
     """An empty file beside `path` that is removed when the block ends, unless `put` renamed it. Open it with `r+b`:
     ext4 flushes files on close that were truncated before writing."""
     with writing(path):
+        _refuse_if_forbidden()
         _refuse_special(path)
         _remove_abandoned(path.parent)
         file = _Temporary.create(path.parent, path.suffix)
@@ -315,6 +348,7 @@ class Scratch:
 
     def __init__(self) -> None:
         with writing("a temporary folder"):
+            _refuse_if_forbidden()
             root = Path(tempfile.gettempdir())
             _remove_abandoned_folders(root)
             while True:

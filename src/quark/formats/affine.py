@@ -149,8 +149,9 @@ class AffineParameters:
         if self.axis is not None and self.group_size is None and len(shape) != 1:
             raise InvalidValueError(f"scale of shape {shape} for channels of axis {self.axis}: expected rank 1")
         # values on an accelerator are not checked, which would wait for it
-        if not kind.may_hold((kind.xp.isfinite(self.scale) & (self.scale > 0)).all()):
-            raise InvalidValueError("scale: expected positive finite numbers; choose_affine gives such")
+        # negative ones turn the codes around, so that the largest magnitude of a group can have the lowest code
+        if not kind.may_hold((kind.xp.isfinite(self.scale) & (self.scale != 0)).all()):
+            raise InvalidValueError("scale: expected finite numbers other than 0; choose_affine gives such")
         zero_point = kind.as_int(self.zero_point, FLOAT64)
         if not kind.may_hold(((zero_point >= self.format.qmin) & (zero_point <= self.format.qmax)).all()):
             raise InvalidValueError(

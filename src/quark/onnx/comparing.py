@@ -99,12 +99,14 @@ def output_error(
     model: ir.Model,
     samples: Sequence[Sample],
     expected: Sequence[Mapping[str, Array]],
+    outputs: Sequence[str] | None = None,
     *,
     has_integer_kernels: bool = True,
 ) -> float:
-    """The squared difference over the squared float output, the mean over outputs and samples."""
+    """The squared difference over the squared float output, the mean over outputs and samples. `outputs` are the names
+    of those that count; None: all."""
     session = open_session(model, has_integer_kernels=has_integer_kernels)
-    names = [each.name for each in session.get_outputs()]
+    names = [each.name for each in session.get_outputs()] if outputs is None else list(outputs)
     run, total = session_run(session), 0.0
     for sample, wanted in zip(samples, expected, strict=True):
         for name, actual in run(sample, names).items():

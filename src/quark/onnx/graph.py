@@ -374,6 +374,29 @@ def _sequence_outputs(domain: str, op_type: str, version: int) -> frozenset[int]
     )
 
 
+def bodies(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node]]:
+    """The subgraphs of If, Loop and Scan, each with the node that holds it; those inside another come before it."""
+    found = []
+    for node in graph:
+        for body in (each for attr in node.attributes.values() for each in graphs_in(attr)):
+            found += bodies(body)
+            if node.op_type in ("If", "Loop", "Scan") and node.domain in ("", "ai.onnx"):
+                found.append((body, node))
+    return found
+
+
+def as_model(model: ir.Model, body: ir.Graph) -> ir.Model:
+    """A model whose graph is a body of this one, to look at it and change it in place as if it were alone.
+
+    The two share names that are in use and versions of operators. The body may read values of graphs outside.
+    """
+    fresh_name(model, "body")  # from now on the names in use are known
+    body.opset_imports.update(model.opset_imports)
+    part = ir.Model(body, ir_version=model.ir_version)
+    part.meta[_NAMES] = model.meta[_NAMES]
+    return part
+
+
 def graphs_in(attr: ir.Attr) -> Sequence[ir.Graph]:
     """The graphs that an attribute holds."""
     if attr.is_ref():

@@ -13,7 +13,6 @@ A model with at most `LARGE_MODEL_BYTES` of weights is read and computed at once
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.files.output import temporary_file
 from quark.onnx.input_files import MappedFile
 from quark.text import get_logger
 
@@ -261,7 +261,7 @@ class _Spill:
     def put(self, tensor: ir.Tensor[Any]) -> MappedTensor:
         offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         if self._file is None or self._mapping is None or offset + tensor.nbytes > len(self._mapping):
-            self._file, offset = tempfile.TemporaryFile(prefix="quark-"), 0  # noqa: SIM115 - open while it is mapped
+            self._file, offset = temporary_file("quark-"), 0
             self._file.truncate(max(_SEGMENT_BYTES, tensor.nbytes))
             self._mapping = MappedFile(self._file.fileno(), 0, access=1)
         self._file.seek(offset)

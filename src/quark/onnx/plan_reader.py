@@ -257,17 +257,33 @@ class QuantizedGraph:
         """The plan, one row for all readers that see a tensor the same way, however many quantizers it has for them."""
         if self._problems:
             raise self._problems[0]
-        merged: dict[tuple[str, Role, Choice], list[Reader]] = {}
+        seconds = {quantizer: first for quantizer, _ in self._rows if (first := self._first(quantizer)) is not None}
+        links = {(first, _name(quantizer.node)) for quantizer, first in seconds.items()}
+        merged: dict[tuple[str, Role, Choice, Choice | None], list[Reader]] = {}
         for (quantizer, role), found in self._rows.items():
-            try:
-                choice = quantizer.choice
-            except ModelError:
-                raise
-            except QuarkError as error:
-                raise _damaged(quantizer.node, error) from error
-            merged.setdefault((quantizer.tensor, role, choice), []).extend(found)
-        rows = tuple(TensorChoice(*key, tuple(found)) for key, found in merged.items())
+            first = seconds.get(quantizer)
+            key = (
+                (quantizer if first is None else first).tensor,
+                role,
+                _choice_of(quantizer),
+                None if first is None else _choice_of(first),
+            )
+            readers = [reader for reader in found if (quantizer, reader.node) not in links]
+            if readers:
+                merged.setdefault(key, []).extend(readers)
+        rows = tuple(
+            TensorChoice(tensor, role, choice, tuple(found), first=first)
+            for (tensor, role, choice, first), found in merged.items()
+        )
         return QuantizationPlan(rows, tuple(self._skipped()))
+
+    def _first(self, quantizer: Quantizer) -> Quantizer | None:
+        """The quantizer of another type whose numbers this one quantizes again; None if there is none, and for the
+        third of three."""
+        before = self._numbers.get(quantizer.source)
+        if before is None or before.is_constant or self._numbers.get(before.source) is not None:
+            return None
+        return before if _choice_of(before) != _choice_of(quantizer) else None
 
     def _skipped(self) -> Iterator[SkippedNode]:
         for node in self._layers:
@@ -547,6 +563,16 @@ def _linear(node: ir.Node, tensor: str, source: ir.Value, is_fixed: bool, codes:
 
     held = (value if is_held(value) else None for value in (scale, zero_point))
     return Quantizer(tensor, source, node, is_fixed, decide, dtype, *held)
+
+
+def _choice_of(quantizer: Quantizer) -> Choice:
+    """What a quantizer does; a ModelError if that is nothing that makes sense."""
+    try:
+        return quantizer.choice
+    except ModelError:
+        raise
+    except QuarkError as error:
+        raise _damaged(quantizer.node, error) from error
 
 
 def _nbits_choice(node: ir.Node) -> AffineChoice:

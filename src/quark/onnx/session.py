@@ -15,22 +15,22 @@ import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from quark.errors import ModelError
-from quark.files.output import Scratch
+from quark.errors import InvalidValueError, ModelError
+from quark.files.output import Scratch, is_same_file
 from quark.formats.native import library_file
 from quark.onnx.input_files import check_unchanged, held_still
 from quark.onnx.large_tensors import MappedTensor, mapped_files, refer, split, weight_bytes
 from quark.ops.function_body import CAST_LIKE_OPSET
 from quark.ops.portable_functions import add_portable_functions, define_portable_functions
 from quark.ops.schema import DOMAIN
-from quark.text import get_logger
+from quark.text import get_logger, one_line
 
 _LOG = get_logger(__name__)
 _FILE_FROM_BYTES = 8 << 20  # more weights than this go through a file
@@ -39,7 +39,34 @@ _QUIET = 4  # no messages: an error is also an exception with the same text
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _IR_VERSION_OF_FUNCTIONS = 9
 
+_CUSTOM: list[Path] = []  # the libraries of all runs that are under way
+
 ModelSource: TypeAlias = ir.Model | onnx.ModelProto | bytes | str | os.PathLike[str]
+
+
+@contextlib.contextmanager
+def custom_libraries(paths: Iterable[Path]) -> Iterator[None]:
+    """Register these libraries of operators in every session that is created inside the block, by any thread."""
+    given = [path.resolve() for path in paths]
+    _CUSTOM.extend(given)
+    try:
+        yield
+    finally:
+        for path in given:
+            _CUSTOM.remove(path)
+
+
+def _register_custom(options: Any, own: Path | None) -> None:
+    """Register the user's libraries. Scripts may list our own as well, which is registered already."""
+    for path in dict.fromkeys(_CUSTOM):
+        if own is not None and is_same_file(path, own):
+            continue
+        try:
+            options.register_custom_ops_library(str(path))
+        except Exception as error:  # the runtime's own classes have no other common root
+            raise InvalidValueError(
+                f"library '{path}' (UserCustomOpLibPath): ONNX Runtime cannot register it: {one_line(error)}"
+            ) from error
 
 
 def open_session(
@@ -73,11 +100,14 @@ def open_session(
             options.enable_mem_pattern = False  # its planned reuse of memory excludes outputs: a fifth more memory
         if not has_integer_kernels:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+            # ONNX Runtime 1.23 refuses a graph in which this rewrite removes a Clip on a graph input.
+            options.add_session_config_entry("optimization.disable_specified_optimizers", "ClipQuantRewrite")
         if not has_optimizations:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         library = library_file() if has_library else None
         if library is not None:
             options.register_custom_ops_library(str(library))
+        _register_custom(options, library)
         return options
 
     options = make_options()
@@ -102,6 +132,13 @@ def running(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ModelError(f"ONNX Runtime cannot run {what}: {' '.join(str(error).split())}") from error
+
+
+def ort_values(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a sample as values of the runtime."""
+    import onnxruntime
+
+    return {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
 
 
 def check_computed(model: ir.Model, tensors: Iterable[str]) -> None:

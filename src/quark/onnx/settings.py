@@ -13,6 +13,7 @@ from quark.features.equalization.options import CrossLayerOptions
 from quark.features.finetuning.options import FinetuneOptions
 from quark.features.mixed_precision.options import MixOptions
 from quark.features.protection.options import ProtectOptions
+from quark.features.rotation.options import RotationOptions
 from quark.features.smooth_quant.options import SmoothOptions
 from quark.onnx.calibrate.passes import CalibrationOptions
 from quark.onnx.insert.pairs import InsertOptions
@@ -28,6 +29,7 @@ class EqualizeOptions:
 
     cross_layer: CrossLayerOptions | None = None
     smooth: SmoothOptions | None = None
+    rotation: RotationOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Settings:
     insert: InsertOptions = field(default_factory=InsertOptions)
     save: SaveOptions = field(default_factory=SaveOptions)
     has_summary: bool = True
+    has_warnings: bool = True  # False: Python's UserWarning and ResourceWarning are not shown during the run
     config: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -66,6 +69,7 @@ class Settings:
         own = {
             "equalization": self.equalize.cross_layer,
             "smooth_quant": self.equalize.smooth,
+            "rotation": self.equalize.rotation,
             "bias_correction": self.refine.bias_correction,
             "finetuning": self.refine.finetune,
         }
@@ -83,8 +87,9 @@ class Settings:
             return True
         choose = self.choose
         layers = [choose.default, *(layer for _, layer in (*choose.by_op_type, *choose.by_node))]
-        layers += [] if self.mix is None else [self.mix.low]
+        layers += [] if self.mix is None else self.mix.targets
         specs = [spec for each in layers if each is not None for spec in (each.activation, each.output)]
+        specs += [each.spec for each in choose.overrides]
         return not choose.is_weights_only and any(spec is not None and is_measured(spec) for spec in specs)
 
     @property

@@ -8,6 +8,8 @@
     MinMSE                 the smallest squared error
     PowerOfTwoMinMSE       the smallest squared error among power-of-two scales
     NonOverflow            the smallest power-of-two scale without clipping
+    PowerOfTwoRange        the range of another method, at the smallest power-of-two scale that clips nothing of it
+    PowerOfTwoPercentile   the smallest squared error among power-of-two scales, without the outermost values
     ThreeSigma, KLJ        initial thresholds for TQT
     MeanMagnitude          initial step for LSQ
 
@@ -31,7 +33,7 @@ from quark.ranges.histogram_methods import (
     ranges_of_channels,
 )
 from quark.ranges.method import MinMax, Observer, RangeMethod, TensorRange
-from quark.ranges.power_of_two import NonOverflow, PowerOfTwoMinMSE
+from quark.ranges.power_of_two import NonOverflow, PowerOfTwoMinMSE, PowerOfTwoPercentile, PowerOfTwoRange
 from quark.ranges.thresholds import KLJ, MeanMagnitude, ThreeSigma, kl_j_threshold, three_sigma
 
 __all__ = [
@@ -46,6 +48,8 @@ __all__ = [
     "Observer",
     "Percentile",
     "PowerOfTwoMinMSE",
+    "PowerOfTwoPercentile",
+    "PowerOfTwoRange",
     "RangeMethod",
     "TensorRange",
     "ThreeSigma",

@@ -65,13 +65,21 @@ class Histogram:
 
 
 def expected_errors(
-    histogram: Histogram, lowest: Doubles, highest: Doubles, integer: IntFormat, is_symmetric: bool
+    histogram: Histogram,
+    lowest: Doubles,
+    highest: Doubles,
+    integer: IntFormat,
+    is_symmetric: bool,
+    *,
+    is_squared: bool = True,
 ) -> Doubles:
-    """The mean squared error of quantizing the data to each of the ranges lowest[i]..highest[i].
+    """The mean squared error, or the mean magnitude of the error, of quantizing the data to each of the ranges
+    lowest[i]..highest[i].
 
     With step s and t = x / s, the error of x is s * (t - n), where n is t rounded and clipped to the codes. Its square
-    has the integral s^3 * (n / 12 + (t - n)^3 / 3), which is exact on both sides of the clipping. So a bin of uniform
-    density needs only its two edges, however coarse or fine the steps are compared to the bins.
+    has the integral s^3 * (n / 12 + (t - n)^3 / 3), its magnitude s^2 * (n / 4 + (t - n) |t - n| / 2); they are exact
+    on both sides of the clipping. So a bin of uniform density needs only its two edges, however coarse or fine the
+    steps are compared to the bins.
     """
     scale, zero_point = choose_affine(lowest, highest, integer, symmetric=is_symmetric)
     zero = zero_point.astype(np.float64)
@@ -79,10 +87,14 @@ def expected_errors(
     levels = np.clip(np.rint(steps), (integer.qmin - zero)[:, None], (integer.qmax - zero)[:, None])
     steps -= levels
     integral = levels
-    integral /= 12
-    integral += steps * steps * steps / 3
+    if is_squared:
+        integral /= 12
+        integral += steps * steps * steps / 3
+    else:
+        integral /= 4
+        integral += steps * np.abs(steps) / 2
     density = histogram.counts / (np.diff(histogram.edges) * histogram.total)
-    return np.asarray(np.diff(integral, axis=1) @ density * scale**3)
+    return np.asarray(np.diff(integral, axis=1) @ density * scale ** (3 if is_squared else 2))
 
 
 class HistogramMethod(RangeMethod):
@@ -111,6 +123,13 @@ class HistogramObserver(Observer):
         self._is_even = is_symmetric or method.needs_even
         self._extremes = Extremes()
         self._counts: Counts | None = None
+        self._bins = BINS
+
+    def set_bins(self, bins: int) -> None:
+        """Count in so many bins, or one more if the number is odd: a histogram has two halves."""
+        if bins < 2 or self._counts is not None:
+            raise InvalidValueError(f"{bins} bins: expected at least 2, set before the data are counted")
+        self._bins = bins + bins % 2
 
     def observe(self, x: Any) -> None:
         if self._counts is not None:
@@ -119,7 +138,7 @@ class HistogramObserver(Observer):
 
     def observe_again(self, x: Any) -> None:
         if self._counts is None:
-            self._counts = np.zeros(BINS, np.int64)
+            self._counts = np.zeros(self._bins, np.int64)
         add_to_histogram(as_float32(x), *self._span(), self._counts)
 
     def merge(self, other: Observer) -> None:
@@ -140,11 +159,16 @@ class HistogramObserver(Observer):
         return replace(found, observed=(lowest, highest))
 
     @property
+    def has_histogram(self) -> bool:
+        """True after the second pass over data with at least two different values."""
+        return self._counts is not None and self._extremes.lowest != self._extremes.highest
+
+    @property
     def histogram(self) -> Histogram:
         """The histogram of data with at least two different values."""
         if self._counts is None:
             raise InvalidValueError("this method needs the data twice: call observe_again with all of it")
-        edges = np.linspace(*self._span(), BINS + 1)
+        edges = np.linspace(*self._span(), self._bins + 1)
         return Histogram(self._extremes.lowest, self._extremes.highest, edges, self._counts)
 
     def _span(self) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Calibration methods that read the range off a histogram.
 
 Percentile             all of the data but its outermost parts, which would cost the rest its resolution
-LayerwisePercentile    the percentile, out of several, with the smallest squared error
+LayerwisePercentile    the percentile, out of several, with the smallest squared error, or mean magnitude of the error
 Entropy                the range that loses the least information (Kullback-Leibler divergence)
 Distribution           the range that suits a normal distribution with the data's mean and deviation
 MinMSE                 the range with the smallest squared error
@@ -23,7 +23,7 @@ from quark.errors import InvalidValueError
 from quark.formats.affine import choose_affine, find_ranges
 from quark.formats.spec import IntFormat
 from quark.ranges.histogram import Histogram, HistogramMethod, HistogramObserver, expected_errors
-from quark.ranges.method import MinMax, RangeMethod, TensorRange
+from quark.ranges.method import MinMax, Observer, RangeMethod, TensorRange, mismatch
 from quark.ranges.statistics import Counts, Doubles, Floats, as_float32
 
 
@@ -54,9 +54,15 @@ class Percentile(HistogramMethod):
 
 @dataclass(frozen=True)
 class LayerwisePercentile(HistogramMethod):
-    """The percentile of `candidates` with the smallest squared error for each tensor; the largest of equals."""
+    """The percentile of `candidates` with the smallest error for each tensor; the largest of equals.
+
+    The error is the mean of the squares, or of the magnitudes if not `is_squared`. The histogram predicts it; if
+    `is_exact`, it is measured in a third pass over the data.
+    """
 
     candidates: tuple[float, ...] = (99.99, 99.999, 99.9999)
+    is_squared: bool = True
+    is_exact: bool = False
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -64,15 +70,73 @@ class LayerwisePercentile(HistogramMethod):
         for candidate in self.candidates:
             Percentile(candidate)
 
+    def observer(self, integer: IntFormat, is_symmetric: bool) -> HistogramObserver:
+        kind = ExactPercentileObserver if self.is_exact else HistogramObserver
+        return kind(self, integer, is_symmetric)
+
     def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
-        methods = [Percentile(candidate) for candidate in sorted(self.candidates, reverse=True)]
-        ranges = [method.range_of_histogram(histogram, integer, is_symmetric) for method in methods]
+        ranges = self.ranges_of_histogram(histogram, integer, is_symmetric)
         lowest = np.array([each.lowest for each in ranges])
         highest = np.array([each.highest for each in ranges])
-        return ranges[int(np.argmin(expected_errors(histogram, lowest, highest, integer, is_symmetric)))]
+        errors = expected_errors(histogram, lowest, highest, integer, is_symmetric, is_squared=self.is_squared)
+        return ranges[int(np.argmin(errors))]
+
+    def ranges_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> list[TensorRange]:
+        """The range of each candidate, largest first."""
+        methods = [Percentile(candidate) for candidate in sorted(self.candidates, reverse=True)]
+        return [method.range_of_histogram(histogram, integer, is_symmetric) for method in methods]
 
     def __str__(self) -> str:
-        return f"LayerwisePercentile of {', '.join(f'{each:.10g}' for each in self.candidates)}"
+        metric = ("" if self.is_squared else ", mean absolute error") + (", exact" if self.is_exact else "")
+        return f"LayerwisePercentile of {', '.join(f'{each:.10g}' for each in self.candidates)}{metric}"
+
+
+class ExactPercentileObserver(HistogramObserver):
+    """Takes the candidates from the histogram, and sums up their errors over all data in a third pass."""
+
+    needs_third_pass = True
+    _method: LayerwisePercentile
+
+    def __init__(self, method: LayerwisePercentile, integer: IntFormat, is_symmetric: bool) -> None:
+        super().__init__(method, integer, is_symmetric)
+        self._errors: Doubles | None = None
+
+    def _ranges(self) -> list[TensorRange]:
+        if self._extremes.lowest == self._extremes.highest:
+            return [TensorRange(self._extremes.lowest, self._extremes.highest)]
+        return self._method.ranges_of_histogram(self.histogram, self._integer, self._is_symmetric)
+
+    def observe_finally(self, x: Any) -> None:
+        """Add the errors of a piece of the data with each candidate."""
+        row, ranges = as_float32(x).reshape(1, -1), self._ranges()
+        if self._errors is None:
+            self._errors = np.zeros(len(ranges))
+        for index, each in enumerate(ranges if len(ranges) > 1 else ()):
+            ends = np.array([each.lowest]), np.array([each.highest])
+            self._errors[index] += _channel_errors(
+                row, *ends, self._integer, self._is_symmetric, is_squared=self._method.is_squared
+            )[0]
+
+    def merge(self, other: Observer) -> None:
+        """Add the sums of errors; before the third pass has begun, the histogram."""
+        if not isinstance(other, ExactPercentileObserver):
+            raise mismatch(self, other)
+        if self._errors is None and other._errors is None:
+            super().merge(other)
+        elif self._errors is None or other._errors is None:
+            self._errors = self._errors if other._errors is None else other._errors.copy()
+        else:
+            self._errors = self._errors + other._errors
+
+    def result(self) -> TensorRange:
+        """Return the range with the smallest error."""
+        ranges = self._ranges()
+        if len(ranges) == 1:
+            return ranges[0]
+        if self._errors is None:
+            raise InvalidValueError("this method needs the data three times: call observe_finally with all of it")
+        found = ranges[int(np.argmin(self._errors))]
+        return replace(found, observed=(self._extremes.lowest, self._extremes.highest))
 
 
 _EMPTY_LEVEL = 0.5
@@ -181,7 +245,12 @@ class MinMSE(HistogramMethod):
     The extremes are reduced by factors 2^(-i/4), then in finer steps around the best of them. Symmetric codes have one
     such limit. Asymmetric codes have two, which are searched in turns until neither moves. Of equal errors the wider
     range wins.
+
+    If `is_exact`, the errors of an array in memory, such as a weight, are those of its values instead of the
+    histogram's.
     """
+
+    is_exact: bool = False
 
     def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
         def errors(lowest: Doubles, highest: Doubles) -> Doubles:
@@ -239,11 +308,15 @@ class CandidateObserver(HistogramObserver):
 
 def range_of(array: Any, method: RangeMethod, integer: IntFormat, is_symmetric: bool) -> TensorRange:
     """The range of a whole array, which counts as one sample."""
+    if isinstance(method, MinMSE) and method.is_exact:
+        return _exact_range(as_float32(array).reshape(1, -1), integer, is_symmetric)
     observer = method.observer(integer, is_symmetric)
     observer.observe(array)
     observer.end_of_sample()
     if observer.needs_second_pass:
         observer.observe_again(array)
+    if observer.needs_third_pass:
+        observer.observe_finally(array)
     return observer.result()
 
 
@@ -288,9 +361,34 @@ def _least_errors(rows: Floats, integer: IntFormat, is_symmetric: bool) -> tuple
     return (lowest * best).astype(np.float32), (highest * best).astype(np.float32)
 
 
-def _channel_errors(rows: Floats, lowest: Doubles, highest: Doubles, integer: IntFormat, is_symmetric: bool) -> Doubles:
+def _exact_range(row: Floats, integer: IntFormat, is_symmetric: bool) -> TensorRange:
+    """The better one, by the values themselves, of the range that the histogram finds and of those tried one by one."""
+    predicted = range_of(row, MinMSE(), integer, is_symmetric)
+    if not row.size:
+        return predicted
+    (lowest,), (highest,) = ranges_of_channels(row, 0, MinMSE(), integer, is_symmetric)
+    tried = TensorRange(float(lowest), float(highest), observed=predicted.observed)
+
+    def error(found: TensorRange) -> float:
+        ends = np.array([found.lowest]), np.array([found.highest])
+        return float(_channel_errors(row, *ends, integer, is_symmetric)[0])
+
+    return min((tried, predicted), key=error)
+
+
+def _channel_errors(
+    rows: Floats,
+    lowest: Doubles,
+    highest: Doubles,
+    integer: IntFormat,
+    is_symmetric: bool,
+    *,
+    is_squared: bool = True,
+) -> Doubles:
     scale, zero_point = choose_affine(lowest, highest, integer, symmetric=is_symmetric)
     zero = zero_point.astype(np.float32)[:, None]
     step = scale.astype(np.float32)[:, None]
     error = np.clip(np.rint(rows / step), integer.qmin - zero, integer.qmax - zero) * step - rows
+    if not is_squared:
+        return np.asarray(np.abs(error).sum(axis=1, dtype=np.float64))
     return np.asarray(np.einsum("ij,ij->i", error, error, dtype=np.float64))

@@ -3,9 +3,10 @@
     method     a frozen dataclass of the method's settings; its text is the name that reports print
     observer   collects what the method needs of one tensor, batch by batch, and returns a range at the end
 
-An observer sees the data once (`observe`) or twice (then `observe_again`, all of it once more). It stores a few numbers
-or a histogram, never the data. Observers of two halves of the data merge into what one observer of all of it would be:
-merge after the first pass, continue with deep copies of the merged observer, and merge those after the second pass.
+An observer sees the data once (`observe`), twice (then `observe_again`, all of it once more) or three times (then
+`observe_finally`). It stores a few numbers or a histogram, never the data. Observers of two halves of the data merge
+into what one observer of all of it would be: merge after each pass, and begin the next one with deep copies of the
+merged observer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Observer(ABC):
     """The statistics of one tensor. Without any data the range is 0..0."""
 
     needs_second_pass: bool = False
+    needs_third_pass: bool = False  # only after a second one
     is_mergeable: bool = True  # False if the order of samples matters
 
     @abstractmethod
@@ -52,6 +54,10 @@ class Observer(ABC):
     def observe_again(self, x: Any) -> None:
         """Add a piece of the data in the second pass."""
         raise InvalidValueError(f"{type(self).__name__} sees the data once: needs_second_pass is False")
+
+    def observe_finally(self, x: Any) -> None:
+        """Add a piece of the data in the third pass."""
+        raise InvalidValueError(f"{type(self).__name__} sees the data at most twice: needs_third_pass is False")
 
     @abstractmethod
     def merge(self, other: Observer) -> None:

@@ -2,6 +2,8 @@
 
     NonOverflow         the largest position at which nothing is clipped
     PowerOfTwoMinMSE    that position or one of the next four, whichever has the smallest sum of squared errors
+    PowerOfTwoRange     the largest position at which nothing of the range of another method is clipped
+    PowerOfTwoPercentile  PowerOfTwoMinMSE of the data without its outermost part
 
 The rule and the candidates are `NON_OVERFLOW` of `quark.formats.power_of_two`; over all data the position is the one
 that `min_mse_position` finds.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from quark.errors import InvalidValueError
 from quark.formats.power_of_two import NON_OVERFLOW, position_of_range
 from quark.formats.spec import IntFormat
+from quark.ranges.histogram import Histogram, HistogramMethod, HistogramObserver
 from quark.ranges.method import Extremes, MinMaxObserver, Observer, RangeMethod, TensorRange, mismatch
 from quark.ranges.statistics import as_float32, extremes, squared_errors
 
@@ -49,6 +52,99 @@ class PowerOfTwoMinMSE(RangeMethod):
 
     def __str__(self) -> str:
         return "PowerOfTwoMinMSE, most common" if self.has_most_common else "PowerOfTwoMinMSE"
+
+
+@dataclass(frozen=True)
+class PowerOfTwoRange(RangeMethod):
+    """The range that another method finds, at the largest position at which nothing of it is clipped."""
+
+    method: RangeMethod
+
+    def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
+        return PositionedObserver(self.method.observer(integer, is_symmetric), integer.bits)
+
+    def __str__(self) -> str:
+        return f"PowerOfTwoRange of {self.method}"
+
+
+@dataclass(frozen=True)
+class PowerOfTwoPercentile(HistogramMethod):
+    """The position with the smallest squared error for the data without the (100 - percentile) percent with the largest
+    |x|, as the histogram predicts it."""
+
+    percentile: float = 99.999
+    needs_even = True
+
+    def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
+        reach = histogram.magnitudes.quantile(self.percentile / 100)
+        centres = (histogram.edges[1:] + histogram.edges[:-1]) / 2
+        inside = np.abs(centres) <= reach
+        centres, counts = centres[inside], histogram.counts[inside]
+        seen = Extremes((max(-reach, histogram.lowest), min(reach, histogram.highest)))
+        half = 1 << (integer.bits - 1)
+
+        def error(position: int) -> float:
+            step = math.ldexp(1.0, -position)
+            off = np.clip(np.rint(centres / step), -half, half - 1) * step - centres
+            return float(counts @ (off * off))
+
+        return _range_at(seen, integer.bits, min(_candidates(seen, integer.bits), key=error))
+
+    def __str__(self) -> str:
+        return f"PowerOfTwoPercentile {self.percentile:.10g}"
+
+
+class PositionedObserver(Observer):
+    """An observer of another method, whose range gets a position."""
+
+    def __init__(self, inner: Observer, bits: int) -> None:
+        self.inner, self._bits = inner, bits
+        self.needs_second_pass, self.needs_third_pass = inner.needs_second_pass, inner.needs_third_pass
+        self.is_mergeable = inner.is_mergeable
+
+    def observe(self, x: Any) -> None:
+        self.inner.observe(x)
+
+    def end_of_sample(self) -> None:
+        """Mark the end of a sample."""
+        self.inner.end_of_sample()
+
+    def observe_again(self, x: Any) -> None:
+        """Add a piece of the data in the second pass."""
+        self.inner.observe_again(x)
+
+    def observe_finally(self, x: Any) -> None:
+        """Add a piece of the data in the third pass."""
+        self.inner.observe_finally(x)
+
+    def merge(self, other: Observer) -> None:
+        if not isinstance(other, PositionedObserver) or other._bits != self._bits:
+            raise mismatch(self, other)
+        self.inner.merge(other.inner)
+
+    def result(self) -> TensorRange:
+        found = self.inner.result()
+        return replace(found, position=range_with_position(found.lowest, found.highest, self._bits).position)
+
+
+def histogram_observer(observer: Observer) -> HistogramObserver | None:
+    """The observer that fills a histogram: this one, or the one that it gives a position to; None if there is none."""
+    inner = observer.inner if isinstance(observer, PositionedObserver) else observer
+    return inner if isinstance(inner, HistogramObserver) else None
+
+
+POSITION_METHODS = (NonOverflow, PowerOfTwoMinMSE, PowerOfTwoRange, PowerOfTwoPercentile)
+
+
+def range_with_position(lowest: float, highest: float, bits: int) -> TensorRange:
+    """That range, at the largest position at which nothing of it is clipped."""
+    return TensorRange(lowest, highest, _candidates(Extremes((lowest, highest)), bits)[0])
+
+
+def range_at(position: int, bits: int) -> TensorRange:
+    """All numbers that codes of so many bits reach at a position."""
+    step, half = math.ldexp(1.0, -position), 1 << (bits - 1)
+    return TensorRange(-half * step, (half - 1) * step, position)
 
 
 class NonOverflowObserver(MinMaxObserver):
@@ -157,6 +253,6 @@ def _candidates(seen: Extremes, bits: int) -> tuple[int, ...]:
 
 def _range_at(seen: Extremes, bits: int, position: int) -> TensorRange:
     """The part of the data that the codes at that position reach."""
-    step, half = math.ldexp(1.0, -position), 1 << (bits - 1)
-    lowest, highest = -half * step, (half - 1) * step
-    return TensorRange(min(max(seen.lowest, lowest), highest), max(min(seen.highest, highest), lowest), position)
+    reach = range_at(position, bits)
+    lowest = min(max(seen.lowest, reach.lowest), reach.highest)
+    return TensorRange(lowest, max(min(seen.highest, reach.highest), reach.lowest), position)

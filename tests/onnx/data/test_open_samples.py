@@ -335,6 +335,29 @@ def test_random_data_reader(tmp_path: Path) -> None:
     assert RandomDataReader(tiny_model(), {"x": (1, 3, 4, 4)}).get_next()["x"].shape == (1, 3, 4, 4)  # type: ignore[index]
 
 
+def test_random_data_reader_has_the_numbers_of_amd_quark() -> None:
+    infos = [("image", TensorProto.FLOAT, ["N", 3, "H", "W"]), ("ids", TensorProto.INT64, ["N", "S"])]
+    inputs = [helper.make_tensor_value_info(*info) for info in infos]
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name, _, _ in infos]
+    outputs = [helper.make_tensor_value_info(f"{name}_out", kind, None) for name, kind, _ in infos]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs))
+    sample = RandomDataReader(model).get_next()
+    assert sample is not None
+    expected = np.random.RandomState(42).random_sample((1, 3, 32, 32)).astype(np.float32)
+    np.testing.assert_array_equal(sample["image"], expected)
+    assert sample["ids"].shape == (1, 16)
+    reader = RandomDataReader(model, {}, {"image": [-1, 3], "ids": [2, 4]})
+    sample = reader.get_next()
+    assert sample is not None
+    assert set(sample["ids"].ravel()) == {2, 3, 4}  # both ends are reached
+    np.testing.assert_array_equal(sample["ids"].ravel(), np.random.RandomState(42).randint(2, 5, 16))
+    assert reader.get_next() is None
+    with pytest.raises(ValueError, match="RandomDataReaderInputShape': nothing for input 'ids'"):
+        RandomDataReader(model, {"image": [1, 3, 4, 4]})
+    with pytest.raises(ValueError, match="RandomDataReaderInputDataRange': nothing for input 'ids'"):
+        RandomDataReader(model, {}, {"image": [0, 1]})
+
+
 def test_path_and_cached_data_readers(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", images(5))
     reader = PathDataReader(tiny_model(), str(tmp_path))

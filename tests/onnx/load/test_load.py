@@ -235,3 +235,18 @@ def test_inputs_left_out_at_the_end_of_a_node_are_gone() -> None:
     y = net.node("LayerNormalization", net.input("x", (2, 8)), net.weight(8), "", axis=-1)
     loaded = load(net.model(net.node("Clip", y, "", "")))
     assert [len(node.inputs) for node in loaded.model.graph] == [2, 1]
+
+
+def test_sizes_of_outputs_are_fixed_by_name():
+    net = Net()
+    x = net.input("x", ["N", 4])
+    model = net.model(net.node("Reshape", net.node("Relu", x), net.input("shape", [2], np.int64), output="y"))
+    loaded = load(model, LoadOptions(fixed_shapes=(("x", (2, 4)), ("y", (4, 2)))))
+    assert list(loaded.model.graph.outputs[0].shape) == [4, 2]
+    assert "shape of output 'y' fixed to [4, 2]" in loaded.remarks
+    relu = Net()
+    model = relu.model(relu.node("Relu", relu.input("x", ["N", 4]), output="y"))
+    with pytest.raises(InvalidValueError, match=r"\[3, 4\] for output 'y', which is \[2, 4\]"):
+        load(model, LoadOptions(fixed_shapes=(("y", (3, 4)), ("x", (2, 4)))))
+    with pytest.raises(UnknownNameError, match="input or output of the model 'z'"):
+        load(model, LoadOptions(fixed_shapes=(("z", (3, 4)),)))

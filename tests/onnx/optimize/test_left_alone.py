@@ -67,6 +67,19 @@ def norm_after_an_output(net: Net) -> list[str]:
     return [net.batch_norm(y, 4), y]
 
 
+def norm_after_a_joined_input(net: Net) -> list[str]:
+    return [net.batch_norm(net.node("Concat", net.conv("x", (4, 4), kernel=1), "x", axis=1), 8)]
+
+
+def norm_after_a_joined_and_shared_conv(net: Net) -> list[str]:
+    y = net.conv("x", (4, 4))
+    return [net.batch_norm(net.node("Concat", net.conv("x", (4, 4)), y, axis=1), 8), net.node("Relu", y)]
+
+
+def norm_after_joined_rows(net: Net) -> list[str]:
+    return [net.batch_norm(net.node("Concat", net.conv("x", (4, 4)), net.conv("x", (4, 4)), axis=2), 4)]
+
+
 def norm_in_training(net: Net) -> list[str]:
     return [net.batch_norm(net.conv("x", (4, 4)), 4, training_mode=1)]
 
@@ -181,6 +194,9 @@ CASES: tuple[tuple[str, Build], ...] = (
     ("fold_batch_norm", norm_after_a_shared_conv),
     ("fold_batch_norm", norm_after_an_output),
     ("fold_batch_norm", norm_that_overflows),
+    ("fold_batch_norm", norm_after_a_joined_input),
+    ("fold_batch_norm", norm_after_a_joined_and_shared_conv),
+    ("fold_batch_norm", norm_after_joined_rows),
     ("fold_batch_norm", norm_with_an_unknown_scale),
     ("fuse_pad_into_conv", pad_with_ones),
     ("fuse_pad_into_conv", pad_of_channels),

@@ -107,6 +107,21 @@ def _shared_weight(net: Net) -> str:
     return net.node("Add", one, net.node("Conv", "x", weight))
 
 
+def _layers_joined(net: Net) -> str:
+    layers = [
+        net.conv("x", (4, 2), kernel=1),
+        net.conv("x", (4, 3), kernel=1, has_bias=False),
+        net.conv("x", (4, 4), kernel=1, op_type="ConvTranspose", group=2),
+    ]
+    return net.batch_norm(net.node("Concat", *layers, axis=1), 9)
+
+
+def _gemms_joined(net: Net) -> str:
+    weight = net.weight(4, 5)  # shared, so that both need a copy
+    layers = [net.node("Gemm", "x", weight, net.weight(5), beta=0.5), net.node("Gemm", "x", weight)]
+    return net.batch_norm(net.node("Concat", *layers, axis=-1), 10)
+
+
 def _alone(net: Net) -> str:
     return net.batch_norm(net.node("Relu", "x"), 4)
 
@@ -236,6 +251,8 @@ CASES = (
     Case("fold_batch_norm", _gemm_transposed, after={"BatchNormalization": 0}, shape=(3, 4)),
     Case("fold_batch_norm", _matmul, after={"MatMul": 1, "Add": 1}, shape=(3, 4)),
     Case("fold_batch_norm", _shared_weight, after={"BatchNormalization": 0}),
+    Case("fold_batch_norm", _layers_joined, after={"BatchNormalization": 0}),
+    Case("fold_batch_norm", _gemms_joined, after={"BatchNormalization": 0}, shape=(3, 4)),
     Case("batch_norm_to_conv", _alone, after={"Conv": 1}),
     Case("batch_norm_to_conv", _alone, after={"Conv": 1}, shape=(2, 4, 5)),
     Case("fuse_pad_into_conv", _pad, after={"Pad": 0}),
@@ -340,6 +357,16 @@ def test_a_float16_network_keeps_its_output() -> None:
     after, found = optimized(before, OptimizeOptions())
     assert found["fold_batch_norm"] == 2
     assert_same_output(before, after, 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("size", "tile"), [((25, 25), [5, 5]), ((28, 28), [4, 4]), ((24, 28), [4, 4]), ((23, 23), None), ((16, 32), None)]
+)
+def test_a_large_pool_is_cut_into_the_tiles_that_amds_compilers_know(size, tile) -> None:
+    case = Case("split_large_kernel_pool", _large_pool, shape=(1, 2, *size))
+    after, _ = optimized(_model(case, 17), only(case.rewrite))
+    found = [each for node in after.graph.node for each in node.attribute if each.name == "kernel_shape"]
+    assert [list(each.ints) for each in found] == ([] if tile is None else [tile])
 
 
 def test_the_copies_are_made_for_the_listed_operators_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import pytest
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
+from quark.features.compensation.options import CompensationOptions
 from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
+from quark.features.rotation.options import RotatedPair, RotationOptions
 from quark.features.smooth_quant.options import SmoothOptions
 from quark.onnx.quantization.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.algorithm import (
+    AlgoConfig,
     BiasCorrectionConfig,
     CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
     SmoothQuantConfig,
 )
 from quark.onnx.quantization.config.option_table import OPTIONS
@@ -95,6 +101,8 @@ def test_without_the_algorithm_they_are_remarked_on(option, value):
 def test_every_steering_option_is_tested():
     tested = {row[0] for row in (*CROSS_LAYER, *SMOOTH, *BIAS_CORRECTION)}
     tested |= {"AutoMixprecision", "FastFinetune"}  # have files of their own
+    tested |= {"CompensationDamping", "CompensationActOrder", "CompensationSamples"}
+    tested |= {"RMatrixDim", "UseRandomHad", "RConfigPath"}  # below, with QuarotConfig
     assert tested == {option.name for option in OPTIONS.values() if isinstance(option.treatment, Steers)}
 
 
@@ -184,3 +192,46 @@ def test_fields_and_options_survive_files(suffix, tmp_path: Path):
     loaded = QuantizationConfig.load(config.save(tmp_path / f"c{suffix}"))
     assert loaded == config
     assert settings_of(loaded).equalize == settings_of(config).equalize != EqualizeOptions()
+
+
+@pytest.mark.parametrize("entry", [GPTQConfig(bits=4, act_order=True), QuarotConfig(64, True, "rotation.json")])
+def test_gptq_and_rotation_survive_files(entry, tmp_path):
+    assert AlgoConfig.from_dict(entry.to_dict()) == entry
+    config = QConfig(INT8, algo_config=[entry])
+    assert QConfig.load(config.save(tmp_path / "config.yaml")).algo_config == [entry]
+
+
+def test_gptq_is_compensation():
+    expected = CompensationOptions(damping=0.05, has_activation_order=True)
+    entry = GPTQConfig(perc_damp=0.05, act_order=True, group_size=128, mse=True)
+    assert settings_of(QConfig(INT8, algo_config=[entry])).features == {"compensation": expected}
+    assert entry.get_options()["GPTQParams"]["MSE"]
+    found = settings(UseGPTQ=True, GPTQParams={"PercDamp": 0.05, "ActOrder": True, "GroupSize": 128, "BlockSize": 64})
+    assert found.features == {"compensation": expected}
+    assert any("the scales of their spec, which says GroupSize" in each for each in found.remarks)
+    assert any("BlockSize: it does not change the result" in each for each in found.remarks)
+    assert settings(Compensation=True).features == {"compensation": CompensationOptions()}
+    own = {"CompensationDamping": 0.05, "CompensationActOrder": True, "CompensationSamples": 7}
+    assert settings(UseGPTQ=True, **own).features == {"compensation": replace(expected, sample_limit=7)}
+    assert settings(UseGPTQ=True, GPTQParams={"Bits": 8}).features == {"compensation": CompensationOptions()}
+    with pytest.raises(InvalidValueError, match=r"GPTQParams\.Bits \(bits\) = 4: weights are int8"):
+        settings_of(QConfig(INT8, algo_config=[GPTQConfig(bits=4)]))
+    unused = settings(GPTQParams={"Bits": 4})
+    assert unused.features == {}
+    assert any("GPTQParams: UseGPTQ is not set" in each for each in unused.remarks)
+    nbits = {"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "GPTQ"}}
+    assert settings(**nbits).features == {"compensation": CompensationOptions()}
+
+
+def test_rotation_reads_its_file(tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text('{"R1_pairs": [{"prev_nodes": ["a"], "next_nodes": ["b"]}]}')
+    expected = RotationOptions((RotatedPair(("a",), ("b",)),), 64, True, str(path))
+    entry = QuarotConfig(64, True, str(path))
+    assert entry.get_options() == {"RMatrixDim": 64, "UseRandomHad": True, "RConfigPath": str(path)}
+    assert settings_of(QConfig(INT8, algo_config=[entry])).equalize.rotation == expected
+    config = QuantizationConfig(include_rotation=True, extra_options=entry.get_options())
+    assert settings_of(config).equalize.rotation == expected
+    with pytest.raises(InvalidValueError, match="include_rotation needs RConfigPath"):
+        settings_of(QConfig(INT8, algo_config=[QuarotConfig(64)]))
+    assert any("RMatrixDim: include_rotation is False" in each for each in settings(RMatrixDim=64).remarks)

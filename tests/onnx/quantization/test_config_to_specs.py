@@ -14,7 +14,6 @@ from quark.onnx.quantization.config.quant_types import (
     ExtendedCalibrationMethod,
     ExtendedQuantFormat,
     ExtendedQuantType,
-    Int16Method,
     LayerWiseMethod,
     PowerOfTwoMethod,
     QuantFormat,
@@ -92,6 +91,7 @@ def test_power_of_two_scales_stay_symmetric_and_say_so():
         ({}, AffineSpec("int32")),
         ({"Int32Bias": False}, AffineSpec("int8")),
         ({"Int16Bias": True}, AffineSpec("int16")),
+        ({"Int16Bias": True, "Int16Scale": True}, AffineSpec("int16", has_int16_scale=True)),
         ({"QuantizeBias": False}, None),
     ],
 )
@@ -151,15 +151,26 @@ def test_operators_for_integers_only():
         settings_of(config)
 
 
+def test_formats_of_single_nodes_are_pairs_and_say_types():
+    plain = settings_of(QuantizationConfig())
+    assert settings_of(QuantizationConfig(quant_format=VitisQuantFormat.FixNeuron)).choose == plain.choose
+    for fix_neuron, quant_type in ((VitisQuantFormat.BFPFixNeuron, "QBFP"), (VitisQuantFormat.MXFixNeuron, "QMX")):
+        types = dict.fromkeys(("activation_type", "weight_type"), ExtendedQuantType[quant_type])
+        assert (
+            settings_of(QuantizationConfig(quant_format=fix_neuron)).choose
+            == settings_of(QuantizationConfig(**types)).choose
+        )
+        (remark,) = settings_of(QuantizationConfig(quant_format=fix_neuron)).remarks
+        assert remark.startswith(f"quant_format {fix_neuron.name}: ")
+        assert quant_type in remark
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"include_rotation": True}, UnsupportedOptionError, "rotation is not in this version yet; leave it out"),
+        ({"include_rotation": True}, InvalidValueError, "include_rotation needs RConfigPath"),
         ({"include_auto_mp": True}, InvalidValueError, "AutoMixprecision with ActTargetQuantType"),
-        ({"crypto_mode": True}, UnsupportedOptionError, "encrypted"),
-        ({"convert_nchw_to_nhwc": True}, UnsupportedOptionError, "layouts"),
-        ({"quant_format": VitisQuantFormat.FixNeuron}, UnsupportedOptionError, "use QuantFormat.QDQ"),
-        ({"calibrate_method": Int16Method.MinMax}, UnsupportedOptionError, "16-bit integers"),
+        ({"crypto_mode": True, "use_external_data_format": True}, InvalidValueError, "nothing is written to disk"),
         ({"calibrate_method": "MinMax"}, UnsupportedTypeError, "field 'calibrate_method': 'MinMax' has type str"),
         ({"weight_type": CalibrationMethod.MinMax}, UnsupportedTypeError, "like QuantType.QInt8"),
         ({"weight_type": QuantType.QFLOAT8E4M3FN}, InvalidValueError, "MXFP8E4M3"),

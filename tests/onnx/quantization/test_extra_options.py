@@ -69,7 +69,7 @@ def test_a_misspelt_option_offers_the_right_one(name):
         settings(**{name + "_": True})
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "EvalMetrics"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_value_of_the_wrong_type_is_named(name):
     with pytest.raises(UnsupportedTypeError, match=rf"option '{name}': .* has type object, expected"):
         settings(**{name: object()})
@@ -106,7 +106,8 @@ def test_mistakes_in_block_attributes_are_named(option, message):
         ({"TensorQuantOverrides": {"x": {}}}, UnsupportedTypeError, "TensorQuantOverrides.x"),
         ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, InvalidValueError, "scale and zero_point come together"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0, "rmax": 0.0}]}}, InvalidValueError, "rmin 1 above rmax 0"),
-        ({"TensorQuantOverrides": {"x": [{"convert": {}}]}}, UnsupportedOptionError, "specific_layer_config"),
+        ({"TensorQuantOverrides": {"x": [{"convert": {}}]}}, InvalidValueError, "x.convert': expected a quant_type"),
+        ({"UseGPTQ": True, "Compensation": False}, InvalidValueError, "'UseGPTQ' and 'Compensation' are one"),
         (
             {"Percentile": 101},
             InvalidValueError,
@@ -160,7 +161,13 @@ def settings_with_config_of(base: Settings, options: dict[str, object]) -> Setti
         ("CalibOptimizeMem", True),
         ("CalibWorkerNum", 4),
         ("TmpDir", "/tmp"),
-        ("EvalMetrics", True),
+        ("CalibOptimizeDisk", True),
+        ("EncryptionAlgorithm", "AES-256"),
+        ("SimplifyModelOptions", {"verbose": True}),
+        ("LWPMetric", "mae"),
+        ("LWPUseHistogram", False),
+        ("MinMSEModeFloatScale", "All"),
+        ("EvalDataReader", [{"x": 1}]),
         ("MaxLoopNum", 5),
         ("QuantizeFP16", True),
         ("AdjustBiasScale", False),
@@ -172,6 +179,13 @@ def settings_with_config_of(base: Settings, options: dict[str, object]) -> Setti
         ("CLEClip", "skip"),
         ("CLEBiasAbsorption", True),
         ("SmoothAlpha", 0.5),
+        ("GPTQParams", {"Bits": 4}),
+        ("CompensationDamping", 0.1),
+        ("CompensationActOrder", True),
+        ("CompensationSamples", 8),
+        ("RMatrixDim", 64),
+        ("UseRandomHad", True),
+        ("RConfigPath", "rotation.json"),
         ("BiasCorrectionInputs", "quantized"),
         ("BiasCorrectionSamples", 8),
         ("NPULimitationCheck", True),
@@ -189,6 +203,7 @@ def settings_with_config_of(base: Settings, options: dict[str, object]) -> Setti
         ("MatMulNBitsParams", {"Bits": 4}),
         ("CalibMovingAverageConstant", 0.1),
         ("MixedPrecisionTensor", {QuantType.QInt16: ["x"]}),
+        ("NodesWithMixedPrecision", ["x"]),
     ],
 )
 def test_what_cannot_matter_is_remarked_on_and_changes_nothing(name, value):

@@ -179,16 +179,6 @@ def test_options_by_keyword_and_by_dictionary_are_the_same():
         (QConfig(INT8, exclude=[5]), InvalidValueError, "exclude: 5"),
         (QConfig(INT8, CalibDataSise=3), UnknownNameError, "Did you mean CalibDataSize"),
         (
-            QConfig(QLayerConfig(XInt8Spec(calibration_method=CalibMethod.Entropy), weight=Int8Spec())),
-            InvalidValueError,
-            "CalibMethod.Entropy with ScaleType.PowerOf2",
-        ),
-        (
-            QConfig(QLayerConfig(Int8Spec(scale_type=ScaleType.Int16), weight=Int8Spec())),
-            UnsupportedOptionError,
-            "ScaleType.Int16",
-        ),
-        (
             QConfig(QLayerConfig(Int8Spec(), weight=Int8Spec(quant_granularity=QuantGranularity.Group))),
             UnsupportedOptionError,
             "UseMatMulNBits",

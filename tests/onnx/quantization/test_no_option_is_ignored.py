@@ -25,6 +25,22 @@ TWO_VALUES = {
     "PercentileCandidates": ([99.0], [98.0]),
     "CalibMovingAverageConstant": (0.1, 0.2),
     "MinMSEModePof2Scale": ("All", "MostCommon"),
+    "MinMSEMode": ("All", "Percentile"),
+    "MinMSEModeFloatScale": ("Percentile", "All"),
+    "LWPMetric": ("mae", "mse"),
+    "RandomDataReaderInputShape": ({"x": [1]}, {"x": [2]}),
+    "RandomDataReaderInputDataRange": ({"x": [0, 1]}, {"x": [0, 2]}),
+    "SaveAndRestore": ("a.json", "b.json"),
+    "TensorsRangeFile": ("a.json", "b.json"),
+    "NumBins": (64, 128),
+    "CalibPassthroughOpTypes": (["Reshape"], ["Slice"]),
+    "PreprocessYAML": ("xint8", "a8w8"),
+    "ShapeShifterYaml": ("xint8", "a8w8"),
+    "PreprocessedModelPath": ("a.onnx", "b.onnx"),
+    "SimplifyModelOptions": ({"verbose": True}, {"verbose": False}),
+    "EvalDataReader": ([{"x": 1}], [{"x": 2}]),
+    "UserCustomOpLibPath": ("a.so", "b.so"),
+    "EncryptionAlgorithm": ("AES-256", None),
     "WeightCalibrateMethod": (CalibrationMethod.Entropy, ExtendedCalibrationMethod.MinMSE),
     "CalibDataSize": (3, 4),
     "CalibWorkerNum": (1, 2),
@@ -37,8 +53,11 @@ TWO_VALUES = {
     "OutputNodes": (["a"], ["b"]),
     "OpTypesToExclude": (["Conv"], ["Gemm"]),
     "OpTypesToExcludeOutputQuantization": (["Conv"], ["Gemm"]),
+    "NodesToExcludeOutputQuantization": (["a"], ["b"]),
+    "QuantizationPreference": ("accuracy", "speed"),
     "TensorQuantOverrides": ({"x": [{"symmetric": True}]}, {"y": [{"symmetric": True}]}),
     "MixedPrecisionTensor": ({QuantType.QInt16: ["x"]}, {QuantType.QInt16: ["y"]}),
+    "NodesWithMixedPrecision": (["a"], ["b"]),
     "QDQOpTypePerChannelSupportToAxis": ({"MatMul": 0}, {"MatMul": 1}),
     "MatMulNBitsParams": ({"GroupSize": 32}, {"GroupSize": 64}),
     "RemoveQDQBetweenOps": ([("Mul", "Add")], [("Conv", "Tanh")]),
@@ -57,10 +76,14 @@ TWO_VALUES = {
     "CLEBalanceMethod": ("max", "mean"),
     "CLEClip": ("per_channel", "skip"),
     "SmoothAlpha": (0, "auto"),
+    "GPTQParams": ({"PercDamp": 0.1}, {"PercDamp": 0.2}),
+    "CompensationDamping": (0.1, 0.2),
+    "CompensationSamples": (1, 2),
+    "RMatrixDim": (16, 32),
+    "RConfigPath": ("a.json", "b.json"),
     "BiasCorrectionInputs": ("float", "quantized"),
     "BiasCorrectionSamples": (1, 2),
     "MaxLoopNum": (0, 3),
-    "EvalMetrics": (1, 2),
     "VerdictMemoryLimit": (1, 2),
     "Protect": ("auto", "none"),
     "ProtectBudget": (0.1, 0.2),
@@ -71,7 +94,7 @@ TWO_VALUES = {
 def with_algorithms(preset: str) -> QuantizationConfig:
     config = get_default_config(preset)
     config.include_cle = config.include_sq = True
-    config.extra_options["BiasCorrection"] = True
+    config.extra_options.update(BiasCorrection=True, Compensation=True)
     return config
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from quark.decide.options import BlockPlacement, Target, TensorOverride
-from quark.decide.specs import AffineSpec
-from quark.errors import UnsupportedOptionError
+from quark.decide.specs import AffineSpec, GroupRule
 from quark.onnx.insert.pairs import NBitsOptions
-from quark.onnx.optimize import REWRITE_OF_OPTION, REWRITES
+from quark.onnx.optimize import FOR_NPUS, FUSIONS, REWRITE_OF_OPTION, REWRITES
 from quark.onnx.quantization.config import QuantizationConfig
 from quark.onnx.quantization.config.option_table import OPTIONS
 from quark.onnx.quantization.config.options import settings_of
@@ -99,8 +98,7 @@ def test_a_field_and_its_option_are_the_same():
     assert not settings(PrintSummary=False).has_summary
     assert settings(EnableNPUCnn=True).choose.target is Target.NPU_CNN
     assert settings(EnableNPUTransformer=True).choose.target is Target.NPU_TRANSFORMER
-    with pytest.raises(UnsupportedOptionError, match="crypto_mode"):
-        settings(CryptoMode=True)
+    assert settings(CryptoMode=True).save.is_in_memory
 
 
 REWRITE_OPTIONS = [name for name in OPTIONS if name in REWRITE_OF_OPTION and not name.startswith("Copy")]
@@ -113,12 +111,32 @@ def test_rewrites_are_switched(name):
     assert rewrite in settings(**{name: False}).optimize.disabled
 
 
-@pytest.mark.parametrize("off", [{"SimplifyModel": False}, {"OptimizeModel": False}])
-def test_without_optimizing_only_what_is_asked_for_runs(off):
-    optimize = settings(**off, FoldBatchNorm=True).optimize
-    assert optimize.disabled == {each.name for each in REWRITES if each.is_default} - {"fold_batch_norm"}
+@pytest.mark.parametrize("off", [{"SimplifyModel": False, "OptimizeModel": False}, {"OptimizeModel": False}])
+def test_without_optimizing_only_fusions_and_what_is_asked_for_run(off):
+    optimize = settings(**off, FoldBatchNorm=True, FuseGelu=False).optimize
+    usual = {each.name for each in REWRITES if each.is_default}
+    assert optimize.disabled == usual - {"fold_batch_norm", *FUSIONS} | {"fuse_gelu"}
     assert optimize.enabled == {"fold_batch_norm"}
+
+
+def test_either_of_two_options_asks_for_rewrites():
     assert not settings().optimize.disabled
+    assert not settings(OptimizeModel=False, SimplifyModel=True).optimize.disabled
+    found = settings(SimplifyModel=False)
+    assert not found.optimize.disabled
+    assert found.remarks == ("SimplifyModel: optimize_model is True and asks for the same rewrites; set both to False",)
+
+
+@pytest.mark.parametrize("field", ["EnableNPUCnn", "EnableNPUTransformer"])
+def test_npus_get_rewrites_of_their_own(field):
+    assert settings(**{field: True}).optimize.enabled == FOR_NPUS == {"split_to_slice", "split_large_kernel_pool"}
+    assert settings(**{field: True, "ConvertSplitToSlice": False}).optimize.enabled == {"split_large_kernel_pool"}
+    assert not settings(**{field: True, "SkipPreprocess": True}).optimize.enabled
+
+
+def test_a_clip_becomes_a_relu_after_calibration_if_asked_for():
+    assert settings(ConvertClipToRelu=True).simulate.substitutions == {"bounded_clip_to_relu"}
+    assert not settings(ConvertClipToRelu=False).simulate.substitutions
 
 
 def test_copies_of_constants():
@@ -151,5 +169,6 @@ def test_matmul_nbits():
     params = {"GroupSize": 32, "Symmetric": False, "Bits": 8, "AccuracyLevel": 4}
     nbits = settings(UseMatMulNBits=True, MatMulNBitsParams=params)
     assert nbits.insert.matmul_nbits == NBitsOptions(8, 32, False, 4)
-    assert nbits.choose.default.weight == AffineSpec("uint8", is_symmetric=False, group_size=32)
+    rule = GroupRule.LOWEST_CODE
+    assert nbits.choose.default.weight == AffineSpec("uint8", is_symmetric=False, group_size=32, group_rule=rule)
     assert nbits.choose.selection.op_types == frozenset({"MatMul"})

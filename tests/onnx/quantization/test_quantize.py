@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -315,3 +316,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         result.save(target)
     assert target.read_bytes() == b"old"
     assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("ignores", [True, False])
+def test_warnings_of_python_are_ignored_during_the_run_alone(ignores):
+    def reader():
+        warnings.warn("of the reader", UserWarning, stacklevel=1)
+        yield from images(2)
+
+    config = get_default_config("A8W8")
+    config.ignore_warnings = ignores
+    config.print_summary = False
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ModelQuantizer(config).quantize_model(str(network_path()), None, reader())
+        warnings.warn("afterwards", UserWarning, stacklevel=1)
+    texts = [str(each.message) for each in caught if each.category is UserWarning]
+    assert texts == (["afterwards"] if ignores else ["of the reader", "afterwards"])

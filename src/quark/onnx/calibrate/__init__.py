@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +23,15 @@ from quark.files.foreign import REPORT, Fields, read_json
 from quark.files.output import complete
 from quark.formats.spec import IntFormat
 from quark.onnx.calibrate.passes import CalibrationOptions, Observers, Pass
+from quark.onnx.calibrate.passthrough import range_sources
+from quark.onnx.calibrate.range_files import read_range_file, write_range_file
 from quark.onnx.calibrate.runner import FloatRunner
 from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 from quark.ranges import Observer, RangeMethod, TensorRange
 from quark.ranges.histogram_methods import CandidateObserver
+from quark.ranges.power_of_two import POSITION_METHODS, histogram_observer
 from quark.text import get_logger
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "Wanted",
     "calibrate",
     "calibrate_candidates",
+    "restored",
     "survey",
 ]
 
@@ -72,22 +76,79 @@ def calibrate(
     ...     ranges = calibrate(runner, {"conv_out": Wanted(MinMax(), INT8, True)}, samples)
     """
     options = options or CalibrationOptions()
-    if not wanted:
-        return {}
+    known: dict[str, TensorRange] = {}
+    if options.ranges_file is not None:
+        stored = dict(restored(options).known_ranges or ())
+        for name, each in wanted.items():
+            if name in stored:
+                known[name] = stored[name].range_for(each.integer, isinstance(each.method, POSITION_METHODS))
+        if known:
+            _LOG.info("%d of %d ranges are taken from %s", len(known), len(wanted), options.ranges_file)
+    missing = {name: each for name, each in wanted.items() if name not in known}
+    if not missing:
+        return known
+    known |= _passed_on(runner, missing, samples, options, progress)
+    if options.ranges_file is not None:
+        formats = {name: each.integer for name, each in missing.items()}
+        write_range_file(options.ranges_file, {name: known[name] for name in missing}, formats)
+    return {name: known[name] for name in wanted}
+
+
+def restored(options: CalibrationOptions) -> CalibrationOptions:
+    """The options with the ranges that the file of ranges has now: those that a run adds to it are for the next run."""
+    if options.ranges_file is None or options.known_ranges is not None:
+        return options
+    return replace(options, known_ranges=tuple(read_range_file(options.ranges_file).items()))
+
+
+def _passed_on(
+    runner: FloatRunner, wanted: Mapping[str, Wanted], samples: Samples, options: CalibrationOptions, progress: Track
+) -> dict[str, TensorRange]:
+    """The ranges, where outputs of `passthrough_op_types` have that of the tensor that they come from."""
+    sources = range_sources(runner.model, options.passthrough_op_types)
+    origins = {name: sources.get(name, name) for name in wanted}
+    runner.watch(origins.values())
+    found: dict[str, TensorRange] = {}
+    pending = dict(wanted)
+    while pending:  # once, unless tensors with one origin are wanted by several methods
+        measured: dict[str, Wanted] = {}
+        for name, each in pending.items():
+            measured.setdefault(origins[name], each)
+        ranges = _cached(runner, measured, samples, options, progress)
+        found |= {name: ranges[origins[name]] for name, each in pending.items() if measured[origins[name]] == each}
+        pending = {name: each for name, each in pending.items() if name not in found}
+    return found
+
+
+def _cached(
+    runner: FloatRunner, wanted: Mapping[str, Wanted], samples: Samples, options: CalibrationOptions, progress: Track
+) -> dict[str, TensorRange]:
     key = ""
     if options.cache is not None:
         import onnxruntime
 
         settings = [f"{name}: {each!r}" for name, each in sorted(wanted.items())]
         rest = [str(options.has_symmetric_ranges), str(options.providers), onnxruntime.__version__]
+        rest += [] if options.histogram_bins is None else [str(options.histogram_bins)]
         facts = [CACHE_VERSION, runner.model_digest(), samples.digest(), *settings, *rest]
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         cached = read_ranges(options.cache, key, wanted)
-        if cached is not None:
+        if cached is not None and options.histogram_folder is None:
             return cached
-    observers = _observe(runner, {name: each.observer() for name, each in wanted.items()}, samples, options, progress)
+    observers = {name: each.observer() for name, each in wanted.items()}
+    if options.histogram_bins is not None:
+        counting = [inner for each in observers.values() if (inner := histogram_observer(each)) is not None]
+        for inner in counting:
+            inner.set_bins(options.histogram_bins)
+        if not counting:
+            _LOG.warning("NumBins: no range is found from a histogram, so that it is not used")
+    observers = _observe(runner, observers, samples, options, progress)
     with ThreadPoolExecutor(runner.workers) as pool:  # searching histograms is arithmetic of numpy
         ranges = dict(zip(observers, pool.map(lambda each: each.result(), observers.values()), strict=True))
+    if options.histogram_folder is not None:
+        from quark.onnx.calibrate.pictures import draw_histograms  # late: it loads pillow
+
+        draw_histograms(options.histogram_folder, observers, ranges)
     if options.has_symmetric_ranges:
         for name, found in ranges.items():
             reach = max(-found.lowest, found.highest)
@@ -135,7 +196,11 @@ def _observe(
     if again:
         with progress(samples.count, "calibrating, second pass") as advance:
             again = Pass(runner, iter(samples), limit, lambda each, x: each.observe_again(x), advance).run(again)
-    return {**observers, **again}
+    last = {name: each for name, each in again.items() if each.needs_third_pass}
+    if last:
+        with progress(samples.count, "calibrating, third pass") as advance:
+            last = Pass(runner, iter(samples), limit, lambda each, x: each.observe_finally(x), advance).run(last)
+    return {**observers, **again, **last}
 
 
 # The cache keeps ranges between runs: one JSON file in the user's folder for each key, a hash of everything that the

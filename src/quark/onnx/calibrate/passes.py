@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quark.errors import InvalidValueError, ModelError, QuarkError
+from quark.onnx.calibrate.range_files import StoredRange
 from quark.onnx.calibrate.runner import FloatRunner, Tensor
 from quark.onnx.progress import Advance
 from quark.ranges import Observer
@@ -32,7 +33,13 @@ Show: TypeAlias = Callable[[Observer, Any], None]  # Observer.observe or Observe
 class CalibrationOptions:
     """`sample_limit` None uses all samples. `cache` is a folder that keeps ranges by model, data and settings; None for
     no cache. Models with more weights than `verdict_limit_bytes` do not run for the verdict; None decides by the free
-    memory."""
+    memory.
+
+    `random_shapes` and `random_ranges` are those of random data, by input. `ranges_file` is read for ranges that are
+    known, and written with those that were measured. Outputs of `passthrough_op_types` have the range of the nearest
+    tensor before them that other operators compute. `histogram_folder` gets a picture of each histogram. With
+    `has_evaluation` the outputs of both models are compared on `evaluation_data`, or on the calibration data if None.
+    """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     sample_limit: int | None = None
@@ -42,6 +49,15 @@ class CalibrationOptions:
     verdict_limit_bytes: int | None = None
     cache: Path | None = None
     seed: int = 0
+    random_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    random_ranges: tuple[tuple[str, tuple[float, float]], ...] | None = None
+    ranges_file: Path | None = None
+    known_ranges: tuple[tuple[str, StoredRange], ...] | None = None  # of that file; None: not read yet
+    histogram_bins: int | None = None  # None: as many as methods usually have
+    passthrough_op_types: frozenset[str] = frozenset()
+    histogram_folder: Path | None = None
+    has_evaluation: bool = False
+    evaluation_data: Any = field(default=None, repr=False, compare=False)
 
 
 class Pass:

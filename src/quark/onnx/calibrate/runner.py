@@ -26,7 +26,7 @@ from quark.errors import InvalidValueError
 from quark.onnx.graph import attribute
 from quark.onnx.input_files import MappedFile, held_still
 from quark.onnx.large_tensors import byte_pieces, mapped_files
-from quark.onnx.session import check_computed, open_session, release_memory, running
+from quark.onnx.session import check_computed, open_session, ort_values, release_memory, running
 
 _FLOAT = "tensor(float)"
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "Scan"})  # Scan: its inputs decide which axes it iterates over
@@ -71,6 +71,19 @@ class FloatRunner:
             return self._opened
 
     @property
+    def model(self) -> ir.Model:
+        """The model as it is now, which may differ from what runs."""
+        return self._model
+
+    def watch(self, tensors: Iterable[str]) -> None:
+        """Add tensors that calibration may ask for; a session that lacks them is opened anew."""
+        new = [name for name in dict.fromkeys(tensors) if name not in self._inputs and name not in self._extra]
+        check_computed(self._model, new)
+        if new:
+            self.release()
+            self._extra += new
+
+    @property
     def input_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
         return {each.name: tuple(each.shape) for each in self._session.get_inputs()}
 
@@ -94,10 +107,8 @@ class FloatRunner:
         return {name: found[name] if name in found else Tensor(sample[name]) for name in names}
 
     def _run(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> list[Any]:
-        import onnxruntime
-
         session = self._session
-        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
+        feeds = ort_values(sample)
         with held_still(self._files), running("the float model"):
             values: list[Any] = session.run_with_ort_values(list(names), feeds)
         return values

@@ -22,13 +22,15 @@ from quark.onnx.data.images import Preprocessing, find_preprocessing
 from quark.onnx.data.samples import InputInfo, Sample, Samples, SampleStore, as_sample, held_out_count, input_infos
 from quark.onnx.data.sources import (
     RANDOM_COUNT,
+    UNIFORM_SEED,
+    RandomForm,
     SampleSource,
     check_random_size,
-    concrete_shape,
     from_object,
     from_path,
     random_samples,
     read_reader,
+    uniform_samples,
 )
 from quark.onnx.load.reading import read_proto
 
@@ -40,6 +42,7 @@ __all__ = [
     "PathDataReader",
     "Preprocessing",
     "RandomDataReader",
+    "RandomForm",
     "Sample",
     "Samples",
     "find_preprocessing",
@@ -57,8 +60,9 @@ def open_samples(
     preprocessing: str | Path | Preprocessing = "imagenet",
     seed: int = 0,
     use: int | None = None,
+    random: RandomForm | None = None,
 ) -> Samples:
-    """Read and check the data, once; see `sources` for its forms. None: random data.
+    """Read and check the data, once; see `sources` for its forms. None: random data, of the form `random`.
 
     `count` limits the samples: to that many images of a folder, evenly spaced over the sorted files, or to the first
     ones of anything else. `batch_size` is the number of images or array rows in a sample, if the model does not fix it.
@@ -78,8 +82,9 @@ def open_samples(
     if data is None:
         random_count = limit or count or RANDOM_COUNT
         spare = held_out_count(random_count)
-        check_random_size(inputs, random_count + spare)
-        items = random_samples(inputs, random_count + spare, seed)
+        shapes, ranges = (random or RandomForm()).checked(inputs)
+        check_random_size(inputs, random_count + spare, shapes)
+        items = random_samples(inputs, random_count + spare, seed, shapes, ranges)
         source = SampleSource(items, f"{random_count} random samples", spare)
     elif isinstance(data, (str, os.PathLike)):
         source = from_path(Path(data), inputs, limit or count, batch_size, prepared)
@@ -156,20 +161,32 @@ class _StoredReader:
 
 
 class RandomDataReader(_StoredReader):
-    """Random samples for a model. `input_shape`: a shape, a list of them, or a dict by input name, for sizes that the
-    model does not fix. `input_data_range`: (lowest, highest) by input name."""
+    """Random samples for a model, with the numbers that AMD Quark's reader has: one sample, uniform between 0 and 1.
+
+    `input_shape` is a dict of shapes by input, for all inputs; also a single shape, or a list of them. Without it free
+    sizes are 1 for the batch, images of 32 by 32 and sequences of 16. `input_data_range` is a dict of [lowest, highest]
+    for all inputs; integers reach both ends. Strings are empty. `count` and `seed` are for more than one sample.
+    """
 
     def __init__(
         self,
         model_input: str | Path | onnx.ModelProto,
         input_shape: Mapping[str, Sequence[int]] | Sequence[Any] | None = None,
         input_data_range: Mapping[str, Sequence[float]] | None = None,
-        count: int = RANDOM_COUNT,
-        seed: int = 0,
+        count: int = 1,
+        seed: int = UNIFORM_SEED,
     ) -> None:
         inputs = _inputs_of(model_input)
-        shapes = {each.name: concrete_shape(each) for each in _with_shapes(inputs, input_shape)}
-        super().__init__(random_samples(inputs, count, seed, shapes, input_data_range))
+        if isinstance(input_shape, Mapping) or not input_shape:
+            given = dict(input_shape or {})
+        else:
+            listed = input_shape if isinstance(input_shape[0], (list, tuple)) else [input_shape] * len(inputs)
+            given = {info.name: shape for info, shape in zip(inputs, listed, strict=False)}
+        form = RandomForm(
+            tuple((name, tuple(shape)) for name, shape in given.items()),
+            None if input_data_range is None else tuple((k, (v[0], v[1])) for k, v in input_data_range.items()),
+        )
+        super().__init__(uniform_samples(inputs, *form.checked(inputs), count, seed))
 
 
 class PathDataReader(_StoredReader):

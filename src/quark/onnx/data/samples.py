@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from quark.errors import InvalidValueError, ModelError, OutputError, UnsupportedTypeError
+from quark.files.output import is_disk_forbidden, temporary_file
 
 HELD_OUT_EVERY = 8
 HELD_OUT_LIMIT = 16
@@ -192,7 +192,10 @@ class Samples:
     If there are more samples than asked for, the held-out ones come from the rest, and all that were asked for are used
     to calibrate. Otherwise every eighth is held out; of fewer than eight the last; a single one serves both purposes
     (`is_held_out_shared`). `source` says where the samples come from, `is_random` that they are random numbers.
+    `evaluated` are those that EvalMetrics compares outputs on, which may be these; None if it is not asked for.
     """
+
+    evaluated: Samples | None = None
 
     def __init__(self, store: SampleStore, source: str, *, spare: int = 0, is_random: bool = False) -> None:
         """The last `spare` samples of the store are beyond those asked for."""
@@ -218,6 +221,7 @@ class Samples:
             held[i] = sample
         self._indices = [i for i in range(total - spare) if i not in held or self.is_held_out_shared]
         self.held_out = list(held.values())
+        self._orders: dict[str, Sequence[int]] = {}
 
     @property
     def count(self) -> int:
@@ -227,11 +231,22 @@ class Samples:
         return self.count
 
     def __iter__(self) -> Iterator[Sample]:
-        return (self._store[i] for i in self._indices)
+        return (self._ordered(self._store[i]) for i in self._indices)
 
     def in_order(self) -> Iterator[Sample]:
         """All samples that were asked for, including those held out, in their original order."""
-        return (self._store[i] for i in range(self._in_order))
+        return (self._ordered(self._store[i]) for i in range(self._in_order))
+
+    def transpose(self, orders: Mapping[str, Sequence[int]]) -> None:
+        """From now on, return these inputs with their axes in that order."""
+        self._orders = dict(orders)
+        if self.evaluated is not None and self.evaluated is not self:
+            self.evaluated.transpose(orders)
+        self.held_out = [self._ordered(sample) for sample in self.held_out]
+
+    def _ordered(self, sample: Sample) -> Sample:
+        turned = {name: np.ascontiguousarray(sample[name].transpose(order)) for name, order in self._orders.items()}
+        return {**sample, **turned}
 
     def hold_none_out(self) -> None:
         """Drop the held-out samples, as there will be no verdict. The calibration samples stay the same."""
@@ -264,15 +279,15 @@ class SampleStore:
 
     def append(self, sample: Sample) -> None:
         size = sum(array.nbytes for array in sample.values())
-        if size <= self._left:
-            self._left -= size
+        if size <= self._left or is_disk_forbidden():
+            self._left = max(0, self._left - size)
             self._entries.append({name: array.copy() for name, array in sample.items()})  # a reader may reuse its own
             return
         self._left = 0
         entry = []
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="quark-samples-")  # noqa: SIM115 - open like the store
+                self._file = temporary_file("quark-samples-")
             for name, array in sample.items():
                 entry.append((name, array.dtype, array.shape, self._end))
                 self._file.seek(self._end)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quark.errors import InvalidValueError, UnsupportedTypeError
+from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.onnx.data.array_files import ARRAY_SUFFIXES, read_array_file
 from quark.onnx.data.images import ImageLoader, Preprocessing, evenly_spaced, find_files, find_images, image_loader
 from quark.onnx.data.samples import InputInfo, Sample, as_numpy, held_out_count, list_inputs
@@ -28,6 +28,8 @@ from quark.onnx.data.samples import InputInfo, Sample, as_numpy, held_out_count,
 _DECODERS = 2
 LABELS = "labels"  # an archive for evaluation has these in addition to the inputs
 RANDOM_COUNT = 8
+UNIFORM_SEED = 42
+_USUAL_SIZES = {2: (1, 16), 4: (1, 3, 32, 32)}  # of AMD Quark's random data, by rank; 1 in other ranks
 MOST_RANDOM, MOST_RANDOM_BYTES = 100_000, 16 << 30
 _IMAGE_SIDE = 224
 _OTHER_SIZE = 16
@@ -186,9 +188,57 @@ def from_object(data: Any, inputs: Sequence[InputInfo], batch_size: int) -> Samp
 # ---- random samples ----
 
 
-def check_random_size(inputs: Sequence[InputInfo], count: int) -> None:
+@dataclass(frozen=True)
+class RandomForm:
+    """Shapes and ranges of random data, as pairs of the name of an input and a shape, or (lowest, highest). Sizes that
+    are not positive are free. `ranges` None: the usual numbers."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    ranges: tuple[tuple[str, tuple[float, float]], ...] | None = None
+
+    def checked(
+        self, inputs: Sequence[InputInfo]
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[float, float]] | None]:
+        """Return both by input. Shapes and ranges are for all inputs or for none: raises InvalidValueError, naming
+        the input, if one is missing, unknown, or has a shape that the model does not take."""
+        shapes, ranges = dict(self.shapes), None if self.ranges is None else dict(self.ranges)
+        for option, given in (("RandomDataReaderInputShape", shapes), ("RandomDataReaderInputDataRange", ranges)):
+            _check_names(option, given, inputs)
+        for info in inputs:
+            if info.name in shapes:
+                shapes[info.name] = _fitted_shape(info, shapes[info.name])
+        return shapes, ranges
+
+
+def _check_names(option: str, given: Mapping[str, Any] | None, inputs: Sequence[InputInfo]) -> None:
+    names = [info.name for info in inputs]
+    for name in given or ():
+        if name not in names:
+            raise unknown_name(f"input of the model ({option})", name, names)
+    missing = [name for name in names if given is not None and name not in given]
+    if missing and (given or option.endswith("Range")):
+        raise InvalidValueError(
+            f"option '{option}': nothing for input '{missing[0]}'; expected an entry for each of {list_inputs(inputs)}"
+        )
+
+
+def _fitted_shape(info: InputInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = tuple(size if size > 0 else 1 if axis == 0 else 0 for axis, size in enumerate(shape))
+    known = info.shape if info.shape is not None else (None,) * len(sizes)
+    is_fixed = [isinstance(dim, int) and dim != size for dim, size in zip(known, sizes, strict=False)]
+    if len(known) != len(sizes) or any(is_fixed[1:]) or 0 in sizes:
+        raise InvalidValueError(
+            f"option 'RandomDataReaderInputShape': shape {list(shape)} for input {info}, which does not take it"
+        )
+    return sizes
+
+
+def check_random_size(
+    inputs: Sequence[InputInfo], count: int, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> None:
     """Raise InvalidValueError if the random samples that are asked for would fill the disk."""
-    size = count * sum(math.prod(concrete_shape(each)) * each.dtype.itemsize for each in inputs)
+    sizes = {each.name: math.prod((shapes or {}).get(each.name) or concrete_shape(each)) for each in inputs}
+    size = count * sum(sizes[each.name] * each.dtype.itemsize for each in inputs)
     if count > MOST_RANDOM or size > MOST_RANDOM_BYTES:
         raise InvalidValueError(
             f"{count:,} random samples of together {size:,} bytes: expected at most {MOST_RANDOM:,} and "
@@ -212,6 +262,45 @@ def random_samples(
     sizes = {info.name: tuple((shapes or {}).get(info.name) or concrete_shape(info)) for info in inputs}
     for _ in range(count):
         yield {info.name: _values(generator, info, sizes[info.name], (ranges or {}).get(info.name)) for info in inputs}
+
+
+def uniform_samples(
+    inputs: Sequence[InputInfo],
+    shapes: Mapping[str, tuple[int, ...]],
+    ranges: Mapping[str, tuple[float, float]] | None,
+    count: int,
+    seed: int,
+) -> Iterator[Sample]:
+    """Random samples as AMD Quark draws them: each input from its own generator, between 0 and 1 or within its range.
+    Integers without a range are therefore zeros."""
+    generators = {info.name: np.random.RandomState(seed) for info in inputs}  # not default_rng: others' numbers
+    for _ in range(count):
+        yield {
+            info.name: _uniform(
+                generators[info.name], info, shapes.get(info.name), None if ranges is None else ranges[info.name]
+            )
+            for info in inputs
+        }
+
+
+def _uniform(
+    generator: np.random.RandomState,
+    info: InputInfo,
+    shape: tuple[int, ...] | None,
+    limits: tuple[float, float] | None,
+) -> npt.NDArray[Any]:
+    if shape is None:
+        known = info.shape or (1,)
+        usual = _USUAL_SIZES.get(len(known), (1,) * len(known))
+        dims = zip(known, usual, strict=True)
+        shape = tuple(dim if isinstance(dim, int) and dim > 0 else size for dim, size in dims)
+    if info.dtype.kind in "OUS":
+        return np.full(shape, "", dtype=object)
+    if limits is None:
+        return generator.random_sample(shape).astype(info.dtype)
+    if info.dtype.kind in "iu":
+        return generator.randint(int(limits[0]), int(limits[1]) + 1, shape).astype(info.dtype)
+    return generator.uniform(limits[0], limits[1], shape).astype(info.dtype)
 
 
 def concrete_shape(info: InputInfo) -> tuple[int, ...]:

@@ -31,9 +31,16 @@ from quark.onnx.graph import (
     replace_input,
 )
 from quark.onnx.insert.dynamic import insert_dynamic, insert_matmul_nbits
-from quark.onnx.insert.pairs import InsertOptions, NBitsOptions, NodeStyle, quantized_constant, quantizer_behind
+from quark.onnx.insert.pairs import (
+    InsertOptions,
+    NBitsOptions,
+    NodeStyle,
+    is_implied,
+    quantized_constant,
+    quantizer_behind,
+)
 from quark.onnx.insert.qoperator import to_qoperators
-from quark.plan import DynamicChoice, QuantizationPlan, Role
+from quark.plan import Choice, DynamicChoice, QuantizationPlan, Role
 
 __all__ = ["InsertOptions", "NBitsOptions", "NodeStyle", "insert"]
 
@@ -45,6 +52,8 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
     options = options or InsertOptions()
     values = {str(value.name): value for value in (*model.graph.inputs, *model.graph.initializers.values())}
     values |= {str(value.name): value for node in model.graph for value in node.outputs}
+    for value in (value for node in model.graph for value in node.inputs if value is not None):
+        values.setdefault(str(value.name), value)  # a body reads values of graphs outside
     nodes = {str(node.name): node for node in model.graph}
     _check(plan, values, nodes, model)
     dynamic = {r.node for each in plan if isinstance(each.choice, DynamicChoice) for r in each.readers}
@@ -97,8 +106,16 @@ def _insert_static(
         groups = [(reader,) for reader in reading] if options.has_dedicated_pairs else [reading]
         choices += [replace(each, readers=group) for group in groups if group]
     choices.sort(key=lambda each: any(reader.is_graph_output for reader in each.readers))  # last: they rename values
+    before: dict[tuple[str, Choice], ir.Value] = {}
     for each in choices:
         value = values[each.tensor]
+        if is_implied(each.choice, options) and value.producer() is not None:
+            continue  # the compiler rounds what its operators compute
+        if each.first is not None:
+            key = (each.tensor, each.first)
+            if key not in before:
+                before[key] = quantizer_behind(model, value, each.first, options)
+            value = before[key]
         quantized = quantized_constant if is_constant(value) else quantizer_behind
         replacement = quantized(model, value, each.choice, options)
         for reader in each.readers:

@@ -131,8 +131,8 @@ def insert_matmul_nbits(
     """Replace every product whose weight the plan quantizes in groups by MatMulNBits, with 2, 4 or 8 bits.
 
     The weight of shape [K, N] becomes, for each of its N columns, blocks of `group_size` codes along K, packed from the
-    lowest bits of a byte up, with one scale per block. Codes are unsigned; without zero points, the middle code is
-    zero.
+    lowest bits of a byte up, with one scale per block, [N, blocks]. Codes are unsigned; without zero points, the middle
+    code is zero.
     """
     products = [
         (nodes[reader.node], each.choice) for each in plan if each.role is Role.WEIGHT for reader in each.readers
@@ -152,14 +152,14 @@ def insert_matmul_nbits(
         zero_point = np.asarray(parameters.zero_point).astype(np.int16) + _offset(choice, options.bits)
         if is_turned:
             scale, zero_point = scale.T, zero_point.T
-        scales = np.ascontiguousarray(scale.T).astype(source.dtype.numpy()).ravel()
+        scales = np.ascontiguousarray(scale.T).astype(source.dtype.numpy())
         inputs: list[ir.Value | None] = [
             node.inputs[0],
             add_initializer(model, f"{name}_packed", stored(model, _packed(source, choice, options.bits, is_turned))),
             add_initializer(model, f"{name}_scales", scales),
         ]
         if not options.is_symmetric:
-            packed = pack_columns(zero_point, options.bits, 8 // options.bits).reshape(-1)
+            packed = pack_columns(zero_point, options.bits, 8 // options.bits).reshape(n, -1)
             inputs.append(add_initializer(model, f"{name}_zero_points", packed))
         attributes = {"K": k, "N": n, "bits": options.bits, "block_size": choice.group_size}
         attributes["accuracy_level"] = options.accuracy_level

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.decide.specs import GroupRule
 from quark.errors import ModelError
 from quark.formats.affine import Granularity, code_dtype, integer_format, quantize_affine
 from quark.formats.arrays import array_kind
@@ -64,6 +65,7 @@ class NBitsOptions:
     group_size: int = 128
     is_symmetric: bool = True
     accuracy_level: int = 1
+    group_rule: GroupRule = GroupRule.LOWEST_CODE
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class InsertOptions:
     has_pairs_on_weights: bool = False  # weights stay float behind QuantizeLinear and DequantizeLinear
     has_folded_relu: bool = False  # a Relu before codes that begin at zero is removed: saturation has its effect
     has_casts: bool = False  # float16 and bfloat16 as Cast pairs instead of Extended*Linear
+    has_implied_bfloat16: bool = False  # bfloat16 as its compiler takes it: constants rounded, Casts at inputs only
     matmul_nbits: NBitsOptions | None = None
 
 
@@ -228,6 +231,8 @@ def _behind(
 ) -> ir.Value:
     """A node right behind the one that computes `value`, or at the start of the graph."""
     producer = None if value is None else value.producer()
+    if producer is not None and producer.graph is not model.graph:
+        producer = None  # a body reads it from outside
     first = next(iter(model.graph)) if producer is None else None
     return add_node(
         model, op_type, inputs, before=first, after=producer, name=name, domain=domain, attributes=attributes
@@ -255,6 +260,8 @@ def quantized_constant(model: ir.Model, value: ir.Value, choice: Choice, options
     if isinstance(choice, FloatChoice):
         if choice.scale != 1.0:
             return quantizer_behind(model, value, choice, options)
+        if is_implied(choice, options):
+            return add_initializer(model, f"{value.name}_bf16", stored(model, _widened(source, choice)))
         small = add_initializer(model, f"{value.name}_{choice.format}", stored(model, small_floats(source, choice)))
         return cast(model, small, value.dtype or ir.DataType.FLOAT, f"{value.name}_Cast")
     raise ModelError(f"tensor '{value.name}': a constant has nothing to be found at run time")
@@ -323,6 +330,21 @@ def small_floats(source: Tensor, choice: FloatChoice) -> ComputedTensor:
             yield np.clip(piece.array.astype(np.float32), -highest, highest).astype(kind)
 
     return ComputedTensor(compute, ir.DataType.from_numpy(kind), _shape(source))
+
+
+def is_implied(choice: Choice, options: InsertOptions) -> bool:
+    """True for bfloat16 that the compiler of the file applies by itself."""
+    return options.has_implied_bfloat16 and isinstance(choice, FloatChoice) and choice.format == "bfloat16"
+
+
+def _widened(source: Tensor, choice: FloatChoice) -> ComputedTensor:
+    """The numbers rounded to the small float, in the constant's own type."""
+    small = small_floats(source, choice)
+
+    def compute() -> Iterator[Array]:
+        yield small.numpy().astype(source.dtype.numpy())
+
+    return ComputedTensor(compute, source.dtype, _shape(source))
 
 
 def turned(matrix: ComputedTensor) -> ComputedTensor:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from quark.onnx.graph import infer_shapes
 from quark.onnx.input_files import MappedFile, check_unchanged
-from quark.onnx.load.conversions import convert_to_float32, lift_opset, unusual_layer_types
+from quark.onnx.load.conversions import convert_to_float32, learn_types, lift_opset, unusual_layer_types
 from quark.onnx.load.normalize import (
     check_functions,
     check_layers,
@@ -36,13 +37,17 @@ __all__ = ["Digest", "LoadOptions", "LoadedModel", "load"]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """`opset` None keeps the model's if it is at least 13. `fixed_shapes` gives symbolic dimensions of inputs a size:
-    (input name, shape) pairs, or a single shape for every input under the name ''."""
+    """`opset` None keeps the model's if it is at least 13. `fixed_shapes` gives symbolic dimensions of inputs and
+    outputs a size: (name, shape) pairs, or a single shape for every input under the name ''. `custom_libraries` have
+    operators of other domains."""
 
     opset: int | None = None
     has_fp16_converted: bool = False  # float16 weights and activations become float32 before anything else
+    has_fp16_ports: bool = False  # the same, but float16 inputs and outputs of the graph stay, with a Cast
     fixed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     has_initializers_as_inputs: bool = False  # initializers that are also inputs stay inputs, and may change
+    has_bodies: bool = False  # subgraphs are quantized too, so that nothing is said of leaving them in float
+    custom_libraries: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,18 +92,27 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     check_functions(carved.proto, read.name)
     external = ExternalData(read)
     views = check_tensors(read, carved, external)
-    check_operators(carved.proto, read.name)
+    has_foreign = bool(options.custom_libraries)
+    check_operators(carved.proto, read.name, has_foreign_domains=has_foreign)
     unusual = unusual_layer_types(carved.proto)
-    carved, remarks = lift_opset(carved, options.opset, read.name, is_runnable=not unusual)
+    carved, remarks = lift_opset(
+        carved, options.opset, read.name, is_runnable=not unusual, has_foreign_domains=has_foreign
+    )
     drop_empty_inputs(carved.proto)
     model = to_graph(carved, views, read.name)
     remarks += normalize(model, read.name, keeps_inputs=options.has_initializers_as_inputs)
-    kinds = [*unusual, ir.DataType.FLOAT16] if options.has_fp16_converted else unusual
-    remarks += convert_to_float32(model, kinds, read.name)
+    is_half_converted = options.has_fp16_converted or options.has_fp16_ports
+    kinds = [*unusual, ir.DataType.FLOAT16] if is_half_converted else unusual
+    kept = [ir.DataType.DOUBLE, *([] if options.has_fp16_converted else [ir.DataType.FLOAT16])]
+    remarks += convert_to_float32(model, kinds, read.name, kept)
     check_layers(model, read.name)
-    remarks += fix_shapes(model, options.fixed_shapes)
+    ends = {str(value.name) for value in model.graph.outputs} - {str(value.name) for value in model.graph.inputs}
+    remarks += fix_shapes(model, tuple(each for each in options.fixed_shapes if each[0] not in ends))
     infer_shapes(model)
-    holders, skipped = nodes_in_subgraphs(model)
+    if has_foreign:
+        learn_types(model)
+    remarks += fix_shapes(model, tuple(each for each in options.fixed_shapes if each[0] in ends))
+    holders, skipped = ([], []) if options.has_bodies else nodes_in_subgraphs(model)
     if holders:
         names = ", ".join(f"{holder.op_type} '{holder.node}'" for holder in holders[:5])
         more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""

@@ -335,22 +335,24 @@ class _FunctionCopy:
 
 
 def fix_shapes(model: ir.Model, fixed: tuple[tuple[str, tuple[int, ...]], ...]) -> list[str]:
-    """Give inputs the sizes that the user wants; a single shape under the name '' is for every input.
+    """Give inputs and outputs the sizes that the user wants; a single shape under the name '' is for every input.
 
-    A size that the model fixes already cannot be changed. Unknown sizes of values inside are removed, so that they are
-    inferred again.
+    A size that the model fixes already, or that follows from the inputs, cannot be changed. Unknown sizes of values
+    inside are removed, so that they are inferred again.
     """
     if not fixed:
         return []
     inputs = {value.name: value for value in model.graph.inputs if value.name}
+    ports = {value.name: value for value in model.graph.outputs if value.name} | inputs
     bindings: dict[str, int] = {}
     remarks = []
     for name, shape in fixed:
-        if name and name not in inputs:
-            raise unknown_name("input of the model", name, inputs)
-        for value in [inputs[name]] if name else inputs.values():
+        if name and name not in ports:
+            raise unknown_name("input or output of the model", name, ports)
+        for value in [ports[name]] if name else inputs.values():
+            kind = "input" if value.name in inputs else "output"
             if any(size < 1 for size in shape):
-                raise InvalidValueError(f"shape {list(shape)} for input '{value.name}': expected sizes from 1 on")
+                raise InvalidValueError(f"shape {list(shape)} for {kind} '{value.name}': expected sizes from 1 on")
             old = list(value.shape) if value.shape is not None else [None] * len(shape)
             is_kept = len(old) == len(shape) and all(
                 not isinstance(had, int) or had == size for had, size in zip(old, shape, strict=True)
@@ -358,14 +360,14 @@ def fix_shapes(model: ir.Model, fixed: tuple[tuple[str, tuple[int, ...]], ...]) 
             if not is_kept:
                 written = ", ".join("?" if size is None else str(size) for size in old)
                 raise InvalidValueError(
-                    f"shape {list(shape)} for input '{value.name}', which is [{written}]: the rank and the sizes that "
+                    f"shape {list(shape)} for {kind} '{value.name}', which is [{written}]: the rank and the sizes that "
                     "are numbers cannot change"
                 )
             value.shape = ir.Shape(shape)
             for had, size in zip(old, shape, strict=True):
                 if isinstance(had, ir.SymbolicDim) and had.value:
                     bindings[had.value] = size
-            remarks.append(f"shape of input '{value.name}' fixed to {list(shape)}")
+            remarks.append(f"shape of {kind} '{value.name}' fixed to {list(shape)}")
     for value in [output for graph in model.graphs() for node in graph for output in node.outputs]:
         if value.shape is None or value.shape.is_static():
             continue

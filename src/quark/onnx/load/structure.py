@@ -4,7 +4,7 @@ operators are known, and that it is not quantized already."""
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import isqrt
 
 import onnx
@@ -212,17 +212,19 @@ _QUANTIZED = frozenset(
 MAX_OPSET = 2**31 - 1  # what onnx can be asked for
 
 
-def check_operators(proto: onnx.ModelProto, name: str) -> None:
+def check_operators(proto: onnx.ModelProto, name: str, *, has_foreign_domains: bool = False) -> None:
     """Raise ModelError, naming the node, if an operator or domain is unknown or belongs to a quantized model.
 
-    The model's own functions count as known. Only ONNX Runtime knows the operators of com.microsoft: it refuses unknown
-    ones when the model first runs.
+    The model's own functions count as known. Only ONNX Runtime knows the operators of com.microsoft, and with
+    `has_foreign_domains` those of libraries: it refuses unknown ones when the model first runs.
     """
     functions = {(function.domain, function.name) for function in proto.functions}
     opsets = opset_versions(proto.opset_import)
-    _check_nodes(proto.graph.node, opsets, functions, name)
+    foreign = {each.domain for each in proto.opset_import} if has_foreign_domains else set()
+    _check_nodes(proto.graph.node, opsets, functions, name, foreign)
     for function in proto.functions:
-        _check_nodes(function.node, ChainMap(opset_versions(function.opset_import), opsets), functions, name)
+        versions = ChainMap(opset_versions(function.opset_import), opsets)
+        _check_nodes(function.node, versions, functions, name, foreign)
 
 
 def check_forms(proto: onnx.ModelProto, name: str) -> None:
@@ -270,7 +272,11 @@ def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]
 
 
 def _check_nodes(
-    nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], functions: set[tuple[str, str]], name: str
+    nodes: Iterable[onnx.NodeProto],
+    opsets: Mapping[str, int],
+    functions: set[tuple[str, str]],
+    name: str,
+    foreign: Collection[str],
 ) -> None:
     nodes = list(all_nodes(nodes))
     for node in nodes:
@@ -287,11 +293,12 @@ def _check_nodes(
         domain = node.domain
         if (domain, node.op_type) in functions:
             continue
-        if domain not in KNOWN_DOMAINS:
+        if domain not in KNOWN_DOMAINS and domain not in foreign:
             raise ModelError(
                 f"'{name}': {describe(node)} is of domain '{domain}', which ONNX Runtime does not run, and the model "
                 f"has no function for it. Known domains: ai.onnx, {', '.join(KNOWN_DOMAINS[1:])}. Replace the node by "
-                "standard operators, or give the model a function for it"
+                "standard operators, give the model a function for it, or name the library that has the operator "
+                "(UserCustomOpLibPath)"
             )
         if domain not in opsets and domain != "com.microsoft":
             raise ModelError(

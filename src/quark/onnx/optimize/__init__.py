@@ -30,7 +30,7 @@ from quark.onnx.optimize.pools_and_pads import (
 )
 from quark.onnx.optimize.rewrite import Apply, GraphRewrite
 
-__all__ = ["REWRITES", "REWRITE_OF_OPTION", "GraphRewrite", "OptimizeOptions", "optimize"]
+__all__ = ["FOR_NPUS", "FUSIONS", "REWRITES", "REWRITE_OF_OPTION", "GraphRewrite", "OptimizeOptions", "optimize"]
 
 REWRITES: tuple[GraphRewrite, ...] = (
     GraphRewrite(remove_identity),
@@ -72,6 +72,13 @@ REWRITE_OF_OPTION: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Those that do not depend on whether the graph is to be optimized: runtimes and compilers know the fused operators, and
+# their parts would be quantized one by one.
+FUSIONS = frozenset({"fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm", "fuse_gelu"})
+
+# Those that a network for an NPU gets although they are off by default.
+FOR_NPUS = frozenset({"split_large_kernel_pool", "split_to_slice"})
+
 MAX_ROUNDS = 20  # a bound, not a tuning: rewrites only ever simplify, and real models come to rest after two or three
 
 
@@ -87,6 +94,7 @@ class OptimizeOptions:
     enabled: frozenset[str] = frozenset()
     shared_init_op_types: tuple[str, ...] = ()
     bias_init_op_types: tuple[str, ...] = ()
+    has_channels_last: bool = False  # `to_channels_last`, which the pipeline calls before: samples have to follow
 
     @property
     def changes_outputs(self) -> bool:

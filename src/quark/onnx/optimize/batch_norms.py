@@ -62,7 +62,8 @@ def fuse_matmul_add(model: ir.Model, matmul: ir.Node) -> bool:
 
 @per_node("BatchNormalization")
 def fold_batch_norm(model: ir.Model, norm: ir.Node) -> bool:
-    """Fold BatchNormalization into the layer before it: Conv, ConvTranspose, Gemm or MatMul.
+    """Fold BatchNormalization into the layer before it: Conv, ConvTranspose, Gemm or MatMul. If that is a Concat of
+    channels, fold it into the layers before the Concat, each with its share of the channels; not into a MatMul there.
 
         y = g * (w*x + b - m) / sqrt(v + e) + t   becomes   w' = w*a,   b' = (b - m)*a + t   with   a = g / sqrt(v + e)
 
@@ -70,43 +71,77 @@ def fold_batch_norm(model: ir.Model, norm: ir.Node) -> bool:
     through the groups; columns of a Gemm's or MatMul's. A Gemm's beta goes into the bias. A MatMul of matrices gets an
     Add behind it.
 
-    Applies when the layer has one reader, its weight and bias and the four parameters are constants, and the
+    Applies when each layer has one reader, its weight and bias and the four parameters are constants, and the
     normalization is in inference mode. Computed in float64 and rounded once; left alone if the result would overflow,
     as it can in float16. A weight that other nodes read as well is copied.
     """
     source = input_value(norm, 0)
-    layer = source.producer() if source is not None else None
+    producer = source.producer() if source is not None else None
     affine = _affine_of(norm)
-    if source is None or layer is None or layer.domain or affine is None or not is_read_once(source):
+    if source is None or producer is None or producer.domain or affine is None or not is_read_once(source):
         return False
     scale, shift = affine
-    weight, bias = constant(input_value(layer, 1)), constant(input_value(layer, 2))
-    if layer.op_type == "MatMul":  # the columns are the channels of the normalization
-        if weight is None or weight.ndim != 2 or rank(input_value(layer, 0)) != 2 or weight.shape[1] != scale.size:
+    if producer.op_type == "MatMul":  # the columns are the channels of the normalization
+        weight = constant(input_value(producer, 1))
+        if weight is None or weight.ndim != 2 or rank(input_value(producer, 0)) != 2 or weight.shape[1] != scale.size:
             return False
         new_weight, new_bias = in_dtype(weight.astype(np.float64) * scale, weight), in_dtype(shift, weight)
         if new_weight is None or new_bias is None:
             return False
-        set_constant(model, layer, 1, new_weight)
-        become(norm, "Add", [layer.outputs[0], add_initializer(model, f"{layer.name}_bias", new_bias)])
+        set_constant(model, producer, 1, new_weight)
+        become(norm, "Add", [producer.outputs[0], add_initializer(model, f"{producer.name}_bias", new_bias)])
         return True
-    if layer.op_type not in ("Conv", "ConvTranspose", "Gemm"):
+    layers = _joined_layers(producer) if producer.op_type == "Concat" else [producer]
+    sizes = [_channels(layer) for layer in layers]
+    if not layers or None in sizes or sum(size or 0 for size in sizes) != scale.size:
         return False
+    ends = np.cumsum([size or 0 for size in sizes])[:-1]
+    shares = zip(layers, np.split(scale, ends), np.split(shift, ends), strict=True)
+    folded = [_folded(*share) for share in shares]
+    if any(each is None for each in folded) or not bypass(norm):
+        return False
+    for layer, constants in zip(layers, folded, strict=True):
+        assert constants is not None
+        set_constant(model, layer, 1, constants[0])
+        set_constant(model, layer, 2, constants[1], f"{layer.name}_bias")
+        layer.attributes.pop("beta", None)
+    return True
+
+
+def _joined_layers(concat: ir.Node) -> list[ir.Node]:
+    """The nodes that compute what a Concat joins along the channels, if it is their only reader; else none."""
+    layers = [value.producer() for value in concat.inputs if value is not None and is_read_once(value)]
+    axis, dimensions_count = attribute(concat, "axis"), rank(input_value(concat, 0))
+    is_by_channel = axis == 1 or (dimensions_count is not None and axis == 1 - dimensions_count)
+    found = [layer for layer in layers if layer is not None and not layer.domain]
+    return found if is_by_channel and len(found) == len(concat.inputs) else []
+
+
+def _channels(layer: ir.Node) -> int | None:
+    """How many channels a Conv, ConvTranspose or Gemm with a constant weight has as its output."""
+    dims = dimensions(input_value(layer, 1)) if is_constant(input_value(layer, 1)) else None
+    if dims is None or len(dims) < 2 or dims[0] is None or dims[1] is None:
+        return None
+    if layer.op_type == "Conv":
+        return dims[0]
+    if layer.op_type == "ConvTranspose":
+        return int(dims[1] * attribute(layer, "group", 1))
+    return dims[0 if attribute(layer, "transB", 0) else 1] if layer.op_type == "Gemm" else None
+
+
+def _folded(layer: ir.Node, scale: Array, shift: Array) -> tuple[Array, Array] | None:
+    """Weight and bias of the layer that computes scale * y + shift in the place of y; None if there are none."""
+    weight, bias = constant(input_value(layer, 1)), constant(input_value(layer, 2))
     if weight is None or (input_value(layer, 2) is not None and bias is None):
-        return False
+        return None
     by_channel = _by_channel(layer, weight, scale)
     if by_channel is None or (bias is not None and bias.shape[-1:] not in ((), (1,), scale.shape)):
-        return False
+        return None
     beta = attribute(layer, "beta", 1.0) if layer.op_type == "Gemm" else 1.0
     old_bias = np.zeros(1) if bias is None else np.asarray(bias, np.float64)
     new_weight = in_dtype(weight.astype(np.float64) * by_channel, weight)
     new_bias = in_dtype(beta * old_bias * scale + shift, weight)
-    if new_weight is None or new_bias is None or not bypass(norm):
-        return False
-    set_constant(model, layer, 1, new_weight)
-    set_constant(model, layer, 2, new_bias, f"{layer.name}_bias")
-    layer.attributes.pop("beta", None)
-    return True
+    return None if new_weight is None or new_bias is None else (new_weight, new_bias)
 
 
 def _affine_of(norm: ir.Node) -> tuple[Array, Array] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
 
 import numpy as np
 import onnx_ir as ir
@@ -111,10 +111,11 @@ def reduce_mean_to_global_average_pool(model: ir.Model, mean: ir.Node) -> bool:
 def split_large_kernel_pool(model: ir.Model, pool: ir.Node) -> bool:
     """Split a GlobalAveragePool over a large image into an AveragePool and a smaller GlobalAveragePool.
 
-        mean over H*W   becomes   the mean of the means over tiles of h*w, where h divides H and w divides W
+        mean over H*W   becomes   the mean of the means over tiles of h*w
 
-    Some hardware pools over 512 elements at most. Applies when the image is larger than that, its size is known, and it
-    can be cut into equal tiles so that neither pool is larger. Has to be enabled.
+    where h is the largest divisor of H up to its root, and w that of W: tiles of a square image are squares, for which
+    it is known how an NPU divides. Some hardware pools over 512 elements at most. Applies when the image is larger than
+    that, its size is known, and neither of the two pools is. Has to be enabled; it is for NPUs.
     """
     value = input_value(pool, 0)
     dims = dimensions(value)
@@ -124,12 +125,8 @@ def split_large_kernel_pool(model: ir.Model, pool: ir.Node) -> bool:
     if height * width <= MAX_KERNEL:
         return False
 
-    def larger_pool(tile: tuple[int, int]) -> int:
-        return max(tile[0] * tile[1], (height // tile[0]) * (width // tile[1]))
-
-    heights, widths = ([side for side in range(1, size + 1) if size % side == 0] for size in (height, width))
-    tile = min(product(heights, widths), key=lambda tile: (larger_pool(tile), tile))
-    if larger_pool(tile) > MAX_KERNEL:
+    tile = tuple(max(side for side in range(1, math.isqrt(size) + 1) if size % side == 0) for size in (height, width))
+    if max(math.prod(tile), (height // tile[0]) * (width // tile[1])) > MAX_KERNEL:
         return False
     attributes = {"kernel_shape": list(tile), "strides": list(tile)}
     first = add_node(model, "AveragePool", [value], before=pool, name=f"{pool.name}_tiles", attributes=attributes)
@@ -148,7 +145,7 @@ def split_to_slice(model: ir.Model, split: ir.Node) -> bool:
         Split(x) into sizes s0, s1 ...   becomes   x[0 : s0], x[s0 : s0 + s1] ...   along its axis
 
     for hardware that has no Split. Applies when the sizes are known: a constant, or equal parts of a known size. Has to
-    be enabled.
+    be enabled; it is for NPUs.
     """
     count, sizes = len(split.outputs), integers(input_value(split, 1))
     if input_value(split, 1) is None:

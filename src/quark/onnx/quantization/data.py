@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quark.errors import InvalidValueError
-from quark.onnx.data import Preprocessing, Samples, input_infos, open_samples
+from quark.errors import InvalidValueError, QuarkError
+from quark.onnx.data import Preprocessing, RandomForm, Samples, input_infos, open_samples
 from quark.onnx.settings import Settings
 
 
@@ -40,7 +40,7 @@ class Data:
                     "use_random_data=True, or the option UseRandomData), by which accuracy is not to be judged"
                 )
             use = None if settings.needs_data else 0
-        return open_samples(
+        samples = open_samples(
             source,
             input_infos(model),
             count=options.sample_limit if self.count is None else self.count,
@@ -48,4 +48,20 @@ class Data:
             preprocessing=self.preprocessing,
             seed=options.seed,
             use=use,
+            random=RandomForm(options.random_shapes, options.random_ranges),
         )
+        samples.evaluated = _evaluated(model, samples, settings)
+        return samples
+
+
+def _evaluated(model: ir.Model, samples: Samples, settings: Settings) -> Samples | None:
+    """The samples of EvalMetrics: those of EvalDataReader, else those of the run. None if it is not asked for."""
+    options = settings.calibrate
+    if not options.has_evaluation:
+        return None
+    if options.evaluation_data is None:
+        return samples
+    try:
+        return open_samples(options.evaluation_data, input_infos(model))
+    except QuarkError as error:
+        raise type(error)(f"option 'EvalDataReader': {error}") from error

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from quark.account import FileFacts
 from quark.card import CARD_KEY, Card, DataFacts, DataKind, platform_facts, relative_path, samples_digest
 from quark.errors import InvalidValueError
+from quark.features.mixed_precision.options import ScoreKind
 from quark.files.foreign import REPORT, Fields, open_regular, parse_json, read_json
 from quark.measures import FunctionMeasure
 from quark.onnx.data import Preprocessing, Samples, find_preprocessing
@@ -80,6 +81,8 @@ def card_of(settings: Settings, loaded: LoadedModel, data: DataFacts, plan_sha25
     mix = settings.mix
     functions = ["EvaluateFunction"] if mix is not None and mix.evaluate is not None else []
     functions += ["Metric"] if mix is not None and isinstance(mix.measure, FunctionMeasure) else []
+    if mix is not None and mix.score is not None and mix.score.function is not None:
+        functions.append("MetricDistanceFn" if mix.score.kind is ScoreKind.DISTANCE else "MetricEvaluateFn")
     return Card(
         source=FileFacts(loaded.name, loaded.bytes, loaded.sha256),
         config_name=settings.name,

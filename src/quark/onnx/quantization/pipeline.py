@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,22 +19,28 @@ from quark.decide import RangeKey, check_overrides, place, tensors_to_measure, u
 from quark.features.mixed_precision.on_onnx import mix
 from quark.features.order import call
 from quark.features.protection.on_onnx import protected_run, protection_remarks
+from quark.files.output import nothing_on_disk
 from quark.measures import Measure
-from quark.onnx.calibrate import FloatRunner
+from quark.onnx.bodies import insert_bodies, joined, measure_bodies, place_bodies
+from quark.onnx.calibrate import FloatRunner, restored
 from quark.onnx.comparing import compare_outputs, float_outputs, judged, open_judge, unmeasured_remark
 from quark.onnx.data import Samples
 from quark.onnx.deciding import Decision, Work, decide, measure
+from quark.onnx.evaluating import evaluate
 from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.insert import insert
 from quark.onnx.large_tensors import Message, free_memory, weight_bytes
 from quark.onnx.load import Digest, LoadedModel, load
 from quark.onnx.optimize import optimize
+from quark.onnx.optimize.layouts import TO_CHANNELS_LAST, to_channels_last
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import card_of, data_facts
-from quark.onnx.save import finish
+from quark.onnx.save import finish, write_preprocessed
+from quark.onnx.session import custom_libraries
 from quark.onnx.settings import Settings
 from quark.onnx.simulate import simulate
+from quark.onnx.value_info import declare_all
 from quark.onnx.versions import metadata_of, versions
 from quark.onnx.view import tensor_names, view_of
 from quark.plan import QuantizationPlan
@@ -69,29 +77,53 @@ def quantize_graph(
     settings: Settings,
     metric: Measure | None = None,
 ) -> Outcome:
-    """Quantize a model by the settings; nothing is written. `metric` is measured on both models, for the report.
+    """Quantize a model by the settings; the result is not written. `metric` is measured on both models, for the report.
 
     The files of a large model are read until the result is saved. If one of them changes, the next step raises a
     ModelError.
     """
+    with ExitStack() as stack:
+        if settings.save.is_in_memory:
+            stack.enter_context(nothing_on_disk())
+        if not settings.has_warnings:
+            stack.enter_context(warnings.catch_warnings())
+            for category in (ResourceWarning, UserWarning):
+                warnings.simplefilter("ignore", category)
+        stack.enter_context(custom_libraries(settings.load.custom_libraries))
+        settings = replace(settings, calibrate=restored(settings.calibrate))
+        return _quantize_graph(model_input, data, settings, metric)
+
+
+def _quantize_graph(
+    model_input: str | os.PathLike[str] | onnx.ModelProto | bytes,
+    data: Data,
+    settings: Settings,
+    metric: Measure | None,
+) -> Outcome:
     loaded = load(model_input, settings.load)
     model = loaded.model
     check_overrides(tensor_names(model), settings.choose.overrides)
     names = _op_types(model)
+    op_types = {node.op_type for node in model.graph.all_nodes()}
     samples = data.open(model, settings)
     fed = data_facts(data, samples, settings)  # before any are dropped: memory must not show in the file
+    if settings.optimize.has_channels_last:
+        samples.transpose(dict.fromkeys(to_channels_last(model), TO_CHANNELS_LAST))
     obstacle = verdict_obstacle(model, samples, settings)
     if obstacle is not None:
         samples.hold_none_out()
     providers = settings.calibrate.providers
     judge = None if metric is None else open_judge(metric, model, samples, providers)
     expected = float_outputs(model, samples, providers) if settings.optimize.changes_outputs else []
-    original = model.clone() if settings.mix is not None and settings.optimize.changes_outputs else None
+    is_kept = settings.mix is not None and (settings.optimize.changes_outputs or settings.mix.subgraphs is not None)
+    original = model.clone() if is_kept else None
+    exact = model.clone() if samples.evaluated is not None else None
     loaded.check_unchanged()
     rewrites = optimize(model, settings.optimize)
     loaded.check_unchanged()
     algorithms = call("onnx", "before_calibration", Work(model, samples, settings))
     loaded.check_unchanged()
+    write_preprocessed(model, model_input, settings.save)
     mixed = None if settings.mix is None else mix(model, original, samples, settings, names)
     settings = replace(settings, choose=mixed.choose) if mixed else settings
     source = _Source(loaded, fed, names, samples, expected)
@@ -105,6 +137,9 @@ def quantize_graph(
     loaded.check_unchanged()
     mixed = mixed.judged(run.message, settings) if mixed else None
     measured = None if judge is None else judged(judge, run.message, providers)
+    evaluations = evaluate(exact, run.message, samples, providers)
+    if settings.save.has_all_value_info:
+        declare_all(run.message, next(samples.in_order()), providers)
     loaded.check_unchanged()
     algorithms = (*algorithms, *([mixed.facts] if mixed else []), *run.refined)
     account = Report(
@@ -121,9 +156,11 @@ def quantize_graph(
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
             *_remarks(run.plan, samples, settings, obstacle),
+            *_absent_types(op_types, settings),
             *(remark for each in algorithms if (remark := idle_remark(each)) is not None),
             *(numberless_remark(name) for name in outputs_without_numbers(run.expected)),
             *([unmeasured_remark(metric)] if metric is not None and measured is None else []),
+            *(f"EvalMetrics, {each}" for each in evaluations),
         ),
         op_types=run.op_types,
         mixed=mixed.plan if mixed else None,
@@ -165,12 +202,14 @@ def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapp
     """Place, calibrate, decide, insert and compare, in place; ranges that are known are not measured again."""
     loaded, samples, providers = source.loaded, source.samples, settings.calibrate.providers
     loaded.check_unchanged()
-    placement = place(view_of(model), settings.choose, vanished=source.names)
-    op_types = _op_types(model)
+    inner = place_bodies(model, settings, source.names)
+    names = [*source.names, *(str(node.name) for body in inner for node in body.model.graph)]
+    placement = place(view_of(model), settings.choose, vanished=names)
+    op_types = {**_op_types(model), **{name: kind for body in inner for name, kind in _op_types(body.model).items()}}
     wanted = tensors_to_measure(placement)
     watched = dict.fromkeys([*(name for name, _ in wanted), *call("onnx", "watched", Work(model, samples, settings))])
     with FloatRunner(model, list(watched), providers=providers) as runner:
-        ranges = measure(runner, wanted, samples, settings, known)
+        ranges = measure_bodies(model, inner, samples, settings, measure(runner, wanted, samples, settings, known))
         loaded.check_unchanged()
         expected = source.expected or [runner.outputs(sample) for sample in samples.held_out]
         exact = model.clone() if settings.refine.finetune is not None or settings.features else None
@@ -178,8 +217,8 @@ def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapp
         decision = Decision(model, samples, settings, placement, ranges, runner, expected, exact)
         refined = decide(decision)
     loaded.check_unchanged()
-    plan = decision.plan
-    insert(model, plan, settings.insert)
+    plan = joined(decision.plan, insert_bodies(model, inner, ranges, settings))
+    insert(model, decision.plan, settings.insert)
     card = card_of(settings, loaded, source.fed, plan.digest)
     message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
     loaded.check_unchanged()
@@ -208,9 +247,16 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
         remarks.append(f"no calibration data was given: random numbers took its place{of_verdict}")
     if obstacle is not None:
         remarks.append(obstacle)
+    if not samples.is_random and (settings.calibrate.random_shapes or settings.calibrate.random_ranges):
+        remarks.append("RandomDataReaderInput...: there is calibration data, so that no random data is used")
     if samples.is_held_out_shared:
         remarks.append("one sample only: the verdict is about the sample that was calibrated on")
     return remarks
+
+
+def _absent_types(present: Collection[str], settings: Settings) -> list[str]:
+    absent = sorted(settings.choose.selection.extra_op_types.difference(present))
+    return [f"extra_op_types_to_quantize: the model has no {', '.join(absent)}"] if absent else []
 
 
 def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:

@@ -26,7 +26,7 @@ from quark.onnx.save import SaveOptions, check_output, together, write_model, wr
 from quark.onnx.settings import Settings
 from quark.plan import QuantizationPlan
 from quark.report.summary import print_summary
-from quark.text import get_logger
+from quark.text import get_logger, silent
 
 Source = str | os.PathLike[str] | onnx.ModelProto | bytes
 
@@ -184,13 +184,16 @@ class ModelQuantizer:
         one, the quantized model is returned. A summary is printed unless `print_summary` is False.
 
         A configuration that needs calibration is refused without data. `calibration_data_reader=None` asks for random
-        numbers, and so does the option UseRandomData.
+        numbers, and so does the option UseRandomData. With `crypto_mode` the model comes from memory and is returned,
+        whatever `model_output` says; nothing is written, logged or printed.
         """
         is_random = calibration_data_reader is None
         reader = None if calibration_data_reader is ... else calibration_data_reader
         if reader is not None and calibration_data_path is not None:
             raise InvalidValueError("calibration_data_reader and calibration_data_path: give one of them")
         data = reader if calibration_data_path is None else Path(calibration_data_path)
+        if self.settings.save.is_in_memory:
+            return _in_memory(model_input, Data(data, is_random=is_random), self.settings)
         reads = files_read(self.settings)
         target = None if model_output is None else check_output(model_output, model_input, data, *reads)
         outcome = quantize_graph(model_input, Data(data, is_random=is_random), self.settings)
@@ -203,12 +206,24 @@ class ModelQuantizer:
         return None if target is not None else result.model
 
 
+def _in_memory(model_input: Source, data: Data, settings: Settings) -> onnx.ModelProto:
+    """Quantize in crypto_mode."""
+    if not isinstance(model_input, (onnx.ModelProto, bytes)):
+        raise InvalidValueError(f"crypto_mode with the file '{model_input}': give the model itself, an onnx.ModelProto")
+    with silent():
+        return QuantizedModel(quantize_graph(model_input, data, settings), settings.save, model_input).model
+
+
 def files_read(settings: Settings, config: Any = None, preprocessing: Any = None, metric: Any = None) -> list[str]:
     """The files other than model and data that a run with these arguments reads."""
-    plan = None if settings.mix is None else settings.mix.plan_file
+    mix, finetune = settings.mix, settings.refine.finetune
+    named = [] if mix is None else [mix.plan_file, mix.subgraphs, mix.cache_file]
+    named += [] if finetune is None else [finetune.reference]
     function = metric.rpartition(":")[0] if isinstance(metric, str) else None  # FILE.py:FUNCTION
-    paths = [_path(each) for each in (config, preprocessing, plan, function)]
-    return [os.fspath(path) for path in paths if path is not None and os.path.isfile(path)]
+    paths = [_path(each) for each in (config, preprocessing, *named, function)]
+    ranges = settings.calibrate.ranges_file  # written as well, and may not exist yet
+    given = [os.fspath(path) for path in paths if path is not None and os.path.isfile(path)]
+    return [*given, *([] if ranges is None else [os.fspath(ranges)])]
 
 
 def _path(source: Any) -> str | os.PathLike[str] | None:

@@ -28,7 +28,7 @@ from quark.onnx.data import Preprocessing
 from quark.onnx.load import load
 from quark.onnx.load.reading import read_proto, read_whole
 from quark.onnx.pack import pack_message
-from quark.onnx.quantization.config.content import naming
+from quark.onnx.quantization.config.content import naming, without_places
 from quark.onnx.quantization.config.files import config_from
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
@@ -135,15 +135,15 @@ def _old_hash(card: Card, has_external_data: bool) -> str:
 
 
 def settings_from(card: Card) -> Settings:
-    """The settings of the card's config. Folders that keep ranges, layers or plans are left out: a card could name any
-    folder to write to."""
+    """The settings of the card's config. Files and folders that it names are left out: a card could name any to write
+    to, and any library to run."""
     _refuse_functions(card.config, "config")
-    settings = replace(settings_of(config_from(dict(card.config))), name=card.config_name)
+    settings = replace(settings_of(config_from(dict(without_places(card.config)))), name=card.config_name)
     finetune, mix = settings.refine.finetune, settings.mix
     if finetune is not None:
         settings = replace(settings, refine=replace(settings.refine, finetune=replace(finetune, folder=None)))
     if mix is not None and not mix.is_plan_given:
-        settings = replace(settings, mix=replace(mix, plan_file=None))
+        settings = replace(settings, mix=replace(mix, plan_file=None, cache_file=None))
     return replace(settings, calibrate=replace(settings.calibrate, cache=None))
 
 

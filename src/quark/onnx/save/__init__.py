@@ -32,6 +32,7 @@ from quark.onnx.load.reading import external_names, read_proto
 from quark.onnx.load.wire import GRAPH, INITIALIZER, RAW_DATA, fields, head
 from quark.ops.onnx_nodes import define_constant_marks
 from quark.ops.portable_functions import define_portable_functions
+from quark.text import get_logger
 
 __all__ = [
     "SaveOptions",
@@ -41,6 +42,7 @@ __all__ = [
     "to_proto",
     "together",
     "write_model",
+    "write_preprocessed",
     "write_text",
     "writing",
 ]
@@ -54,6 +56,8 @@ ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mappe
 MAX_PENDING = 2  # pieces in memory that wait to be hashed
 WRITE_BYTES = 1 << 18  # at once: larger writes take twice as long on Linux
 
+_LOG = get_logger(__name__)
+
 Part: TypeAlias = memoryview | bytes | ir.TensorProtocol
 
 
@@ -63,6 +67,9 @@ class SaveOptions:
 
     has_portable_functions: bool = True  # the operators of com.amd.quark as functions, so that any runtime runs them
     has_external_data: bool = False  # weights in a file beside the model, as they always are beyond 2 GB
+    is_in_memory: bool = False  # nothing is written while quantizing, and the model is returned
+    has_all_value_info: bool = False  # type and shape of every tensor, as they are for a sample
+    preprocessed: str | None = None  # where the float model is written before calibration; '': beside the model
 
 
 def finish(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -> Message:
@@ -167,6 +174,18 @@ def write_model(model: Message | onnx.ModelProto, path: Path, options: SaveOptio
                 else:
                     file.write_tensor(part)
             return FileFacts(path.name, file.size, file.digest().hex())
+
+
+def write_preprocessed(model: ir.Model, source: object, options: SaveOptions) -> None:
+    """Write the float model as it is now, if that is asked for: beside the file it came from, or where `preprocessed`
+    says."""
+    if options.preprocessed is None:
+        return
+    origin = Path(source) if isinstance(source, (str, os.PathLike)) else Path("model.onnx")
+    path = Path(options.preprocessed or origin.with_name(f"{origin.stem}_preprocessed.onnx"))
+    target = check_output(path, source, has_report=False)
+    write_model(split(model), target, options)
+    _LOG.info("the float model after the passes is in '%s'", target)
 
 
 def write_text(text: str, path: Path) -> None:

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, ClassVar
 
-from quark.errors import UnsupportedTypeError, refuse_unknown_fields, unknown_name
+from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.features.finetuning.options import TRAINED_OP_TYPES
 from quark.files.foreign import short
-from quark.onnx.quantization.config.content import plain, refuse_function
+from quark.onnx.quantization.config.content import plain, refuse_function, restored
 from quark.onnx.quantization.config.spec import QLayerConfig, refuse_unknown_keys
+
+_WORDS = {"cle": "CLE", "lr": "LR", "qdq": "QDQ", "gds": "GDS", "mse": "MSE"}  # in the names of extra options
 
 
 @refuse_unknown_fields
@@ -23,6 +25,31 @@ class AlgoConfig:
     """An algorithm with its settings."""
 
     name: ClassVar[str] = ""
+    option: ClassVar[str] = ""  # the extra option that has the settings as its keys; empty: each is one by itself
+
+    @classmethod
+    def option_keys(cls) -> dict[str, str]:
+        """The names of extra options, or of keys of `option`, by setting.
+
+        >>> CLEConfig.option_keys()["cle_steps"], AdaRoundConfig.option_keys()["output_qdq"]
+        ('CLESteps', 'OutputQDQ')
+        """
+        names = [field.name for field in fields(cls)]
+        return {name: "".join(_WORDS.get(each, each.capitalize()) for each in name.split("_")) for name in names}
+
+    def get_options(self) -> dict[str, Any]:
+        """The settings as extra options, those at their defaults too.
+
+        >>> SmoothQuantConfig(alpha=0.7).get_options()
+        {'SmoothAlpha': 0.7}
+        """
+        return self._get_config({})
+
+    def _get_config(self, extra_options: dict[str, Any]) -> dict[str, Any]:
+        """The extra options without those that are given already."""
+        given = extra_options.get(self.option, {}) if self.option else extra_options
+        values = {key: getattr(self, name) for name, key in self.option_keys().items() if key not in given}
+        return {self.option: values} if self.option else values
 
     def to_dict(self, on_function: Callable[[str], Any] = refuse_function) -> dict[str, Any]:
         """Its name and the settings that differ from the defaults, as JSON can hold them.
@@ -48,9 +75,19 @@ class AlgoConfig:
             raise unknown_name("algorithm", name, ALGORITHMS)
         kind = ALGORITHMS[name]
         refuse_unknown_keys(f"setting of algorithm '{name}'", settings, kind)
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
         if "target_layer_config" in settings:
-            settings["target_layer_config"] = QLayerConfig.from_dict(settings["target_layer_config"])
-        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
+            values["target_layer_config"] = _target_layers(settings["target_layer_config"])
+        return kind(**values)
+
+
+def _target_layers(content: Any) -> Any:
+    """The config, the list or the dictionary of configs that `to_dict` wrote."""
+    if not isinstance(content, list):
+        return QLayerConfig.from_dict(content)
+    if all(isinstance(each, list) for each in content):
+        return {QLayerConfig.from_dict(config): list(names) for config, names in content}
+    return [QLayerConfig.from_dict(each) for each in content]
 
 
 @dataclass
@@ -73,6 +110,11 @@ class SmoothQuantConfig(AlgoConfig):
     name: ClassVar[str] = "smooth_quant"
     alpha: float = 0.5
 
+    @classmethod
+    def option_keys(cls) -> dict[str, str]:
+        """The names of extra options, by setting."""
+        return {"alpha": "SmoothAlpha"}
+
 
 @dataclass
 class BiasCorrectionConfig(AlgoConfig):
@@ -80,12 +122,16 @@ class BiasCorrectionConfig(AlgoConfig):
 
     name: ClassVar[str] = "bias_correction"
 
+    def _get_config(self, extra_options: dict[str, Any]) -> dict[str, Any]:
+        return {} if "BiasCorrection" in extra_options else {"BiasCorrection": True}
+
 
 @dataclass
 class AdaRoundConfig(AlgoConfig):
     """AdaRound: learn for each weight whether it is rounded up or down."""
 
     name: ClassVar[str] = "adaround"
+    option: ClassVar[str] = "FastFinetune"
     optim_device: str = "cpu"
     infer_device: str = "cpu"
     fixed_seed: int = 1705472343
@@ -116,6 +162,12 @@ class AdaRoundConfig(AlgoConfig):
     pin_memory: bool = False
     use_gds: bool = False
 
+    def _get_config(self, extra_options: dict[str, Any]) -> dict[str, Any]:
+        found = super()._get_config(extra_options)
+        if "OptimAlgorithm" not in extra_options.get(self.option, {}):
+            found[self.option]["OptimAlgorithm"] = self.name
+        return found
+
 
 @dataclass
 class AdaQuantConfig(AdaRoundConfig):
@@ -128,14 +180,20 @@ class AdaQuantConfig(AdaRoundConfig):
 
 @dataclass
 class AutoMixprecisionConfig(AlgoConfig):
-    """Layers moved one by one, the least sensitive first, to `target_layer_config`, while the metric allows."""
+    """Layers moved one by one, the least sensitive first, to `target_layer_config`, while the metric allows.
+
+    `target_layer_config` is one config, a list of which each layer gets the best, or a dictionary from configs to names
+    of layers, with an empty list for all others. The fields from `act_target_quant_type` on are those of releases
+    before 0.13, which named types and limits in this way.
+    """
 
     name: ClassVar[str] = "auto_mixprecision"
-    target_layer_config: QLayerConfig | None = None
+    option: ClassVar[str] = "AutoMixprecision"
+    target_layer_config: QLayerConfig | dict[QLayerConfig, list[str]] | list[QLayerConfig] | None = None
     target_op_type: tuple[str, ...] | list[str] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-    subgraph_json: str | None = None
-    include_layers: tuple[str, ...] | list[str] = ()
-    exclude_layers: tuple[str, ...] | list[str] = ()
+    subgraph_json: str | PathLike[str] | None = None
+    include_layers: tuple[str, ...] | list[str] | None = ()
+    exclude_layers: tuple[str, ...] | list[str] | None = ()
     data_size: int = 0
     metric_output_index: int = 0
     metric_distance_fn: Callable[..., float] | None = None
@@ -148,6 +206,71 @@ class AutoMixprecisionConfig(AlgoConfig):
     dual_quant_nodes: bool = False
     no_input_qdq_shared: bool = False
     shared_param_mode: str = "propagate"
+    act_target_quant_type: Any = None
+    weight_target_quant_type: Any = None
+    bias_target_quant_type: Any = None
+    target_quant_type: Any = None
+    output_index: int | None = None
+    l2_target: float | None = None
+    top1_acc_target: float | None = None
+    evaluate_function: Callable[..., Any] | None = None
+    num_target: int = 0
+    target_tensors: tuple[str, ...] | list[str] = ()
+    target_indices: tuple[int, ...] | list[int] = ()
+    exclude_indices: tuple[int, ...] | list[int] = ()
+
+    def __post_init__(self) -> None:
+        choices = {"metric_optimize_object": ("speed", "quality"), "shared_param_mode": ("propagate", "unshare")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise InvalidValueError(f"{name} is {getattr(self, name)!r}: expected {' or '.join(known)}")
+        for name in (field.name for field in fields(self) if field.name.endswith("target_quant_type")):
+            value = getattr(self, name)  # of a script: a data type; of a file: the name of a quant type
+            setattr(self, name, restored(getattr(value, "map_onnx_format", value)))
+
+    def to_dict(self, on_function: Callable[[str], Any] = refuse_function) -> dict[str, Any]:
+        """Like that of other algorithms; configs by layer become pairs of a config and names."""
+        target = self.target_layer_config
+        if not isinstance(target, dict):
+            return super().to_dict(on_function)
+        content = replace(self, target_layer_config=None).to_dict(on_function)
+        return {**content, "target_layer_config": [[each.to_dict(), list(names)] for each, names in target.items()]}
+
+
+@dataclass
+class GPTQConfig(AlgoConfig):
+    """GPTQ: weights rounded one column after the other, each making up for the error of those before it.
+
+    Weights are rounded to the scales of their spec, so `bits` must be that of the weight's type if it is given, and
+    `group_size`, `per_channel`, `mse` and `weight_symmetric` are settings of the spec.
+    """
+
+    name: ClassVar[str] = "gptq"
+    option: ClassVar[str] = "GPTQParams"
+    bits: int = 8
+    block_size: int = 128
+    group_size: int = -1
+    perc_damp: float = 0.01
+    act_order: bool = False
+    per_channel: bool = False
+    mse: bool = False
+    weight_symmetric: bool = True
+
+    def _get_config(self, extra_options: dict[str, Any]) -> dict[str, Any]:
+        return {"UseGPTQ": True, **super()._get_config(extra_options)}
+
+
+@dataclass
+class QuarotConfig(AlgoConfig):
+    """QuaRot: activations rotated by a Hadamard matrix, which spreads their outliers over all channels.
+
+    `r_config_path` is a JSON file that names the nodes before and behind each rotated tensor.
+    """
+
+    name: ClassVar[str] = "quarot"
+    r_matrix_dim: int = 4096
+    use_random_had: bool = False
+    r_config_path: str | None = None
 
 
 ALGORITHMS: dict[str, type[AlgoConfig]] = {
@@ -159,5 +282,8 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
         AdaRoundConfig,
         AdaQuantConfig,
         AutoMixprecisionConfig,
+        GPTQConfig,
+        QuarotConfig,
     )
 }
+ALGO_NAME_TO_CLASS = ALGORITHMS  # its name in AMD Quark

@@ -28,20 +28,30 @@ _ENUMS = {cls.__name__: cls for cls in (*CALIBRATION_METHODS, *QUANT_TYPES, *QUA
 _OPTIONS_OF_PAIRS = ("RemoveQDQBetweenOps",)
 _SETTINGS_OF_PAIRS = ("LRAdjust",)
 
-# Folders that the result does not depend on; the last name is that of an entry of `algo_config`.
-_PLACES = frozenset({"CacheDir", "CalibCacheDir", "TmpDir", "cache_dir"})
+_EVALUATION = ("EvalDataReader",)  # an object
+_FILES = (
+    *("SaveAndRestore", "TensorsRangeFile", "SaveTensorHistFig", "UserCustomOpLibPath"),
+    *("ShapeShifterYaml", "PreprocessYAML", "PreprocessedModelPath"),
+)
+
+# Folders and files that belong to one machine; cache_dir is that of an entry of `algo_config`.
+_PLACES = frozenset({"CacheDir", "CalibCacheDir", "TmpDir", "cache_dir", *_EVALUATION, *_FILES})
 
 
 # ---------------------------------------------------------------- values
 def refuse_function(name: str) -> Any:
     """Raise the error for a function in a config that is to be written."""
-    raise InvalidValueError(f"'{name}' is a function, which a file cannot hold: set it in Python after loading")
+    raise InvalidValueError(
+        f"'{name}' is a function or an object, which a file cannot hold: set it in Python after loading"
+    )
 
 
 def plain(value: Any, name: str = "", on_function: Callable[[str], Any] = refuse_function) -> Any:
     """Return the value as JSON can hold it. `on_function` replaces a function, by the name of its option."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if name in _EVALUATION:
+        return on_function(name)
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, Mapping):

@@ -8,17 +8,19 @@ from enum import Enum
 from math import inf, isfinite
 from numbers import Integral, Real
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from quark.decide.options import TensorOverride
-from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError, unknown_name
+from quark.decide.specs import GroupRule
+from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.files.foreign import short
 from quark.onnx.insert.pairs import NBitsOptions
 from quark.onnx.quantization.config.config import is_names, is_subgraph
-from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS
 from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES, format_of_type
 
 MOST_COUNTED = 1 << 63  # every integer of an option is smaller
+_LIBRARIES = (".so", ".dll", ".dylib")
 MOST_SIZE = 1 << 40  # of a dimension
 _MOST_FLOAT = 3.4028234663852886e38  # of float32, which scales are stored in
 
@@ -155,6 +157,30 @@ AXES = Kind(
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
     lambda value: all(is_integer(each.get("axis") if isinstance(each, Mapping) else each) for each in value.values()),
 )
+SHAPES = Kind(
+    "a dictionary from input names to shapes, like {'image': [1, 3, 224, 224]}",
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    lambda value: all(
+        isinstance(shape, (list, tuple)) and all(is_integer(size) and size < MOST_SIZE for size in shape)
+        for shape in value.values()
+    ),
+)
+RANGES = Kind(
+    "a dictionary from input names to [lowest, highest]",
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    lambda value: all(
+        TWO_NUMBERS.has_type(each) and -_MOST_FLOAT <= each[0] <= each[1] <= _MOST_FLOAT for each in value.values()
+    ),
+)
+PATHS = Kind(
+    "a path, or a list of paths",
+    lambda value: all(PATH.has_type(each) for each in _listed(value)),
+    lambda value: all(PATH.is_legal(each) for each in _listed(value)),
+)
+READER = Kind(
+    "a data reader with get_next, an iterable of samples, an array, or a folder",
+    lambda value: callable(getattr(value, "get_next", None)) or hasattr(value, "__iter__") or PATH.has_type(value),
+)
 SUBGRAPHS = Kind(
     "a list of pairs of lists of names, like [(['first'], ['last'])]",
     lambda value: isinstance(value, (list, tuple)) and all(map(is_subgraph, value)),
@@ -166,7 +192,8 @@ CALIBRATION_METHOD = member_of(CALIBRATION_METHODS, "CalibrationMethod.MinMax")
 
 # ---------------------------------------------------------------- little languages
 def fixed_shapes(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """'input_1:[1,3,224,224];input_2:[1,10]' as pairs; a lone shape, for every input, has the name ''.
+    """'input_1:[1,3,224,224];output_1:[1,10]' as pairs of the name of an input or output and its shape; a lone shape,
+    for every input, has the name ''.
 
     >>> fixed_shapes("x:[1,3,224,224]; mask:[1, 10]")
     (('x', (1, 3, 224, 224)), ('mask', (1, 10)))
@@ -188,16 +215,53 @@ def fixed_shapes(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(shapes)
 
 
+def shapes_by_name(value: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """{'x': [1, 3]} as pairs."""
+    return tuple((name, tuple(int(size) for size in shape)) for name, shape in value.items())
+
+
+def ranges_by_name(value: Mapping[str, Any] | None) -> tuple[tuple[str, tuple[float, float]], ...] | None:
+    """{'x': [0, 255]} as pairs; None for None."""
+    return None if value is None else tuple((name, (each[0], each[1])) for name, each in value.items())
+
+
+def custom_libraries(value: Any) -> tuple[Path, ...]:
+    """The libraries of UserCustomOpLibPath: files, or all libraries of a folder."""
+    found: list[Path] = []
+    for each in [] if value is None else _listed(value):
+        path = Path(each)
+        inside = sorted(file for file in path.iterdir() if file.suffix in _LIBRARIES) if path.is_dir() else [path]
+        if not inside or not all(file.is_file() for file in inside):
+            raise InvalidValueError(
+                f"option 'UserCustomOpLibPath': '{path}' has no library; expected a file such as libops.so, or a "
+                "folder of such files"
+            )
+        found += inside
+    return tuple(found)
+
+
 def channel_axes(value: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     """{'MatMul': 1} or ONNX Runtime's {'MatMul': {'axis': 1}} as pairs."""
     return tuple((op_type, each["axis"] if isinstance(each, Mapping) else each) for op_type, each in value.items())
 
 
+GPTQ_KEYS = {
+    "Bits": integer(2, 16),
+    "BlockSize": integer(1),
+    "GroupSize": integer(-1),
+    "PercDamp": number_from(0.0, 1.0),
+    **dict.fromkeys(("ActOrder", "PerChannel", "MSE", "WeightSymmetric"), BOOL),
+}
 NBITS_KEYS = {
     "GroupSize": Kind("16, 32, 64, 128 or 256", is_integer, lambda value: value in (16, 32, 64, 128, 256)),
     "Symmetric": BOOL,
     "Bits": Kind("4 or 8", is_integer, lambda value: value in (4, 8)),
     "AccuracyLevel": integer(0, 4),
+    "Algorithm": one_of("DEFAULT", "RTN", "HQQ", "GPTQ"),
+}
+_NBITS_RULES = {
+    **dict.fromkeys(("DEFAULT", "RTN", "GPTQ"), GroupRule.LOWEST_CODE),
+    "HQQ": GroupRule.HALF_QUADRATIC,
 }
 NBITS_FIELDS = {
     "GroupSize": "group_size",
@@ -209,7 +273,8 @@ NBITS_FIELDS = {
 
 def nbits_options(value: Mapping[str, Any]) -> NBitsOptions:
     """MatMulNBitsParams as typed options."""
-    return NBitsOptions(**{NBITS_FIELDS[key]: each for key, each in value.items()})
+    given = {NBITS_FIELDS[key]: each for key, each in value.items() if key in NBITS_FIELDS}
+    return NBitsOptions(**given, group_rule=_NBITS_RULES[value.get("Algorithm", "DEFAULT")])
 
 
 def _listed(value: Any) -> list[Any]:
@@ -233,6 +298,10 @@ _INTEGERS = Kind(
     lambda value: all(map(is_number, _listed(value))),
     lambda value: all(isfinite(each) and abs(each) < MOST_SIZE for each in _listed(value)),
 )
+_NAME_SET = Kind(
+    "a set or a list of names of nodes",
+    lambda value: isinstance(value, (set, frozenset, list, tuple)) and is_names(list(value)),
+)
 OVERRIDE_KEYS = {
     "quant_type": QUANT_TYPE,
     "symmetric": BOOL,
@@ -242,6 +311,11 @@ OVERRIDE_KEYS = {
     "scale": _NUMBERS,
     "zero_point": _INTEGERS,
     "axis": integer(),
+    "per_tensor": optional(BOOL),  # None counts as True: the key alone says it
+    "convert": mapping(
+        "a dictionary with quant_type, and recv_nodes that it is for",
+        {"quant_type": QUANT_TYPE, "symmetric": BOOL, "reduce_range": BOOL, "recv_nodes": _NAME_SET},
+    ),
 }
 
 
@@ -257,14 +331,9 @@ def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
                 "or one for each channel"
             )
         for entry in entries:
-            if "convert" in entry:
-                raise UnsupportedOptionError(
-                    f"option '{subject}.convert': a tensor of two types at once is not available this way; "
-                    "give the layers that read it a config of their own (QConfig.specific_layer_config)"
-                )
             for key, item in entry.items():
                 if key not in OVERRIDE_KEYS:
-                    raise unknown_name(f"key of option '{subject}'", key, [*OVERRIDE_KEYS, "convert"])
+                    raise unknown_name(f"key of option '{subject}'", key, OVERRIDE_KEYS)
                 OVERRIDE_KEYS[key].check(f"{subject}.{key}", item)
             if ("scale" in entry) != ("zero_point" in entry):
                 raise InvalidValueError(f"option '{subject}': scale and zero_point come together")
@@ -273,14 +342,11 @@ def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
                     f"option '{subject}': with scale and zero_point given, nothing else of the range can be"
                 )
         first = entries[0]
+        if first.get("per_tensor", False) is not False and "axis" in first:
+            raise InvalidValueError(f"option '{subject}': per_tensor and axis exclude each other: give one")
         if len(entries) > 1 and "axis" not in first:
             raise InvalidValueError(f"option '{subject}': {len(entries)} entries and no 'axis' in the first")
         fmt = format_of_type(first["quant_type"]) if "quant_type" in first else None
-        if fmt in BLOCK_OPERATORS:
-            raise UnsupportedOptionError(
-                f"option '{subject}.quant_type' = {fmt}: block formats for single tensors are not available this "
-                "way; give their layer a config of its own (QConfig.specific_layer_config)"
-            )
         overrides.append(
             TensorOverride(
                 tensor,
@@ -291,9 +357,25 @@ def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
                 _gathered(subject, entries, "zero_point", int),
                 first.get("axis"),
                 first.get("reduce_range"),
+                has_one_scale=first.get("per_tensor", False) is not False,
+                converted=_converted(subject, tensor, entries),
+                receivers=tuple(sorted(first.get("convert", {}).get("recv_nodes") or ())),
             )
         )
     return tuple(overrides)
+
+
+def _converted(subject: str, tensor: str, entries: Any) -> TensorOverride | None:
+    """What some readers see instead, or None."""
+    convert = entries[0].get("convert")
+    if convert is None:
+        return None
+    if len(entries) > 1 or "quant_type" not in convert:
+        raise InvalidValueError(f"option '{subject}.convert': expected a quant_type, for a tensor with one scale")
+    if "scale" in entries[0]:
+        raise InvalidValueError(f"option '{subject}': with convert, both types are calibrated; leave scale out")
+    fmt = format_of_type(convert["quant_type"])
+    return TensorOverride(tensor, fmt, convert.get("symmetric"), has_reduced_range=convert.get("reduce_range"))
 
 
 def _override_range(subject: str, entries: Any) -> tuple[float, float] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from quark.errors import InvalidValueError, UnsupportedOptionError
 from quark.onnx.optimize import REWRITE_OF_OPTION, REWRITES
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.option_kinds import Kind
-from quark.onnx.quantization.config.run_fields import switched_on
+from quark.onnx.quantization.config.run_fields import COMPENSATION, FINETUNE, GPTQ, switched_on
 
 DEFAULT_REWRITES = frozenset(each.name for each in REWRITES if each.is_default)
 
@@ -51,6 +52,18 @@ class Into:
 
     def __call__(self, draft: Draft, name: str, value: Any) -> None:
         draft.put(self.step, self.field, self.convert(value))
+
+
+@dataclass(frozen=True)
+class IntoBoth:
+    """Fields of two steps, as (step, field)."""
+
+    one: tuple[str, str]
+    other: tuple[str, str]
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        for step, field_name in (self.one, self.other):
+            draft.put(step, field_name, value)
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,25 @@ class AlignedRule(Member):
 
 
 @dataclass(frozen=True)
+class RewriteAndSubstitution(Rewrite):
+    """A graph rewrite where it is exact, and a substitution of `simulate` where it is not. Without the option, only the
+    rewrite is on."""
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        super().__call__(draft, name, value)
+        draft.npu_values[name] = value
+
+
+@dataclass(frozen=True)
+class ImpliedBfloat16:
+    """bfloat16 as its compiler takes it; what is left of quantizers are Casts, unless BF16QDQToCast says otherwise."""
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        draft.put("insert", "has_implied_bfloat16", value)
+        draft.of("insert").setdefault("has_casts", draft.run.extra_options.get("BF16QDQToCast", value))
+
+
+@dataclass(frozen=True)
 class SameAs:
     """Another name for a field of QuantizationConfig."""
 
@@ -155,11 +187,62 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """Turns an algorithm on: `switched_on` reads it, before any `Steers` is applied."""
+class Restored:
+    """A file that ranges are read from, and written to where it lacks them. If `has_layers`, finished layers of
+    finetuning are kept in a folder beside it."""
+
+    has_layers: bool = False
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        if value is None:
+            return
+        path = Path(value)
+        if draft.of("calibrate").get("ranges_file", path) != path:
+            raise InvalidValueError(
+                "options 'SaveAndRestore' and 'TensorsRangeFile' name different files: leave one out"
+            )
+        draft.put("calibrate", "ranges_file", path)
+        if self.has_layers and FINETUNE in switched_on(draft.run):
+            draft.put("finetune", "folder", path.with_name(f"{path.stem}_layers"))
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """The data of EvalMetrics."""
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        if value is not None and draft.run.extra_options.get("EvalMetrics"):
+            draft.put("calibrate", "evaluation_data", value)
+        elif value is not None:
+            draft.remarks.append(f"{name}: EvalMetrics is not set, so that there is nothing to evaluate")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A file of graph passes: `passes.with_passes` has put other options in its place."""
 
     def __call__(self, draft: Draft, name: str, value: Any) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Read before any other treatment is applied: `switched_on` reads what turns algorithms on, and `with_preference`
+    the preference."""
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class SecondSwitch(Switch):
+    """Another name of a switch; both with different values are an error."""
+
+    first: str
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        if draft.run.extra_options.get(self.first, value) != value:
+            raise InvalidValueError(f"options '{name}' and '{self.first}' are one, and say different things")
 
 
 @dataclass(frozen=True)
@@ -177,6 +260,29 @@ class Steers:
             draft.put(self.step, self.field, self.convert(value))
         else:
             draft.remarks.append(f"{name}: {self.flag} is False, so that there is nothing for it to steer")
+
+
+@dataclass(frozen=True)
+class GptqSettings:
+    """What GPTQParams says of compensation. The rest is about scales, which the weight's own spec gives."""
+
+    def __call__(self, draft: Draft, name: str, value: Any) -> None:
+        if COMPENSATION not in switched_on(draft.run):
+            draft.remarks.append(f"{name}: {GPTQ} is not set")
+            return
+        for key, field_name in (("PercDamp", "damping"), ("ActOrder", "has_activation_order")):
+            if key in value:
+                draft.put("compensation", field_name, value[key])
+        if "Bits" in value:
+            draft.put("gptq", "bits", value["Bits"])
+        usual = {"BlockSize": None, "GroupSize": -1, "PerChannel": False, "MSE": False, "WeightSymmetric": True}
+        given = [key for key in usual if key in value and value[key] != usual[key]]
+        if "BlockSize" in given:
+            given.remove("BlockSize")
+            draft.remarks.append(f"{name}.BlockSize: it does not change the result")
+        if given:
+            keys = ", ".join(given)
+            draft.remarks.append(f"{name}: weights are rounded to the scales of their spec, which says {keys}")
 
 
 @dataclass(frozen=True)

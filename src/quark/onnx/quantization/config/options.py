@@ -7,24 +7,27 @@ it cannot matter. Nothing is ignored in silence.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from quark.decide.options import ChoiceOptions, PositionOptions, Selection, Target, TensorOverride
+from quark.decide.options import ChoiceOptions, PositionOptions, Selection, Target
 from quark.decide.specs import AffineSpec, DynamicSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.features.bias_correction.options import BiasCorrectionOptions
 from quark.features.equalization.options import CrossLayerOptions
 from quark.features.order import FEATURES
 from quark.features.protection.options import ProtectMode, ProtectOptions
+from quark.features.rotation.options import RotationOptions, read_pairs
 from quark.features.smooth_quant.options import SmoothOptions
+from quark.formats.affine import integer_format
 from quark.npu import RULE_NAMES
 from quark.onnx.calibrate.passes import CalibrationOptions
 from quark.onnx.insert.pairs import InsertOptions, NBitsOptions, NodeStyle
 from quark.onnx.load import LoadOptions
-from quark.onnx.optimize import OptimizeOptions
+from quark.onnx.optimize import FOR_NPUS, FUSIONS, OptimizeOptions
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -32,6 +35,8 @@ from quark.onnx.quantization.config.algorithm import (
     AutoMixprecisionConfig,
     BiasCorrectionConfig,
     CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
     SmoothQuantConfig,
 )
 from quark.onnx.quantization.config.config import (
@@ -48,19 +53,29 @@ from quark.onnx.quantization.config.finetune_options import finetune_options, fi
 from quark.onnx.quantization.config.mixed_precision_options import draft_low_spec, mix_options, mixed_precision_settings
 from quark.onnx.quantization.config.option_table import OPTIONS, POOLS
 from quark.onnx.quantization.config.option_treatments import DEFAULT_REWRITES, Draft, SameAs
-from quark.onnx.quantization.config.quant_types import format_of_type
+from quark.onnx.quantization.config.passes import with_passes
+from quark.onnx.quantization.config.preference import with_preference
 from quark.onnx.quantization.config.run_fields import (
     BIAS_CORRECTION,
     CROSS_LAYER,
     FINETUNE,
+    GPTQ,
     MIXED_PRECISION,
+    ROTATION,
     SMOOTH,
     check_fields,
     refuse_fields,
     switched_on,
+    without_fix_neurons,
 )
-from quark.onnx.quantization.config.spec import QLayerConfig, ScaleType
-from quark.onnx.quantization.config.tensor_specs import irrelevant, layer_of, layer_spec, spec_options
+from quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig, ScaleType
+from quark.onnx.quantization.config.tensor_specs import (
+    draft_overrides,
+    irrelevant,
+    layer_of,
+    layer_spec,
+    spec_options,
+)
 from quark.onnx.quantization.presets import PRESETS, unknown_preset
 from quark.onnx.save import SaveOptions
 from quark.onnx.settings import EqualizeOptions, RefineOptions, Settings
@@ -95,7 +110,15 @@ def _settings(config: Any, name: str = "custom") -> Settings:
             "of a YAML or JSON file"
         )
     check_fields(config)
+    given_format = config.quant_format
+    config = without_fix_neurons(config)
+    extra_options, has_cross_layer = with_passes(config.extra_options)
+    if extra_options != config.extra_options:
+        config = replace(config, extra_options=extra_options, include_cle=config.include_cle or has_cross_layer)
     draft = _drafted(config)
+    if config.quant_format is not given_format:
+        types = f"activations {config.activation_type.name} and weights {config.weight_type.name}"
+        draft.remarks.append(f"quant_format {given_format.name}: FixNeuron nodes are written as QDQ, with {types}")
     options = spec_options(draft)
     is_nbits = draft.spec_values.get("UseMatMulNBits")
     default = _nbits_spec(draft) if is_nbits else None
@@ -111,12 +134,7 @@ def _settings(config: Any, name: str = "custom") -> Settings:
                 )
             default = LayerSpec(DynamicSpec("uint8"), weight)
     draft_low_spec(draft, layer, options, default)
-    by_type = draft.spec_values.get("MixedPrecisionTensor")  # the older way to give tensors types by name
-    if by_type is not None and not draft.run.specific_tensor_precision:
-        draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so that it is not used")
-    elif by_type is not None:
-        typed = [(tensor, format_of_type(quant_type)) for quant_type, tensors in by_type.items() for tensor in tensors]
-        draft.put("choose", "overrides", tuple(TensorOverride(tensor, fmt) for tensor, fmt in typed))
+    draft_overrides(draft, options, default)
     # options first: comparing them makes no config
     alike = [row for row in PRESETS.values() if row.options == config.extra_options]
     preset = next((row.name for row in alike if get_default_config(row.name) == config), name)
@@ -124,6 +142,13 @@ def _settings(config: Any, name: str = "custom") -> Settings:
 
 
 def _by_tensor(config: QConfig, name: str) -> Settings:
+    expanded, has_cross_layer = with_passes(config.extra_options)
+    if expanded != config.extra_options:
+        config = copy(config)
+        config.extra_options = expanded
+    if has_cross_layer:  # the file says how, in the place of an entry
+        others = [each for each in config.algo_config if not isinstance(each, CLEConfig)]
+        config.algo_config = [*others, CLEConfig()]
     algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
     layer = config.global_config
     if not isinstance(layer, QLayerConfig):
@@ -141,8 +166,8 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
         **algorithms,
     )
     check_fields(run)
-    draft = _drafted(run)
-    for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod", "MixedPrecisionTensor"):
+    draft = _drafted(run, layer.inputs)
+    for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod"):
         if draft.spec_values.pop(option, None) is not None:
             draft.remarks.append(f"{option}: in a QConfig the specs say it")
     options = spec_options(draft)
@@ -157,17 +182,20 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
             for each in names
         )
         draft.put("choose", field, specs)
+    draft_overrides(draft, options, default)
     return _assembled(name, draft, default, config.to_dict(str))
 
 
-def _drafted(run: QuantizationConfig) -> Draft:
-    """Check the extra options and apply each of them, those first that are other names of fields."""
-    given = run.extra_options
-    for name, value in given.items():
+def _drafted(run: QuantizationConfig, inputs: QTensorConfig | None = None) -> Draft:
+    """Check the extra options and apply each of them, those first that are other names of fields. `inputs` is the spec
+    of activations of a QConfig."""
+    for name, value in run.extra_options.items():
         if name not in OPTIONS:
             raise unknown_name("extra option", name, OPTIONS)
         OPTIONS[name].kind.check(name, value)
-    draft = Draft(run)
+    run, remarks = with_preference(run, inputs)
+    given, draft = run.extra_options, Draft(run)
+    draft.remarks += remarks
     for name, value in given.items():
         if isinstance(OPTIONS[name].treatment, SameAs):
             OPTIONS[name].treatment(draft, name, value)
@@ -208,7 +236,12 @@ def _nbits_spec(draft: Draft) -> LayerSpec:
     draft.put("selection", "needs_constant_matmul_operand", True)
     draft.put("selection", "needs_weight_matrix", True)
     sign = "" if nbits.is_symmetric else "u"
-    weight = AffineSpec(f"{sign}int{nbits.bits}", is_symmetric=nbits.is_symmetric, group_size=nbits.group_size)
+    weight = AffineSpec(
+        f"{sign}int{nbits.bits}",
+        is_symmetric=nbits.is_symmetric,
+        group_size=nbits.group_size,
+        group_rule=nbits.group_rule,
+    )
     return LayerSpec(None, weight)
 
 
@@ -217,6 +250,12 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
     run, algorithms = draft.run, switched_on(draft.run)
     if not draft.spec_values.get("UseMatMulNBits", False) and draft.of("insert").pop("matmul_nbits", None) is not None:
         draft.remarks.append("MatMulNBitsParams: UseMatMulNBits is not set")
+    bits, weight = draft.of("gptq").get("bits"), default.weight
+    if bits is not None and isinstance(weight, AffineSpec) and integer_format(weight.format).bits != bits:
+        raise InvalidValueError(
+            f"GPTQParams.Bits (bits) = {bits}: weights are {weight.format} by their own spec, and GPTQ rounds to that; "
+            "set the weight's type instead"
+        )
     positions, simulate, npu_remarks = _npu_options(draft.npu_values, run.enable_npu_cnn, default)
     choose = replace(_choice_options(draft, default), positions=positions)
     equalize, refine = equalize_options(draft), refine_options(draft)
@@ -227,13 +266,9 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
             raise InvalidValueError(
                 "quant_format QOperator: there are such operators for integers only; use QuantFormat.QDQ"
             )
-    mix = mix_options(draft, choose, simulate, style)
+    mix = mix_options(draft, style)
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
-    on = frozenset(name for name, is_on in draft.rewrites.items() if is_on)
-    off = frozenset(draft.rewrites) - on
-    optimize = dict(draft.of("optimize"))
-    if not (optimize.pop("is_on", True) and run.optimize_model):
-        off |= DEFAULT_REWRITES - on
+    specs += [LayerSpec(each.spec, each.spec) for each in choose.overrides]
     protect = ProtectOptions(**draft.of("protect"))
     if "mac_budget" in draft.of("protect") and protect.mode is not ProtectMode.AUTO:
         draft.remarks.append("ProtectBudget: Protect is not 'auto', so that there is nothing for it to limit")
@@ -242,7 +277,7 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
         choose,
         name,
         load=LoadOptions(has_fp16_converted=run.convert_fp16_to_fp32, **draft.of("load")),
-        optimize=OptimizeOptions(off, on, **optimize),
+        optimize=_optimize_options(draft),
         equalize=equalize,
         calibrate=CalibrationOptions(providers=tuple(run.execution_providers or ()), **draft.of("calibrate")),
         simulate=simulate,
@@ -251,11 +286,49 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
         mix=mix,
         features={each.folder: each.options(**draft.of(each.folder)) for each in FEATURES if each.switch in algorithms},
         insert=InsertOptions(style=style, **draft.of("insert")),
-        save=SaveOptions(has_external_data=run.use_external_data_format, **draft.of("save")),
+        save=_save_options(draft),
         has_summary=run.print_summary,
+        has_warnings=not run.ignore_warnings,
         config=without_places(record),
         remarks=tuple(dict.fromkeys(remarks)),
     )
+
+
+def _optimize_options(draft: Draft) -> OptimizeOptions:
+    """The rewrites that are on and off. optimize_model and SimplifyModel both ask for the usual ones, so that either is
+    enough; the fusions run unless their own option says no, and an NPU has some more."""
+    run, optimize = draft.run, dict(draft.of("optimize"))
+    on = frozenset(name for name, is_on in draft.rewrites.items() if is_on)
+    off = frozenset(draft.rewrites) - on
+    if run.enable_npu_cnn or run.enable_npu_transformer:
+        on |= FOR_NPUS - off
+    is_simplified = optimize.pop("is_simplified", False)
+    if optimize.pop("is_skipped", False):
+        on, off = frozenset(), off | on | DEFAULT_REWRITES
+    elif not (run.optimize_model or is_simplified):
+        off |= DEFAULT_REWRITES - on - FUSIONS
+    return OptimizeOptions(off, on, has_channels_last=run.convert_nchw_to_nhwc, **optimize)
+
+
+def _save_options(draft: Draft) -> SaveOptions:
+    """The typed options. crypto_mode contradicts whatever writes a file."""
+    run, calibrate = draft.run, draft.of("calibrate")
+    options = SaveOptions(
+        has_external_data=run.use_external_data_format, is_in_memory=run.crypto_mode, **draft.of("save")
+    )
+    if not run.crypto_mode:
+        return options
+    files = {
+        "use_external_data_format": run.use_external_data_format,
+        "CalibCacheDir": calibrate.get("cache"),
+        "SaveAndRestore or TensorsRangeFile": calibrate.get("ranges_file"),
+        "SaveTensorHistFig": calibrate.get("histogram_folder"),
+        "PreprocessedModelPath (preprocessed_model_path)": options.preprocessed,
+    }
+    for name, value in files.items():
+        if value:
+            raise InvalidValueError(f"crypto_mode and {name}: in that mode nothing is written to disk; leave one out")
+    return replace(options, preprocessed=None)
 
 
 # What is about positions alone; the rules that align also mean something without them.
@@ -300,6 +373,7 @@ def _choice_options(draft: Draft, default: LayerSpec) -> ChoiceOptions:
         "excluded_subgraphs": tuple((tuple(first), tuple(last)) for first, last in run.subgraphs_to_exclude or ()),
         "input_nodes": tuple(run.input_nodes or ()),
         "output_nodes": tuple(run.output_nodes or ()),
+        "needs_constant_matmul_operand": run.enable_npu_transformer,
     }
     return ChoiceOptions(
         default,
@@ -316,14 +390,14 @@ _LOGGING = "messages go to the logger 'quark'; set its level: logging.getLogger(
 
 def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
     usual = QuantizationConfig()
-    names = ("debug_mode", "ignore_warnings", "log_severity_level")
+    names = ("debug_mode", "log_severity_level")
     remarks = [f"{each}: {_LOGGING}" for each in names if getattr(run, each) not in (getattr(usual, each), None)]
     if not isinstance(default.weight, AffineSpec):
         given = [each for each in ("per_channel", "reduce_range") if getattr(run, each)]
         given += [each for each in ("AddQDQPairToWeight",) if run.extra_options.get(each)]
         remarks += [f"{each}: weights are not of integers with a scale" for each in given]
-    if run.extra_options.get("SimplifyModel") and not run.optimize_model:
-        remarks.append("SimplifyModel: optimize_model is False, so that only the rewrites that are asked for run")
+    if run.extra_options.get("SimplifyModel") is False and run.optimize_model:
+        remarks.append("SimplifyModel: optimize_model is True and asks for the same rewrites; set both to False")
     if run.specific_tensor_precision and "MixedPrecisionTensor" not in run.extra_options:
         remarks.append("specific_tensor_precision: MixedPrecisionTensor gives no tensors")
     return remarks
@@ -341,7 +415,7 @@ def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
 # An entry of `algo_config` is another way to write the field and the options. An extra option overrides a setting
 # that the entry leaves at its default; two that contradict each other are an error.
 
-# The field or option that each entry turns on, and the options that say the same as its settings.
+# The field or option that each entry turns on.
 _SWITCHES: Mapping[type[AlgoConfig], str] = {
     CLEConfig: CROSS_LAYER,
     SmoothQuantConfig: SMOOTH,
@@ -349,15 +423,8 @@ _SWITCHES: Mapping[type[AlgoConfig], str] = {
     AutoMixprecisionConfig: MIXED_PRECISION,
     AdaRoundConfig: FINETUNE,
     AdaQuantConfig: FINETUNE,
-}
-_OPTIONS: Mapping[str, str] = {
-    "cle_balance_method": "CLEBalanceMethod",
-    "cle_steps": "CLESteps",
-    "cle_weight_threshold": "CLEWeightThreshold",
-    "cle_scale_append_bias": "CLEScaleAppendBias",
-    "cle_scale_use_threshold": "CLEScaleUseThreshold",
-    "cle_total_layer_diff_threshold": "CLETotalLayerDiffThreshold",
-    "alpha": "SmoothAlpha",
+    GPTQConfig: GPTQ,
+    QuarotConfig: ROTATION,
 }
 
 
@@ -380,22 +447,28 @@ def fields_and_options(
     switches = [_SWITCHES[type(each)] for each in algorithms]
     options = dict(given)
     for entry in algorithms:
-        if isinstance(entry, AutoMixprecisionConfig):
-            settings: dict[str, Any] = {"AutoMixprecision": mixed_precision_settings(entry)}
-        elif isinstance(entry, AdaRoundConfig):
-            settings = {"FastFinetune": finetune_settings(entry)}
-        elif isinstance(entry, BiasCorrectionConfig):
-            settings = {BIAS_CORRECTION: True}
-        else:
-            usual = vars(type(entry)())
-            settings = {_OPTIONS[name]: value for name, value in vars(entry).items() if value != usual[name]}
-        for option, value in settings.items():
+        for option, value in _options_of(entry).items():
             if options.setdefault(option, value) != value:
                 raise InvalidValueError(
                     f"option '{option}' = {options[option]!r} and {type(entry).__name__} ({value!r}) say different "
                     "things: leave one out"
                 )
-    return {name: True for name in switches if name != BIAS_CORRECTION}, options
+    return {name: True for name in switches if name not in (BIAS_CORRECTION, GPTQ)}, options
+
+
+def _options_of(entry: AlgoConfig) -> dict[str, Any]:
+    """The extra options that say the same as an entry of `algo_config`."""
+    if isinstance(entry, AutoMixprecisionConfig):
+        return {"AutoMixprecision": mixed_precision_settings(entry)}
+    if isinstance(entry, AdaRoundConfig):
+        return {"FastFinetune": finetune_settings(entry)}
+    if isinstance(entry, BiasCorrectionConfig):
+        return {BIAS_CORRECTION: True}
+    usual, keys = vars(type(entry)()), type(entry).option_keys()
+    settings = {keys[name]: value for name, value in vars(entry).items() if value != usual[name]}
+    if isinstance(entry, GPTQConfig):
+        return {GPTQ: True, **({"GPTQParams": settings} if settings else {})}
+    return settings
 
 
 def equalize_options(draft: Draft) -> EqualizeOptions:
@@ -408,7 +481,19 @@ def equalize_options(draft: Draft) -> EqualizeOptions:
     return EqualizeOptions(
         CrossLayerOptions(**cross_layer) if CROSS_LAYER in algorithms else None,
         SmoothOptions(**draft.of("smooth")) if SMOOTH in algorithms else None,
+        _rotation_options(draft.of("rotation")) if ROTATION in algorithms else None,
     )
+
+
+def _rotation_options(values: Mapping[str, Any]) -> RotationOptions:
+    path = values.get("source")
+    if not path:
+        raise InvalidValueError(
+            "include_rotation needs RConfigPath (r_config_path): a JSON file that names the nodes before and behind "
+            "each rotated tensor, see docs/accuracy.md"
+        )
+    others = {name: value for name, value in values.items() if name != "source"}
+    return RotationOptions(read_pairs(path), **{"size": QuarotConfig().r_matrix_dim, **others}, source=str(path))
 
 
 def refine_options(draft: Draft) -> RefineOptions:

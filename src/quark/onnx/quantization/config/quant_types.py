@@ -33,7 +33,7 @@ class LayerWiseMethod(Enum):
 
 
 class Int16Method(Enum):
-    """Calibration for scales that are 16-bit integers over a power of two; known by name, refused when asked for."""
+    """Calibration for scales that are 16-bit integers over a power of two."""
 
     MinMax = 0
 
@@ -96,7 +96,7 @@ class ExtendedQuantFormat(_Named):
 
 
 class VitisQuantFormat(_Named):
-    """An older name for the node formats; the FixNeuron ones are known by name and refused when asked for."""
+    """An older name for the node formats. The FixNeuron ones are written as QDQ; two of them also name a type."""
 
     QDQ = 2
     FixNeuron = 3

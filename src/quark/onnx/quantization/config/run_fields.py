@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
-from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.errors import InvalidValueError, UnsupportedTypeError
 from quark.features.order import FEATURES
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.option_kinds import (
@@ -20,11 +20,12 @@ from quark.onnx.quantization.config.option_kinds import (
     mapping,
     optional,
 )
-from quark.onnx.quantization.config.quant_types import VitisQuantFormat
+from quark.onnx.quantization.config.quant_types import ExtendedQuantFormat, ExtendedQuantType, VitisQuantFormat
 
 # The fields and the option that turn algorithms on.
 CROSS_LAYER, SMOOTH, BIAS_CORRECTION = "include_cle", "include_sq", "BiasCorrection"
-MIXED_PRECISION, FINETUNE = "include_auto_mp", "include_fast_ft"
+COMPENSATION, GPTQ = "Compensation", "UseGPTQ"  # two names of one switch
+MIXED_PRECISION, FINETUNE, ROTATION = "include_auto_mp", "include_fast_ft", "include_rotation"
 
 FIELD_KINDS: Mapping[str, Kind] = {
     **{
@@ -39,18 +40,15 @@ FIELD_KINDS: Mapping[str, Kind] = {
     "extra_options": mapping("a dictionary"),
 }
 
-REFUSED_FIELDS: Mapping[str, str] = {
-    "include_rotation": "rotation is not in this version yet",
-    "crypto_mode": "models are not encrypted in this version",
-    "convert_nchw_to_nhwc": "layouts are kept as they are in this version",
-}
-
 
 def switched_on(config: QuantizationConfig) -> frozenset[str]:
     """The fields and extra options that turn an algorithm on."""
-    algorithms = [name for name in (CROSS_LAYER, SMOOTH, MIXED_PRECISION, FINETUNE) if getattr(config, name)]
-    options = [BIAS_CORRECTION, *(each.switch for each in FEATURES)]
-    return frozenset([*algorithms, *(name for name in options if config.extra_options.get(name))])
+    algorithms = [name for name in (CROSS_LAYER, SMOOTH, MIXED_PRECISION, FINETUNE, ROTATION) if getattr(config, name)]
+    given = config.extra_options
+    options = [name for name in (BIAS_CORRECTION, *(each.switch for each in FEATURES)) if given.get(name)]
+    nbits = given.get("MatMulNBitsParams") if given.get("UseMatMulNBits") else None
+    has_gptq = given.get(GPTQ) or (isinstance(nbits, Mapping) and nbits.get("Algorithm") == "GPTQ")
+    return frozenset([*algorithms, *options, *([COMPENSATION] if has_gptq else [])])
 
 
 def check_fields(config: QuantizationConfig) -> None:
@@ -62,15 +60,19 @@ def check_fields(config: QuantizationConfig) -> None:
         raise type(error)(str(error).replace("option ", "field ", 1)) from None
 
 
+def without_fix_neurons(config: QuantizationConfig) -> QuantizationConfig:
+    """The config with a pair of nodes for each quantizer, where it asks for the single nodes of earlier tools. Two of
+    these formats also say the types."""
+    if not isinstance(config.quant_format, VitisQuantFormat) or config.quant_format is VitisQuantFormat.QDQ:
+        return config
+    types = {VitisQuantFormat.BFPFixNeuron: ExtendedQuantType.QBFP, VitisQuantFormat.MXFixNeuron: ExtendedQuantType.QMX}
+    changed = replace(config, quant_format=ExtendedQuantFormat.QDQ)
+    if config.quant_format in types:
+        changed.activation_type = changed.weight_type = types[config.quant_format]
+    return changed
+
+
 def refuse_fields(run: QuantizationConfig) -> None:
-    """Raise an error for a field that asks for what this version does not have, with what to do instead."""
-    for name, reason in REFUSED_FIELDS.items():
-        if getattr(run, name):
-            raise UnsupportedOptionError(f"field '{name}' = True: {reason}; leave it out")
-    if isinstance(run.quant_format, VitisQuantFormat) and run.quant_format is not VitisQuantFormat.QDQ:
-        raise UnsupportedOptionError(
-            f"field 'quant_format' = VitisQuantFormat.{run.quant_format}: FixNeuron nodes run nowhere but in tools "
-            "long superseded; use QuantFormat.QDQ"
-        )
+    """Raise an error for fields that contradict each other."""
     if run.enable_npu_cnn and run.enable_npu_transformer:
         raise InvalidValueError("enable_npu_cnn and enable_npu_transformer exclude each other: set one")

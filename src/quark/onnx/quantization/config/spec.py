@@ -58,7 +58,7 @@ class CalibMethod(Enum):
 
 
 class ScaleType(Enum):
-    """Which numbers may be scales. Int16 is known by name and refused when asked for."""
+    """Which numbers may be scales; Int16: a 16-bit integer over a power of two."""
 
     Float32 = 0
     PowerOf2 = 1

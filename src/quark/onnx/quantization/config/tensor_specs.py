@@ -6,6 +6,8 @@
     scale     method          becomes
     Float32   any             integers by that method; weights by MinMax where the method says Percentile
     PowerOf2  MinMax, MinMSE  integers by NonOverflow, PowerOfTwoMinMSE; always symmetric, one scale for a tensor
+    PowerOf2  any other       the range of that method, at the smallest power of two that clips nothing of it
+    Int16     any             as Float32, with scales rounded to a 16-bit integer over a power of two
 
 The exception for weights: Percentile is the default of every spec, and clipping weights costs more than it gains.
 
@@ -19,16 +21,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quark.decide.options import BlockPlacement
+from quark.decide.options import BlockPlacement, TensorOverride
 from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.formats.spec import ScaleRule
 from quark.onnx.quantization.config.config import QuantizationConfig
-from quark.onnx.quantization.config.data_type import DataType
+from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS, DataType
 from quark.onnx.quantization.config.option_treatments import Draft
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
+    ExtendedQuantType,
     Int16Method,
     LayerWiseMethod,
     PowerOfTwoMethod,
@@ -45,12 +48,15 @@ from quark.ranges import (
     NonOverflow,
     Percentile,
     PowerOfTwoMinMSE,
+    PowerOfTwoPercentile,
+    PowerOfTwoRange,
     RangeMethod,
 )
 
 MX_OPERATOR, BFP_OPERATOR = "MXQuantizeDequantize", "BFPQuantizeDequantize"
 ATTRIBUTE_OPTIONS = {MX_OPERATOR: "MXAttributes", BFP_OPERATOR: "BFPAttributes"}
 MOVING_AVERAGE_CONSTANT = 0.01
+_FLOATS = {"float16": "QFloat16", "bfloat16": "QBFloat16"}
 
 _METHODS: Mapping[Any, tuple[CalibMethod, ScaleType]] = {
     CalibrationMethod.MinMax: (CalibMethod.MinMax, ScaleType.Float32),
@@ -105,9 +111,10 @@ class SpecOptions:
     """The extra options that shape specs. Where a bias option is None, the kind of numbers decides."""
 
     percentile: float = 99.999
-    percentile_candidates: tuple[float, ...] = LayerwisePercentile().candidates
+    layerwise: LayerwisePercentile = field(default_factory=LayerwisePercentile)
     moving_average: float | None = None
-    has_most_common: bool = False
+    power_of_two_min_mse: RangeMethod = field(default_factory=PowerOfTwoMinMSE)
+    weight_min_mse: RangeMethod = field(default_factory=MinMSE)  # for weights with float scales
     has_reduced_range: bool = False
     is_saturating: bool = False
     follows_reduction: bool = True
@@ -117,8 +124,24 @@ class SpecOptions:
     has_quantized_bias: bool | None = None
     has_int32_bias: bool = True
     has_int16_bias: bool = False
+    has_int16_scale: bool = False
     block_placement: BlockPlacement = BlockPlacement.COMPUTE
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by operator: MXAttributes, BFPAttributes
+
+
+# MinMSEModeFloatScale. Without it the histogram decides, which is as good as all values for all but tiny weights.
+_WEIGHT_MIN_MSE: Mapping[str, RangeMethod] = {
+    "Percentile": LayerwisePercentile((99.9, 99.99, 99.999, 99.9999), is_exact=True),
+    "HistCenter": MinMSE(),
+    "All": MinMSE(is_exact=True),
+}
+
+
+def _power_of_two_min_mse(values: Mapping[str, Any], percentile: float) -> RangeMethod:
+    mode = values.get("MinMSEModePof2Scale", "All")
+    if mode == "Percentile":
+        return PowerOfTwoPercentile(values.get("Percentile", percentile))
+    return PowerOfTwoMinMSE(has_most_common=mode == "MostCommon")
 
 
 def spec_options(draft: Draft) -> SpecOptions:
@@ -127,9 +150,14 @@ def spec_options(draft: Draft) -> SpecOptions:
     constant = values.get("CalibMovingAverageConstant", MOVING_AVERAGE_CONSTANT)
     return SpecOptions(
         percentile=values.get("Percentile", defaults.percentile),
-        percentile_candidates=tuple(values.get("PercentileCandidates", defaults.percentile_candidates)),
+        layerwise=LayerwisePercentile(
+            tuple(values.get("PercentileCandidates", defaults.layerwise.candidates)),
+            is_squared=values.get("LWPMetric", "mse") == "mse",
+            is_exact=not values.get("LWPUseHistogram", True),
+        ),
         moving_average=constant if values.get("CalibMovingAverage", False) else None,
-        has_most_common=values.get("MinMSEModePof2Scale", "All") == "MostCommon",
+        power_of_two_min_mse=_power_of_two_min_mse(values, defaults.percentile),
+        weight_min_mse=_WEIGHT_MIN_MSE[values.get("MinMSEModeFloatScale", "HistCenter")],
         has_reduced_range=draft.run.reduce_range,
         is_saturating=values.get("BF16WithClip", False),
         follows_reduction=values.get("RefineBlockAxis", True),
@@ -139,6 +167,7 @@ def spec_options(draft: Draft) -> SpecOptions:
         has_quantized_bias=values.get("QuantizeBias"),
         has_int32_bias=values.get("Int32Bias", not draft.run.enable_npu_cnn),
         has_int16_bias=values.get("Int16Bias", False),
+        has_int16_scale=values.get("Int16Scale", False),
         block_placement=draft.of("choose").get("block_placement", defaults.block_placement),
         attributes={op: dict(values[option]) for op, option in ATTRIBUTE_OPTIONS.items() if option in values},
     )
@@ -184,6 +213,10 @@ def _weight(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
         spec = replace(spec, has_reduced_range=True)
     if isinstance(spec.method, Percentile) or spec.method == MinMax(options.moving_average):
         spec = replace(spec, method=MinMax())
+    elif isinstance(spec.method, PowerOfTwoRange) and isinstance(spec.method.method, Percentile):
+        spec = replace(spec, method=NonOverflow())
+    elif spec.method == MinMSE():
+        spec = replace(spec, method=options.weight_min_mse)
     return spec
 
 
@@ -200,7 +233,13 @@ def usual_bias(
         return AffineSpec("int32")
     wanted = "int16" if options.has_int16_bias else weight.format
     is_symmetric = weight.is_symmetric or not wanted.startswith("u")
-    return AffineSpec(wanted, weight.method, is_symmetric, is_power_of_two=weight.is_power_of_two)
+    return AffineSpec(
+        wanted,
+        weight.method,
+        is_symmetric,
+        is_power_of_two=weight.is_power_of_two,
+        has_int16_scale=weight.has_int16_scale,
+    )
 
 
 def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) -> TensorSpec:
@@ -209,7 +248,7 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
     if not isinstance(data_type, DataType):
         raise UnsupportedTypeError(f"data_type {data_type!r}: expected one of quark.onnx.quantization.config.data_type")
     operator = data_type.operator
-    if operator is None and data_type.format in ("float16", "bfloat16"):
+    if operator is None and data_type.format in _FLOATS:
         return FloatSpec(data_type.format, options.is_saturating, is_scaled)
     if operator is None:
         if tensor.quant_granularity is QuantGranularity.Group:
@@ -229,6 +268,7 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
             tensor.symmetric or is_power_of_two,
             is_per_channel,
             is_power_of_two,
+            has_int16_scale=tensor.scale_type is ScaleType.Int16 or (options.has_int16_scale and not is_power_of_two),
         )
     if is_scaled:
         raise UnsupportedOptionError(
@@ -242,6 +282,44 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
     return BlockSpec(quantizer, axis, options.follows_reduction, to_bfloat16_first)
 
 
+def draft_overrides(draft: Draft, options: SpecOptions, default: LayerSpec) -> None:
+    """Complete the types that single tensors are given by name: MixedPrecisionTensor is another way to write
+    TensorQuantOverrides, and types that are not another integer in the place of the layer's get their whole spec."""
+    by_type = draft.spec_values.get("MixedPrecisionTensor")
+    if by_type and not draft.run.specific_tensor_precision:
+        draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so that it is not used")
+    elif by_type:
+        typed = [(tensor, quant_type) for quant_type, tensors in by_type.items() for tensor in tensors]
+        draft.put("choose", "overrides", tuple(TensorOverride(name, format_of_type(each)) for name, each in typed))
+    fields = draft.of("choose")
+    if "overrides" in fields:
+        fields["overrides"] = tuple(_with_spec(each, options, default) for each in fields["overrides"])
+
+
+def _with_spec(override: TensorOverride, options: SpecOptions, default: LayerSpec) -> TensorOverride:
+    if override.converted is not None:
+        override = replace(override, converted=_with_spec(override.converted, options, default))
+    fmt = override.format
+    if fmt is None:
+        return override
+    if fmt not in BLOCK_OPERATORS and fmt not in _FLOATS:
+        are_integers = isinstance(default.activation, AffineSpec) and isinstance(default.weight, AffineSpec)
+        integers = AffineSpec(fmt, is_symmetric=not fmt.startswith("u"))
+        return override if are_integers else replace(override, spec=integers)
+    subject = f"option 'TensorQuantOverrides.{override.tensor}'"
+    of_integers = (override.is_symmetric, override.range, override.scale, override.has_reduced_range)
+    if any(each is not None for each in of_integers):
+        raise InvalidValueError(f"{subject}: {fmt} has no range or zero point to set; give quant_type alone")
+    data_type = data_type_of(ExtendedQuantType[_FLOATS.get(fmt, fmt)])
+    tensor = QTensorConfig(True, ScaleType.Float32, CalibMethod.MinMax, QuantGranularity.Tensor, data_type)
+    spec = tensor_spec(tensor, options, is_scaled=False)
+    if override.axis is not None:
+        if not isinstance(spec, BlockSpec):
+            raise InvalidValueError(f"{subject}: {fmt} has no axis; give quant_type alone")
+        spec = replace(spec, axis=override.axis, follows_reduction=False)
+    return replace(override, spec=spec)
+
+
 def range_method(tensor: QTensorConfig, options: SpecOptions) -> RangeMethod:
     """How the range of a tensor is found: by its scale type and method."""
     float_methods: dict[CalibMethod, RangeMethod] = {
@@ -249,18 +327,14 @@ def range_method(tensor: QTensorConfig, options: SpecOptions) -> RangeMethod:
         CalibMethod.MinMSE: MinMSE(),
         CalibMethod.Percentile: Percentile(options.percentile),
         CalibMethod.Entropy: Entropy(),
-        CalibMethod.LayerwisePercentile: LayerwisePercentile(options.percentile_candidates),
+        CalibMethod.LayerwisePercentile: options.layerwise,
         CalibMethod.Distribution: Distribution(),
     }
     power_of_two_methods: dict[CalibMethod, RangeMethod] = {
+        **{name: PowerOfTwoRange(method) for name, method in float_methods.items()},
         CalibMethod.MinMax: NonOverflow(),
-        CalibMethod.MinMSE: PowerOfTwoMinMSE(options.has_most_common),
+        CalibMethod.MinMSE: options.power_of_two_min_mse,
     }
-    if tensor.scale_type is ScaleType.Int16:
-        raise UnsupportedOptionError(
-            "ScaleType.Int16 (Int16Method, Int16Scale): scales as 16-bit integers are not available in this version. "
-            "Use ScaleType.Float32 or ScaleType.PowerOf2"
-        )
     methods = power_of_two_methods if tensor.scale_type is ScaleType.PowerOf2 else float_methods
     if tensor.calibration_method not in methods:
         raise InvalidValueError(
@@ -277,10 +351,15 @@ class _Relevance:
     is_user: Callable[[TensorSpec | None], bool]
     reason: str
     places: tuple[str, ...] = ("activation", "weight", "bias", "output")
+    idle: Any = False  # the value that asks for nothing
 
 
-def _method_is(cls: type) -> Callable[[TensorSpec | None], bool]:
-    return lambda spec: isinstance(spec, AffineSpec) and isinstance(spec.method, cls)
+def _method_is(*classes: type) -> Callable[[TensorSpec | None], bool]:
+    def is_user(spec: TensorSpec | None) -> bool:
+        method = spec.method if isinstance(spec, AffineSpec) else None
+        return isinstance(method.method if isinstance(method, PowerOfTwoRange) else method, classes)
+
+    return is_user
 
 
 def _operator_is(operator: str) -> Callable[[TensorSpec | None], bool]:
@@ -304,10 +383,18 @@ def _is_power_of_two(spec: TensorSpec | None) -> bool:
 
 _ACTIVATIONS = ("activation", "output")
 _FLOAT = _Relevance(lambda spec: isinstance(spec, FloatSpec), "no tensor is float16 or bfloat16")
+_LAYERWISE = _Relevance(_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile", _ACTIVATIONS)
 _INTEGER_BIAS = _Relevance(_is_integer, "no bias is of integers", ("bias",))
 _RELEVANT: Mapping[str, _Relevance] = {
-    "Percentile": _Relevance(_method_is(Percentile), "no range is found by Percentile"),
-    "PercentileCandidates": _Relevance(_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile"),
+    "Percentile": _Relevance(_method_is(Percentile, PowerOfTwoPercentile), "no range is found by Percentile"),
+    "PercentileCandidates": _LAYERWISE,
+    "LWPMetric": _LAYERWISE,
+    "LWPUseHistogram": replace(_LAYERWISE, idle=True),
+    "MinMSEModeFloatScale": _Relevance(
+        _method_is(MinMSE, LayerwisePercentile),
+        "no weight has a float scale that is found by MinMSE (WeightCalibrateMethod)",
+        ("weight",),
+    ),
     # ranges of weights may be found by MinMax, too, but never by an average
     "CalibMovingAverage": _Relevance(
         lambda spec: (
@@ -316,7 +403,9 @@ _RELEVANT: Mapping[str, _Relevance] = {
         "no activation's range is found by MinMax",
     ),
     "CalibMovingAverageConstant": _Relevance(_method_is(MinMax), "no activation's range is found by MinMax"),
-    "MinMSEModePof2Scale": _Relevance(_method_is(PowerOfTwoMinMSE), "no range is found by PowerOfTwoMethod.MinMSE"),
+    "MinMSEModePof2Scale": _Relevance(
+        _method_is(PowerOfTwoMinMSE, PowerOfTwoPercentile), "no range is found by PowerOfTwoMethod.MinMSE"
+    ),
     "WeightCalibrateMethod": _Relevance(
         lambda spec: _is_integer(spec) and not _is_power_of_two(spec),
         "no weight is of integers with a float scale",
@@ -331,6 +420,10 @@ _RELEVANT: Mapping[str, _Relevance] = {
     "WeightScaled": _FLOAT,
     "ActivationSymmetric": _Relevance(_is_integer, "no activation is of integers with a scale", _ACTIVATIONS),
     "WeightSymmetric": _Relevance(_is_integer, "no weight is of integers with a scale", ("weight",)),
+    "Int16Scale": _Relevance(
+        lambda spec: isinstance(spec, AffineSpec) and spec.has_int16_scale,
+        "no tensor is of integers with a scale that is not a power of two",
+    ),
     "Int32Bias": _INTEGER_BIAS,
     "Int16Bias": _INTEGER_BIAS,
 }
@@ -346,7 +439,7 @@ def irrelevant(values: Mapping[str, Any], layers: Iterable[LayerSpec | None]) ->
     remarks = [
         f"{name}: {each.reason}"
         for name, each in _RELEVANT.items()
-        if values.get(name) not in (None, False) and not is_any(each.is_user, each.places)
+        if values.get(name) not in (None, each.idle) and not is_any(each.is_user, each.places)
     ]
     if "CalibMovingAverageConstant" in values and not values.get("CalibMovingAverage"):
         remarks.append("CalibMovingAverageConstant: CalibMovingAverage is not set")

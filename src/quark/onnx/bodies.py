@@ -1,0 +1,116 @@
+"""The bodies of If, Loop and Scan, quantized like the main graph: each is a graph of its own (EnableSubgraph).
+
+A body is placed, its ranges are measured inside the running float model, and its plan is chosen and inserted, as in the
+main graph. What it reads from outside is an input to it. A body that no sample reaches stays in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from quark.decide import Placement, RangeKey, choose, limit_positions, place, tensors_to_measure
+from quark.onnx.calibrate import FloatRunner
+from quark.onnx.calibrate.bodies import with_lifted_tensors
+from quark.onnx.data import Samples
+from quark.onnx.deciding import measure
+from quark.onnx.graph import as_model, bodies, fresh_name
+from quark.onnx.insert import insert
+from quark.onnx.settings import Settings
+from quark.onnx.simulate import simulate
+from quark.onnx.view import view_of
+from quark.plan import QuantizationPlan, Reader, SkippedNode, TensorChoice
+from quark.ranges import TensorRange
+
+Ranges = Mapping[RangeKey, TensorRange]
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """`model` has the body as its graph; `holder` is the If, Loop or Scan."""
+
+    model: ir.Model
+    holder: ir.Node
+    placement: Placement
+
+    def reported(self, each: TensorChoice) -> TensorChoice:
+        """The choice as the report has it: an output of the body is no output of the main graph."""
+        name = f"{self.holder.name}/{self.model.graph.name}"
+        readers = [Reader(name, reader.index) if reader.is_graph_output else reader for reader in each.readers]
+        return replace(each, readers=tuple(readers))
+
+
+def place_bodies(model: ir.Model, settings: Settings, names: Iterable[str]) -> list[Body]:
+    """Decide where quantizers go in every body, innermost first; none unless that was asked for.
+
+    Values get names that are unique over all graphs: two branches may call theirs the same. `names` are those of other
+    nodes that options may mean.
+    """
+    if not settings.choose.selection.has_bodies:
+        return []
+    _make_names_unique(model)
+    known = [*names, *(str(node.name) for node in model.graph.all_nodes())]
+    found = []
+    for body, holder in bodies(model.graph):
+        part = as_model(model, body)
+        found.append(Body(part, holder, place(view_of(part), settings.choose, vanished=known)))
+    return found
+
+
+def measure_bodies(
+    model: ir.Model, found: Sequence[Body], samples: Samples, settings: Settings, known: Ranges
+) -> dict[RangeKey, TensorRange]:
+    """The ranges that the bodies need, with those that are known."""
+    wanted = dict.fromkeys(key for body in found for key in tensors_to_measure(body.placement) if key not in known)
+    if not wanted:
+        return dict(known)
+    lifted, names = with_lifted_tensors(model, dict.fromkeys(name for name, _ in wanted))
+    with FloatRunner(lifted, names.values(), providers=settings.calibrate.providers) as runner:
+        ranges = measure(runner, [(names[name], spec) for name, spec in wanted], samples, settings)
+    return {**known, **{(name, spec): ranges[names[name], spec] for name, spec in wanted}}
+
+
+def insert_bodies(model: ir.Model, found: Sequence[Body], ranges: Ranges, settings: Settings) -> QuantizationPlan:
+    """Choose and insert quantizers in every body, before that is done in the main graph; returns the plans as one."""
+    tensors: list[TensorChoice] = []
+    skipped: list[SkippedNode] = []
+    for body in found:
+        plan = _plan(body, ranges, settings)
+        tensors += [body.reported(each) for each in plan]
+        skipped += plan.skipped
+        if plan.tensors:
+            insert(body.model, plan, settings.insert)
+            model.opset_imports.update(body.model.opset_imports)
+    return QuantizationPlan(tuple(tensors), tuple(skipped))
+
+
+def _plan(body: Body, ranges: Ranges, settings: Settings) -> QuantizationPlan:
+    options = settings.choose
+    own = {str(value.name) for node in body.model.graph for value in node.outputs}
+    seen = [ranges[key] for key in tensors_to_measure(body.placement) if key[0] in own]
+    if seen and all(each.lowest == each.highest == 0 for each in seen):
+        reason = f"no calibration sample reaches this part of {body.holder.op_type} '{body.holder.name}'"
+        nodes = [SkippedNode(str(node.name), node.op_type, reason) for node in body.model.graph]
+        return QuantizationPlan((), tuple(nodes))
+    simulate(body.model, settings.simulate, [each.node for each in body.placement.skipped])
+    view = view_of(body.model)
+    plan = choose(view, body.placement, ranges, options)
+    if options.positions is not None:
+        plan, _ = limit_positions(view, plan, options.positions)
+    return plan
+
+
+def joined(plan: QuantizationPlan, inner: QuantizationPlan) -> QuantizationPlan:
+    """The plans of the main graph and of the bodies as one, for the report."""
+    return replace(plan, tensors=(*plan.tensors, *inner.tensors), skipped=(*plan.skipped, *inner.skipped))
+
+
+def _make_names_unique(model: ir.Model) -> None:
+    seen: set[str] = set()
+    for graph in model.graphs():
+        for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+            if value.name in seen and not (value.is_graph_input() and value.is_initializer()):
+                value.name = fresh_name(model, str(value.name))
+            seen.add(str(value.name))
