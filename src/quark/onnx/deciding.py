@@ -15,7 +15,10 @@ from quark.account import AlgorithmFacts
 from quark.decide import Placement, RangeKey, choose, limit_positions, rechoose
 from quark.features.order import call
 from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
+from quark.onnx.comparing import output_error
 from quark.onnx.data import Samples
+from quark.onnx.insert import insert
+from quark.onnx.save import SaveOptions, finish
 from quark.onnx.settings import Settings
 from quark.onnx.view import view_of
 from quark.plan import QuantizationPlan
@@ -64,6 +67,22 @@ class Decision(Work):
             earlier = () if self.positions is None else self.positions.changed
             self.positions = replace(facts, changed=(*earlier, *facts.changed))
         self.plan = plan
+
+
+def quantized_error(
+    work: Decision, expected: Sequence[Mapping[str, Any]] | None = None, outputs: Sequence[str] | None = None
+) -> float:
+    """The error of the network as it would be written now, on the held-out samples; 0 if there are none.
+
+    `expected` are the outputs to compare with, by default the float network's, and `outputs` the names of those that
+    count, by default all.
+    """
+    if not work.samples.held_out:
+        return 0.0
+    copy = work.model.clone()
+    insert(copy, work.plan, work.settings.insert)
+    runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
+    return output_error(runnable, work.samples.held_out, work.expected if expected is None else expected, outputs)
 
 
 def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:

@@ -160,3 +160,28 @@ def test_what_has_no_bias_to_correct_is_told() -> None:
     data = [images(1, 5, 12) for _ in range(4)]
     facts = quantize(net.model(y), data, config_of("MXINT8")).report.algorithms[-1]
     assert [(each.node, each.reason) for each in facts.left] == [("lonely", "nothing is added to its result")]
+
+
+def class_token_network() -> onnx.ModelProto:
+    """A row of zeros beside rows of data goes through a product, and a normalization enlarges what becomes of it."""
+    net = Net(seed=2)
+    token = net.constant(np.zeros((1, 1, 12), np.float32))
+    rows = net.node("Concat", token, net.input("x", (1, 5, 12)), axis=1)
+    small = net.constant(np.linspace(-0.01, 0.01, 12, dtype=np.float32))
+    y = net.node("Add", net.node("MatMul", rows, net.weight(12, 12), name="product"), small)
+    scale, bias = net.constant(np.ones(12, np.float32)), net.constant(np.zeros(12, np.float32))
+    normal = net.node("LayerNormalization", y, scale, bias, axis=-1, epsilon=1e-8)
+    return net.model(net.node("Gather", normal, net.constant(np.array(0, np.int64)), axis=1, output="y"))
+
+
+def test_a_correction_that_makes_the_outputs_of_products_worse_is_taken_back():
+    model, data = class_token_network(), images(24, 1, 5, 12)
+    corrected = quantize(model, list(data), config_of("S8S8_AAWS", Protect="none", WeightsOnly=True))
+    (facts,) = corrected.report.algorithms
+    assert facts.changed == ()
+    assert [each.reason for each in facts.left] == ["the outputs on held-out samples got worse with it"]
+    plain = without("S8S8_AAWS")
+    plain.extra_options.update(Protect="none", WeightsOnly=True)
+    expected = quantize(model, list(data), plain)
+    for found, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -12,7 +12,7 @@ import pytest
 from walked_networks import residual
 
 import quark.features.finetuning.fit as fitting
-import quark.features.finetuning.on_onnx as finetuning
+import quark.onnx.deciding as deciding
 from quark.errors import InvalidValueError, ModelError
 from quark.features.finetuning.checkpoint import Checkpoint
 from quark.features.finetuning.problem import Fitted
@@ -278,7 +278,7 @@ def test_the_network_is_judged_by_one_output_if_asked_for(
         judged.append(outputs)
         return error(model, samples, expected, outputs, **settings)
 
-    monkeypatch.setattr(finetuning, "output_error", seen)
+    monkeypatch.setattr(deciding, "output_error", seen)
     for index, expected in ((None, None), (0, [network.graph.output[0].name]), (1, [inner])):
         judged.clear()
         quantize(two, SAMPLES, config(OutputIndex=index, NumIterations=1))

@@ -18,11 +18,16 @@ from what the layers before it made of the samples, is compared with the float n
 next layer is looked at. That also undoes the errors of earlier layers, and overcorrects residual networks, where no
 bias controls the sums on the identity path. So the result is kept only if it brings the network's outputs on held-out
 samples closer to the float network's.
+
+In a network with MatMul the corrections as a whole are kept on that condition too. The rows of a product are unlike
+each other: what is right for the mean of all tokens shifts a class token by more than its rounding did, and a
+normalization behind it enlarges the difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -47,7 +52,7 @@ from quark.features.bias_correction.layers import (
 from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
 from quark.features.bias_correction.taps import Taps, mean_products, tap_sums, taps_of
 from quark.onnx.calibrate import survey
-from quark.onnx.deciding import Decision, Work
+from quark.onnx.deciding import Decision, Work, quantized_error
 from quark.onnx.graph import (
     add_initializer,
     constant,
@@ -94,12 +99,23 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and the mean of random numbers corrects nothing"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
+    standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
+    plan, positions = work.plan, work.positions
+    is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
+    before = quantized_error(work) if is_guarded else 0.0
     corrected, changed = _correct(work, options)
     facts = [corrected]
     if options.inputs is CorrectionInputs.QUANTIZED:
         followed, also = _follow(work, options)
         facts, changed = [*facts, followed], changed | also
     work.rechoose(changed)
+    if is_guarded and quantized_error(work) > before:
+        for name, value in work.model.graph.initializers.items():
+            value.const_value = standing.get(name, value.const_value)
+        work.plan, work.positions = plan, positions
+        reason = "the outputs on held-out samples got worse with it"
+        left = [SkippedNode(each.partition(": ")[0], "", reason) for each in corrected.changed]
+        return [replace(corrected, changed=(), left=(*corrected.left, *left))]
     return facts
 
 

@@ -33,13 +33,12 @@ from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, 
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
 from quark.onnx.comparing import output_error
 from quark.onnx.data.samples import SampleStore
-from quark.onnx.deciding import Decision, Work
+from quark.onnx.deciding import Decision, Work, quantized_error
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.load import load
 from quark.onnx.optimize import optimize
 from quark.onnx.progress import track
-from quark.onnx.save import SaveOptions, finish
 from quark.onnx.versions import versions
 from quark.plan import DynamicChoice, QuantizationPlan, Role, SkippedNode
 from quark.rounded import rounded
@@ -72,7 +71,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
         with FloatRunner(exact) as runner:
             expected = [runner.outputs(sample) for sample in work.samples.held_out]
     judged = _judged_outputs(model, options.output_index)
-    before = _quantized_error(work, expected, judged)
+    before = quantized_error(work, expected, judged)
     standing = {name: value.const_value for name, value in model.graph.initializers.items()}
     facts, steps = _finetune(work, exact, options)
     fitted = {name: model.graph.initializers[name].const_value for step in steps for name in step}
@@ -82,7 +81,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
         for number, step in enumerate(steps):
             for name in step:
                 model.graph.initializers[name].const_value = (fitted if number < kept else standing)[name]
-        return _quantized_error(work, expected, judged)
+        return quantized_error(work, expected, judged)
 
     after = error_of(len(steps))
     if after <= before:
@@ -130,16 +129,6 @@ def _judged_outputs(model: ir.Model, index: int | None) -> list[str] | None:
             f"FastFinetune.OutputIndex {index}: the model has {len(names)} outputs, expected one of {listed}"
         )
     return [names[index]]
-
-
-def _quantized_error(work: Decision, expected: Sequence[Mapping[str, Array]], judged: list[str] | None) -> float:
-    """The error of the network as it would be written; 0 if no samples were held out."""
-    if not work.samples.held_out:
-        return 0.0
-    copy = work.model.clone()
-    insert(copy, work.plan, work.settings.insert)
-    runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
-    return output_error(runnable, work.samples.held_out, expected, judged)
 
 
 def _finetune(
