@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx_models import Net
 
+import quark.features.compensation.on_onnx as compensation
 from quark.errors import InvalidValueError
 from quark.features.compensation.options import CompensationOptions
 from quark.onnx import get_default_config, quantize
@@ -66,11 +67,24 @@ def test_every_layer_loses_less_than_by_plain_rounding_and_the_bytes_are_the_sam
     assert first.model.SerializeToString() == second.model.SerializeToString()
 
 
+def test_the_alpha_of_a_gemm_comes_after_the_rounding_of_its_input():
+    found = []
+    for alpha in (1.0, 0.25, 4.0):
+        net = Net(seed=3)
+        model = net.model(net.node("Gemm", net.input("x", (8, 16)), net.weight(16, 6), alpha=alpha))
+        data = [{"x": each} for each in np.random.default_rng(0).normal(size=(8, 8, 16)).astype(np.float32)]
+        config = get_default_config("S8S8_AAWS")
+        config.print_summary = False
+        config.extra_options["Compensation"] = True
+        found.append(sqnr(quantize(model, data, config)))
+    assert found == pytest.approx([found[0]] * 3, abs=0.1)
+
+
 def test_biases_are_corrected_for_the_weights_that_are_stored():
-    plain = result("XINT8", Compensation=True)
-    corrected = result("XINT8", Compensation=True, BiasCorrection=True)
-    assert sqnr(corrected) > sqnr(plain) - 0.5
+    options = {"WeightsOnly": True, "Compensation": True}
+    plain, corrected = (result("MX4", **options, BiasCorrection=each) for each in (False, True))
     assert len(facts(corrected).changed) == 6
+    assert sqnr(corrected) > sqnr(plain) - 0.5
 
 
 def test_without_data_nothing_is_done_and_the_report_says_so():
@@ -87,3 +101,16 @@ def test_wrong_settings_are_refused():
         CompensationOptions(damping=0.0)
     with pytest.raises(InvalidValueError, match="CompensationSamples 0"):
         CompensationOptions(sample_limit=0)
+
+
+def test_it_is_taken_back_if_the_network_gets_worse(monkeypatch):
+    errors = iter([1.0, 2.0])
+    monkeypatch.setattr(compensation, "quantized_error", lambda work: next(errors))
+    found = result("MXFP4E2M1", WeightsOnly=True, Compensation=True)
+    assert facts(found).changed == ()
+    assert {each.reason for each in facts(found).left} == {"the outputs on held-out samples got worse with it"}
+    weights, plain = (
+        {each.name: each.raw_data for each in of.model.graph.initializer}
+        for of in (found, result("MXFP4E2M1", WeightsOnly=True))
+    )
+    assert weights == plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx_models import Net, run_model
@@ -88,17 +89,40 @@ def test_a_random_rotation_and_quantization_work(tmp_path):
     assert result.report.outputs[0].sqnr_db > 20
 
 
+def test_a_bias_of_a_norm_goes_behind_the_product_and_outputs_keep_their_names(tmp_path):
+    net = Net(seed=5)
+    first = net.node("MatMul", net.input("x", (4, 8)), net.weight(8, SIZE), name="embed")
+    normal = net.node("LayerNormalization", first, net.weight(SIZE), net.weight(SIZE), axis=-1, name="norm")
+    model = net.model(net.node("MatMul", normal, net.weight(SIZE, 5), name="head", output="y"))
+    pairs = [{"prev_nodes": ["embed"], "norm_node": "norm", "next_nodes": ["head"]}]
+    result, samples = rotated(tmp_path, pairs, model, OpTypesToQuantize=["Conv"])
+    assert [value.name for value in result.model.graph.output] == ["y"]
+    expected, found = run_model(model, samples[0])["y"], run_model(result.model, samples[0])["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_pairs_that_are_not_whole_are_an_error_that_says_so(tmp_path):
     with pytest.raises(InvalidValueError, match="computes something else"):
         rotated(tmp_path, PAIRS[:2])
+    net = Net(seed=5)
+    first = net.node("MatMul", net.input("x", (4, 8)), net.weight(8, SIZE), name="embed")
+    normal = net.node("LayerNormalization", first, net.weight(SIZE), net.weight(SIZE), axis=-1, name="norm")
+    last = net.node("MatMul", normal, net.weight(SIZE, 5), name="head")
+    indices = net.model(net.node("ArgMax", last, axis=-1))
+    indices.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    whole = {"prev_nodes": ["embed"], "norm_node": "norm", "next_nodes": ["head"]}
+    rotated(tmp_path, [whole], indices)
+    with pytest.raises(InvalidValueError, match="computes something else"):
+        rotated(tmp_path, [{"prev_nodes": ["embed"]}], indices)
     with pytest.raises(UnknownNameError, match="'embedd'"):
         rotated(tmp_path, [{"prev_nodes": ["embedd"]}])
     model = network()
     relu = next(node.name for node in model.graph.node if node.op_type == "Relu")
     with pytest.raises(ModelError, match=rf"'{relu}' \(Relu\) cannot be rotated"):
         rotated(tmp_path, [{"prev_nodes": [relu]}], model)
-    with pytest.raises(ModelError, match="RMatrixDim is 8"):
-        rotated(tmp_path, RMatrixDim=8)
+    for size in (8, 1 << 16):  # a matrix of 32 GiB is not made first
+        with pytest.raises(ModelError, match=f"RMatrixDim is {size}"):
+            rotated(tmp_path, RMatrixDim=size)
     with pytest.raises(InvalidValueError, match="RConfigPath"):
         quantize(network(), None, QuantizationConfig(include_rotation=True, extra_options={"UseRandomData": True}))
 
@@ -108,6 +132,7 @@ def test_the_file_is_read_with_care(tmp_path):
     path.write_text(json.dumps({"R1_pairs": [{"prev_nodes": ["a"], "next_nodes": ["b"], "norm_node": None}]}))
     assert read_pairs(path) == (RotatedPair(("a",), ("b",)),)
     wrong: list[object] = [{}, {"R1_pairs": []}, {"R1_pairs": [{"prev_nodes": "a"}]}, {"R1_pairs": [3]}, []]
+    wrong += [{"R1_pairs": [{"prev_nodes": ["a"], "norm_node": ""}]}]
     for content in wrong:
         path.write_text(json.dumps(content))
         with pytest.raises(InvalidValueError, match="rotation config"):

@@ -13,6 +13,7 @@ from onnx_models import Net, random_feed, run_model
 from quark.account import Rewrite
 from quark.errors import UnknownNameError
 from quark.npu import HARD_SIGMOID_FACTOR, average_pool_factor, mean_factor
+from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.simulate import DEFAULT_SUBSTITUTIONS, SUBSTITUTION_OF_OPTION, SUBSTITUTIONS, SimulateOptions, simulate
 
@@ -153,6 +154,22 @@ def test_softmax_is_computed_in_bfloat16_with_the_npus_exponential(shape, axis):
     assert np.mean(found == expected) > 0.9
     exact = run_model(model, {"x": x})["y"]
     assert 0 < np.abs(found - exact).max() < 0.02
+
+
+@pytest.mark.parametrize("preset", ["XINT8", "A16W8", "BF16"])
+def test_softmax_of_the_npu_between_quantizers(preset):
+    net = Net()
+    inner = net.node("MatMul", net.input("x", (1, 4, 8)), net.weight(8, 6))
+    middle = net.node("Softmax", inner, axis=-1, name="softmax", output="middle")
+    model = net.model(middle, net.node("MatMul", middle, net.weight(6, 3), output="y"))
+    config = get_default_config(preset)
+    config.extra_options["ConvertSoftmaxToDPUVersion"] = True
+    samples = [{"x": each} for each in np.random.default_rng(0).normal(size=(4, 1, 4, 8)).astype(np.float32)]
+    result = quantize(model, samples, config)
+    assert result.report.rewrites
+    assert [value.name for value in result.model.graph.output] == ["middle", "y"]
+    assert "Softmax" not in {node.op_type for node in result.model.graph.node}
+    assert min(each.sqnr_db for each in result.report.outputs) > 25
 
 
 def test_bounds_that_other_nodes_read_stay_theirs():

@@ -13,10 +13,10 @@ from quark.account import AlgorithmFacts
 from quark.errors import InvalidValueError
 from quark.features.compensation.options import CompensationOptions
 from quark.features.compensation.rounding import Round, best_weights, compensated, squared_error
-from quark.features.finetuning.layers import ConvolutionRows, TrainedLayer, trained_layers
+from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
 from quark.formats.affine import integer_format
 from quark.onnx.calibrate import survey
-from quark.onnx.deciding import Decision, Work
+from quark.onnx.deciding import Decision, Work, quantized_error
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.progress import track
 from quark.onnx.view import view_of
@@ -42,7 +42,8 @@ def watched(work: Work, options: CompensationOptions) -> list[str]:
 
 
 def after_choosing(work: Decision, options: CompensationOptions) -> list[AlgorithmFacts]:
-    """Round weights in place; those of an output that would be worse for it stay as they are."""
+    """Round weights in place; those of an output that would be worse for it stay as they are. All of it is taken back
+    if the network's outputs on held-out samples get worse: a layer knows nothing of those behind it."""
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
@@ -67,6 +68,8 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         title="how inputs vary together",
     )
     changed: list[str] = []
+    standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
+    before = quantized_error(work) if work.expected else math.inf
     with track(len(found), "compensating") as advance:
         for layer in found:
             node = nodes[layer.name]
@@ -80,6 +83,12 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
                 set_constant(work.model, node, 1, result[0].astype(weight.dtype))
                 changed.append(f"{layer.name}: {result[1]}")
             advance()
+    if changed and work.expected and quantized_error(work) > before:
+        for name, value in work.model.graph.initializers.items():
+            value.const_value = standing.get(name, value.const_value)
+        reason = "the outputs on held-out samples got worse with it"
+        left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
+        changed.clear()
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
@@ -122,7 +131,7 @@ class InputProducts:
             picks = np.unique(places.astype(np.int64))
             exact = np.moveaxis(each.layer.source.inputs(x, picks), 0, 1)
             own = exact
-            if each.data is not None and _is_elementwise(each.data):
+            if each.data is not None and _is_elementwise(each.data) and not _is_scaled(each.layer):
                 own = rounded(exact, each.data)
             elif each.data is not None:
                 if each.data not in blocks:
@@ -141,6 +150,11 @@ class InputProducts:
 def _is_elementwise(choice: Choice) -> bool:
     """True if a number is rounded by itself: rows can be rounded instead of the tensor that they are taken from."""
     return isinstance(choice, FloatChoice) or (isinstance(choice, AffineChoice) and choice.axis is None)
+
+
+def _is_scaled(layer: TrainedLayer) -> bool:
+    """True if rows are the input times the alpha of a Gemm, which comes after rounding."""
+    return isinstance(layer.source, MatrixRows) and layer.source.factor != 1.0
 
 
 def _positions(layer: TrainedLayer, shape: tuple[int, ...]) -> int:

@@ -22,7 +22,9 @@ class CompensationOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.damping <= 1:
-            raise InvalidValueError(f"CompensationDamping {self.damping}: expected a number above 0, up to 1")
+            raise InvalidValueError(
+                f"CompensationDamping {self.damping} (GPTQParams.PercDamp): expected a number above 0, up to 1"
+            )
         if self.sample_limit < 1:
             raise InvalidValueError(f"CompensationSamples {self.sample_limit}: expected an integer of at least 1")
 

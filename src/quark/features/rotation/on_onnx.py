@@ -25,7 +25,18 @@ from quark.features.rotation.matrices import Array, rotation
 from quark.features.rotation.options import RotatedPair, RotationOptions
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.deciding import Work
-from quark.onnx.graph import add_initializer, add_node, attribute, constant, input_value, readers, set_constant
+from quark.onnx.graph import (
+    add_initializer,
+    add_node,
+    attribute,
+    constant,
+    dimensions,
+    fresh_name,
+    input_value,
+    is_float,
+    readers,
+    set_constant,
+)
 
 NAME = "rotation"
 LEAST_SQNR_DB = 60.0  # of the rotated network in float32
@@ -38,6 +49,8 @@ def before_calibration(work: Work, options: RotationOptions) -> list[AlgorithmFa
     for name in (each for pair in options.pairs for each in (*pair.writers, *pair.readers, pair.norm or "")):
         if name and name not in nodes:
             raise unknown_name(f"node (rotation config '{options.source}')", name, nodes)
+    for pair in options.pairs:
+        _check_sizes(pair, nodes, options.size)  # before a matrix of that size is made
     has_means = any(nodes[pair.norm].op_type == "LayerNormalization" for pair in options.pairs if pair.norm)
     matrix = rotation(options.size, is_random=options.is_random, keeps_mean=has_means)
     samples = [sample for sample, _ in zip(work.samples, range(2), strict=False)]
@@ -59,10 +72,58 @@ def before_calibration(work: Work, options: RotationOptions) -> list[AlgorithmFa
     return [AlgorithmFacts(NAME, tuple(rotating.changed), ())]
 
 
+def _check_sizes(pair: RotatedPair, nodes: dict[str, ir.Node], size: int) -> None:
+    """Raise ModelError if a weight of the pair has another number of channels."""
+    for axis, names in ((-1, pair.writers), (-2, pair.readers)):
+        for node in (nodes[name] for name in names):
+            index, is_transposed = _weight_place(node)
+            dims = dimensions(input_value(node, index)) or ()
+            if len(dims) < 2 or (dims[::-1] if is_transposed else dims)[axis] != size:
+                raise _not_rotated(node, dims, size)
+
+
+def _weight_place(node: ir.Node) -> tuple[int, bool]:
+    """The input that is the weight, and whether it is [channels, inputs] instead of [inputs, channels]."""
+    if node.op_type == "Gather" and constant(input_value(node, 0)) is not None:
+        return 0, False
+    if node.op_type in ("MatMul", "Gemm") and constant(input_value(node, 1)) is not None:
+        return 1, bool(attribute(node, "transB", 0))
+    raise ModelError(
+        f"node '{node.name}' ({node.op_type}) cannot be rotated: it has no constant weight; name nodes of type "
+        "MatMul, Gemm or Gather"
+    )
+
+
+def _not_rotated(node: ir.Node, shape: Iterable[int | None], size: int) -> ModelError:
+    return ModelError(
+        f"node '{node.name}' ({node.op_type}) cannot be rotated: its constant has the shape {list(shape)}, and "
+        f"RMatrixDim is {size}"
+    )
+
+
 def _outputs(work: Work, samples: Iterable[dict[str, Array]]) -> list[dict[str, Array]]:
-    with FloatRunner(work.model, [], providers=work.settings.calibrate.providers) as runner:
-        found = [runner.outputs(sample) for sample in samples]
-    return [{name: value for name, value in each.items() if value.dtype.kind == "f"} for each in found]
+    names = _compared(work.model)
+    with FloatRunner(work.model, names, providers=work.settings.calibrate.providers) as runner:
+        return [{name: each.array.copy() for name, each in runner.tensors(sample, names).items()} for sample in samples]
+
+
+def _compared(model: ir.Model) -> list[str]:
+    """The float outputs of a network; if it has none, the float tensors that its outputs are found from."""
+    ends = [value for value in model.graph.outputs if is_float(value)]
+    if ends:
+        return [str(value.name) for value in ends if value.producer() is not None]
+    found, left, seen = [], list(model.graph.outputs), set()
+    while left:
+        value = left.pop()
+        producer = value.producer()
+        if producer is None or value in seen:
+            continue
+        seen.add(value)
+        if is_float(value):
+            found.append(str(value.name))
+        else:
+            left += [each for each in producer.inputs if each is not None]
+    return found
 
 
 class _Rotating:
@@ -84,27 +145,16 @@ class _Rotating:
                 if side == "its output":
                     self._rotate_output(nodes[name])
                 else:
-                    index, is_transposed = self._weight_place(nodes[name])
+                    index, is_transposed = _weight_place(nodes[name])
                     self._edit(nodes[name], index, lambda w: self.matrix.T @ w, is_transposed=is_transposed)
                 self.changed.append(f"{name}: {side}")
 
     def _rotate_output(self, node: ir.Node) -> None:
-        index, is_transposed = self._weight_place(node)
+        index, is_transposed = _weight_place(node)
         self._edit(node, index, lambda w: w @ self.matrix, is_transposed=is_transposed)
         place = self._bias_place(node)
         if place is not None:
             self._edit(*place, lambda b: b @ self.matrix)
-
-    def _weight_place(self, node: ir.Node) -> tuple[int, bool]:
-        """The input that is the weight, and whether it is [channels, inputs] instead of [inputs, channels]."""
-        if node.op_type == "Gather" and constant(input_value(node, 0)) is not None:
-            return 0, False
-        if node.op_type in ("MatMul", "Gemm") and constant(input_value(node, 1)) is not None:
-            return 1, bool(attribute(node, "transB", 0))
-        raise ModelError(
-            f"node '{node.name}' ({node.op_type}) cannot be rotated: it has no constant weight; name nodes of type "
-            "MatMul, Gemm or Gather"
-        )
 
     def _bias_place(self, node: ir.Node) -> tuple[ir.Node, int] | None:
         """The node and the input that add a constant to the result; None if there is none."""
@@ -136,7 +186,7 @@ class _Rotating:
         if np.all(scale == 1) and (bias is None or not bias.any()):
             return
         for node in following:
-            index, is_transposed = self._weight_place(node)
+            index, is_transposed = _weight_place(node)
             if bias is not None and bias.any():
                 weight = constant(input_value(node, index))
                 assert weight is not None
@@ -160,11 +210,14 @@ class _Rotating:
             node.resize_inputs(3)
             node.replace_input_with(2, held)
             return
-        add = add_node(self.model, "Add", [node.outputs[0], held], after=node, name=f"{node.name}_bias")
+        product = node.outputs[0]
+        add = add_node(self.model, "Add", [product, held], after=node, name=f"{node.name}_bias")
         result = add.outputs[0]
-        result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
-        node.outputs[0].replace_all_uses_with(result, replace_graph_outputs=True)
-        add.replace_input_with(0, node.outputs[0])
+        result.type, result.shape = product.type, product.shape
+        name, product.name = product.name, fresh_name(self.model, f"{product.name}_product")
+        result.name = name  # what others, and outputs of the graph, know it by
+        product.replace_all_uses_with(result, replace_graph_outputs=True)
+        add.replace_input_with(0, product)
 
     def _edit(
         self, node: ir.Node, index: int, change: Callable[[Array], Array], *, is_transposed: bool = False
@@ -175,8 +228,5 @@ class _Rotating:
         try:
             changed = change(wide.swapaxes(-1, -2)).swapaxes(-1, -2) if is_transposed else change(wide)
         except ValueError as error:
-            raise ModelError(
-                f"node '{node.name}' ({node.op_type}) cannot be rotated: its constant has the shape "
-                f"{list(values.shape)}, and RMatrixDim is {len(self.matrix)}"
-            ) from error
+            raise _not_rotated(node, values.shape, len(self.matrix)) from error
         set_constant(self.model, node, index, changed.astype(values.dtype))

@@ -54,5 +54,7 @@ def read_pairs(path: str | Path) -> tuple[RotatedPair, ...]:
                 fields.refuse(key, "a list of names of nodes")
             names[key] = tuple(value)
         norm = fields.text("norm_node") if fields.has("norm_node") else None
+        if norm == "":
+            fields.refuse("norm_node", "the name of a node")
         found.append(RotatedPair(names["prev_nodes"], names["next_nodes"], norm))
     return tuple(found)

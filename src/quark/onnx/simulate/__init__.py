@@ -202,39 +202,52 @@ def softmax(model: ir.Model, node: ir.Node) -> bool:
         exp(x)   becomes   2^k * p(x - k ln 2)   with   k = floor(x / ln 2)   and a polynomial p of degree 3
 
     The largest input is not subtracted first, so inputs beyond 88 overflow. Off by default: the NPU's compilers keep
-    Softmax exact unless they are told otherwise.
+    Softmax exact unless they are told otherwise. The node becomes the first step, which reads what a plan says, and the
+    last step computes the tensor that readers and graph outputs know.
     """
     source = input_value(node, 0)
     if source is None or source.dtype != ir.DataType.FLOAT:
         return False
-    step = f"{node.name}_npu"
+    step, last, first = f"{node.name}_npu", node, node.outputs[0]
+    axes = np.array([int(attribute(node, "axis", -1))], np.int64)
 
     def add(op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        return add_node(model, op_type, inputs, before=node, name=step, attributes=attributes).outputs[0]
+        nonlocal last
+        last = add_node(model, op_type, inputs, after=last, name=step, attributes=attributes)
+        return last.outputs[0]
 
-    def rounded(value: ir.Value) -> ir.Value:
+    def narrowed(value: ir.Value) -> ir.Value:
         narrow = add("Cast", value, to=int(ir.DataType.BFLOAT16))
         narrow.type = ir.TensorType(ir.DataType.BFLOAT16)
+        return narrow
+
+    def widened(narrow: ir.Value) -> ir.Value:
         wide = add("Cast", narrow, to=int(ir.DataType.FLOAT))
         wide.type = ir.TensorType(ir.DataType.FLOAT)
         return wide
 
+    def rounded(value: ir.Value) -> ir.Value:
+        return widened(narrowed(value))
+
     def number(value: float) -> ir.Value:
         return add_initializer(model, f"{step}_constant", np.array(value, ml_dtypes.bfloat16).astype(np.float32))
 
-    x = rounded(source)
+    become(node, "Cast", [source], {"to": int(ir.DataType.BFLOAT16)})
+    x = widened(first)
+    second = last
     power = add("Floor", rounded(add("Mul", x, number(1 / math.log(2)))))
     rest = rounded(add("Sub", x, rounded(add("Mul", power, number(math.log(2))))))
     value = number(EXPONENTIAL[0])
     for coefficient in EXPONENTIAL[1:]:
         value = rounded(add("Add", add("Mul", rest, value), number(coefficient)))
     exponential = rounded(add("Mul", rounded(add("Pow", number(2.0), power)), value))
-    axis = add_initializer(model, f"{step}_axis", np.array([int(attribute(node, "axis", -1))], np.int64))
-    total = rounded(add("ReduceSum", exponential, axis, keepdims=1))
-    quotient = add("Div", exponential, total)
-    narrow = add("Cast", quotient, to=int(ir.DataType.BFLOAT16))
-    narrow.type = ir.TensorType(ir.DataType.BFLOAT16)
-    become(node, "Cast", [narrow], {"to": int(ir.DataType.FLOAT)})
+    total = rounded(add("ReduceSum", exponential, add_initializer(model, f"{step}_axis", axes), keepdims=1))
+    result = rounded(add("Div", exponential, total))
+    result.shape = first.shape
+    first.replace_all_uses_with(result, replace_graph_outputs=True)
+    second.replace_input_with(0, first)
+    name, first.name = first.name, fresh_name(model, f"{node.name}_npu_narrow")
+    result.name, first.type = name, ir.TensorType(ir.DataType.BFLOAT16)
     return True
 
 
