@@ -17,7 +17,7 @@ import pytest
 import torch
 from frozen_networks import example_of, float_network, frozen_network
 
-from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError
+from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError, UnsupportedTypeError
 from quark.onnx.session import open_session
 from quark.plan import Role
 from quark.torch import ModelQuantizer
@@ -144,7 +144,9 @@ def test_an_older_opset_is_converted(tmp_path: Path) -> None:
     assert report.parity is not None
 
 
-@pytest.mark.parametrize(("opset", "message"), [(20, "groups need 21"), (12, "expected 18 to"), (99, "expected 18 to")])
+@pytest.mark.parametrize(
+    ("opset", "message"), [(20, "groups need 21"), (12, "expected 13 to 23"), (99, "expected 13 to 23")]
+)
 def test_an_opset_that_cannot_be_is_refused(opset: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=message):
         write_onnx(frozen_network("plain", "int4_groups"), example_of("plain"), tmp_path / "n.onnx", opset=opset)
@@ -294,7 +296,7 @@ def test_export_onnx_takes_the_folder_and_the_inputs_as_amd_quark_does(
     assert relative_error(session.run(None, {"image": x.numpy()}), outputs_of(network, (x,))) < TOLERANCE
     assert "image" in {each.tensor for each in report.plan}
     assert "QuantizeLinear(image" in capsys.readouterr().out
-    with pytest.raises(InvalidValueError, match=r"input_names \['a', 'b'\]: 2 names, and the network has 1 inputs"):
+    with pytest.raises(InvalidValueError, match=r"input_names \['a', 'b'\]: expected at most 1"):
         export_onnx(network, tmp_path, x, input_names=["a", "b"])
     with pytest.raises(UnsupportedOptionError, match="operator_export_type ONNX_ATEN"):
         export_onnx(network, tmp_path, x, operator_export_type="ONNX_ATEN")
@@ -311,3 +313,23 @@ def test_the_former_arguments_of_export_onnx_work_by_name(tmp_path: Path) -> Non
         pytest.raises(InvalidValueError, match="output_dir and path"),
     ):
         export_onnx(network, tmp_path, x, path=tmp_path / "former.onnx")
+    with (
+        pytest.warns(DeprecationWarning, match="opset=..."),
+        pytest.raises(InvalidValueError, match="opset_version and opset"),
+    ):
+        export_onnx(network, tmp_path, x, 19, opset=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_args": None}, "input_args: expected an example"),
+        ({"opset_version": "17"}, "opset '17': expected 13 to 23"),
+        ({"input_names": "x"}, "input_names 'x': expected a list"),
+    ],
+)
+def test_wrong_arguments_of_export_onnx(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    network, x = frozen_network("plain", "int8"), example_of("plain", 1)
+    with pytest.raises((InvalidValueError, UnsupportedTypeError), match=message):
+        export_onnx(network, tmp_path, **{"input_args": x, **arguments})
+    assert not list(tmp_path.iterdir())

@@ -54,6 +54,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         save_params(frozen, "../small", export_dir=tmp_path)
     with pytest.raises(ExportError, match="expected a network from ModelQuantizer"):
         save_params(nn.Linear(2, 2), "small", export_dir=tmp_path)
+    with pytest.raises(InvalidValueError, match="quant_mode 'fx_graph_mode': expected QuantizationMode"):
+        save_params(frozen, "small", export_dir=tmp_path, quant_mode="fx_graph_mode")
     with pytest.raises(InvalidValueError, match="expected pth_path"):
         load_params(quant_mode=FX)
     with pytest.raises(InvalidValueError, match="expected json_path and safetensors_path"):

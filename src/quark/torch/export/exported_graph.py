@@ -39,7 +39,7 @@ _REWRITES = frozenset(
         "reduce_mean_to_global_average_pool",
     }
 )
-_PLAIN_OPSET, _WIDE_OPSET, _NEWEST_OPSET = 18, 21, 23
+_PLAIN_OPSET, _WIDE_OPSET, NEWEST_OPSET = 18, 21, 23
 _MOVES = frozenset({"Concat", "Flatten", "MaxPool", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -89,10 +89,6 @@ def _choose_opset(choices: Sequence[Choice], *, is_half: bool, wanted: int | Non
     if wanted is None:
         is_wide = is_half or has_groups or any(integer_format(each.format).bits in (4, 16) for each in integers)
         return _WIDE_OPSET if is_wide else _PLAIN_OPSET
-    if not _PLAIN_OPSET <= wanted <= _NEWEST_OPSET:
-        raise InvalidValueError(
-            f"opset {wanted}: expected {_PLAIN_OPSET} to {_NEWEST_OPSET}, or None for the oldest that will do"
-        )
     if wanted < _WIDE_OPSET and has_groups:
         raise InvalidValueError(f"opset {wanted}: scales for groups need {_WIDE_OPSET} or newer")
     return wanted

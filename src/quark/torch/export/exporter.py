@@ -25,13 +25,14 @@ from quark.report.console import Console
 from quark.text import get_logger
 from quark.torch.export.config.config import ExporterConfig
 from quark.torch.export.deployable import deployable, example_inputs, samples_around
-from quark.torch.export.exported_graph import exported_graph
+from quark.torch.export.exported_graph import NEWEST_OPSET, exported_graph
 from quark.torch.export.parity import ParityReport, check_parity
 from quark.torch.export.plan_of_taps import rename, values_of
 from quark.torch.export.safetensors_file import export_safetensors
 
 FILE_NAME = "quark_model.onnx"
 TORCH_OPSET, LEAST_OPSET = 18, 13  # what torch's exporter writes at least, and what it can be converted to
+NEW_NAMES = {"path": "output_dir", "example_input": "input_args", "opset": "opset_version"}
 
 _LOG = get_logger(__name__)
 
@@ -93,9 +94,10 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
             DeprecationWarning,
             stacklevel=2,
         )
+        for name, value in (("path", output_dir), ("example_input", input_args), ("opset", opset_version)):
+            if name in given and value is not None:
+                raise InvalidValueError(f"export_onnx: {NEW_NAMES[name]} and {name}: give one of them")
         if path is not None:
-            if output_dir is not None:
-                raise InvalidValueError("export_onnx: output_dir and path: give one of them")
             output_dir = check_output(path).parent
         input_args = input_args if example_input is None else example_input
         opset_version = opset_version if opset is None else opset
@@ -108,7 +110,9 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
         raise UnsupportedOptionError(
             f"operator_export_type {operator_export_type}: all operators are exported as ONNX; leave it out"
         )
-    names = GraphNames(tuple(input_names or ()), tuple(output_names or ()))
+    if input_args is None:
+        raise InvalidValueError("input_args: expected an example of the inputs: a tensor, a tuple or a dict of tensors")
+    names = GraphNames(_names("input_names", input_names), _names("output_names", output_names))
     folder = _made(Path(output_dir))
     report = write_onnx(
         *(model, input_args, _file_in(folder, file_name) if path is None else path),
@@ -131,6 +135,12 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
         for node in read_proto(report.path).graph.node:
             console.say(f"{node.op_type}({', '.join(node.input)}) -> {', '.join(node.output)}")
     return report
+
+
+def _names(argument: str, names: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise UnsupportedTypeError(f"{argument} {names!r}: expected a list of names")
+    return tuple(names or ())
 
 
 def _made(folder: Path) -> Path:
@@ -162,7 +172,7 @@ class GraphNames:
         ):
             if len(names) > len(values):
                 raise InvalidValueError(
-                    f"{kind}_names {list(names)}: {len(names)} names, and the network has {len(values)} {kind}s"
+                    f"{kind}_names {list(names)}: expected at most {len(values)}, the number of {kind}s of the network"
                 )
             for value, name in zip(values, names, strict=False):
                 if not isinstance(name, str) or not name:
@@ -188,6 +198,10 @@ def write_onnx(
 ) -> ExportReport:
     """Write a network as the ONNX file `path`; see `export_onnx`."""
     target = check_output(path)
+    if opset is not None and not (isinstance(opset, int) and LEAST_OPSET <= opset <= NEWEST_OPSET):
+        raise InvalidValueError(
+            f"opset {opset!r}: expected {LEAST_OPSET} to {NEWEST_OPSET}, or None for the oldest that will do"
+        )
     network = deployable(model, example_input)
     example = example_inputs(network, example_input)
     older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None

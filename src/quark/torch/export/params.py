@@ -45,8 +45,9 @@ def save_params(
     """
     if not isinstance(model_type, str) or not model_type or Path(model_type).name != model_type:
         raise InvalidValueError(f"model_type {model_type!r}: expected a name for the files, without folders")
+    _check_mode(quant_mode)
     network = frozen(model)
-    folder = Path(export_dir) if os.fspath(export_dir) else Path(tempfile.gettempdir())
+    folder = Path(export_dir or tempfile.gettempdir())
     if quant_mode is not QuantizationMode.fx_graph_mode:
         names = f"{model_type}.safetensors", f"{model_type}.json"
         written, _ = export_safetensors(network, folder, has_codes=compressed, names=names)
@@ -81,6 +82,7 @@ def load_params(
     that you trust only. With `eager_mode`, `model` is a network that was quantized by the same configuration, and a
     copy of it with the state of the two files is returned. The files say whether they are `compressed`.
     """
+    _check_mode(quant_mode)
     if quant_mode is QuantizationMode.fx_graph_mode:
         return _load_program(Path(pth_path)) if os.fspath(pth_path) else _missing("pth_path", quant_mode)
     if not os.fspath(json_path) or not os.fspath(safetensors_path):
@@ -92,6 +94,13 @@ def load_params(
             f"got {type(model).__name__}"
         )
     return load_state(network, Path(safetensors_path), Path(json_path))
+
+
+def _check_mode(quant_mode: object) -> None:
+    if not isinstance(quant_mode, QuantizationMode):
+        raise InvalidValueError(
+            f"quant_mode {quant_mode!r}: expected QuantizationMode.eager_mode or QuantizationMode.fx_graph_mode"
+        )
 
 
 def _missing(names: str, quant_mode: QuantizationMode) -> nn.Module:
