@@ -25,7 +25,7 @@ def test_all_tools_are_listed_with_a_summary():
     for name in NAMES:
         row = next(line.split(maxsplit=1) for line in lines if line.startswith(f"{name} "))
         assert len(row[1]) > 20
-    purposes = ["number types", "quantizers", "shapes and layout", "files", "looking"]
+    purposes = ["number types", "quantizers", "shapes and layout", "files", "inspection"]
     assert [line.strip() for line in lines if line.strip() in purposes] == purposes
 
 

@@ -14,14 +14,14 @@ import re
 import numpy as np
 import onnx
 import pytest
-from odd_collection import EVERY_ODD_MODEL, RUNTIME, made
+from odd_collection import EVERY_ODD_MODEL, RUNTIME, calibration_of, made
 from odd_operators import OPSETS, REMOVED, SINCE, WITHOUT_KERNEL, operators_at
 from odd_runs import Outputs, config_of, is_valid, run, sqnr_db
 from onnx_models import Net, random_feed
 
 from quark.compare import Verdict
 from quark.decide.operators import OPERATORS
-from quark.errors import InvalidValueError, QuarkError
+from quark.errors import InvalidValueError, ModelError, QuarkError
 from quark.onnx import get_default_config, quantize
 from quark.onnx.quantization.presets import PRESETS
 
@@ -192,3 +192,19 @@ def test_a_maximum_that_starts_at_minus_infinity_is_left_in_float():
     samples = [random_feed(model, seed) for seed in range(6)]
     result = quantize(onnx.shape_inference.infer_shapes(model), samples, "XINT8")
     assert "one of its constants holds NaN or Inf, which has no scale" in {each.reason for each in result.plan.skipped}
+
+
+def test_an_input_with_a_default_is_calibrated_without_being_fed():
+    config = get_default_config("A8W8")
+    config.extra_options["RemoveInputInit"] = False
+    result = quantize(made("initializers_as_inputs"), calibration_of("initializers_as_inputs"), config)
+    assert min(each.sqnr_db for each in result.report.outputs) > 20
+
+
+def test_dynamic_quantization_of_an_operator_without_weights_is_an_error_that_names_it():
+    net = Net()
+    model = net.model(net.node("Relu", net.node("MatMul", net.input("x", (2, 4)), net.weight(4, 3)), name="relu"))
+    config = get_default_config("UINT8_DYNAMIC_QUANT")
+    config.extra_options["QuantizeAllOpTypes"] = True
+    with pytest.raises(ModelError, match=r"'relu' \(Relu\): dynamic quantization needs"):
+        quantize(model, [random_feed(model)], config)

@@ -254,7 +254,7 @@ def test_keys(caplog):
     logger = logging.getLogger("keys")
     found = validate_keys(["algorithms", "cle_algo"], ["algorithm", "cle_alg"], logger)
     assert replace_keys({"algorithm": 1, "cle_alg": 2}, found) == {"algorithms": 1, "cle_algo": 2}
-    assert "'algorithm': it is read as 'algorithms'" in caplog.text
+    assert "'algorithm' is read as 'algorithms'" in caplog.text
     with pytest.raises(UnknownNameError, match="zzz"):
         validate_keys(["algorithms"], ["zzz"], logger)
 

@@ -36,17 +36,17 @@ class Body:
     placement: Placement
 
     def reported(self, each: TensorChoice) -> TensorChoice:
-        """The choice as the report has it: an output of the body is no output of the main graph."""
+        """Return the choice as the report lists it: an output of a body is not an output of the main graph."""
         name = f"{self.holder.name}/{self.model.graph.name}"
         readers = [Reader(name, reader.index) if reader.is_graph_output else reader for reader in each.readers]
         return replace(each, readers=tuple(readers))
 
 
 def place_bodies(model: ir.Model, settings: Settings, names: Iterable[str]) -> list[Body]:
-    """Decide where quantizers go in every body, innermost first; none unless that was asked for.
+    """Decide where quantizers go in every body, innermost first; returns none unless EnableSubgraph is set.
 
-    Values get names that are unique over all graphs: two branches may call theirs the same. `names` are those of other
-    nodes that options may mean.
+    Values get names that are unique across all graphs, since two branches may use the same ones. `names` are the other
+    nodes that options may refer to.
     """
     if not settings.choose.selection.has_bodies:
         return []
@@ -62,7 +62,7 @@ def place_bodies(model: ir.Model, settings: Settings, names: Iterable[str]) -> l
 def measure_bodies(
     model: ir.Model, found: Sequence[Body], samples: Samples, settings: Settings, known: Ranges
 ) -> dict[RangeKey, TensorRange]:
-    """The ranges that the bodies need, with those that are known."""
+    """Return the known ranges together with those that the bodies need."""
     wanted = dict.fromkeys(key for body in found for key in tensors_to_measure(body.placement) if key not in known)
     if not wanted:
         return dict(known)
@@ -73,7 +73,7 @@ def measure_bodies(
 
 
 def insert_bodies(model: ir.Model, found: Sequence[Body], ranges: Ranges, settings: Settings) -> QuantizationPlan:
-    """Choose and insert quantizers in every body, before that is done in the main graph; returns the plans as one."""
+    """Choose and insert quantizers in every body, before the main graph; returns the plans as one."""
     tensors: list[TensorChoice] = []
     skipped: list[SkippedNode] = []
     for body in found:

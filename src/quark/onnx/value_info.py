@@ -48,10 +48,3 @@ def _fix_sizes(port: onnx.ValueInfoProto, sizes: Sequence[int]) -> None:
     for dim, size in zip(dims, sizes, strict=True):
         if not dim.HasField("dim_value"):
             dim.dim_value = size
-
-
-def undeclared(model: onnx.ModelProto) -> list[str]:
-    """Return the tensors of a graph that are neither inputs, outputs, initializers nor declared."""
-    graph = model.graph
-    known = {each.name for each in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)}
-    return [name for node in graph.node for name in node.input if name and name not in known]

@@ -64,7 +64,7 @@ def logger_config(log_path: str = "./auto_search.log", logging_name: str = "auto
 
 @contextmanager
 def log_file(logger: logging.Logger, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write the messages of a logger to a file meanwhile."""
+    """Write the messages of a logger to a file, inside the with block."""
     before = (logger.level, list(logger.handlers))
     logger_config(os.fspath(path), logger.name)
     try:
@@ -81,19 +81,19 @@ class AutoSearchConfig:
 
     search_space              lists of values by field, extra option and setting of FastFinetune
     search_metric             'L2', 'L1', 'cos', 'psnr' or 'ssim': how outputs are compared with float's
-    search_evaluator          a function of a model's path that returns a number, larger for better, instead of that
-    search_metric_tolerance   models that lie no further from float are kept. For cos, ssim and psnr the distance is
-                              what they lack of 1, 1 and 100; for an evaluator, what it gives less than for float
+    search_evaluator          instead of a metric, a function of a model's path that returns a number; higher is better
+    search_metric_tolerance   largest distance from float of a model that is kept. The distance is 1 - cos, 1 - ssim or
+                              100 - psnr; for an evaluator, its value for float minus that for the model
     search_algo               'grid_search', in order, or 'random'
-    search_cache_dir          for outputs of the float model, while the search runs
-    search_output_dir         for the models that are kept
+    search_cache_dir          folder for the outputs of the float model during the search
+    search_output_dir         folder for the models that are kept
     search_log_path           the log
-    two_stage_search          first the calibration, then the finetuning on top of the best one
+    two_stage_search          search calibration first, then finetuning on top of the best result
     advanced_fastft_search    sample NumIterations and LearningRate between their extremes in search_space, by
                               `advanced_fastft_params`: sampler_algo, direction, n_trials
-    search_devices            the devices that finetune, in turn: 'cpu' or 'cuda:0,1'. Those that are not there are left
-                              out, with a warning
-    n_jobs                    makes no difference: a quantization uses all processors, so that trials take turns
+    search_devices            devices to finetune on, used in turn: 'cpu' or 'cuda:0,1'. Missing devices are skipped
+                              with a warning
+    n_jobs                    has no effect: each quantization uses all processors, so trials run one at a time
     search_stop_condition     find_n_candidates, iteration_limit, time_limit in seconds; -1: no limit
     """
 
@@ -157,7 +157,7 @@ class AutoSearchConfig:
 
 
 def _settings(given: Any) -> SimpleNamespace:
-    """Return all settings; those that are missing or None have their defaults."""
+    """Return all settings, with defaults for those that are missing or None."""
     names = [name for name in vars(AutoSearchConfig) if not name.startswith("_")]
     values = {name: getattr(given, name, None) for name in names}
     usual = {name: copy.deepcopy(getattr(AutoSearchConfig, name)) for name in names}
@@ -183,7 +183,7 @@ class AutoSearch:
     """A search over the combinations of a space, see `AutoSearchConfig`.
 
     `all_configs` may be replaced before `search_model`, by what `build_all_configs` returns for other spaces.
-    `searched_space` has the distance of every config by its number, and `failures` the reasons of those that failed.
+    `searched_space` maps the number of a config to its distance, and `failures` to the reason why it failed.
     """
 
     def __init__(
@@ -266,7 +266,9 @@ class AutoSearch:
                 if settings.two_stage_search:
                     if self.include_two_stage_config():
                         return [self.two_stage_search()]
-                    self.logger.warning("two_stage_search: the space has not both stages, so that it is one search")
+                    self.logger.warning(
+                        "two_stage_search: the space does not have settings for both stages, so it is searched in one"
+                    )
                 if settings.advanced_fastft_search:
                     return self.fastft_search()
                 self._try_all(self.sampler(self.all_configs))

@@ -71,7 +71,7 @@ _DEVICES = ("optim_device", "infer_device")
 def validate_keys(
     reference_keys: Sequence[str], input_keys: Sequence[str], logger_ins: logging.Logger, cutoff: float = 0.6
 ) -> dict[str, str]:
-    """Map each unknown key to the known one that it resembles, with a warning; one that resembles none is an error."""
+    """Map each unknown key to the closest known one, with a warning. Raises an error if none is close."""
     found = {}
     for key in input_keys:
         if key in reference_keys:
@@ -79,7 +79,7 @@ def validate_keys(
         alike = difflib.get_close_matches(key, reference_keys, n=1, cutoff=cutoff)
         if not alike:
             raise unknown_name("setting of a search", key, reference_keys)
-        logger_ins.warning("there is no '%s': it is read as '%s'", key, alike[0])
+        logger_ins.warning("unknown setting '%s' is read as '%s'", key, alike[0])
         found[key] = alike[0]
     return found
 
@@ -101,10 +101,10 @@ class AutoSearchPro:
     calib_data_reader     what to calibrate with; eval_data_reader: what to compare outputs on, the same by default
     search_algo           'TPE' or 'Random', 'Grid' for all combinations in order, or a sampler of optuna
     search_metric         'L2', 'L1', 'cos', 'psnr' or 'ssim' between outputs of float and quantized model
-    search_evaluator      a function of a model's path, instead; what it gives less than for float is the score
+    search_evaluator      a function of a model's path, used instead; the score is its value for float minus this
     direction             'minimize' or 'maximize' the score
-    n_trials              how many points are tried; n_jobs makes no difference, since each uses all processors
-    two_stage_search      first all combinations without finetuning, then finetuning on top of the best
+    n_trials              how many points are tried; n_jobs has no effect, since each trial uses all processors
+    two_stage_search      search all combinations without finetuning first, then finetuning on top of the best
     study_storage_db      the journal; load_study_if_exists: continue the study `study_name` in it
     plot_results          write opt_history.html and param_importance.html
     seed                  of the sampler
@@ -140,7 +140,7 @@ class AutoSearchPro:
         self.metric = METRICS[self.metric_name]
         if self.evaluator is None and self.metric_name in _LARGER_IS_BETTER and self.direction == "minimize":
             logger.warning(
-                "search_metric '%s' is larger for better, and the direction is 'minimize': set it to 'maximize'", name
+                "search_metric '%s' is better when higher, but the direction is 'minimize': set it to 'maximize'", name
             )
         if (config.get("base_framework") or "onnx") != "onnx":
             raise UnsupportedOptionError(
@@ -153,10 +153,10 @@ class AutoSearchPro:
         self.plot_results = bool(config.get("plot_results", False))
         self.n_trials = int(config.get("n_trials") or DEFAULTS["n_trials"])
         if int(config.get("n_jobs") or 1) > 1:
-            logger.warning("n_jobs makes no difference: a quantization uses all processors, so that trials take turns")
+            logger.warning("n_jobs has no effect: each quantization uses all processors, so trials run one at a time")
         space = space_of(self.search_space)
         if space.is_discrete and self.n_trials > (count := len(generate_all_configs(self.search_space))):
-            logger.warning("n_trials %d: the space has %d points, which are enough", self.n_trials, count)
+            logger.warning("n_trials %d: the space has only %d points", self.n_trials, count)
             self.n_trials = count
 
     def _read_data(self) -> None:
@@ -377,7 +377,7 @@ _ENUMS: Mapping[str, Any] = {
 
 
 def _spec(kind: Any, settings: Mapping[str, Any]) -> QTensorConfig:
-    """Return the spec of that name, with its settings, of which enums are given by name too."""
+    """Return the spec of that name with its settings; enum members may be given by name."""
     known = {name: each for name, each in vars(specs).items() if name.endswith("Spec") and isinstance(each, type)}
     if kind not in known:
         raise unknown_name("spec", str(kind), known)

@@ -371,6 +371,8 @@ def test_one_entry_finetunes_beside_others():
         settings_of(QConfig(INT8, algo_config=[AdaRoundConfig(), AdaQuantConfig()]))
     with pytest.raises(InvalidValueError, match="'FastFinetune' .* say different things"):
         settings_of(QConfig(INT8, algo_config=[AdaRoundConfig()], FastFinetune={"DataSize": 3}))
+    with pytest.raises(UnsupportedTypeError, match="TargetOpType"):
+        settings_of(QConfig(INT8, algo_config=[AdaRoundConfig(target_op_type=3)]))
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])

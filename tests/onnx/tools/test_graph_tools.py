@@ -269,12 +269,13 @@ class TestText:
     @pytest.mark.parametrize(
         "text",
         [
+            "",
             "not a model",
             "graph { node { attribute { g { " + "node { attribute { g { " * 3000,
             "graph { node { attribute { g { " + "node { attribute { g { " * 60 + "}}}" * 60 + "}}}}",
             ANNOUNCED,
         ],
-        ids=["words", "nested", "levels", "announced"],
+        ids=["empty", "words", "nested", "levels", "announced"],
     )
     def test_a_hostile_file_is_one_line_and_no_output(self, text, tmp_path):
         with pytest.raises(SystemExit) as error:

@@ -86,6 +86,17 @@ def test_pictures_are_written(model, tmp_path):
             assert image.size == (histogram_picture.WIDTH, histogram_picture.HEIGHT)
 
 
+def test_bfloat16_activations_are_left_out(tmp_path):
+    casts = [("x", "h", TensorProto.BFLOAT16), ("h", "y", TensorProto.FLOAT)]
+    nodes = [helper.make_node("Cast", [source], [result], to=kind) for source, result, kind in casts]
+    graph = helper.make_graph(nodes, "g", [info("x", [1, 2])], [info("y", [1, 2])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    saved(tmp_path / "data", "0.npy", np.array([[1, 2]], np.float32))
+    reader = save_tensor_hist.HistDataReader(tmp_path / "m.onnx", tmp_path / "data")
+    save_tensor_hist.save_tensor_hist_figure(tmp_path / "m.onnx", reader, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.png", "y.png"]
+
+
 def test_images_fill_the_input_in_its_layout(tmp_path):
     pixels = np.zeros((4, 6, 3), np.uint8)
     pixels[..., 0] = 255

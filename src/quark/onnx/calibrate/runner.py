@@ -104,7 +104,14 @@ class FloatRunner:
         computed = [name for name in names if name not in self._inputs]
         values = self._run(sample, computed) if computed else []
         found = {name: Tensor(value) for name, value in zip(computed, values, strict=True)}
-        return {name: found[name] if name in found else Tensor(sample[name]) for name in names}
+        return {name: found[name] if name in found else Tensor(self._fed(sample, name)) for name in names}
+
+    def _fed(self, sample: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
+        """What a graph input gets: that of the sample, or its own default."""
+        default = self._model.graph.initializers.get(name)
+        if name in sample or default is None or default.const_value is None:
+            return sample[name]
+        return np.asarray(default.const_value.numpy())
 
     def _run(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> list[Any]:
         session = self._session

@@ -92,7 +92,7 @@ def wanted_for(
 
 
 class _AllSamples(Samples):
-    """Samples of which none is held out."""
+    """Samples, none of which is held out."""
 
     def __init__(self, store: SampleStore) -> None:
         super().__init__(store, "reader")
@@ -100,7 +100,7 @@ class _AllSamples(Samples):
 
 
 class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no types
-    """A calibrator. `settings` are those of `OPTION_OF_SETTING`; those that are None have their defaults."""
+    """A calibrator. `settings` are those of `OPTION_OF_SETTING`; None means the default."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
         for index, item in enumerate(read_reader(data_reader)):
             self._store.append(as_sample(item, self._inputs, count + index))
         if len(self._store) == count:
-            raise InvalidValueError(f"reader {type(data_reader).__name__}: no data is collected, it has no samples")
+            raise InvalidValueError(f"reader {type(data_reader).__name__}: it has no samples")
 
     def clear_collected_data(self) -> None:
         """Forget all samples."""
@@ -191,7 +191,7 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
     def compute_data(self) -> TensorsData:
         """Run the model over the samples, and return the range of every chosen tensor."""
         if not len(self._store):
-            raise InvalidValueError("no data is collected, so that there are no ranges: call collect_data first")
+            raise InvalidValueError("no data has been collected, so there are no ranges: call collect_data first")
         if self.tensors_to_calibrate is None:
             self.augment_graph()
         names = sorted(self.tensors_to_calibrate or ())
@@ -229,7 +229,7 @@ def _note(**settings: tuple[Any, Any]) -> None:
     """Log the settings that are not at their default and cannot change the ranges: their value, and the default."""
     for name, (value, usual) in settings.items():
         if value != usual:
-            _LOG.warning("%s makes no difference to calibration: %s", name, _WITHOUT_EFFECT[name])
+            _LOG.warning("%s has no effect on calibration: %s", name, _WITHOUT_EFFECT[name])
 
 
 class MinMaxCalibrater(Calibrater):
@@ -377,7 +377,7 @@ class LayerWisePercentileCalibrater(_HistogramCalibrater):
             lwp_use_histogram=lwp_use_histogram,
         )
         if percentile != 99.999:
-            _LOG.warning("percentile makes no difference to calibration: percentile_candidates are tried")
+            _LOG.warning("percentile has no effect on calibration: percentile_candidates are tried")
         _note(num_bins=(num_bins, 2048), worker_num=(worker_num, 1))
 
 
@@ -517,7 +517,7 @@ def _made(
         if name in _SETTINGS[method]:
             settings[name] = value
         else:
-            _LOG.warning("%s makes no difference to calibration by %s", name, method)
+            _LOG.warning("%s has no effect on calibration by %s", name, method)
     kind: Any = _CLASSES[method]
     calibrator: Calibrater = kind(
         model_input, op_types, path, use_external_data_format=has_external_data, **settings, **own

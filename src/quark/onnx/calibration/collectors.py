@@ -87,9 +87,9 @@ class OverridedHistogramCollector(HistogramCollector):  # type: ignore[misc] # O
 class PowOfTwoCollector(CalibrationDataCollector):  # type: ignore[misc] # ONNX Runtime has no types
     """Finds symmetric ranges with a power-of-two scale of the least squared error.
 
-    `minmse_mode` 'All' counts a histogram of `num_bins` bins, more if later numbers are beyond them, and goes by that;
-    with 0 bins, and in the other modes, samples are kept. 'MostCommon' is the scale that is best for most samples,
-    'Percentile' leaves the outermost values out.
+    With `minmse_mode` 'All', the scale is chosen from a histogram of `num_bins` bins, or more if later values exceed
+    its range; with 0 bins, and in the other modes, samples are kept. 'MostCommon' takes the scale that is best for most
+    samples, and 'Percentile' leaves the outermost values out.
     """
 
     def __init__(  # noqa: PLR0913 - the arguments that scripts use
@@ -127,7 +127,7 @@ class PowOfTwoCollector(CalibrationDataCollector):  # type: ignore[misc] # ONNX 
             self.name_to_arr.setdefault(name, []).extend(np.asarray(each) for each in samples)
 
     def collect_histogram_value(self, name_to_arr: Mapping[str, Sequence[Array]]) -> None:
-        """Count the samples. The bins keep their width; there are more of them if a number is beyond the last."""
+        """Count the samples. The bins keep their width; bins are added for values beyond the last."""
         for name, samples in name_to_arr.items():
             values = _flat(samples)
             if values.dtype not in (np.float16, np.float32):
@@ -153,7 +153,7 @@ class PowOfTwoCollector(CalibrationDataCollector):  # type: ignore[misc] # ONNX 
     def compute_collection_result(self) -> dict[str, tuple[Array, Array]]:
         """Return the range of every tensor."""
         if not self.histogram_dict and not self.name_to_arr:
-            raise InvalidValueError("no data is collected, so that there are no ranges: call collect first")
+            raise InvalidValueError("no data has been collected, so there are no ranges: call collect first")
         types = (self.quantized_tensor_type, self.activation_type, self.symmetric)
         found = dict(compute_minmse_from_histogram(name, each, *types) for name, each in self.histogram_dict.items())
         for name, samples in self.name_to_arr.items():
@@ -176,7 +176,7 @@ def compute_minmse_from_histogram(
         )
     counts, edges, lowest, highest = histogram
     if not np.sum(counts):
-        raise InvalidValueError(f"tensor '{tensor_name}': its histogram is empty, no data is collected")
+        raise InvalidValueError(f"tensor '{tensor_name}': its histogram is empty, no data has been collected")
     wanted = _wanted(tensor_name, quantized_tensor_type, activation_qType, {})
     bits = wanted.integer.bits
     centres = (np.asarray(edges[:-1], np.float64) + np.asarray(edges[1:], np.float64)) / 2
@@ -203,7 +203,7 @@ def compute_minmse_worker(
 ) -> tuple[str, tuple[Array, Array]]:
     """Return the name, and the range of the best power-of-two scale for samples."""
     if not len(tensor_data):
-        raise InvalidValueError(f"tensor '{tensor_name}': no data is collected")
+        raise InvalidValueError(f"tensor '{tensor_name}': no data has been collected")
     if method is not PowerOfTwoMethod.MinMSE:
         raise InvalidValueError(f"method {method}: expected PowerOfTwoMethod.MinMSE")
     settings = {"minmse_mode": minmse_mode, **({"percentile": percentile} if minmse_mode == "Percentile" else {})}

@@ -114,7 +114,7 @@ def run_calibration(
     extra_options: Mapping[str, Any] | None = None,
 ) -> TensorsData:
     """Return the ranges that a method finds on the data of a reader. `extra_options` are those of a QuantizationConfig,
-    of which the ones about calibration count, such as CalibDataSize, CalibTensorRangeSymmetric and Percentile."""
+    of which only those about calibration are used, such as CalibDataSize, CalibTensorRangeSymmetric and Percentile."""
     options = dict(extra_options or {})
     types: dict[str, Any] = {}
     for tensor, overrides in (options.get("TensorQuantOverrides") or {}).items():
@@ -184,7 +184,7 @@ def get_data_reader(
     calibration_data_path: str | os.PathLike[str] | None = None,
     extra_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the reader that is given, else one of the folder, else random numbers if UseRandomData is set.
+    """Return the given reader, else one for the folder, else one of random numbers if UseRandomData is set.
 
     RandomDataReaderInputShape and RandomDataReaderInputDataRange are the shapes and ranges of random numbers by input.
     """
@@ -229,7 +229,7 @@ def nearest_non_passthrough_ancestor_mapping(
 
 
 def _nearest(tensor: str, producers: Mapping[str, onnx.NodeProto], types: set[str]) -> str | None:
-    """Walk up the first inputs, and where these end in nothing, the others."""
+    """Follow the first inputs upstream, and the others where those lead nowhere."""
     waiting, seen = [tensor], set()
     while waiting:
         name = waiting.pop()

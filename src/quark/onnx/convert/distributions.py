@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 
 from quark.errors import ModelError
@@ -27,11 +28,12 @@ WEIGHT_BINS = 128
 def draw_activations(model: str | Path | onnx.ModelProto, reader: Any, folder: Path) -> None:
     """Write a histogram of every floating-point tensor that the model reads or computes, as PNG files.
 
-    `reader` returns samples by `get_next()`. A tensor whose values are all the same has no histogram.
+    `reader` returns samples by `get_next()`. A tensor whose values are all the same has no histogram, nor has one of
+    bfloat16, which ONNX Runtime does not hand out.
     """
     graph = read_graph(model)
     computed = [value for node in graph.graph for value in node.outputs]
-    names = [str(value.name) for value in (*graph.graph.inputs, *computed) if value.name and is_float(value)]
+    names = [str(value.name) for value in (*graph.graph.inputs, *computed) if value.name and _is_drawn(value)]
     inputs = input_infos(graph)
     names = [name for name in names if name not in graph.graph.initializers]
     if not names:
@@ -43,6 +45,10 @@ def draw_activations(model: str | Path | onnx.ModelProto, reader: Any, folder: P
     wanted = {name: Wanted(Percentile(), IntFormat("uint8", 8, signed=False), is_symmetric=False) for name in names}
     with FloatRunner(graph, names) as runner:
         calibrate(runner, wanted, samples, CalibrationOptions(histogram_folder=folder))
+
+
+def _is_drawn(value: ir.Value) -> bool:
+    return is_float(value) and value.dtype is not ir.DataType.BFLOAT16
 
 
 def _with_spare(cached: CachedDataReader) -> Iterator[Sample]:

@@ -25,6 +25,8 @@ def model_of_text(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """The model that a text file holds, checked as a model file is. Raises ModelError if the file is not one."""
     label = f"'{os.fspath(path)}'"
     text = read_text(path, label, MOST_TEXT_BYTES, ModelError)
+    if not text.strip():
+        raise ModelError(f"{label} is empty. Expected an ONNX model as text")
     try:
         model = text_format.Parse(text, onnx.ModelProto())
     except RecursionError as error:

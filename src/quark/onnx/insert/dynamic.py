@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError, ModelError
 from quark.formats.affine import integer_format
-from quark.onnx.graph import add_initializer, add_node, attribute, constant, is_constant, readers, replace_value
+from quark.onnx.graph import (
+    add_initializer,
+    add_node,
+    attribute,
+    constant,
+    input_value,
+    is_constant,
+    readers,
+    replace_value,
+)
 from quark.onnx.insert.pairs import MICROSOFT, NBitsOptions, cast, code_pieces, codes, storage_type, stored, turned
 from quark.onnx.large_tensors import ComputedTensor
 from quark.plan import AffineChoice, QuantizationPlan, Role, TensorChoice
@@ -32,7 +41,7 @@ def insert_dynamic(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorC
 
     and the same with ConvInteger. ONNX Runtime fuses the matrix form into one kernel.
     """
-    choice, weight, data = choices[1].choice if 1 in choices else None, node.inputs[1], node.inputs[0]
+    choice, weight, data = choices[1].choice if 1 in choices else None, input_value(node, 1), node.inputs[0]
     source = weight.const_value if weight is not None and is_constant(weight) else None
     if not isinstance(choice, AffineChoice) or weight is None or source is None:
         raise ModelError(f"node '{node.name}' ({node.op_type}): dynamic quantization needs a constant integer weight")

@@ -242,13 +242,13 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
     remarks = [*unused_overrides(plan, settings.choose.overrides), *protection_remarks(settings)]
     if not plan.tensors:
         remarks.append("nothing was quantized: no node of the model fits the configuration")
-    if samples.is_random and (obstacle is None or settings.needs_data):
+    if samples.is_random and settings.needs_data:  # otherwise only the verdict uses them, and it says so
         of_verdict = ", and the verdict is about those" if obstacle is None else ""
         remarks.append(f"no calibration data was given: random numbers took its place{of_verdict}")
     if obstacle is not None:
         remarks.append(obstacle)
     if not samples.is_random and (settings.calibrate.random_shapes or settings.calibrate.random_ranges):
-        remarks.append("RandomDataReaderInput...: there is calibration data, so that no random data is used")
+        remarks.append("RandomDataReaderInput...: there is calibration data, so no random data is used")
     if samples.is_held_out_shared:
         remarks.append("one sample only: the verdict is about the sample that was calibrated on")
     return remarks

@@ -47,6 +47,6 @@ TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "remove_initializer_from_input",
         ),
         "files": ("convert_onnx_to_onnxtxt", "convert_onnxtxt_to_onnx"),
-        "looking": ("evaluate", "save_tensor_hist", "save_weights_hist", "print_a16w8_a8w8_nodes"),
+        "inspection": ("evaluate", "save_tensor_hist", "save_weights_hist", "print_a16w8_a8w8_nodes"),
     }
 )

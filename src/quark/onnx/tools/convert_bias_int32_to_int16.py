@@ -25,7 +25,7 @@ def _convert(args: Namespace) -> None:
 
 
 TOOL = Tool(
-    "Convert the int32 biases of a quantized model to int16. The model is lifted to opset 21.",
+    "Convert the int32 biases of a quantized model to int16. The model is converted to opset 21.",
     Argument("--input_model_path", "the quantized model"),
     Argument("--output_model_path", "the model to write"),
     EXTERNAL_DATA,

@@ -20,7 +20,7 @@ def _converted(model: ModelProto) -> ModelProto:
 
 
 TOOL = ModelTool(
-    "Replace quantizers of com.amd.quark by those of com.microsoft, where their types allow it.",
+    "Replace quantizers of com.amd.quark with those of com.microsoft, where their types allow it.",
     Argument("--input_model", "the quantized model"),
     Argument("--output_model", "the model to write"),
     change=_converted,

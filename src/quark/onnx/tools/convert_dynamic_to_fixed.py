@@ -1,4 +1,4 @@
-"""Give the inputs of a model fixed sizes."""
+"""Fix the sizes of a model's inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _written(shape: list[int]) -> str:
 
 
 TOOL = Tool(
-    "Give the inputs of a model fixed sizes.",
+    "Fix the sizes of a model's inputs.",
     Argument("--fix_shapes", "the shapes of inputs, such as 'input_1:[1,224,224,3];input_2:[1,96,96,3]'"),
     Argument("input_model", "the model"),
     Argument("output_model", "the model to write"),

@@ -8,7 +8,7 @@ from quark.onnx.tools.command import Argument, ModelTool
 __all__ = ["TOOL", "convert", "convert_nchw_to_nhwc", "parse_args"]
 
 TOOL = ModelTool(
-    "Convert inputs and outputs of a model from NCHW to NHWC, with a Transpose at each.",
+    "Convert the inputs and outputs of a model from NCHW to NHWC, with a Transpose at each.",
     Argument("input", "the model"),
     Argument("output", "the model to write"),
     change=convert_nchw_to_nhwc,

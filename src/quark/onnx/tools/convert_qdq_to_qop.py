@@ -8,7 +8,7 @@ from quark.onnx.tools.command import Argument, ModelTool
 __all__ = ["TOOL", "convert_qdq_to_qop", "run_main"]
 
 TOOL = ModelTool(
-    "Convert a quantized model from the QDQ to the QOperator format, as far as ONNX Runtime has such operators.",
+    "Convert a quantized model from QDQ to QOperator format, where ONNX Runtime has such operators.",
     Argument("--input_model", "the quantized model"),
     Argument("--output_model", "the model to write"),
     change=convert_qdq_to_qop,

@@ -32,7 +32,7 @@ def _convert(args: Namespace) -> None:
 
 
 TOOL = Tool(
-    "Give the quantizers before and behind every Resize symmetric power-of-two scales.",
+    "Give the quantizers before and after every Resize symmetric power-of-two scales.",
     Argument("--input_model", "the quantized model"),
     Argument("--output_model", "the model to write"),
     work=_convert,

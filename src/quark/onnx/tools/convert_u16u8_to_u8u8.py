@@ -24,7 +24,7 @@ def convert(args: Namespace) -> None:
 
 
 TOOL = Tool(
-    "Convert the uint16 activations of a quantized model to uint8, with the ranges that they have.",
+    "Convert the uint16 activations of a quantized model to uint8, with the same ranges.",
     Argument("input", "the quantized model"),
     Argument("output", "the model to write"),
     work=convert,

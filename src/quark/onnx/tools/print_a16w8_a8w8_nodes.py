@@ -35,7 +35,7 @@ def print_a16w8_a8w8_nodes(args: Namespace) -> None:
 
 
 TOOL = Tool(
-    "Print names and number of the layers with 8-bit and with 16-bit activations.",
+    "Print the names and the number of layers with 8-bit and with 16-bit activations.",
     Argument("input", "the quantized model"),
     work=print_a16w8_a8w8_nodes,
 )

@@ -43,7 +43,7 @@ def main(args: Namespace) -> None:
 
 
 TOOL = Tool(
-    "Quantize a float model without calibration data, to try how fast it is.",
+    "Quantize a float model without calibration data, to measure its speed.",
     Argument("--input_model_path", "the float model"),
     Argument("--quantized_model_path", "the model to write"),
     Argument("--config", "the preset; see `quark presets`", default="XINT8"),

@@ -1,4 +1,4 @@
-"""Make constants of initializers that are also inputs of the graph."""
+"""Turn initializers that are also graph inputs into constants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quark.onnx.convert.graph_edits import remove_initializers_from_inputs
 from quark.onnx.tools.command import Argument, ModelTool
 
 TOOL = ModelTool(
-    "Make constants of initializers that are also inputs of the graph.",
+    "Turn initializers that are also graph inputs into constants.",
     Argument("--input", "the model"),
     Argument("--output", "the model to write"),
     change=remove_initializers_from_inputs,

@@ -8,7 +8,7 @@ from quark.onnx.tools.command import Argument, ModelTool
 __all__ = ["TOOL", "remove_qdq", "run_main"]
 
 TOOL = ModelTool(
-    "Remove all pairs of QuantizeLinear and DequantizeLinear. Weights that are stored as codes stay so.",
+    "Remove all pairs of QuantizeLinear and DequantizeLinear. Weights that are stored as integers stay integers.",
     Argument("--input_model", "the quantized model"),
     Argument("--output_model", "the model to write"),
     change=remove_qdq,

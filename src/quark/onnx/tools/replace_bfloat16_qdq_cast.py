@@ -17,7 +17,7 @@ def _converted(model: ModelProto) -> ModelProto:
 
 
 TOOL = ModelTool(
-    "Replace quantizers of com.amd.quark that round to bfloat16 by Casts, and a Mul if their scale is not 1.",
+    "Replace quantizers of com.amd.quark that round to bfloat16 with Casts, and a Mul if their scale is not 1.",
     Argument("--input_model", "the quantized model"),
     Argument("--output_model", "the model to write"),
     change=_converted,

@@ -36,7 +36,7 @@ def convert(args: Namespace) -> None:
 
 
 TOOL = Tool(
-    "Replace Inf and -Inf in the weights of a model. A model without any is written as it is.",
+    "Replace Inf and -Inf in the weights of a model. A model without any is written unchanged.",
     Argument("--input_model", "the model"),
     Argument("--output_model", "the model to write"),
     Argument(

@@ -150,7 +150,7 @@ def finetune_settings(entry: AdaRoundConfig) -> dict[str, Any]:
         value = given.get(row.attribute)
         is_unsaid = key in _UNSAID_BY_DEFAULT and value == usual[row.attribute]
         if value is not None and not is_unsaid:
-            settings[key] = list(value) if key == "TargetOpType" else value
+            settings[key] = list(value) if key == "TargetOpType" and isinstance(value, tuple) else value
     return settings
 
 

@@ -287,7 +287,7 @@ def draft_overrides(draft: Draft, options: SpecOptions, default: LayerSpec) -> N
     TensorQuantOverrides, and types that are not another integer in the place of the layer's get their whole spec."""
     by_type = draft.spec_values.get("MixedPrecisionTensor")
     if by_type and not draft.run.specific_tensor_precision:
-        draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so that it is not used")
+        draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so it is not used")
     elif by_type:
         typed = [(tensor, quant_type) for quant_type, tensors in by_type.items() for tensor in tensors]
         draft.put("choose", "overrides", tuple(TensorOverride(name, format_of_type(each)) for name, each in typed))
