@@ -261,6 +261,8 @@ class AutoSearch:
             for folder in (self.cache_dir, self.output_dir):
                 with writing(folder):
                     os.makedirs(folder, exist_ok=True)
+            if settings.n_jobs > 1:
+                self.logger.info("n_jobs %d: trials run one at a time, since each uses all processors", settings.n_jobs)
             self._measure_float()
             try:
                 if settings.two_stage_search:

@@ -178,9 +178,11 @@ def clip(model: ir.Model, node: ir.Node) -> bool:
         if before != after:
             set_constant(model, node, index, np.array(after).astype(dtype), f"{node.name}_bound")
             has_changed = True
+    if not has_changed:
+        return False
     bounds = [constant(input_value(node, index)) for index in (1, 2)]
     _log.info("Clip node '%s' is converted to DPU version, min is %s, max is %s.", node.name, *bounds)
-    return has_changed
+    return True
 
 
 def bounded_clip_to_relu(model: ir.Model, node: ir.Node) -> bool:
