@@ -1,16 +1,6 @@
 """The search for a configuration at the import path that existing scripts use; it is in `quark.search`."""
 
+from quark.onnx.quantization.auto_search import __all__ as __all__
 from quark.onnx.quantization.auto_search.lookup import lookup
 
-_NAMES = (
-    "AutoSearch",
-    "AutoSearchConfig",
-    "AutoSearchPro",
-    "SearchSpace",
-    "generate_all_configs",
-    "get_auto_search_config",
-)
-
-__all__ = list(_NAMES)
-
-__getattr__ = lookup(__name__, _NAMES)
+__getattr__ = lookup(__name__, tuple(__all__))
