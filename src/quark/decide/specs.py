@@ -141,10 +141,12 @@ class FloatSpec:
 
 @dataclass(frozen=True)
 class DynamicSpec:
-    """Integers whose scale and zero point are found at run time."""
+    """Integers whose scale and zero point are found at run time. `is_per_row`: for each position of all axes but the
+    last, which is a token of a language model; graphs have no operator for it."""
 
     format: str = "uint8"
     is_symmetric: bool = False
+    is_per_row: bool = False
 
 
 TensorSpec: TypeAlias = AffineSpec | BlockSpec | FloatSpec | DynamicSpec

@@ -46,7 +46,8 @@ class Work(Protocol):
 
 
 def call(road: str, function: str, work: Work) -> tuple[Any, ...]:
-    """Call a function of every feature that is on, in their order, and join what they return. `road`: onnx or torch."""
+    """Call a function of every feature that is on, in their order, and join what they return. `road`: onnx, torch, or
+    language (quark.torch.language says which functions it calls)."""
     results: list[Any] = []
     for feature in FEATURES:
         options = work.settings.options_of(feature.folder)
@@ -56,3 +57,15 @@ def call(road: str, function: str, work: Work) -> tuple[Any, ...]:
         apply = getattr(import_module(module), function, None) if find_spec(module) is not None else None
         results += [] if apply is None else apply(work, options)
     return tuple(results)
+
+
+def options_in_use(settings: Settings) -> tuple[Any, ...]:
+    """The options of all features that are on."""
+    found = (settings.options_of(feature.folder) for feature in FEATURES)
+    return tuple(each for each in found if each is not None)
+
+
+def features_missing(road: str, settings: Settings) -> tuple[str, ...]:
+    """The folders of features that are on and do nothing on that road."""
+    on = (each.folder for each in FEATURES if settings.options_of(each.folder) is not None)
+    return tuple(folder for folder in on if find_spec(f"quark.features.{folder}.on_{road}") is None)

@@ -173,14 +173,15 @@ def _show_all(
     def see(name: str, value: torch.Tensor) -> None:
         try:
             for spec, observer in by_name[name]:
-                _show(observer, spec, value, is_second)
+                show(observer, spec, value, is_second)
         except InvalidValueError as error:
             raise InvalidValueError(f"tensor '{name}' of the float network: {error}") from error
 
     _Watching(network, by_name, see).run_all(batches)
 
 
-def _show(observer: Observer, spec: MeasuredSpec, value: torch.Tensor, is_second: bool) -> None:
+def show(observer: Observer, spec: MeasuredSpec, value: torch.Tensor, is_second: bool) -> None:
+    """Let an observer see the values of a batch, in the first or the second pass."""
     if spec.observed_method() == MinMax():  # found on the tensor's own device
         samples: Iterable[torch.Tensor] = [torch.stack(torch.aminmax(value)) if value.numel() else value]
     else:  # each sample by itself, since some methods compare samples
@@ -205,10 +206,10 @@ class FirstBatch:
         method = self.spec.observed_method()
         observers: dict[RangeKey, Observer] = {key: method.observer(self.spec.integer, self.spec.is_symmetric)}
         try:
-            _show(observers[key], self.spec, x, is_second=False)
+            show(observers[key], self.spec, x, is_second=False)
             _merge_ranks(observers)
             if observers[key].needs_second_pass:
-                _show(observers[key], self.spec, x, is_second=True)
+                show(observers[key], self.spec, x, is_second=True)
                 _merge_ranks(observers)
         except InvalidValueError as error:
             raise InvalidValueError(f"tensor '{self.tensor}' in the first batch: {error}") from error

@@ -15,20 +15,23 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from quark.decide import AffineSpec, place, tensors_to_measure
-from quark.errors import InvalidValueError, UnsupportedTypeError
+from quark.decide.specs import DynamicSpec
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.features.mixed_precision.plan import MixedPlan
-from quark.features.order import call
+from quark.features.order import call, features_missing
 from quark.files.foreign import REPORT, read_json
 from quark.plan import QuantizationPlan
 from quark.torch.capture import Batch, Batches, capture, input_names
 from quark.torch.deciding import Decision, Work
 from quark.torch.freeze import freeze
 from quark.torch.insert import insert
+from quark.torch.language.architecture import is_language_model
+from quark.torch.language.pipeline import QuantizedState, quantize_language_model
 from quark.torch.observe import UNKNOWN, FirstBatch, observe
 from quark.torch.optimize import optimize
 from quark.torch.planned import with_plan
 from quark.torch.specs import Settings
-from quark.torch.train.networks import FrozenNetwork, QuantizedNetwork, is_derived_bias, with_state
+from quark.torch.train.networks import QuantizedNetwork, is_derived_bias, with_state
 from quark.torch.view import view_of
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ def quantize_network(
     plan: QuantizationPlan | MixedPlan | None = None,
 ) -> QuantizedNetwork:
     """Quantize a model by the settings; with a plan, its layers get the types of the plan. The model is not changed."""
+    _refuse_what_needs_modules(settings)
     is_empty = _is_empty(loader)
     batches = None if is_empty else _batches(model, loader, settings)
 
@@ -91,6 +95,24 @@ def quantize_network(
     return quantized.eval()
 
 
+def _refuse_what_needs_modules(settings: Settings) -> None:
+    """Raise for what is only carried out on language models."""
+    missing = features_missing("torch", settings)
+    if missing:
+        raise UnsupportedOptionError(
+            f"algo_config asks for {missing[0].replace('_', ' ')}, which is carried out on causal language models of "
+            "Hugging Face (a list of layers between an embedding and a head), and this model is quantized on its "
+            "graph; leave it out, or export the model to ONNX and use quark.onnx"
+        )
+    layers = [settings.specs, *settings.by_type.values(), *settings.by_name.values()]
+    specs = [each for layer in layers if layer is not None for each in (layer.activation, layer.output)]
+    if any(isinstance(each, DynamicSpec) and each.is_per_row for each in specs):
+        raise UnsupportedOptionError(
+            "is_dynamic with per_channel, a scale for each token, is carried out on causal language models of Hugging "
+            "Face, and this model is quantized on its graph, where a tensor has one scale at run time; use per_tensor"
+        )
+
+
 def _is_empty(loader: Any) -> bool:
     return isinstance(loader, Sized) and len(loader) == 0
 
@@ -132,7 +154,7 @@ class ModelQuantizer:
         model: nn.Module | ExportedProgram,
         dataloader: Iterable[Any] | None = None,
         plan: QuantizationPlan | MixedPlan | str | os.PathLike[str] | None = None,
-    ) -> QuantizedNetwork:
+    ) -> Any:
         """Return the model with quantizers in it, calibrated and in eval mode. It trains like any other module.
 
         `model` is an exported program, its module, or a plain module, which is traced with the first batch; it is not
@@ -141,14 +163,22 @@ class ModelQuantizer:
         one, `[]`, steps and thresholds that are learned start from the first batch that the result sees. `plan` is a
         plan that quark.onnx made for the ONNX file of the same model, or a file that holds one: layers get the types
         decided there, and everything else comes from the configuration.
+
+        A causal language model of Hugging Face is quantized layer by layer instead, in place, and returned as what it
+        is: see `quark.torch.language`. Its data are token ids, or dictionaries of what the model takes.
         """
+        if is_language_model(model):
+            if plan is not None:
+                raise UnsupportedOptionError("plan: language models are quantized by the configuration alone")
+            return quantize_language_model(model, dataloader, self._settings)
         known = read_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
         return quantize_network(model, dataloader, self._settings, known)
 
     @staticmethod
-    def freeze(model: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
-        """Return the network in eval mode with fixed numbers, ready to be exported."""
-        return freeze(model)
+    def freeze(model: Any) -> Any:
+        """Return the network in eval mode with fixed numbers, ready to be exported. Those of a language model are fixed
+        already."""
+        return model if isinstance(getattr(model, "quark", None), QuantizedState) else freeze(model)
 
 
 def read_plan(path: str | os.PathLike[str]) -> QuantizationPlan | MixedPlan:

@@ -300,17 +300,22 @@ class FloatFakeQuantizer(_FixedQuantizer):
 
 
 class DynamicQuantizer(_FixedQuantizer):
-    """Scale and zero point of each tensor it is given, as ONNX's DynamicQuantizeLinear finds them."""
+    """Scale and zero point of each tensor it is given, as ONNX's DynamicQuantizeLinear finds them; or of each row."""
 
-    def __init__(self, tensor: str, role: Role, choice: DynamicChoice, is_symmetric: bool = False) -> None:
+    def __init__(
+        self, tensor: str, role: Role, choice: DynamicChoice, is_symmetric: bool = False, is_per_row: bool = False
+    ) -> None:
         super().__init__(tensor, role, choice)
         self.is_symmetric = is_symmetric
+        self.is_per_row = is_per_row
         self.format = integer_format(choice.format)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        lowest, highest = find_ranges(x.detach())
+        table = x.reshape(-1, x.shape[-1]) if self.is_per_row else x
+        axis = 0 if self.is_per_row else None
+        lowest, highest = find_ranges(table.detach(), axis)
         scale, zero_point = choose_affine(lowest, highest, self.format, symmetric=self.is_symmetric)
-        return affine_fake_quantize(x, AffineParameters(scale, zero_point, self.format))
+        return affine_fake_quantize(table, AffineParameters(scale, zero_point, self.format, axis)).reshape(x.shape)
 
 
 def _of_channels(values: tuple[float, ...], axis: int | None) -> torch.Tensor:

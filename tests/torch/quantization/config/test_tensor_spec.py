@@ -94,7 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of(dtype=Dtype.int8, is_dynamic=True, observer_cls=LSQObserver), "what is learned is fixed"),
     (of(dtype=Dtype.int8, is_dynamic=True, observer_cls=PerTensorMSEObserver), "use PerTensorMinMaxObserver"),
     (of(dtype=Dtype.int8, is_dynamic=True, scale_type=ScaleType.pof2), "ScaleType.float"),
-    (of(dtype=Dtype.int8, is_dynamic=True, qscheme=CHANNEL, ch_axis=0), "use per_tensor"),
+    (of(dtype=Dtype.int8, is_dynamic=True, qscheme=CHANNEL, ch_axis=-1), "use ch_axis 1"),
     (of(dtype=Dtype.int8, observer_cls=TQTObserver, symmetric=False), "TQTObserver with symmetric=False"),
     (of(dtype=Dtype.int8, observer_cls=LSQObserver, symmetric=False), "LSQObserver with symmetric=False"),
     (of(dtype=Dtype.uint8, observer_cls=LSQObserver, symmetric=True), "start at 0"),

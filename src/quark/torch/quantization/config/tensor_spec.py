@@ -112,7 +112,8 @@ class QuantizationSpec:
 
     Integers: `observer_cls` finds the range (MinMax where None), `qscheme` says what shares a scale (as the observer
     does where None), `ch_axis` and `group_size` go with channels and groups. `symmetric` None: for signed types. A
-    power-of-two scale comes from the observer or from `scale_type` pof2. `is_dynamic`: ranges are found at run time.
+    power-of-two scale comes from the observer or from `scale_type` pof2. `is_dynamic`: ranges are found at run time;
+    with per_channel, for each token of a language model.
 
     Blocks (mx with `mx_element_dtype`, fp8, fp6, fp4; mx4, mx6, mx9; bfp16): `group_size` is the block size, the
     format's own where None; `ch_axis` the axis that blocks run along, None for the one that the layer sums over.
@@ -262,7 +263,7 @@ def _affine_spec(spec: QuantizationSpec) -> AffineSpec | DynamicSpec:
     fmt, observer = _integer(spec), _observer(spec)
     is_symmetric = fmt.signed if spec.symmetric is None else spec.symmetric
     if spec.is_dynamic:
-        return DynamicSpec(fmt.name, is_symmetric)
+        return DynamicSpec(fmt.name, is_symmetric, is_per_row=_scheme(spec) is QSchemeType.per_channel)
     method: RangeMethod = observer.method
     learning = None
     if observer.algorithm is Algorithm.TQT:
@@ -337,8 +338,10 @@ def _scale_problems(spec: QuantizationSpec, observer: type[ObserverBase]) -> Ite
         return
     if learns:
         yield f"is_dynamic with {observer.__name__}: what is learned is fixed at run time; use is_dynamic=False"
-    if _scheme(spec) is not QSchemeType.per_tensor:
-        yield f"is_dynamic with qscheme {_scheme(spec).name}: at run time a tensor has one scale; use per_tensor"
+    if _scheme(spec) is QSchemeType.per_group:
+        yield "is_dynamic with qscheme per_group: at run time a tensor or a token has one scale; use per_tensor"
+    if _scheme(spec) is QSchemeType.per_channel and spec.ch_axis == -1:
+        yield "is_dynamic with qscheme per_channel and ch_axis -1: tokens lie along the axis before it; use ch_axis 1"
     if observer.method != MinMax() or has_power_of_two:
         yield (
             f"is_dynamic with {observer.__name__}, scale_type {getattr(spec.scale_type, 'name', None)}: at run time "

@@ -1,0 +1,112 @@
+"""Where a language model has its parts, found in its modules; no list of model families is needed for this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+
+from quark.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Paths of modules. `layers` is the list of layers, `norm` the normalization behind the last one and `head` the
+    projection onto the vocabulary, which may be missing. `is_tied`: head and embedding are one parameter."""
+
+    layers: str
+    count: int
+    embedding: str
+    norm: str | None
+    head: str | None
+    is_tied: bool
+
+    def layer(self, index: int) -> str:
+        """The path of a layer."""
+        return f"{self.layers}.{index}"
+
+
+def is_language_model(model: Any) -> TypeGuard[nn.Module]:
+    """True for a causal language model as Hugging Face has them: layers in a list between an embedding and a head."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        return False
+    ends = [getattr(model, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
+    return all(callable(each) and isinstance(each(), nn.Module) for each in ends) and _layer_list(model) is not None
+
+
+def find_architecture(model: nn.Module, layers: str = "") -> Architecture:
+    """The parts of a model; `layers` is the path of its list of layers, if the largest one is not meant."""
+    paths = {id(module): path for path, module in model.named_modules(remove_duplicate=False)}
+    found = layers or _layer_list(model)
+    if found is None:
+        raise ModelError(
+            f"{type(model).__name__} has no list of layers: expected a torch.nn.ModuleList with linear layers in it; "
+            "hand other models over as graphs, with quark.torch.export_for_training"
+        )
+    try:
+        items = model.get_submodule(found)
+    except AttributeError as error:
+        raise ModelError(f"model_decoder_layers '{found}': {type(model).__name__} has no such module") from error
+    if not isinstance(items, nn.ModuleList) or not len(items):
+        raise ModelError(f"model_decoder_layers '{found}': expected a ModuleList, it is a {type(items).__name__}")
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    parent = model.get_submodule(found.rpartition(".")[0])
+    beside = {name: child for name, child in parent.named_children() if is_norm(child)}
+    prefix = found.rpartition(".")[0]
+    return Architecture(
+        found,
+        len(items),
+        paths[id(embedding)],
+        next((f"{prefix}.{name}".lstrip(".") for name in reversed(beside)), None),
+        None if head is None else paths[id(head)],
+        head is not None and head.weight is embedding.weight,
+    )
+
+
+def is_norm(module: nn.Module) -> bool:
+    """True for LayerNorm, RMSNorm and their relatives, by name: every model brings a class of its own."""
+    weight = getattr(module, "weight", None)
+    return "norm" in type(module).__name__.lower() and isinstance(weight, torch.Tensor) and weight.dim() == 1
+
+
+def linears_of(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers in a module with their paths, in the order in which they were defined."""
+    for path, module in layer.named_modules():
+        if type(module) is nn.Linear:
+            yield path, module
+
+
+def with_linears(layer: nn.Module) -> None:
+    """Replace the transposed linear layers of GPT-2 (Conv1D) by ordinary ones, which compute the same."""
+    for path, module in list(layer.named_modules()):
+        if type(module).__name__ != "Conv1D" or not hasattr(module, "nf"):
+            continue
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, torch.Tensor)
+        linear = nn.Linear(weight.shape[0], weight.shape[1], bias is not None, device="meta", dtype=weight.dtype)
+        linear.weight = nn.Parameter(weight.detach().T.contiguous(), requires_grad=weight.requires_grad)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach(), requires_grad=weight.requires_grad)
+        layer.set_submodule(path, linear)
+
+
+def _layer_list(model: nn.Module) -> str | None:
+    """The list with the most parameters in linear layers, of modules of one class, and not inside of another list."""
+    best, most = None, 0
+    seen: list[str] = []
+    for path, module in model.named_modules():
+        if (
+            not isinstance(module, nn.ModuleList)
+            or not len(module)
+            or any(path.startswith(f"{each}.") for each in seen)
+        ):
+            continue
+        seen.append(path)
+        size = sum(each.numel() for each in module.parameters() if each.dim() == 2)
+        if len({type(each) for each in module}) == 1 and size > most:
+            best, most = path, size
+    return best

@@ -1,0 +1,324 @@
+"""Quantize a language model layer by layer, in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.account import AlgorithmFacts
+from quark.decide.scales import choice_of_range
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec, TensorSpec, is_measured
+from quark.errors import InvalidValueError, UnsupportedOptionError
+from quark.features.order import call, features_missing, options_in_use
+from quark.onnx.progress import track
+from quark.plan import BlockChoice, DynamicChoice, FloatChoice, Role
+from quark.ranges import TensorRange
+from quark.torch.language.architecture import Architecture, find_architecture, is_norm, linears_of, with_linears
+from quark.torch.language.linear import QuantizedLinear, RoundedWeight, round_to_nearest
+from quark.torch.language.streams import Call, Streams, rows, run_to, start_streams
+from quark.torch.observe import show
+from quark.torch.specs import Settings
+from quark.torch.train.quantizers import AffineQuantizer, BlockFakeQuantizer, DynamicQuantizer, FloatFakeQuantizer
+
+Rows = torch.Tensor
+
+
+@dataclass(frozen=True)
+class InputGroup:
+    """Linear layers that read the same tensor, by their paths in the layer, in the order in which they run. `source`
+    is the normalization that computes it, "" if something else does."""
+
+    linears: tuple[str, ...]
+    source: str = ""
+
+
+@dataclass(eq=False)
+class ModelWork:
+    """A language model that is being quantized."""
+
+    model: nn.Module
+    architecture: Architecture
+    settings: Settings
+
+
+@dataclass(eq=False)
+class LayerWork(ModelWork):
+    """One layer of it: a decoder layer, or the head with the normalization before it.
+
+    `targets` says what is wanted of each linear layer that is quantized, by its path in the layer. `exact_layer` is a
+    float copy, made before anything is rounded; None without data. `groups` is empty without data.
+    """
+
+    path: str
+    layer: nn.Module
+    calls: Sequence[Call] = ()
+    streams: Streams | None = None
+    names: Mapping[str, str] = field(default_factory=dict)  # full names, where they are not path.name
+    targets: dict[str, LayerSpec] = field(init=False, default_factory=dict)
+    exact_layer: nn.Module | None = field(init=False, default=None)
+    groups: tuple[InputGroup, ...] = field(init=False, default=())
+    input_quantizers: dict[str, nn.Module] = field(init=False, default_factory=dict)
+    output_quantizers: dict[str, nn.Module] = field(init=False, default_factory=dict)
+    is_rounded: set[str] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        with_linears(self.layer)
+        for path, _ in linears_of(self.layer):
+            spec = spec_of(self.settings, self.full_name(path))
+            if spec is not None and (spec.weight or spec.activation or spec.output):
+                self.targets[path] = spec
+
+    def full_name(self, path: str) -> str:
+        """The path of a linear layer in the model."""
+        return self.names.get(path, f"{self.path}.{path}")
+
+    def linear(self, path: str) -> nn.Linear | QuantizedLinear:
+        """A linear layer of this layer, rounded or not."""
+        found = self.layer.get_submodule(path)
+        assert isinstance(found, (nn.Linear, QuantizedLinear))
+        return found
+
+    def inputs(self, paths: Sequence[str]) -> Iterator[dict[str, tuple[Rows | None, Rows]]]:
+        """For each batch, the rows that linear layers get: in the float network, if it is followed, and in the
+        quantized one, before their own quantizers. What was rounded before is taken into account."""
+        assert self.streams is not None
+        exact = self.streams.exact
+        for number, (one, hidden) in enumerate(zip(self.calls, self.streams.seen, strict=True)):
+            kept = self.streams.kept[number]
+            seen = {path: self.turned(path, rows(x, kept)) for path, x in run_to(self.layer, one, hidden, paths)}
+            if exact is None:
+                yield {path: (None, seen[path]) for path in paths}
+                continue
+            assert self.exact_layer is not None
+            found = run_to(self.exact_layer, one, exact[number], paths)
+            yield {path: (self.turned(path, rows(x, kept)), seen[path]) for path, x in found}
+
+    def quantized_input(self, path: str, values: Rows) -> Rows:
+        """What a linear layer computes with when it gets these rows."""
+        quantizer = self.input_quantizers.get(path)
+        if quantizer is None:
+            return values
+        with torch.no_grad():
+            result = quantizer(values)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def set_rotated(self, path: str, weight: torch.Tensor, rotation: nn.Module) -> None:
+        """Turn the inputs of a linear layer by a module, and give it the weight that undoes it."""
+        turned = QuantizedLinear(_plain(self.linear(path)), None, RoundedWeight(weight))
+        turned.rotation = rotation
+        self.layer.set_submodule(path, turned)
+
+    def set_rounded(self, path: str, weight: RoundedWeight, low_rank: Sequence[torch.Tensor] = ()) -> None:
+        """Put a rounded weight in the place of a linear layer, with the quantizers of its input and output."""
+        before = self.linear(path)
+        made = QuantizedLinear(_plain(before), self.targets[path].weight, weight)
+        made.rotation = before.rotation if isinstance(before, QuantizedLinear) else None
+        made.input_quantizer, made.output_quantizer = self.input_quantizers.get(path), self.output_quantizers.get(path)
+        if low_rank:
+            like = before.weight
+            made.low_rank = nn.ParameterList(nn.Parameter(each.to(like.device, like.dtype), False) for each in low_rank)
+        self.layer.set_submodule(path, made)
+        self.is_rounded.add(path)
+
+    def turned(self, path: str, values: Rows) -> Rows:
+        """The rows behind the rotation that a linear layer begins with, if it has one."""
+        rotation = getattr(self.layer.get_submodule(path), "rotation", None)
+        if rotation is None:
+            return values
+        turned = rotation(values)
+        assert isinstance(turned, torch.Tensor)
+        return turned
+
+
+def quantize_language_model(model: nn.Module, data: Iterable[Any] | None, settings: Settings) -> nn.Module:
+    """Quantize the linear layers of a model by the settings, in place, and return it in eval mode.
+
+    `data` has batches of token ids [batch, length], or dictionaries of what the model takes. Without it, only weights
+    and types that need no ranges can be quantized.
+    """
+    missing = () if settings.config.get("algo_config") is None else features_missing("language", settings)
+    if missing:
+        raise UnsupportedOptionError(
+            f"algo_config asks for {missing[0].replace('_', ' ')}, which is not for language models; leave it out"
+        )
+    model.eval().requires_grad_(False)
+    architecture = find_architecture(model)
+    work = ModelWork(model, architecture, settings)
+    facts = list(call("language", "before_layers", work))
+    needs_exact = any(getattr(each, "needs_exact_inputs", False) for each in options_in_use(settings))
+    streams = None if data is None else start_streams(model, architecture, data, has_exact=needs_exact)
+    count = architecture.count + (architecture.head is not None)
+    with track(count, "quantizing layers") as advance:
+        for index in range(architecture.count):
+            path = architecture.layer(index)
+            calls = () if streams is None else streams.calls[index]
+            each = LayerWork(model, architecture, settings, path, model.get_submodule(path), calls, streams)
+            facts += quantize_layer(each)
+            if streams is not None:
+                streams.advance(calls, each.layer, each.exact_layer)
+                streams.calls[index].clear()  # the masks of layers that are done need no memory
+            advance()
+        if architecture.head is not None:
+            facts += quantize_layer(head_work(work, streams))
+            advance()
+    model.quark = QuantizedState(architecture, settings, tuple(facts))  # type: ignore[assignment]
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedState:
+    """What a quantized language model knows of itself: its attribute `quark`."""
+
+    architecture: Architecture
+    settings: Settings
+    facts: tuple[AlgorithmFacts, ...]
+
+
+class Head(nn.Module):
+    """The end of a model as a layer: the last normalization and the projection onto the vocabulary."""
+
+    def __init__(self, norm: nn.Module | None, head: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.head = norm, head
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(hidden if self.norm is None else self.norm(hidden))
+        return result
+
+
+def head_work(work: ModelWork, streams: Streams | None) -> LayerWork:
+    """The head as a layer. What is set there has to be put into the model afterwards: `quantize_layer` does."""
+    parts = work.architecture
+    assert parts.head is not None
+    head = Head(
+        None if parts.norm is None else work.model.get_submodule(parts.norm), work.model.get_submodule(parts.head)
+    )
+    calls = () if streams is None else [Call()] * len(streams)
+    return LayerWork(work.model, parts, work.settings, "", head, calls, streams, {"head": parts.head})
+
+
+def quantize_layer(work: LayerWork) -> list[AlgorithmFacts]:
+    """Round the linear layers of one layer in place, by the features that are on, else to nearest."""
+    if not work.targets:
+        work.exact_layer = work.layer
+        return []
+    if work.streams is not None:
+        work.groups = _groups(work)
+    facts = list(call("language", "before_rounding", work))
+    _prepare_quantizers(work)
+    if work.streams is not None and work.streams.exact is not None:
+        work.exact_layer = copy.deepcopy(work.layer)
+    facts += call("language", "round_weights", work)
+    for path, spec in work.targets.items():
+        if path not in work.is_rounded:
+            weight = work.linear(path).weight
+            work.set_rounded(
+                path, RoundedWeight(weight) if spec.weight is None else round_to_nearest(weight, spec.weight)
+            )
+    if isinstance(work.layer, Head):
+        work.model.set_submodule(work.names["head"], work.layer.head)
+    return facts
+
+
+def spec_of(settings: Settings, name: str) -> LayerSpec | None:
+    """What is wanted of a linear layer with that name; None leaves it as it is."""
+    if any(fnmatch(name, pattern) for pattern in settings.exclude):
+        return None
+    for pattern, spec in settings.by_name.items():
+        if fnmatch(name, pattern):
+            return spec
+    return settings.by_type.get("Linear", settings.specs)
+
+
+def _plain(linear: nn.Linear | QuantizedLinear) -> nn.Linear:
+    """A linear layer with the shape, type and bias of another; its weight is that of the other."""
+    if isinstance(linear, nn.Linear):
+        return linear
+    made = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    made.weight, made.bias = nn.Parameter(linear.weight, False), linear.bias  # type: ignore[assignment]
+    return made
+
+
+def _groups(work: LayerWork) -> tuple[InputGroup, ...]:
+    """The linear layers that are quantized, by the tensor that they read, found in a run of the first batch."""
+    assert work.streams is not None
+    alive: list[torch.Tensor] = []  # so that no two tensors have one identity
+    readers: dict[int, list[str]] = {}
+    sources: dict[int, str] = {}
+
+    def read(path: str, value: torch.Tensor) -> None:
+        alive.append(value)
+        readers.setdefault(id(value), []).append(path)
+
+    def wrote(path: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            alive.append(value)
+            sources[id(value)] = path
+
+    hooks = [
+        work.layer.get_submodule(path).register_forward_pre_hook(lambda _m, args, path=path: read(path, args[0]))
+        for path in work.targets
+    ]
+    hooks += [
+        module.register_forward_hook(lambda _m, _args, out, path=path: wrote(path, out))
+        for path, module in work.layer.named_modules()
+        if is_norm(module)
+    ]
+    try:
+        work.calls[0].run(work.layer, work.streams.seen[0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(InputGroup(tuple(paths), sources.get(key, "")) for key, paths in readers.items())
+
+
+def _prepare_quantizers(work: LayerWork) -> None:
+    """Make the quantizers of inputs and outputs; ranges are those of the layer before its weights are rounded."""
+    for is_output, made in ((False, work.input_quantizers), (True, work.output_quantizers)):
+        specs = {path: each.output if is_output else each.activation for path, each in work.targets.items()}
+        wanted = {path: spec for path, spec in specs.items() if spec is not None}
+        measured = {path: spec for path, spec in wanted.items() if is_measured(spec)}
+        found = _measure(work, measured, is_output=is_output) if measured else {}
+        for path, spec in wanted.items():
+            device = work.linear(path).weight.device
+            made[path] = quantizer_of(spec, found.get(path), work.full_name(path)).to(device)
+
+
+def _measure(work: LayerWork, specs: Mapping[str, Any], *, is_output: bool) -> dict[str, TensorRange]:
+    if work.streams is None:
+        raise InvalidValueError(
+            f"'{work.full_name(next(iter(specs)))}' has a static scale for what it reads or returns, and there is no "
+            "data: hand token ids to quantize_model, or take is_dynamic=True or weights alone"
+        )
+    observers = {p: s.observed_method().observer(s.integer, s.is_symmetric) for p, s in specs.items()}
+    for is_second in (False, True):
+        paths = [path for path, each in observers.items() if not is_second or each.needs_second_pass]
+        if not paths:
+            break
+        for number, (one, hidden) in enumerate(zip(work.calls, work.streams.seen, strict=True)):
+            for path, x in run_to(work.layer, one, hidden, paths, is_output=is_output):
+                values = rows(x, work.streams.kept[number])
+                values = values if is_output else work.turned(path, values)
+                show(observers[path], specs[path], values[None], is_second)
+    return {path: each.result() for path, each in observers.items()}
+
+
+def quantizer_of(spec: TensorSpec, found: TensorRange | None, name: str) -> nn.Module:
+    """The module that quantizes an activation; `found` is its range, for types that need one."""
+    if isinstance(spec, BlockSpec):
+        return BlockFakeQuantizer(name, Role.ACTIVATION, BlockChoice(spec.quantizer, -1, spec.to_bfloat16_first))
+    if isinstance(spec, DynamicSpec):
+        return DynamicQuantizer(name, Role.ACTIVATION, DynamicChoice(spec.format), spec.is_symmetric, spec.is_per_row)
+    if isinstance(spec, FloatSpec) and not spec.is_scaled:
+        return FloatFakeQuantizer(name, Role.ACTIVATION, FloatChoice(spec.format, spec.is_saturating))
+    if not isinstance(spec, AffineSpec) or spec.learning is not None:
+        raise UnsupportedOptionError(f"'{name}': {spec} is not available for the activations of a language model")
+    assert found is not None
+    return AffineQuantizer(name, Role.ACTIVATION, choice_of_range(spec, found), ())
