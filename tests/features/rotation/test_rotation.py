@@ -11,14 +11,23 @@ import pytest
 from onnx_models import Net, run_model
 
 from quark.errors import InvalidValueError, ModelError, UnknownNameError
-from quark.features.rotation.matrices import hadamard, rotation
+from quark.features.rotation.matrices import (
+    factors,
+    fold_norm,
+    hadamard,
+    orthogonal,
+    product,
+    rotate_inputs,
+    rotate_outputs,
+    rotation,
+)
 from quark.features.rotation.options import RotatedPair, read_pairs
 from quark.onnx import QuantizationConfig, quantize
 
 SIZE = 16
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 16, 20, 24, 48, 64, 896, 384, 576])
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 12, 16, 20, 24, 28, 36, 48, 64, 144, 896, 384, 576])
 def test_hadamard_matrices_have_orthogonal_rows_of_signs(size):
     matrix = hadamard(size)
     assert set(np.unique(matrix)) <= {-1.0, 1.0}
@@ -37,6 +46,45 @@ def test_rotations_are_orthogonal_and_may_keep_the_mean():
     np.testing.assert_allclose(rotation(24, keeps_mean=True).sum(axis=0), 1, atol=1e-12)
     assert not np.array_equal(rotation(24), rotation(24, is_random=True))
     assert np.abs(rotation(256, keeps_mean=True)).max() < 0.35  # spread out, not nearly the identity
+
+
+@pytest.mark.parametrize("size", [6, 33, 100])
+def test_orders_without_a_hadamard_matrix_are_rotated_all_the_same(size):
+    for matrix in (rotation(size), orthogonal(size, seed=3), rotation(size, keeps_mean=True)):
+        np.testing.assert_allclose(matrix @ matrix.T, np.eye(size), atol=1e-12)
+    assert np.abs(rotation(size)).max() <= (2 / size) ** 0.5 + 1e-12
+    np.testing.assert_allclose(rotation(size, keeps_mean=True).sum(axis=0), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [32, 68, 1536, 11008])
+def test_two_factors_are_an_orthogonal_matrix_and_far_smaller(size):
+    left, right = factors(size)
+    first = np.eye(1) if left is None else left
+    assert len(first) * len(right) == size
+    assert len(first) + len(right) < 300
+    for each in (first, right):
+        np.testing.assert_allclose(each @ each.T, np.eye(len(each)), atol=1e-12)
+    x = np.random.default_rng(0).standard_normal(size)
+    if size < 2000:
+        np.testing.assert_allclose((first.T @ x.reshape(len(first), -1) @ right).ravel(), x @ product(left, right))
+
+
+def test_layers_with_rotated_weights_compute_the_same():
+    random = np.random.default_rng(0)
+    x, first, second = (
+        random.standard_normal((5, 12)),
+        random.standard_normal((24, 12)),
+        random.standard_normal((7, 24)),
+    )
+    bias, gain, shift = (random.standard_normal(size) for size in (24, 12, 12))
+    matrix = rotation(8)  # in blocks
+    weight, offset = fold_norm(first, bias, gain, shift)
+    np.testing.assert_allclose(x @ weight.T + offset, (x * gain + shift) @ first.T + bias)
+    weight, offset = rotate_outputs(first, bias, matrix)
+    rotated_layer = (x @ weight.T + offset) @ rotate_inputs(second, matrix).T
+    np.testing.assert_allclose(rotated_layer, (x @ first.T + bias) @ second.T)
+    with pytest.raises(InvalidValueError, match="size 8 does not divide an axis of 12"):
+        rotate_inputs(first, matrix)
 
 
 def network(norm: str = "LayerNormalization"):
@@ -123,8 +171,6 @@ def test_pairs_that_are_not_whole_are_an_error_that_says_so(tmp_path):
     for size in (8, 1 << 16):  # a matrix of 32 GiB is not made first
         with pytest.raises(ModelError, match=f"RMatrixDim is {size}"):
             rotated(tmp_path, RMatrixDim=size)
-    with pytest.raises(InvalidValueError, match="RConfigPath"):
-        quantize(network(), None, QuantizationConfig(include_rotation=True, extra_options={"UseRandomData": True}))
 
 
 def test_the_file_is_read_with_care(tmp_path):

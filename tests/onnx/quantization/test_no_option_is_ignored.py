@@ -82,6 +82,8 @@ TWO_VALUES = {
     "RMatrixDim": (16, 32),
     "RConfigPath": ("a.json", "b.json"),
     "BiasCorrectionInputs": ("float", "quantized"),
+    "R2": (True, False),
+    "RotationSize": (16, 32),
     "BiasCorrectionSamples": (1, 2),
     "MaxLoopNum": (0, 3),
     "VerdictMemoryLimit": (1, 2),

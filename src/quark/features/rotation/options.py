@@ -11,6 +11,7 @@ from quark.files.foreign import Fields, read_json
 
 FEATURE = Feature("rotation", nouns={"rotation": "node"})
 LARGEST = 1 << 16
+USUAL_SIZE = 4096  # of a pairs file
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,45 @@ class RotatedPair:
 
 @dataclass(frozen=True)
 class RotationOptions:
-    """`size` is the number of channels that are rotated. A random rotation has random signs, from a fixed seed."""
+    """Which rotations are made.
 
-    pairs: tuple[RotatedPair, ...]
-    size: int
+    r1   the residual stream, folded into the weights that write and read it. With `is_online`, the inputs of the layers
+         that read it are rotated at inference instead.
+    r2   the values of attention, head by head, folded into two weights; None: unless there are pairs
+    r3   queries and keys, at inference
+    r4   the inputs of the down projections, at inference
+
+    `pairs` of the file `source` say what r1 rotates; without them, residual streams are found in the graph. `size` is
+    the number of channels of the stream; None: any. With a `block`, r1 and r4 rotate every block of so many channels by
+    itself. A random rotation has random signs, from a fixed seed.
+    """
+
+    pairs: tuple[RotatedPair, ...] = ()
+    size: int | None = None
     is_random: bool = False
-    source: str = ""  # the file, for messages
+    source: str = ""
+    r1: bool = True
+    r2: bool | None = None
+    r3: bool = False
+    r4: bool = False
+    block: int | None = None
+    is_online: bool = False
 
     def __post_init__(self) -> None:
-        if not 2 <= self.size <= LARGEST:
-            raise InvalidValueError(f"RMatrixDim = {self.size}: expected an integer from 2 to {LARGEST}")
+        for name, value in (("RMatrixDim", self.size), ("RotationSize", self.block)):
+            if value is not None and not 2 <= value <= LARGEST:
+                raise InvalidValueError(f"{name} = {value}: expected an integer from 2 to {LARGEST}")
+        if self.is_online and (self.pairs or not self.r1):
+            raise InvalidValueError(
+                "OnlineR1Rotation: it rotates the inputs of all layers that read the residual stream; set R1 and leave "
+                "RConfigPath out"
+            )
+        if not (self.r1 or self.has_r2 or self.r3 or self.r4):
+            raise InvalidValueError("include_rotation: R1, R2, R3 and R4 are all False; set one of them")
+
+    @property
+    def has_r2(self) -> bool:
+        return not self.pairs if self.r2 is None else self.r2
 
 
 def read_pairs(path: str | Path) -> tuple[RotatedPair, ...]:
@@ -58,3 +88,69 @@ def read_pairs(path: str | Path) -> tuple[RotatedPair, ...]:
             fields.refuse("norm_node", "the name of a node")
         found.append(RotatedPair(names["prev_nodes"], names["next_nodes"], norm))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class NormGroup:
+    """A normalization of a language model between the layers that write what it reads and those that read its result,
+    by names in which layer_id and pre_layer_id stand for numbers. `targets` are the layers that an online rotation is
+    for; None: those behind the normalization."""
+
+    writers: tuple[str, ...] = ()
+    norm: str = ""
+    readers: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+
+    def of_layer(self, index: int) -> NormGroup:
+        """The group of one layer."""
+
+        def named(name: str) -> str:
+            return name.replace("pre_layer_id", str(index - 1)).replace("layer_id", str(index))
+
+        targets = None if self.targets is None else tuple(map(named, self.targets))
+        return NormGroup(tuple(map(named, self.writers)), named(self.norm), tuple(map(named, self.readers)), targets)
+
+
+@dataclass(frozen=True)
+class LanguageRotationOptions:
+    """Which rotations are made in a language model; see RotationOptions.
+
+    `first`, `middle` and `last` are the groups of the first layer, of all others, and behind the last one. Without
+    them, they are found in the model. The names at the end are paths of modules, those behind `layers` in a layer; what
+    is empty is found. `attention` and `feed_forward` may have wildcards.
+    """
+
+    r1: bool = True
+    r2: bool = False
+    r3: bool = False
+    r4: bool = False
+    block: int | None = None
+    is_online: bool = False
+    is_random: bool = False  # r1
+    is_random_r2: bool = False
+    first: tuple[NormGroup, ...] = ()
+    middle: tuple[NormGroup, ...] = ()
+    last: tuple[NormGroup, ...] = ()
+    backbone: str = ""
+    layers: str = ""
+    values: str = ""
+    outputs: str = ""
+    attention: str = ""
+    feed_forward: str = ""
+
+    def __post_init__(self) -> None:
+        if self.block is not None and not 2 <= self.block <= LARGEST:
+            raise InvalidValueError(f"rotation_size = {self.block}: expected an integer from 2 to {LARGEST}")
+        if not (self.r1 or self.r2 or self.r3 or self.r4):
+            raise InvalidValueError("algorithm 'rotation': r1, r2, r3 and r4 are all False; set one of them")
+
+    @property
+    def has_groups(self) -> bool:
+        """True if the user named the layers."""
+        return bool(self.first or self.middle or self.last)
+
+    def groups(self, count: int) -> list[NormGroup]:
+        """The named groups of all layers."""
+        found = [group.of_layer(0) for group in self.first]
+        found += [group.of_layer(index) for index in range(1, count) for group in self.middle]
+        return found + [group.of_layer(count - 1) for group in self.last]

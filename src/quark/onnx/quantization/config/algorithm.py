@@ -264,13 +264,21 @@ class GPTQConfig(AlgoConfig):
 class QuarotConfig(AlgoConfig):
     """QuaRot: activations rotated by a Hadamard matrix, which spreads their outliers over all channels.
 
-    `r_config_path` is a JSON file that names the nodes before and behind each rotated tensor.
+    `r_config_path` is a JSON file that names the nodes before and behind each rotated tensor; without it, residual
+    streams are found in the graph. `r1` to `r4` say what is rotated (docs/rotation.md); `r2` None: with `r1`, unless
+    there is a file. With `rotation_size`, blocks of so many channels are rotated by themselves.
     """
 
     name: ClassVar[str] = "quarot"
     r_matrix_dim: int = 4096
     use_random_had: bool = False
     r_config_path: str | None = None
+    r1: bool = True
+    r2: bool | None = None
+    r3: bool = False
+    r4: bool = False
+    rotation_size: int | None = None
+    online_r1_rotation: bool = False
 
 
 ALGORITHMS: dict[str, type[AlgoConfig]] = {

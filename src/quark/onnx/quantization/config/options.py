@@ -487,13 +487,8 @@ def equalize_options(draft: Draft) -> EqualizeOptions:
 
 def _rotation_options(values: Mapping[str, Any]) -> RotationOptions:
     path = values.get("source")
-    if not path:
-        raise InvalidValueError(
-            "include_rotation needs RConfigPath (r_config_path): a JSON file that names the nodes before and behind "
-            "each rotated tensor, see docs/accuracy.md"
-        )
     others = {name: value for name, value in values.items() if name != "source"}
-    return RotationOptions(read_pairs(path), **{"size": QuarotConfig().r_matrix_dim, **others}, source=str(path))
+    return RotationOptions(read_pairs(path) if path else (), **others, source=str(path or ""))
 
 
 def refine_options(draft: Draft) -> RefineOptions:
