@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from quark.decide.operators import OPERATORS, Kind, OperatorFacts
+from quark.decide.operators import OPERATORS, RECURRENT_TYPES, Kind, OperatorFacts
 from quark.decide.options import ChoiceOptions
 from quark.decide.placement import place
 from quark.decide.specs import AffineSpec
@@ -28,7 +28,10 @@ from quark.onnx.view import view_of
 _OPSET = 17
 _SHAPE = (1, 4, 4, 4)
 _FLOAT = ir.TensorType(ir.DataType.FLOAT)
-_WEIGHT_RANKS: Mapping[str, int] = {"Conv": 4, "ConvTranspose": 4}  # others have matrices
+_WEIGHT_RANKS: Mapping[str, int] = {  # others have matrices
+    **dict.fromkeys(("Conv", "ConvTranspose"), 4),
+    **dict.fromkeys(RECURRENT_TYPES, 3),
+}
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,9 @@ def is_quantized(op_type: str, options: ChoiceOptions) -> bool:
 
 
 def _model_of_one(op_type: str, known: OperatorFacts) -> ir.Model:
-    constants = {index for index in (known.weight, known.bias) if index is not None}
+    constants = {index for index in (*known.weights, known.bias) if index is not None}
     count = 2 if known.data is None else 1 + len(constants)
-    ranks = {known.weight: _WEIGHT_RANKS.get(op_type, 2), known.bias: 1}
+    ranks: dict[int | None, int] = {**dict.fromkeys(known.weights, _WEIGHT_RANKS.get(op_type, 2)), known.bias: 1}
     operands = [_value(index, ranks[index] if index in constants else None) for index in range(count)]
     output = ir.Value(name="y", type=_FLOAT, shape=ir.Shape(_SHAPE))
     node = ir.Node("", op_type, operands, outputs=[output], name="node")

@@ -27,7 +27,9 @@ runs. The report of each run says what was done with each operator of your model
 OPERATORS_TEXT = """
 `yes`: quantized. `moves`: only moves values, and has their scale if a neighbour is quantized. `asked`: in float unless
 `extra_op_types_to_quantize` names it. Empty: in float. Operators that are not listed stay in float. For Conv,
-ConvTranspose, Gemm and MatMul, the table assumes a constant weight.
+ConvTranspose, Gemm, MatMul, LSTM, GRU and RNN, the table assumes constant weights; of the last three, only these are
+integers ([recurrent networks](quantizing_onnx.md#recurrent-networks-and-embeddings)). A Gather from a constant table is
+an embedding there.
 
 `op_types_to_quantize`, `nodes_to_exclude` and similar fields change the selection:
 [what is quantized](quantizing_onnx.md#what-is-quantized).
@@ -36,7 +38,7 @@ RUNTIMES_TEXT = """
 - **On codes**: there is an operator on 8-bit codes, which `QuantFormat.QOperator` writes into the file if operands and
   results are quantized. In QDQ files, ONNX Runtime decides what it fuses into such kernels.
 - **NPU**: the [rules on positions](npu.md#the-rules-on-positions) for the operator, and what replaces it. `quark lint`
-  accepts every operator of this table, except Min and Max with a bound per channel.
+  accepts every operator of this table, except LSTM, GRU, RNN, and Min and Max with a bound per channel.
 - **PyTorch**: the aten operators that `quark.torch` treats as this one.
 """
 FORMATS_TEXT = """

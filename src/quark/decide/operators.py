@@ -1,6 +1,7 @@
 """What operators are to a quantizer: which inputs are data, weight and bias, and what a quantized tensor means there.
 
     COMPUTE        sums products: Conv, ConvTranspose, Gemm, MatMul
+    RECURRENT      sums products step by step: LSTM, GRU, RNN. Weights are quantized; the state stays float
     PASS           moves values and makes none: output and input can share one scale
     JOIN           brings tensors together: Concat
     ACTIVATION     monotone, elementwise, cheap: may be computed with the operator before it
@@ -21,6 +22,7 @@ class Kind(str, Enum):
     """What an operator does with its inputs; the module's docstring explains each kind."""
 
     COMPUTE = "compute"
+    RECURRENT = "recurrent"
     PASS = "pass"
     JOIN = "join"
     ACTIVATION = "activation"
@@ -35,6 +37,7 @@ class OperatorFacts:
     data: tuple[int, ...] | None = (0,)
     weight: int | None = None
     bias: int | None = None
+    state_weight: int | None = None  # of a recurrent operator: what its state is multiplied with
     is_for_runtime: bool = True  # ONNX Runtime has an integer form of it, or moves integers through
 
 
@@ -54,6 +57,7 @@ OPERATORS: dict[str, OperatorFacts] = {
     **_same(Kind.JOIN, "Concat", data=None),
     **_same(Kind.ACTIVATION, "Relu Clip"),
     **_same(Kind.ARITHMETIC, "Add Mul", data=None),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), OperatorFacts(Kind.RECURRENT, (0,), weight=1, state_weight=2)),
     **_same(Kind.ARITHMETIC, "Sub Div Min Max Sum Mean PRelu", is_for_runtime=False, data=None),
     **_same(Kind.ARITHMETIC, "AveragePool GlobalAveragePool LeakyRelu Sigmoid Softmax Resize"),
     **_same(
@@ -72,6 +76,7 @@ TRANSFORMER_TYPES = frozenset({"Gemm", "MatMul"})  # what an NPU's transformers 
 # An operator without a row that a user names: every float tensor that it reads or computes is quantized.
 OTHER = OperatorFacts(Kind.ARITHMETIC, None, is_for_runtime=False)
 
+RECURRENT_TYPES = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.RECURRENT)
 
 def facts(node: Node) -> OperatorFacts | None:
     """What is known of the node's operator; None where it has no quantized form."""
@@ -95,6 +100,31 @@ def reduction_axis(node: Node, index: int) -> int | None:
     if op in ("Conv", "ConvTranspose"):
         return {0: 1, 1: 1 if op == "Conv" else 0}.get(index)
     if op == "Gemm":
+def is_embedding(node: Node) -> bool:
+    """True for a Gather of rows from a constant matrix: its table is a weight, and the largest of many networks."""
+    table = node.input(0)
+    if node.op_type != "Gather" or not node.is_standard or table is None or table.constant is None:
+        return False
+    shape = table.constant.shape
+    is_matrix = len(shape) == 2 and shape[0] * shape[1] >= FEWEST_TABLE_NUMBERS
+    return is_matrix and table.is_quantizable and node.setting("axis", 0) in (0, -2)
+
+
+def weight_inputs(node: Node) -> tuple[int, ...]:
+    """The inputs of a node whose channels can have scales of their own."""
+    known = OPERATORS.get(node.op_type)
+    return (0,) if is_embedding(node) else (1,) if known is None or not known.weights else known.weights
+
+
+def has_dynamic_kernel(node: Node) -> bool:
+    """True for a recurrent node that ONNX Runtime computes from integers with scales found at run time: its
+    DynamicQuantizeLSTM takes float32, constant weights, and steps on the first axis."""
+    data, weights = node.input(0), (node.input(1), node.input(2))
+    is_plain = node.op_type == "LSTM" and node.setting("layout", 0) == 0
+    is_float = data is not None and data.type_name in ("float", "float32")
+    return is_plain and is_float and all(each is not None and each.constant is not None for each in weights)
+
+
         is_transposed = node.setting("transA", 0)
         first = -1 if is_transposed is None else int(is_transposed == 0)
         return {0: first, 1: int(node.setting("transB", 0) != 0)}.get(index)
@@ -109,6 +139,10 @@ def channel_axis(node: Node, rank: int) -> int | None:
     """The axis of the weight that counts output channels; None where they cannot have scales of their own."""
     op = node.op_type
     if op == "Conv":
+    if op in RECURRENT_TYPES:
+        return {0: -1, 1: 2, 2: 2}.get(index)
+    if is_embedding(node):  # rows are vectors of the network: as a projection with the same table sums over them
+        return 1 if index == 0 else None
         return 0
     if op == "ConvTranspose":
         return 1 if node.setting("group", 1) == 1 else None
@@ -117,3 +151,7 @@ def channel_axis(node: Node, rank: int) -> int | None:
     if op == "MatMul" and rank == 2:  # ONNX Runtime's kernels take no channels of a stack of matrices
         return 1
     return None
+    if op in RECURRENT_TYPES:  # gates, the same for both directions
+        return 1
+    if is_embedding(node):
+        return 1

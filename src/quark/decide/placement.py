@@ -7,6 +7,8 @@ A quantized node reads its data quantized, and what it computes is quantized for
     - for ONNX Runtime, what a Gemm or MatMul hands to nodes that stay in float stays float: its integer kernels can
       return float at no cost;
     - an operator that only moves values is quantized where a neighbour is, and shares the scale;
+    - of LSTM, GRU and RNN the weights are quantized, and their data if blocks or floats are, or ONNX Runtime has a
+      kernel for it; the state stays float, and so do results for readers in float;
     - a quantizer goes before a dropout, never behind it, because dropout enlarges values during training.
 
 `ChoiceOptions.is_trained` says what is different if the network is trained afterwards. Tensors that must have the same
@@ -172,11 +174,29 @@ class _Placer:
             role = self._role(node, known, index)
             reader = consumer = Reader(node.name, index)
             if role is Role.ACTIVATION:
+    def _facts(self, node: Node) -> OperatorFacts:
+        """What is known of a node that is quantized."""
+        return facts_of(node, self.specs.get(node.name), self._options) or OTHER
+
+    def _has_float_around(self, node: Node) -> bool:
+        """True for quantized nodes with nothing integer around them: only their weights are."""
+        return self._facts(node).kind is Kind.RECURRENT or self._has_table(node)
+
+    def _tied_idle(self, idle: list[Node]) -> list[Node]:
+        """Those of the nodes that are embeddings with the table of a quantized product, which would be stored twice."""
+        weight = self._options.default.weight
+        tables = [node for node in idle if is_embedding(node)]
+        if self._is_trained or not tables or not isinstance(weight, AffineSpec) or weight.group_size is not None:
+            return []
+        tied = tied_tables(self._graph)
+        return [node for node in tables if any(each.name in self.specs for each in tied.get(node.name, ()))]
+
                 source, reader = self._source(value, reader)
                 if source.constant is not None:
                     continue  # a copy of a parameter
                 wanted, first = self._seen(source, self._wish(node, known, index))
-                if wanted is not None and (known.kind is Kind.COMPUTE or self._options.goes_everywhere(wanted)):
+                is_product = known.kind in (Kind.COMPUTE, Kind.RECURRENT)
+                if wanted is not None and (is_product or self._options.goes_everywhere(wanted)):
                     self._request(source, wanted, role, reader, consumer, first)
             elif role is not None:
                 constant = self._constant_spec(spec, role, known)
@@ -203,6 +223,8 @@ class _Placer:
             return None
         return written
 
+        if self._facts(node).kind is Kind.RECURRENT:
+            return None
     def place_outputs(self, node: Node) -> None:
         """What a quantized node computes is quantized for float readers and graph outputs too."""
         written = self._written(node, self.specs[node.name])
@@ -266,6 +288,9 @@ class _Placer:
         value = node.inputs[index]
         is_constant = value is not None and value.constant is not None
         weight = None if known.weight is None else node.input(known.weight)
+        if known.kind is Kind.RECURRENT:
+            is_read = has_dynamic_kernel(node) if isinstance(spec, DynamicSpec) else not isinstance(spec, AffineSpec)
+            return spec if is_read else None
         is_computed = weight is not None and weight.constant is None and node.op_type != "MatMul"
         is_left = index == (known.bias if node.op_type == "Gemm" else known.weight)
         if self._is_trained and is_computed and is_left:
@@ -278,6 +303,8 @@ class _Placer:
             return None
         return Role.WEIGHT if is_constant else Role.ACTIVATION
 
+        if index in known.weights and (is_constant or known.kind is Kind.RECURRENT):
+            return Role.WEIGHT if is_constant else None
     def _float_readers(self, value: Value) -> Iterator[tuple[Reader, Reader]]:
         """Those that do not ask for the value themselves: (where the quantizer goes, who reads it)."""
         for node, index, reader in self._readers(value):
@@ -294,6 +321,8 @@ class _Placer:
         """Who reads the value, also behind dropouts and copies."""
         for node, index in value.readers:
             reader = Reader(node.name, index)
+                if is_asking and self._facts(node).kind is Kind.RECURRENT:
+                    is_asking = self._wish(node, self._facts(node), index) is not None
             if node.is_transparent:
                 yield from ((each, i, reader) for each, i, _ in self._readers(node.outputs[0]))
             else:
@@ -368,6 +397,12 @@ class _Placer:
     def _stays_float(self, node: Node, value: Value) -> bool:
         """True where a product's result is only read in float, and the integer kernel can give it so."""
         is_wanted = self._options.target is Target.ONNX_RUNTIME or self._options.has_float_products
+        if known.kind is Kind.RECURRENT or (not self._is_trained and self._has_table(node)):
+            if not isinstance(weight, AffineSpec) or not isinstance(activation, DynamicSpec):
+                return weight
+            # scales for channels cost nothing here; the kernel takes one zero point for all of them
+            is_symmetric = weight.is_symmetric or has_dynamic_kernel(node)
+            return replace(weight, is_per_channel=True, is_symmetric=is_symmetric)
         if not is_wanted or self._is_trained or node.op_type not in ("Gemm", "MatMul"):
             return False
         return all(reader.name not in self.specs for reader, _ in value.readers)

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from quark.decide.operators import OPERATORS, OTHER, TRANSFORMER_TYPES, Kind, facts
+from quark.decide.operators import (
+    FEWEST_TABLE_NUMBERS,
+    OPERATORS,
+    OTHER,
+    RECURRENT_TYPES,
+    TRANSFORMER_TYPES,
+    Kind,
+    OperatorFacts,
+    facts,
+    is_embedding,
+    reduction_axis,
+)
 from quark.decide.options import ChoiceOptions, Target
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.decide.view import Graph, Node
@@ -40,6 +51,23 @@ def select_nodes(
 def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: Iterable[str] = ()) -> dict[str, str]:
     """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error, unless it is
     one of the nodes that a rewrite removed (`vanished`)."""
+def facts_of(node: Node, spec: LayerSpec | None, options: ChoiceOptions) -> OperatorFacts | None:
+    """What is known of the node's operator. If a user names its type, every float tensor of it is quantized: if it has
+    no row in the table, and if it is a recurrent layer in integers, of which only the weights are quantized otherwise.
+    """
+    known = facts(node)
+    is_named = node.op_type in options.selection.named_op_types and node.has_quantized_form
+    is_recurrent = known is not None and known.kind is Kind.RECURRENT
+    if is_named and (known is None or (is_recurrent and spec is not None and isinstance(spec.activation, AffineSpec))):
+        return OTHER
+    return known
+
+
+def lone_table(spec: LayerSpec) -> LayerSpec:
+    """The spec of an embedding whose table is quantized as a weight, and whose rows stay float."""
+    return replace(spec, activation=None, output=None)
+
+
     gone = [Node(name, "", None, aliases=(name,)) for name in vanished]
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -141,7 +169,8 @@ class _Selector:
             return "the type of its input is not known"
         if not data[0].is_quantizable:
             return f"computes on {data[0].type_name}"
-        constants = [] if known.kind is Kind.COMPUTE else [value.constant for value in data if value.constant]
+        is_compute = known.kind in (Kind.COMPUTE, Kind.RECURRENT)
+        constants = [] if is_compute else [value.constant for value in data if value.constant]
         if not all(bool(np.isfinite(each.array().astype(np.float32, copy=False)).all()) for each in constants):
             return "one of its constants holds NaN or Inf, which has no scale"
         return self._operand_obstacle(node, known.kind is Kind.COMPUTE)
@@ -150,8 +179,8 @@ class _Selector:
         selection = self._options.selection
         if selection.op_types is not None:
             return f"operator type {op_type} is not among op_types_to_quantize"
-        if _is_compute_only(self._options, self._options.default):
-            return "only Conv, ConvTranspose, Gemm and MatMul are quantized"
+        if is_compute_only(self._options, self._options.default):
+            return "only Conv, ConvTranspose, Gemm, MatMul and recurrent layers are quantized"
         hint = f"; {selection.words.extra_op_types} adds it" if selection.words.extra_op_types else ""
         return f"operator type {op_type} is not quantized for this target{hint}"
 
@@ -219,10 +248,13 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
         return selection.op_types | selection.extra_op_types
     if selection.has_all_op_types:
         return frozenset(OPERATORS) | selection.extra_op_types
-    if _is_compute_only(options, layer):
-        found = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.COMPUTE)
+    if is_compute_only(options, layer):
+        kinds = (Kind.COMPUTE, Kind.RECURRENT)
+        found = frozenset(name for name, each in OPERATORS.items() if each.kind in kinds)
+        if is_compute and node.op_type in RECURRENT_TYPES and (spec.weight is None or not has_weight):
+            return "only constant weights of recurrent layers are quantized"
     elif options.target is Target.NPU_TRANSFORMER:
-        found = TRANSFORMER_TYPES
+        found = TRANSFORMER_TYPES | RECURRENT_TYPES
     elif options.target is Target.NPU_CNN or not isinstance(layer.activation, AffineSpec):
         found = frozenset(OPERATORS)
     else:

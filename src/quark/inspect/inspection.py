@@ -22,7 +22,16 @@ import onnx_ir as ir
 from quark.errors import ModelError, QuarkError
 from quark.onnx.file_graph import bare_graph
 from quark.onnx.load.reading import read_proto
-from quark.onnx.plan_reader import BLOCK, DEQUANTIZE, QUANTIZE, QuantizedGraph, Quantizer, is_on_codes
+from quark.onnx.plan_reader import (
+    BLOCK,
+    DEQUANTIZE,
+    PACKED,
+    QUANTIZE,
+    QuantizedGraph,
+    Quantizer,
+    is_on_codes,
+    is_turned,
+)
 from quark.ops.onnx_nodes import all_nodes
 from quark.plan import Role
 from quark.report.console import Table, cell
@@ -199,7 +208,7 @@ def _quantized(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
         if counted is not None:
             found.setdefault(counted[0], Counter())[counted[1]] += 1
     for node in all_nodes(model.graph.node):
-        if is_on_codes(node) and node.op_type not in ("MatMulNBits", "QGemm"):
+        if is_on_codes(node) and node.op_type not in (*PACKED, "QGemm"):
             found.setdefault("operators", Counter())[_op_name(node)] += 1
     order = ("activations", "weights", "biases", "operators")
     return {role: dict(found[role].most_common()) for role in order if role in found}
@@ -210,7 +219,7 @@ def _role_and_format(graph: QuantizedGraph, quantizer: Quantizer) -> tuple[str, 
     pair counts once."""
     node = quantizer.node
     role = {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}[graph.role(quantizer)]
-    if node.op_type == "MatMulNBits":
+    if node.op_type in PACKED:
         bits, size = node.attributes.get_int("bits", 4), node.attributes.get_int("block_size", 0)
         return "weights", f"int{bits} per group of {size}"
     if node.op_type in BLOCK:
@@ -218,8 +227,9 @@ def _role_and_format(graph: QuantizedGraph, quantizer: Quantizer) -> tuple[str, 
             name = str(quantizer.choice)
         except QuarkError:
             name = f"{node.op_type} with attributes of its own"
-        return role, name if not quantizer.is_constant or quantizer.is_stored else f"{name} packed"
-    is_codes = node.op_type in DEQUANTIZE and quantizer.is_stored and quantizer.source is node.inputs[0]
+        is_plain = not quantizer.is_constant or quantizer.is_stored or is_turned(quantizer.source)
+        return role, name if is_plain else f"{name} packed"
+    is_codes = node.op_type in DEQUANTIZE and quantizer.has_codes
     if quantizer.dtype is None or not (node.op_type in QUANTIZE or is_codes):
         return None
     name = _type_name(int(quantizer.dtype))

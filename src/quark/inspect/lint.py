@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.decide.npu_positions import FOLLOWERS, is_constant_factor, npu_operations
-from quark.decide.operators import OPERATORS, Kind, OperatorFacts
+from quark.decide.operators import OPERATORS, RECURRENT_TYPES, Kind, OperatorFacts
 from quark.decide.view import Node, Value
 from quark.errors import ModelError
 from quark.npu import HARD_SIGMOID_FACTOR, RULES, average_pool_factor, is_npu_hard_sigmoid, leaky_relu_alpha
@@ -45,7 +45,7 @@ RECOMMENDED_OPSET = 17
 READABLE_OPSETS = range(11, 23)  # before, Clip has its bounds as attributes; beyond, everything runs on the CPU
 USUAL_OPSETS = range(13, 21)  # the compiler knows every operator of these
 QUANTIZER_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear"})
-NPU_OPERATORS = frozenset(OPERATORS) | QUANTIZER_TYPES | {"Constant", "Identity"}
+NPU_OPERATORS = (frozenset(OPERATORS) - RECURRENT_TYPES) | QUANTIZER_TYPES | {"Constant", "Identity"}
 
 _XINT8 = "quantize with XINT8"
 _MIDDLE = {ir.DataType.UINT8: 128, ir.DataType.INT8: 0}
@@ -317,7 +317,7 @@ def _per_channel_bounds(node: ir.Node, quantizers: FileQuantizers) -> Iterator[F
 def check_float_tensors(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Finding]:
     """Tensors between the NPU's operators that are not quantized: the work on them goes to the CPU."""
     for node in model.graph:
-        known = operator_facts(node)
+        known = _npu_facts(node)
         for index, value in enumerate(() if known is None else node.inputs):
             if known is not None and value is not None and _is_float_operand(node, known, index, quantizers):
                 level = Level.ERROR if known.kind is Kind.COMPUTE else Level.WARNING
@@ -326,10 +326,15 @@ def check_float_tensors(model: ir.Model, quantizers: FileQuantizers) -> Iterator
                 yield Finding("FloatTensor", str(node.name), str(value.name), level, message, fix)
     for value in model.graph.outputs:
         writer = value.producer()
-        if writer is not None and operator_facts(writer) is not None and not is_dequantize(writer) and _is_float(value):
+        if writer is not None and _npu_facts(writer) is not None and not is_dequantize(writer) and _is_float(value):
             message = f"output '{value.name}' of the graph is not quantized"
             fix = "quantize with enable_npu_cnn, as XINT8 does"
             yield Finding("FloatTensor", str(writer.name), str(value.name), Level.WARNING, message, fix)
+
+
+def _npu_facts(node: ir.Node) -> OperatorFacts | None:
+    """What is known of an operator that the NPU has."""
+    return None if node.op_type in RECURRENT_TYPES else operator_facts(node)
 
 
 def _is_float_operand(node: ir.Node, known: OperatorFacts, index: int, quantizers: FileQuantizers) -> bool:
@@ -343,7 +348,7 @@ def _is_float_operand(node: ir.Node, known: OperatorFacts, index: int, quantizer
     if value is None or not is_operand or not _is_float(value) or quantizers.of(value) is not None:
         return False
     writer = value.producer()
-    is_behind = writer is not None and index == 0 and is_read_once(value) and operator_facts(writer) is not None
+    is_behind = writer is not None and index == 0 and is_read_once(value) and _npu_facts(writer) is not None
     is_padded = writer is not None and writer.op_type == "Pad" and node.op_type == "AveragePool"
     is_computed_with = is_behind and (node.op_type in FOLLOWERS or is_padded)
     return not (is_computed_with or quantizers.is_constant_factor(node))

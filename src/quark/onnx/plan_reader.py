@@ -7,9 +7,10 @@
     activations       QuantizeLinear with DequantizeLinear (ONNX's, com.microsoft's or Extended*), block operators,
                       Casts to float16 or bfloat16 and back, DynamicQuantizeLinear
     constants         codes behind DequantizeLinear, rounded numbers behind a block mark, float16 or bfloat16 behind a
-                      Cast, or float numbers behind one of the quantizers above, as AMD Quark writes them
-    integer layers    ConvInteger, MatMulInteger, MatMulNBits, and the QLinear* operators with whatever moves codes
-                      between them
+                      Cast, or float numbers behind one of the quantizers above, as AMD Quark writes them; codes of
+                      a table that a Gather takes rows from before they are dequantized
+    integer layers    ConvInteger, MatMulInteger, DynamicQuantizeLSTM, MatMulNBits, GatherBlockQuantized, and the
+                      QLinear* operators with whatever moves codes between them
 
 A file does not hold everything that a plan says. Fields that it does not hold are read as follows:
 
@@ -21,7 +22,7 @@ A file does not hold everything that a plan says. Fields that it does not hold a
     tensor            if the original name is lost, the name of the value in the file: this happens to results of
                       ConvInteger and MatMulInteger, and to codes that go from one moving operator to the next
 
-`skipped` lists Conv, ConvTranspose, Gemm and MatMul nodes that read their weight, or every input, in float.
+`skipped` lists Conv, ConvTranspose, Gemm, MatMul and recurrent nodes that read their weight, or every input, in float.
 
 All other tensors have the names of the float model. `insert` and ONNX Runtime's quantizer, from which AMD Quark's is
 derived, name codes, scales and zero points after them, so a name is known even if a folded Relu took its tensor along.
@@ -71,6 +72,8 @@ DEQUANTIZE = ("DequantizeLinear", "ExtendedDequantizeLinear")
 BLOCK = (MX_QUANTIZE_DEQUANTIZE.name, BFP_QUANTIZE_DEQUANTIZE.name)
 DYNAMIC = "DynamicQuantizeLinear"
 INTEGER_PRODUCTS = ("ConvInteger", "MatMulInteger")
+DYNAMIC_LSTM = "DynamicQuantizeLSTM"
+PACKED = ("MatMulNBits", "GatherBlockQuantized")
 
 WEIGHT_IN_FLOAT = "its weight is in float"
 ALL_IN_FLOAT = "it reads no quantized tensor"
@@ -116,7 +119,7 @@ def is_dequantize(node: ir.Node | None) -> bool:
 
 def is_on_codes(node: ir.Node | onnx.NodeProto) -> bool:
     """True if the operator computes with codes instead of the numbers that they stand for."""
-    return node.op_type.startswith("QLinear") or node.op_type in (*INTEGER_PRODUCTS, "QGemm", "MatMulNBits")
+    return node.op_type.startswith("QLinear") or node.op_type in (*INTEGER_PRODUCTS, DYNAMIC_LSTM, "QGemm", *PACKED)
 
 
 def is_quantizer(node: ir.Node | None) -> bool:
@@ -229,6 +232,7 @@ class QuantizedGraph:
         }
         for node in _all_nodes(model.graph):
             if id(node) not in self._inner:
+            DYNAMIC_LSTM: self._dynamic_lstm,
                 self._read(node)
         for index, value in enumerate(model.graph.outputs):
             if value in self._numbers:
@@ -637,6 +641,41 @@ def _lone_reader(value: ir.Value) -> ir.Node | None:
 
 def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
     """The values that are computed from nothing but constants."""
+def _gate_choice(node: ir.Node, weight: ir.Value, scale: ir.Value | None, zero_point: ir.Value | None) -> AffineChoice:
+    """What DynamicQuantizeLSTM does to a weight, in the layout of LSTM: [directions, gates, inputs]."""
+    numbers, zeros, tensor = _array(scale), _optional_array(zero_point), stored_tensor(weight)
+    shape = () if tensor is None else tuple(tensor.shape.numpy())
+    if len(shape) != 3 or numbers.shape not in ((shape[0],), (shape[0], shape[2])):
+        raise ModelError(f"node '{_name(node)}' ({node.op_type}): scales of '{weight.name}' contradict its shape")
+    if numbers.ndim == 1:  # one for each direction
+        return _affine(node, _dtype(weight), numbers, zeros, None if numbers.size == 1 else 0)
+    if (numbers == numbers[0]).all() and (zeros is None or (zeros == zeros.ravel()[0]).all()):
+        return _affine(node, _dtype(weight), numbers[0], None if zeros is None else zeros.ravel()[:1], 1)
+    return _affine(node, _dtype(weight), numbers, zeros, 2, shape[1])  # each direction has its own for each gate
+
+
+def _table_choice(node: ir.Node) -> AffineChoice:
+    """What GatherBlockQuantized does to its table, of which rows are read."""
+    scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
+    bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 128))
+    axis = int(attribute(node, "quantize_axis", 1))
+    is_plain = _dtype(input_value(node, 0)) is ir.DataType.UINT8 and scale.ndim == 2
+    if bits not in (2, 4, 8) or size < 1 or not is_plain or axis % 2 != 1 or attribute(node, "gather_axis", 0) != 0:
+        raise ModelError(f"node '{_name(node)}' (GatherBlockQuantized): a table of this form fits no plan")
+    zero_points = _unpacked_zero_points(packed, bits, len(scale), scale.shape[1])
+    format = f"int{bits}" if zero_points is None else f"uint{bits}"
+    zeros = np.zeros(scale.size, np.int64) if zero_points is None else zero_points.ravel()
+    return AffineChoice(format, tuple(scale.ravel().tolist()), tuple(zeros.tolist()), 1, size)
+
+
+def _unpacked_zero_points(packed: Array | None, bits: int, lines: int, blocks: int) -> Array | None:
+    """Zero points [lines, blocks] from bytes; None if there are none, or if they are floats."""
+    if packed is None or packed.dtype != np.uint8:
+        return None
+    codes = packed.reshape(lines, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
+    return np.asarray((codes & np.uint8((1 << bits) - 1)).reshape(lines, -1)[:, :blocks].astype(np.int64))
+
+
     found: set[ir.Value] = set()
     for node in _all_nodes(graph):
         is_plain = node.inputs and not node.op_type.startswith("Random")

@@ -40,6 +40,9 @@ from quark.onnx.insert.pairs import (
     quantizer_behind,
 )
 from quark.onnx.insert.qoperator import to_qoperators
+from quark.onnx.insert.recurrent import insert_dynamic_lstm
+from quark.onnx.insert.tables import dequantize_rows, share_tables
+from quark.onnx.insert.weight_only import insert_weight_only
 from quark.plan import Choice, DynamicChoice, QuantizationPlan, Role
 
 __all__ = ["InsertOptions", "NBitsOptions", "NodeStyle", "insert"]
@@ -69,6 +72,7 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
         )
     if options.has_folded_relu:
         _fold_activations(model)
+    share_tables(model)
     remove_dead(model)
     if options.style is NodeStyle.QOPERATOR:
         to_qoperators(model)

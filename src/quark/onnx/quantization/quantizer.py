@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from quark.account import FileFacts, PackingFacts, Report
 from quark.compare import Verdict, worst_text
 from quark.errors import InvalidValueError
 from quark.measures import Measure, MeasureResult
+from quark.onnx.growth import growth
 from quark.onnx.large_tensors import Message, split
 from quark.onnx.pack import pack_message
 from quark.onnx.quantization.config.options import settings_of
@@ -59,6 +61,7 @@ class QuantizedModel:
         self._model: onnx.ModelProto | None = None
         self._written: FileFacts | None = None
         self._packing: PackingFacts | None = None
+        self._growth: tuple[str, ...] = ()  # why the file is larger than the float file, if it is
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -73,7 +76,9 @@ class QuantizedModel:
     def report(self) -> Report:
         """What was done, why, and how good the result is. May wait for the hash of a large source."""
         card = self._card.to_dict()
-        return replace(self._outcome.report, result=self._written, packing=self._packing, card=card)
+        report = self._outcome.report
+        remarks = (*self._growth, *report.remarks)
+        return replace(report, result=self._written, packing=self._packing, card=card, remarks=remarks)
 
     def with_search(self, auto: Mapping[str, Any], measure: MeasureResult | None) -> QuantizedModel:
         """The same model, with the configurations that were tried and what was measured in its report."""
@@ -110,8 +115,16 @@ class QuantizedModel:
             self._outcome.check_unchanged()
             card = replace(self._outcome.card, packing=self._packing.profile if self._packing else "")
             self._card = placed(card, target, self._source, self._data, self._written)
+            self._note_growth(content.proto if isinstance(content, Message) else content)
             write_text(self.report.to_json(), target.with_suffix(".json"))
         return target
+
+    def _note_growth(self, proto: onnx.ModelProto) -> None:
+        assert self._written is not None
+        found = growth(self._written, self._outcome.account.source, proto)
+        self._growth = () if found is None else (found.text,)
+        if found is not None:
+            logger.log(logging.INFO if found.is_by_design else logging.WARNING, "%s", found.text)
 
 
 def quantize(
