@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -60,7 +62,15 @@ def by_reader(plan: QuantizationPlan):
 
 def as_stored(planned, read):
     """The planned choice with what the file cannot say taken from the one that was read: scales are stored in float32
-    or float16, and weights in float16 or bfloat16 are rounded, whether or not that saturated."""
+    or float16, and weights in float16 or bfloat16 are rounded, whether or not that saturated. MatMulNBits does not say
+    that a Gemm read its weight transposed."""
+    if isinstance(planned, AffineChoice) and isinstance(read, AffineChoice) and planned.axis == 1 and read.axis == 0:
+        for count in range(1, len(planned.scale) + 1 if planned.group_size else 1):
+            if len(planned.scale) % count == 0:
+                both = planned.scale, planned.zero_point
+                scale, zero_point = (np.array(each).reshape(count, -1).T.ravel() for each in both)
+                if np.array_equal(scale.astype(np.float32), np.array(read.scale)):
+                    return replace(read, zero_point=tuple(zero_point.tolist()))
     if isinstance(planned, AffineChoice) and isinstance(read, AffineChoice):
         for dtype in (np.float32, np.float16):
             scale = tuple(np.array(planned.scale, dtype).tolist())

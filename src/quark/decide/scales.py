@@ -22,6 +22,7 @@ import numpy as np
 
 from quark.decide.half_quadratic import refined
 from quark.decide.options import TensorOverride
+from quark.decide.searched_scales import searched
 from quark.decide.specs import AffineSpec, Algorithm, GroupRule
 from quark.decide.view import Array, ArrayConstant, Constant
 from quark.errors import InvalidValueError
@@ -93,12 +94,22 @@ def choice_of_weight(
             choice = _of_ranges(spec, low, high, channels)
         else:
             choice = _of_lowest_code(spec, low, high, channels)
-        return refined(choice, weight.array()) if spec.group_rule is GroupRule.HALF_QUADRATIC else choice
+        return _improved(choice, spec, weight)
     if method == MinMax():
         low, high = weight.extremes(channels.axis)
+        if spec.group_rule is not GroupRule.RANGE:
+            whole = _of_lowest_code if spec.is_symmetric else _of_ranges
+            return _improved(whole(spec, low, high, channels), spec, weight)
     else:
         low, high = ranges_of_channels(weight.array(), channels.axis, method, integer, spec.is_symmetric)
     return _overridden(_of_ranges(spec, low, high, channels), override)
+
+
+def _improved(choice: AffineChoice, spec: AffineSpec, weight: Constant) -> AffineChoice:
+    """The choice with the scales that the spec's rule searches for."""
+    if spec.group_rule is GroupRule.SEARCHED:
+        return searched(choice, weight.array())
+    return refined(choice, weight.array()) if spec.group_rule is GroupRule.HALF_QUADRATIC else choice
 
 
 def _start_of_lsq(spec: AffineSpec, values: Array, channels: ChannelAxis | None) -> AffineChoice:

@@ -2,7 +2,7 @@
 
     AffineSpec     integers with a scale and a zero point, found by a method of `quark.ranges`
     BlockSpec      blocks that share a power-of-two scale
-    FloatSpec      float16 or bfloat16
+    FloatSpec      float16, bfloat16, or an 8-bit float with a scale
     DynamicSpec    integers whose scale is found at run time
 
 None in the place of a spec means: leave it in float.
@@ -19,6 +19,8 @@ from quark.formats.affine import integer_format
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import IntFormat
 from quark.ranges import KLJ, MeanMagnitude, MinMax, RangeMethod, ThreeSigma
+
+EIGHT_BIT_FLOATS = ("fp8_e4m3", "fp8_e5m2")
 
 
 class Algorithm(str, Enum):
@@ -49,6 +51,7 @@ class GroupRule(str, Enum):
 
     RANGE = "range"  # the range of the group, as for channels
     LOWEST_CODE = "lowest_code"  # symmetric: its largest magnitude has the lowest code, also if that takes a scale < 0
+    SEARCHED = "searched"  # LOWEST_CODE or RANGE, or another scale if that has less squared error; for channels too
     HALF_QUADRATIC = "half_quadratic"  # LOWEST_CODE or RANGE, refined for the least sum of |error|^0.7
 
 
@@ -113,11 +116,23 @@ class BlockSpec:
 class FloatSpec:
     """float16 or bfloat16; beyond its range a value saturates where `is_saturating`, else becomes Inf. `is_scaled`:
     divided by a scale first, so that the largest magnitude of calibration becomes the type's largest number (float16)
-    or 2 (bfloat16, whose precision is the same everywhere)."""
+    or 2 (bfloat16, whose precision is the same everywhere).
+
+    8-bit floats (`is_eight_bits`) are always scaled and saturating, and only language models have them.
+    `is_per_channel`: a scale for each output of a weight, or for each token of an activation. `is_dynamic`: the scale
+    is found at run time.
+    """
 
     format: str
     is_saturating: bool = False
     is_scaled: bool = False
+    is_per_channel: bool = False
+    is_dynamic: bool = False
+
+    @property
+    def is_eight_bits(self) -> bool:
+        """True for E4M3 and E5M2."""
+        return self.format in EIGHT_BIT_FLOATS
 
     @property
     def method(self) -> RangeMethod:
@@ -135,8 +150,10 @@ class FloatSpec:
         return self.method
 
     def __post_init__(self) -> None:
-        if self.format not in ("float16", "bfloat16"):
-            raise InvalidValueError(f"format '{self.format}': expected float16 or bfloat16")
+        if self.format not in ("float16", "bfloat16", *EIGHT_BIT_FLOATS):
+            raise InvalidValueError(f"format '{self.format}': expected float16, bfloat16, fp8_e4m3 or fp8_e5m2")
+        if self.is_eight_bits and not (self.is_scaled and self.is_saturating):
+            raise InvalidValueError(f"format '{self.format}': an 8-bit float without blocks has a scale, and saturates")
 
 
 @dataclass(frozen=True)
@@ -155,7 +172,7 @@ MeasuredSpec: TypeAlias = AffineSpec | FloatSpec
 
 def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
     """True if the choice needs a measured range."""
-    return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled)
+    return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled and not spec.is_dynamic)
 
 
 @dataclass(frozen=True)
@@ -190,4 +207,6 @@ def _bits(spec: TensorSpec | None) -> float:
         return 32.0
     if isinstance(spec, BlockSpec):
         return float(spec.quantizer.format.bits_per_element)
-    return 16.0 if isinstance(spec, FloatSpec) else float(integer_format(spec.format).bits)
+    if isinstance(spec, FloatSpec):
+        return 8.0 if spec.is_eight_bits else 16.0
+    return float(integer_format(spec.format).bits)

@@ -24,6 +24,8 @@ ORDER = (
     "rotation",
     "equalization",
     "smooth_quant",
+    "activation_aware",
+    "low_rank",
     "compensation",
     "bias_correction",
     "finetuning",  # last: with the biases and the scales that layers end up with

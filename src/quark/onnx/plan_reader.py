@@ -35,7 +35,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,8 @@ ALL_IN_FLOAT = "it reads no quantized tensor"
 _LINEAR_DOMAINS = ("", "com.microsoft", DOMAIN)
 _SHORT_FLOATS = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 _FLOAT8 = {ir.DataType.FLOAT8E4M3FN: "fp8_e4m3", ir.DataType.FLOAT8E5M2: "fp8_e5m2", ir.DataType.FLOAT4E2M1: "fp4_e2m1"}
+_MOVED = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MOST_MOVES = 8
 _MOVING = ("Identity", "Pad", "Resize")  # besides those of which the table of operators says so
 _TRANSPOSE_A = r"Transpose_output(_\d+)?"  # what insert puts before the integer form of a Gemm with transA
 _WIDE_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
@@ -178,6 +180,11 @@ class Quantizer:
         return is_held(self.source)
 
     @property
+    def has_codes(self) -> bool:
+        """True if the source is a constant of codes, rather than of numbers that are rounded at run time."""
+        return self.is_stored and self.dtype is not None and _dtype(self.source) is self.dtype
+
+    @property
     def scale_count(self) -> int:
         """The number of scales, known without reading them; 0 if they are computed at run time."""
         tensor = stored_tensor(self.scale)
@@ -200,7 +207,7 @@ class QuantizedGraph:
     cannot be read are skipped; `plan` raises an error for the first of them.
 
     quantizers    by their node, in the order of the graph. Each half of a pair is a quantizer; of operators on codes
-                  only MatMulNBits is one
+                  only MatMulNBits and GatherBlockQuantized are
     fixed         values that are computed from nothing but constants
     """
 
@@ -225,14 +232,15 @@ class QuantizedGraph:
             **dict.fromkeys(BLOCK, self._block),
             **dict.fromkeys(INTEGER_PRODUCTS, self._integer_product),
             DYNAMIC: self._dynamic,
+            DYNAMIC_LSTM: self._dynamic_lstm,
             "Cast": self._cast,
             "MatMulNBits": self._matmul_nbits,
+            "GatherBlockQuantized": self._block_gather,
             "QLinearConcat": self._code_concat,
             **dict.fromkeys(CODE_OPERATORS, self._code_operator),
         }
         for node in _all_nodes(model.graph):
             if id(node) not in self._inner:
-            DYNAMIC_LSTM: self._dynamic_lstm,
                 self._read(node)
         for index, value in enumerate(model.graph.outputs):
             if value in self._numbers:
@@ -245,6 +253,10 @@ class QuantizedGraph:
     def factor(self, node: ir.Node, index: int) -> Quantizer | None:
         """The quantizer of the codes that an operator on codes reads as input number `index`."""
         return self._factors.get((node, index))
+
+    def constants(self) -> set[str]:
+        """The names of weights and biases that something reads quantized."""
+        return {quantizer.tensor for quantizer, _ in self._rows if quantizer.is_constant}
 
     def is_fixed(self, value: ir.Value | None) -> bool:
         """True if the value is a constant or computed from nothing but constants."""
@@ -309,7 +321,7 @@ class QuantizedGraph:
             self._problems.append(error if isinstance(error, ModelError) else _damaged(node, error))
             return
         known = _standard(node)
-        if not is_read and known is not None and known.kind is Kind.COMPUTE:
+        if not is_read and known is not None and known.kind in (Kind.COMPUTE, Kind.RECURRENT):
             self._layers.append(node)
 
     def _add(self, quantizer: Quantizer, reader: Reader, node: ir.Node | None) -> None:
@@ -338,6 +350,10 @@ class QuantizedGraph:
         if node.domain not in _LINEAR_DOMAINS or codes is None:
             return False
         before = self._codes.get(codes)
+        gather = None if before is not None else _gather_of_table(node)
+        if gather is not None:
+            self._table_rows(node, gather)
+            return True
         if before is None:
             is_fixed = codes in self.fixed or is_held(codes)
             own = _linear(node, _stem(codes.name, "quantized") or str(codes.name), codes, is_fixed, codes)
@@ -353,6 +369,22 @@ class QuantizedGraph:
             result = narrow.outputs[0]
         self._numbers[result] = before or own
         return True
+
+    def _table_rows(self, node: ir.Node, gather: ir.Node) -> None:
+        """Note the table that a Gather takes rows of codes from, for the node that dequantizes them."""
+        table = gather.inputs[0]
+        assert table is not None
+        own = _linear(node, _stem(table.name, "quantized") or str(table.name), table, True, table)
+
+        def decide() -> Choice:
+            choice, tensor = own.choice, stored_tensor(table)
+            if not isinstance(choice, AffineChoice) or choice.axis is None or choice.axis >= 0 or tensor is None:
+                return choice
+            return replace(choice, axis=choice.axis + len(tensor.shape))  # counted from behind: Gather may add axes
+
+        quantizer = replace(own, decide=decide)
+        self.quantizers[node] = quantizer
+        self._add(quantizer, Reader(_name(gather), 0), gather)
 
     def _block(self, node: ir.Node) -> bool:
         source = input_value(node, 0)
@@ -379,7 +411,7 @@ class QuantizedGraph:
         source = input_value(node, 0)
         if source is None or node.domain or _cast_type(node) not in _WIDE_FLOATS:
             return False
-        if is_held(source):
+        if is_held(source) or is_turned(source):
             name = _SHORT_FLOATS.get(_dtype(source) or ir.DataType.UNDEFINED)
             original = None if name is None else _stem(source.name, name)
             if name is None or (original is None and _cast_type(node) is _dtype(source)):
@@ -405,7 +437,7 @@ class QuantizedGraph:
         return True
 
     def _note_float(self, node: ir.Node, tensor: str, source: ir.Value, choice: FloatChoice) -> None:
-        quantizer = Quantizer(tensor, source, node, is_held(source), lambda: choice)
+        quantizer = Quantizer(tensor, source, node, is_held(source) or is_turned(source), lambda: choice)
         self.quantizers[node] = self._numbers[node.outputs[0]] = quantizer
 
     def _dynamic(self, node: ir.Node) -> bool:
@@ -429,7 +461,7 @@ class QuantizedGraph:
         if data is not None:
             self._add(data, Reader(name, 0), None)
         scale = _product_scale(node)
-        if weight is None or scale is None or not is_held(weight):
+        if weight is None or scale is None or not self.is_fixed(weight):
             return True
 
         def decide() -> AffineChoice:
@@ -441,6 +473,23 @@ class QuantizedGraph:
         self._add(Quantizer(tensor, weight, node, True, decide, _dtype(weight), scale), Reader(name, 1), None)
         return True
 
+    def _dynamic_lstm(self, node: ir.Node) -> bool:
+        data = input_value(node, 0)
+        if node.domain != "com.microsoft" or data is None:
+            return False
+        name, dtype = _layer(node), ir.DataType.UINT8
+        activation = Quantizer(str(data.name), data, node, False, lambda: DynamicChoice("uint8"), dtype)
+        self._add(activation, Reader(name, 0), None)
+        for index, position in ((1, 8), (2, 10)):
+            weight, scale = input_value(node, index), input_value(node, position)
+            if weight is not None and is_held(weight) and is_held(scale):
+                zero_point = input_value(node, position + 1)
+                decide = partial(_gate_choice, node, weight, scale, zero_point)
+                tensor = _stem(weight.name, "quantized") or str(weight.name)
+                quantizer = Quantizer(tensor, weight, node, True, decide, _dtype(weight), scale, zero_point)
+                self._add(quantizer, Reader(name, index), None)
+        return True
+
     def _matmul_nbits(self, node: ir.Node) -> bool:
         weight, scale = input_value(node, 1), input_value(node, 2)
         if weight is None or not is_held(scale):
@@ -449,6 +498,19 @@ class QuantizedGraph:
         quantizer = Quantizer(tensor, weight, node, True, lambda: _nbits_choice(node), None, scale)
         self.quantizers[node] = quantizer
         self._add(quantizer, Reader(_stem(node.name, "nbits") or _name(node), 1), None)
+        return True
+
+    def _block_gather(self, node: ir.Node) -> bool:
+        table, scale = input_value(node, 0), input_value(node, 2)
+        if table is None or not is_held(scale):
+            return True
+        maker = table.producer()
+        if maker is not None and maker.op_type == "Reshape" and table in self.fixed:  # stored with a product
+            table = maker.inputs[0] or table
+        tensor = _stem(table.name, "packed") or str(table.name)
+        quantizer = Quantizer(tensor, table, node, True, lambda: _table_choice(node), None, scale)
+        self.quantizers[node] = quantizer
+        self._add(quantizer, Reader(_stem(node.name, "nbits") or _name(node), 0), None)
         return True
 
     def _code_operator(self, node: ir.Node) -> bool:
@@ -579,6 +641,41 @@ def _choice_of(quantizer: Quantizer) -> Choice:
         raise _damaged(quantizer.node, error) from error
 
 
+def _gate_choice(node: ir.Node, weight: ir.Value, scale: ir.Value | None, zero_point: ir.Value | None) -> AffineChoice:
+    """What DynamicQuantizeLSTM does to a weight, in the layout of LSTM: [directions, gates, inputs]."""
+    numbers, zeros, tensor = _array(scale), _optional_array(zero_point), stored_tensor(weight)
+    shape = () if tensor is None else tuple(tensor.shape.numpy())
+    if len(shape) != 3 or numbers.shape not in ((shape[0],), (shape[0], shape[2])):
+        raise ModelError(f"node '{_name(node)}' ({node.op_type}): scales of '{weight.name}' contradict its shape")
+    if numbers.ndim == 1:  # one for each direction
+        return _affine(node, _dtype(weight), numbers, zeros, None if numbers.size == 1 else 0)
+    if (numbers == numbers[0]).all() and (zeros is None or (zeros == zeros.ravel()[0]).all()):
+        return _affine(node, _dtype(weight), numbers[0], None if zeros is None else zeros.ravel()[:1], 1)
+    return _affine(node, _dtype(weight), numbers, zeros, 2, shape[1])  # each direction has its own for each gate
+
+
+def _table_choice(node: ir.Node) -> AffineChoice:
+    """What GatherBlockQuantized does to its table, of which rows are read."""
+    scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
+    bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 128))
+    axis = int(attribute(node, "quantize_axis", 1))
+    is_plain = _dtype(input_value(node, 0)) is ir.DataType.UINT8 and scale.ndim == 2
+    if bits not in (2, 4, 8) or size < 1 or not is_plain or axis % 2 != 1 or attribute(node, "gather_axis", 0) != 0:
+        raise ModelError(f"node '{_name(node)}' (GatherBlockQuantized): a table of this form fits no plan")
+    zero_points = _unpacked_zero_points(packed, bits, len(scale), scale.shape[1])
+    format = f"int{bits}" if zero_points is None else f"uint{bits}"
+    zeros = np.zeros(scale.size, np.int64) if zero_points is None else zero_points.ravel()
+    return AffineChoice(format, tuple(scale.ravel().tolist()), tuple(zeros.tolist()), 1, size)
+
+
+def _unpacked_zero_points(packed: Array | None, bits: int, lines: int, blocks: int) -> Array | None:
+    """Zero points [lines, blocks] from bytes; None if there are none, or if they are floats."""
+    if packed is None or packed.dtype != np.uint8:
+        return None
+    codes = packed.reshape(lines, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
+    return np.asarray((codes & np.uint8((1 << bits) - 1)).reshape(lines, -1)[:, :blocks].astype(np.int64))
+
+
 def _nbits_choice(node: ir.Node) -> AffineChoice:
     """What MatMulNBits does to its weight."""
     scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
@@ -587,10 +684,9 @@ def _nbits_choice(node: ir.Node) -> AffineChoice:
     if bits not in (2, 4, 8) or columns < 1 or size < 1 or scale.size % columns:
         raise ModelError(f"node '{_name(node)}' (MatMulNBits): its attributes contradict its scales")
     format, zero_points = f"int{bits}", np.zeros(scale.size, np.int64)
-    if packed is not None and packed.dtype == np.uint8:
-        codes = packed.reshape(columns, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
-        codes = (codes & np.uint8((1 << bits) - 1)).reshape(columns, -1)[:, : scale.size // columns]
-        format, zero_points = f"uint{bits}", codes.astype(np.int64).T.ravel()
+    codes = _unpacked_zero_points(packed, bits, columns, scale.size // columns)
+    if codes is not None:
+        format, zero_points = f"uint{bits}", codes.T.ravel()
     scales = scale.reshape(columns, -1).T.ravel()
     return AffineChoice(format, tuple(scales.tolist()), tuple(zero_points.tolist()), 0, size)
 
@@ -629,6 +725,21 @@ def _product_scale(node: ir.Node) -> ir.Value | None:
     return next((value for value in product.inputs if is_held(value)), None)
 
 
+def _gather_of_table(node: ir.Node) -> ir.Node | None:
+    """The Gather from a constant table whose rows of codes the node dequantizes. ONNX Runtime's quantizer also moves
+    codes before they are dequantized, with one scale for the table."""
+    value, scale = node.inputs[0], stored_tensor(input_value(node, 1))
+    maker = None if value is None else value.producer()
+    is_single = scale is not None and scale.size == 1
+    for _ in range(_MOST_MOVES):  # a damaged graph may have cycles
+        if maker is None or maker.op_type not in _MOVED or maker.domain or not is_single:
+            break
+        source = input_value(maker, 0)
+        maker = None if source is None else source.producer()
+    is_gather = maker is not None and maker.op_type == "Gather" and not maker.domain
+    return maker if maker is not None and is_gather and is_held(input_value(maker, 0)) else None
+
+
 def _standard(node: ir.Node) -> OperatorFacts | None:
     """What the table of operators says of a standard operator."""
     return OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
@@ -641,41 +752,6 @@ def _lone_reader(value: ir.Value) -> ir.Node | None:
 
 def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
     """The values that are computed from nothing but constants."""
-def _gate_choice(node: ir.Node, weight: ir.Value, scale: ir.Value | None, zero_point: ir.Value | None) -> AffineChoice:
-    """What DynamicQuantizeLSTM does to a weight, in the layout of LSTM: [directions, gates, inputs]."""
-    numbers, zeros, tensor = _array(scale), _optional_array(zero_point), stored_tensor(weight)
-    shape = () if tensor is None else tuple(tensor.shape.numpy())
-    if len(shape) != 3 or numbers.shape not in ((shape[0],), (shape[0], shape[2])):
-        raise ModelError(f"node '{_name(node)}' ({node.op_type}): scales of '{weight.name}' contradict its shape")
-    if numbers.ndim == 1:  # one for each direction
-        return _affine(node, _dtype(weight), numbers, zeros, None if numbers.size == 1 else 0)
-    if (numbers == numbers[0]).all() and (zeros is None or (zeros == zeros.ravel()[0]).all()):
-        return _affine(node, _dtype(weight), numbers[0], None if zeros is None else zeros.ravel()[:1], 1)
-    return _affine(node, _dtype(weight), numbers, zeros, 2, shape[1])  # each direction has its own for each gate
-
-
-def _table_choice(node: ir.Node) -> AffineChoice:
-    """What GatherBlockQuantized does to its table, of which rows are read."""
-    scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
-    bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 128))
-    axis = int(attribute(node, "quantize_axis", 1))
-    is_plain = _dtype(input_value(node, 0)) is ir.DataType.UINT8 and scale.ndim == 2
-    if bits not in (2, 4, 8) or size < 1 or not is_plain or axis % 2 != 1 or attribute(node, "gather_axis", 0) != 0:
-        raise ModelError(f"node '{_name(node)}' (GatherBlockQuantized): a table of this form fits no plan")
-    zero_points = _unpacked_zero_points(packed, bits, len(scale), scale.shape[1])
-    format = f"int{bits}" if zero_points is None else f"uint{bits}"
-    zeros = np.zeros(scale.size, np.int64) if zero_points is None else zero_points.ravel()
-    return AffineChoice(format, tuple(scale.ravel().tolist()), tuple(zeros.tolist()), 1, size)
-
-
-def _unpacked_zero_points(packed: Array | None, bits: int, lines: int, blocks: int) -> Array | None:
-    """Zero points [lines, blocks] from bytes; None if there are none, or if they are floats."""
-    if packed is None or packed.dtype != np.uint8:
-        return None
-    codes = packed.reshape(lines, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
-    return np.asarray((codes & np.uint8((1 << bits) - 1)).reshape(lines, -1)[:, :blocks].astype(np.int64))
-
-
     found: set[ir.Value] = set()
     for node in _all_nodes(graph):
         is_plain = node.inputs and not node.op_type.startswith("Random")
@@ -716,6 +792,12 @@ def is_held(value: ir.Value | None) -> bool:
     return is_constant(value) or (maker is not None and maker.op_type == "Constant" and not maker.domain)
 
 
+def is_turned(value: ir.Value) -> bool:
+    """True for the transpose of a constant, as a weight is stored that is also the table of an embedding."""
+    maker = value.producer()
+    return maker is not None and maker.op_type == "Transpose" and not maker.domain and is_held(input_value(maker, 0))
+
+
 def stored_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """What an initializer or a Constant holds; None for other values."""
     if value is None or not is_held(value):
@@ -742,7 +824,8 @@ def _dtype(value: ir.Value | None) -> ir.DataType | None:
     """The type of what is stored, rather than what is declared."""
     if value is None:
         return None
-    tensor = stored_tensor(value) or value.const_value
+    maker = value.producer()
+    tensor = stored_tensor(maker.inputs[0] if maker is not None and is_turned(value) else value) or value.const_value
     return value.dtype if tensor is None else tensor.dtype
 
 

@@ -44,7 +44,7 @@ DIRECT = (
     *("BF16", "A16W8", "INT8_CNN_DEFAULT", "A8W8", "S8S8_AAWS", "XINT8", "MXINT8", "MX9", "BFP16"),
     *("MXFP8E4M3", "MXFP8E5M2", "MX6", "MXFP6E2M3", "MXFP6E3M2", "MXFP4E2M1", "MX4"),
 )
-FOR_TRANSFORMERS = ("INT8_TRANSFORMER_DEFAULT", "MATMUL_NBITS")
+FOR_TRANSFORMERS = ("INT8_TRANSFORMER_DEFAULT", "MATMUL_NBITS", "INT4_WEIGHT_ONLY_GPTQ")
 MIXED = ("S16S16_MIXED_S8S8", "BF16_MIXED_MXINT8")
 _MIXED_BITS = (6.0, 5.0)  # average bits of a weight
 COSTS: Mapping[Stage, float] = {Stage.DIRECT: 1.0, Stage.RECIPE: 1.5, Stage.MIXED: 6.0, Stage.FINETUNED: 20.0}
@@ -94,8 +94,9 @@ class Traits:
 
     @property
     def has_layer_norms(self) -> bool:
-        # decomposed layer norms have these two, and hardly anything else does
-        return "LayerNormalization" in self.op_types or {"ReduceMean", "Sqrt"} <= self.op_types
+        # decomposed norms have a mean and a root, and hardly anything else does
+        norms = {"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "SkipLayerNormalization"}
+        return bool(norms & self.op_types) or {"ReduceMean", "Sqrt"} <= self.op_types
 
     @property
     def has_products(self) -> bool:
@@ -157,7 +158,8 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
             add(name, "+WEIGHTS", WEIGHTS)
         if has_products:
             add("MATMUL_NBITS")
-        add("INT8_CNN_DEFAULT")
+            add("INT4_WEIGHT_ONLY_GPTQ")
+        add("INT8_TRANSFORMER_DEFAULT" if is_transformer else "INT8_CNN_DEFAULT")
         add("FP16", "+WEIGHTS", WEIGHTS)
         rows += [
             _candidate(f"{each.name}+WEIGHTS", each.preset, each.stage, (*each.changes, *WEIGHTS))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx_models import Net
+from onnx import numpy_helper
+from onnx_models import Net, run_model
 
 import quark.features.compensation.on_onnx as compensation
 from quark.errors import InvalidValueError
@@ -114,3 +115,23 @@ def test_it_is_taken_back_if_the_network_gets_worse(monkeypatch):
         for of in (found, result("MXFP4E2M1", WeightsOnly=True))
     )
     assert weights == plain
+
+
+def test_correlations_that_are_chance_do_no_harm():
+    """There are fewer rows than channels, which vary independently: any correlation is chance."""
+    net = Net(seed=3)
+    y = net.node("MatMul", net.input("x", (1, 4, 64)), net.weight(64, 48, name="w"), name="p", output="y")
+    model = net.model(y)
+    rng = np.random.default_rng(0)
+    few = [{"x": each} for each in rng.normal(size=(8, 1, 4, 64)).astype(np.float32)]
+    fresh = rng.normal(size=(300, 64))
+    weight = numpy_helper.to_array(next(each for each in model.graph.initializer if each.name == "w"))
+    errors = []
+    for preset in ("INT4_WEIGHT_ONLY", "INT4_WEIGHT_ONLY_GPTQ"):
+        config = get_default_config(preset)
+        config.print_summary = False
+        made = quantize(model, few, config).model
+        rows = np.eye(64, dtype=np.float32).reshape(16, 1, 4, 64)
+        numbers = np.concatenate([run_model(made, {"x": each})["y"][0] for each in rows])
+        errors.append(np.square(fresh @ (numbers - weight)).sum())
+    assert errors[1] < 1.02 * errors[0]

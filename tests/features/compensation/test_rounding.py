@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark.features.compensation.rounding import best_weights, compensated, squared_error
+from quark.features.compensation.rounding import (
+    Grid,
+    best_weights,
+    compensated,
+    compensated_power,
+    descended,
+    fitted_scales,
+    squared_error,
+)
 
 TINY = 1e-9  # damping
 
@@ -33,7 +41,7 @@ def test_what_need_not_be_rounded_stays():
     weights = np.random.default_rng(1).normal(size=(2, 3, 10))
     inner = gram(inputs(10, groups=2))
     for is_joint in (False, True):
-        found = compensated(weights, inner, apart(10), lambda values, of: values, TINY, is_joint=is_joint)
+        found = compensated(weights, inner, Grid(lambda values, of: values, apart(10), is_joint=is_joint), TINY)
         np.testing.assert_allclose(found, weights, atol=1e-9)
 
 
@@ -45,7 +53,7 @@ def test_the_columns_that_are_left_are_the_least_squares_solution(first):
     def rounded_at_first(values, of):
         return np.where(of < first, np.round(values), values)
 
-    found = compensated(weights, gram(x[None]), apart(8), rounded_at_first, TINY, is_joint=False)[0]
+    found = compensated(weights, gram(x[None]), Grid(rounded_at_first, apart(8), is_joint=False), TINY)[0]
     np.testing.assert_array_equal(found[:, :first], np.round(found[:, :first]))
     np.testing.assert_array_equal(found[:, 0], np.round(weights[0, :, 0]))
     target = x @ weights[0].T - x[:, :first] @ found[:, :first].T
@@ -57,7 +65,7 @@ def test_units_are_a_matter_of_speed_where_columns_round_by_themselves():
     weights = np.random.default_rng(3).normal(size=(3, 4, 11))
     inner = gram(inputs(11, groups=3))
     found = [
-        compensated(weights, inner, apart(11, size), to_tenths, 0.01, is_joint=is_joint)
+        compensated(weights, inner, Grid(to_tenths, apart(11, size), is_joint=is_joint), 0.01)
         for size, is_joint in ((1, False), (4, False), (11, False), (4, True))
     ]
     for each in found[1:]:
@@ -67,10 +75,10 @@ def test_units_are_a_matter_of_speed_where_columns_round_by_themselves():
 def test_the_error_falls_and_inputs_that_do_not_vary_together_change_nothing():
     weights = np.random.default_rng(4).normal(size=(1, 16, 24))
     inner = gram(inputs(24))
-    found = compensated(weights, inner, apart(24), to_tenths, 0.01, is_joint=False)
+    found = compensated(weights, inner, Grid(to_tenths, apart(24), is_joint=False), 0.01)
     before = squared_error(weights - np.round(weights, 1), inner)
     assert squared_error(weights - found, inner).sum() < 0.6 * before.sum()
-    alone = compensated(weights, np.eye(24)[None], apart(24), to_tenths, 0.01, is_joint=False)
+    alone = compensated(weights, np.eye(24)[None], Grid(to_tenths, apart(24), is_joint=False), 0.01)
     np.testing.assert_array_equal(alone, np.round(weights, 1))
 
 
@@ -85,7 +93,7 @@ def test_a_block_is_made_up_for_by_the_values_that_it_ends_with():
         step = 2.0 ** np.floor(np.log2(np.abs(values).max(axis=2, keepdims=True))) / 4
         return np.round(values / step) * step
 
-    found = compensated(weights, gram(x[None]), apart(12), by_largest, TINY, is_joint=True)[0]
+    found = compensated(weights, gram(x[None]), Grid(by_largest, apart(12), is_joint=True), TINY)[0]
     target = x @ weights[0].T - x[:, :4] @ found[:, :4].T
     solution = np.linalg.lstsq(x[:, 4:], target, rcond=None)[0].T
     np.testing.assert_allclose(found[:, 4:], solution, atol=1e-6)
@@ -95,9 +103,9 @@ def test_an_input_that_is_always_zero_does_no_harm():
     x = inputs(6)
     x[:, :, 2] = 0
     weights = np.random.default_rng(6).normal(size=(1, 3, 6))
-    found = compensated(weights, gram(x), apart(6), to_tenths, 0.01, is_joint=False)
+    found = compensated(weights, gram(x), Grid(to_tenths, apart(6), is_joint=False), 0.01)
     np.testing.assert_array_equal(found[:, :, 2], np.round(weights[:, :, 2], 1))
-    assert np.isfinite(compensated(weights, np.zeros((1, 6, 6)), apart(6), to_tenths, 0.01, is_joint=False)).all()
+    assert np.isfinite(compensated(weights, np.zeros((1, 6, 6)), Grid(to_tenths, apart(6), is_joint=False), 0.01)).all()
 
 
 def test_the_best_weights_undo_what_rounding_did_to_the_inputs():
@@ -107,3 +115,37 @@ def test_the_best_weights_undo_what_rounding_did_to_the_inputs():
     found = best_weights(weights, gram(seen), x.swapaxes(1, 2) @ seen, 1e-12)
     np.testing.assert_allclose(found, weights / 1.25, rtol=1e-6)
     np.testing.assert_allclose(best_weights(weights, gram(x), gram(x), 0.1), weights, rtol=1e-9)
+
+
+def test_going_down_column_by_column_ends_where_no_single_change_helps() -> None:
+    rng = np.random.default_rng(7)
+    weights, x = rng.standard_normal((1, 3, 20)), rng.standard_normal((1, 60, 20)) @ rng.standard_normal((20, 20))
+    inner = gram(x)
+    start = to_tenths(weights, np.arange(20))
+    found = descended(weights, start, inner, to_tenths, sweeps=50)
+    least = squared_error(weights - found, inner)
+    assert (least < squared_error(weights - start, inner)).all()
+    for column in range(20):
+        for step in (-0.1, 0.1):
+            other = found.copy()
+            other[:, :, column] += step
+            assert (squared_error(weights - other, inner) >= least - 1e-12).all()
+
+
+def test_fitted_scales_are_the_least_squares_solution() -> None:
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((40, 10)) @ rng.standard_normal((10, 10))
+    codes = rng.integers(-7, 8, (3, 10)).astype(float)
+    scales = rng.random((3, 3)) + 0.5
+    weights = codes * np.repeat(scales, 4, axis=1)[:, :10]
+    assert np.allclose(fitted_scales(weights, codes, x.T @ x, 4), scales)
+    codes[1, 4:8] = 0
+    assert np.isnan(fitted_scales(weights, codes, x.T @ x, 4)[1, 1])
+
+
+def test_what_a_single_error_costs_when_others_make_up_for_it() -> None:
+    x = np.random.default_rng(9).standard_normal((30, 6))
+    inner = gram(x[None])
+    others = np.arange(1, 6)
+    left = x[:, 0] - x[:, others] @ np.linalg.lstsq(x[:, others], x[:, 0], rcond=None)[0]
+    assert np.isclose(compensated_power(inner)[0, 0], left @ left * inner[0, 0, 0] / (x[:, 0] @ x[:, 0]))

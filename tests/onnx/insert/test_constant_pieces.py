@@ -16,8 +16,8 @@ from quark.formats.catalog import BLOCK_FORMATS, get_format
 from quark.formats.quantize import quantize_dequantize
 from quark.formats.spec import ScaleRule
 from quark.onnx import large_tensors
-from quark.onnx.insert.dynamic import _packed, pack_columns
 from quark.onnx.insert.pairs import block_numbers, codes, small_floats, stored, turned
+from quark.onnx.insert.weight_only import _Matrix, _packed, pack_columns
 from quark.onnx.large_tensors import ComputedTensor
 from quark.plan import AffineChoice, BlockChoice, FloatChoice
 from quark.rounded import parameters_of
@@ -119,7 +119,7 @@ def test_packed_columns(bits, k, is_turned):
         source = np.ascontiguousarray(array.T)
         groups = np.array(choice.scale).reshape(-1, 20).T, np.array(choice.zero_point).reshape(-1, 20).T
         used = AffineChoice(choice.format, tuple(groups[0].ravel()), tuple(groups[1].ravel().tolist()), 1, 32)
-    found = _packed(ir.Tensor(source), used, bits, is_turned)
+    found = _packed(_Matrix("w", ir.Tensor(source), used, is_turned))
     np.testing.assert_array_equal(found.numpy(), pack_columns(whole, bits, 32))
 
 

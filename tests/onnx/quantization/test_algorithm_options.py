@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.features.activation_aware.options import ActivationAwareOptions
 from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
 from quark.features.compensation.options import CompensationOptions
 from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
@@ -102,10 +103,11 @@ def test_every_steering_option_is_tested():
     tested = {row[0] for row in (*CROSS_LAYER, *SMOOTH, *BIAS_CORRECTION)}
     tested |= {"AutoMixprecision", "FastFinetune"}  # have files of their own
     tested |= {"CompensationDamping", "CompensationActOrder", "CompensationSamples"}
+    tested |= {"AWQScales", "AWQClip", "AWQSamples"}
     tested |= {"RMatrixDim", "UseRandomHad", "RConfigPath"}  # below, with QuarotConfig
+    tested |= {"R1", "R2", "R3", "R4", "RotationSize", "OnlineR1Rotation"}
     assert tested == {option.name for option in OPTIONS.values() if isinstance(option.treatment, Steers)}
 
-    tested |= {"R1", "R2", "R3", "R4", "RotationSize", "OnlineR1Rotation"}
 
 def test_a_threshold_that_is_not_used_is_remarked_on():
     found = settings({"include_cle": True}, CLEScaleUseThreshold=False, CLEWeightThreshold=0.3)
@@ -222,6 +224,15 @@ def test_gptq_is_compensation():
     assert any("GPTQParams: UseGPTQ is not set" in each for each in unused.remarks)
     nbits = {"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "GPTQ"}}
     assert settings(**nbits).features == {"compensation": CompensationOptions()}
+
+
+def test_awq_is_an_option_and_an_algorithm_of_nbits():
+    nbits = {"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "AWQ"}}
+    assert settings(**nbits).features == {"activation_aware": ActivationAwareOptions()}
+    own = {"AWQScales": False, "AWQClip": False, "AWQSamples": 7}
+    assert settings(AWQ=True, **own).features == {"activation_aware": ActivationAwareOptions(False, False, 7)}
+    with pytest.raises(InvalidValueError, match="AWQSamples 0"):
+        settings(AWQ=True, AWQSamples=0)
 
 
 def test_rotation_reads_its_file(tmp_path):

@@ -168,7 +168,7 @@ def test_formats_of_single_nodes_are_pairs_and_say_types():
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"include_rotation": True}, InvalidValueError, "include_rotation needs RConfigPath"),
+        ({"include_rotation": True, "extra_options": {"RotationSize": 70000}}, InvalidValueError, "RotationSize = 7"),
         ({"include_auto_mp": True}, InvalidValueError, "AutoMixprecision with ActTargetQuantType"),
         ({"crypto_mode": True, "use_external_data_format": True}, InvalidValueError, "nothing is written to disk"),
         ({"calibrate_method": "MinMax"}, UnsupportedTypeError, "field 'calibrate_method': 'MinMax' has type str"),

@@ -169,6 +169,6 @@ def test_matmul_nbits():
     params = {"GroupSize": 32, "Symmetric": False, "Bits": 8, "AccuracyLevel": 4}
     nbits = settings(UseMatMulNBits=True, MatMulNBitsParams=params)
     assert nbits.insert.matmul_nbits == NBitsOptions(8, 32, False, 4)
-    rule = GroupRule.LOWEST_CODE
+    rule = GroupRule.SEARCHED
     assert nbits.choose.default.weight == AffineSpec("uint8", is_symmetric=False, group_size=32, group_rule=rule)
-    assert nbits.choose.selection.op_types == frozenset({"MatMul"})
+    assert nbits.choose.selection.op_types == frozenset({"MatMul", "Gemm"})

@@ -29,13 +29,14 @@ BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "
 
 def test_the_names_are_those_of_the_public_surface():
     plain = [*INTEGERS, *BLOCKS, "VINT8", "U8U8_AAWA", "UINT8_DYNAMIC_QUANT", "FP16", "BF16", "MATMUL_NBITS"]
+    plain += [f"INT4_WEIGHT_ONLY{suffix}" for suffix in ("", "_GPTQ", "_AWQ")]
     pairs = ["BF16_BFP16", "BF16_MXINT8", "MX9_INT8"]
     mixed = ["S16S16_MIXED_S8S8", "BF16_MIXED_BFP16", "BF16_MIXED_MXINT8"]
     sized = [f"INT{b}_{k}_{v}" for b in (8, 16) for k in ("CNN", "TRANSFORMER") for v in ("DEFAULT", "ACCURATE")]
     adaround = [f"{name}_ADAROUND" for name in INTEGERS]
     adaquant = [f"{name}_ADAQUANT" for name in (*INTEGERS, "FP16", "BF16", *BLOCKS, *mixed[1:])]
     assert sorted(PRESETS) == sorted([*plain, *pairs, *mixed, *sized, *adaround, *adaquant])
-    assert len(PRESETS) == 65
+    assert len(PRESETS) == 68
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -77,7 +78,7 @@ def test_an_unknown_name_offers_the_nearest(call):
         call = DefaultConfigMapping.__getitem__
     with pytest.raises(UnknownNameError) as error:
         call("MXINT9")
-    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 65."
+    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 68."
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -87,7 +88,7 @@ def test_every_preset_says_in_one_line_what_it_is(name):
 
 
 def test_the_mapping_holds_all_and_gives_fresh_objects():
-    assert len(DefaultConfigMapping) == 65
+    assert len(DefaultConfigMapping) == 68
     assert "XINT8" in DefaultConfigMapping
     assert DefaultConfigMapping["XINT8"] is not DefaultConfigMapping["XINT8"]
 
@@ -164,7 +165,7 @@ def test_presets_of_two_types():
 def test_presets_that_need_no_data():
     assert settings_of("UINT8_DYNAMIC_QUANT").choose.default.activation == DynamicSpec("uint8")
     nbits = settings_of("MATMUL_NBITS")
-    assert nbits.insert.matmul_nbits == NBitsOptions(4, 128, True, 1)
+    assert nbits.insert.matmul_nbits == NBitsOptions(4, 128, True, 1, embedding_bits=4)
     assert nbits.choose.default.activation is None
 
 
@@ -223,7 +224,7 @@ def test_vint8_keeps_to_the_limits_of_npus():
     assert settings_of("VINT8").choose.positions is not None
 
 
-@pytest.mark.parametrize("name", ["MXINT8", "MX9", "BF16", "MATMUL_NBITS", "UINT8_DYNAMIC_QUANT"])
+@pytest.mark.parametrize("name", ["MXINT8", "MX9", "BF16", "MATMUL_NBITS", "INT4_WEIGHT_ONLY", "UINT8_DYNAMIC_QUANT"])
 def test_formats_that_need_no_data_use_none(name):
     assert settings_of(name).sample_use == 0
 

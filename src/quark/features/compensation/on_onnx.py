@@ -3,251 +3,227 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
-from quark.errors import InvalidValueError
+from quark.decide.searched_scales import searched_parameters
+from quark.features.compensation.grids import FixedScales, block_grid, independent, rounded_alone, spread
+from quark.features.compensation.input_products import Sums, surveyed_layers, watched_inputs, with_weight_choices
 from quark.features.compensation.options import CompensationOptions
-from quark.features.compensation.rounding import Round, best_weights, compensated, squared_error
-from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
+from quark.features.compensation.rounding import Grid, best_weights, compensated, descended, squared_error
+from quark.features.finetuning.layers import TrainedLayer
 from quark.formats.affine import integer_format
-from quark.onnx.calibrate import survey
 from quark.onnx.deciding import Decision, Work, quantized_error
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.progress import track
-from quark.onnx.view import view_of
-from quark.plan import AffineChoice, BlockChoice, Choice, DynamicChoice, FloatChoice, SkippedNode
-from quark.rounded import block_values, parameters_of, rounded
+from quark.plan import AffineChoice, BlockChoice, SkippedNode
+from quark.rounded import parameters_of, rounded
 
 Array = NDArray[Any]
 NAME = "compensation"
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-COLUMNS = 64  # of a unit where columns round independently: what is behind it is updated once for all of them
-ROWS_PER_COLUMN = 4  # rows of inputs that a Gram matrix is made from, for every column of it
-FEWEST_ROWS = 4096
-GOLDEN = (math.sqrt(5) - 1) / 2
+STRENGTHS = (0.0, 0.2, 1.0, 4.0)  # shares of the diagonal that are tried
+SIMILAR = 1.2  # how much less may be gained on samples that were held back
+_TINY = 1e-300
+SWEEPS = 2  # over columns that were rounded: each gets the best values that the others leave it
 
 
 def watched(work: Work, options: CompensationOptions) -> list[str]:
     """The inputs of layers with constant weights."""
-    if work.samples.is_random:
-        return []
-    nodes = [node for node in view_of(work.model) if node.op_type in LAYER_TYPES and node.is_standard]
-    nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
-    return [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
+    return watched_inputs(work, LAYER_TYPES)
 
 
 def after_choosing(work: Decision, options: CompensationOptions) -> list[AlgorithmFacts]:
-    """Round weights in place; those of an output that would be worse for it stay as they are. All of it is taken back
-    if the network's outputs on held-out samples get worse: a layer knows nothing of those behind it."""
+    """Round weights in place, and choose the scales of groups anew; those of an output that would be worse for it stay
+    as they are. All of it is taken back if the network's outputs on held-out samples get worse: a layer knows nothing
+    of those behind it."""
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
-    found, left = trained_layers(work.model, work.plan, LAYER_TYPES)
+    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
-    choices = {(reader.node, reader.index): each.choice for each in work.plan for reader in each.readers}
-    wanted: dict[str, InputProducts] = {}
-    count = min(options.sample_limit, work.samples.count)
-    for layer in list(found):
-        value, data = input_value(nodes[layer.name], 0), choices.get((layer.name, 0))
-        if value is None or value.const_value is not None or isinstance(data, DynamicChoice):
-            found.remove(layer)
-            left.append(SkippedNode(layer.name, layer.op_type, "its input is not known before run time"))
-            continue
-        wanted.setdefault(str(value.name), InputProducts()).add(layer, data, count)
-    products = survey(
-        work.runner,
-        wanted,
-        work.samples,
-        work.settings.calibrate,
-        sample_limit=options.sample_limit,
-        title="how inputs vary together",
-    )
     changed: list[str] = []
+    choices: dict[str, AffineChoice] = {}
     standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
-    before = quantized_error(work) if work.expected else math.inf
+    plan, before = work.plan, quantized_error(work) if work.expected else math.inf
     with track(len(found), "compensating") as advance:
         for layer in found:
             node = nodes[layer.name]
             weight = constant(input_value(node, 1))
             assert weight is not None, layer.name
-            sums = products[str(node.inputs[0].name)].sums[layer.name]  # type: ignore[union-attr]
-            result = _compensate(layer, weight, sums, options)
+            result = _compensate(layer, weight, products[layer.name], options)
             if isinstance(result, str):
                 left.append(SkippedNode(layer.name, layer.op_type, result))
             else:
-                set_constant(work.model, node, 1, result[0].astype(weight.dtype))
-                changed.append(f"{layer.name}: {result[1]}")
+                set_constant(work.model, node, 1, result.weight.astype(weight.dtype))
+                changed.append(f"{layer.name}: {result.gain}")
+                if result.choice is not None:
+                    choices[layer.name] = result.choice
             advance()
+    work.plan = with_weight_choices(plan, choices)
     if changed and work.expected and quantized_error(work) > before:
         for name, value in work.model.graph.initializers.items():
             value.const_value = standing.get(name, value.const_value)
+        work.plan = plan
         reason = "the outputs on held-out samples got worse with it"
         left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
         changed.clear()
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
-@dataclass
-class _Sums:
-    """The sums of z z' and of x z' over rows, with x the inputs of a layer and z what rounding makes of them."""
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """New weights, what was gained in words, and how they are rounded if their scales changed."""
 
-    layer: TrainedLayer
-    data: Choice | None
-    row_count: int  # of one sample
-    inner: Array = field(init=False)
-    cross: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        groups, _, columns = self.layer.layout.matrices
-        self.inner, self.cross = (np.zeros((groups, columns, columns)) for _ in range(2))
+    weight: Array
+    gain: str
+    choice: AffineChoice | None
 
 
-class InputProducts:
-    """How the inputs of the layers that read one tensor vary together; each sample gives a few rows."""
-
-    is_mergeable = False  # so that the sums are the same for any number of workers
-
-    def __init__(self) -> None:
-        self.sums: dict[str, _Sums] = {}
-
-    def add(self, layer: TrainedLayer, data: Choice | None, samples: int) -> None:
-        columns = layer.layout.matrices[2]
-        rows = max(FEWEST_ROWS, ROWS_PER_COLUMN * columns)
-        self.sums[layer.name] = _Sums(layer, data, math.ceil(rows / samples))
-
-    def observe(self, x: Array) -> None:
-        x = x.astype(np.float32, copy=False)
-        if not np.isfinite(x).all():
-            raise InvalidValueError("has NaN or Inf")
-        blocks: dict[Choice, Array] = {}
-        for each in self.sums.values():
-            # a sequence that is spread evenly, and the same on every machine
-            places = np.arange(1, each.row_count + 1) * GOLDEN % 1 * _positions(each.layer, x.shape)
-            picks = np.unique(places.astype(np.int64))
-            exact = np.moveaxis(each.layer.source.inputs(x, picks), 0, 1)
-            own = exact
-            if each.data is not None and _is_elementwise(each.data) and not _is_scaled(each.layer):
-                own = rounded(exact, each.data)
-            elif each.data is not None:
-                if each.data not in blocks:
-                    blocks[each.data] = rounded(x, each.data)
-                own = np.moveaxis(each.layer.source.inputs(blocks[each.data], picks), 0, 1)
-            each.inner += own.swapaxes(1, 2) @ own
-            each.cross += exact.swapaxes(1, 2) @ own
-
-    def end_of_sample(self) -> None:
-        pass
-
-    def merge(self, other: InputProducts) -> None:
-        raise NotImplementedError("the sums are made in the order of the samples")
-
-
-def _is_elementwise(choice: Choice) -> bool:
-    """True if a number is rounded by itself: rows can be rounded instead of the tensor that they are taken from."""
-    return isinstance(choice, FloatChoice) or (isinstance(choice, AffineChoice) and choice.axis is None)
-
-
-def _is_scaled(layer: TrainedLayer) -> bool:
-    """True if rows are the input times the alpha of a Gemm, which comes after rounding."""
-    return isinstance(layer.source, MatrixRows) and layer.source.factor != 1.0
-
-
-def _positions(layer: TrainedLayer, shape: tuple[int, ...]) -> int:
-    source = layer.source
-    if isinstance(source, ConvolutionRows):
-        sizes = (len(window.sources(size)) for window, size in zip(source.windows, shape[2:], strict=True))
-        return shape[0] * math.prod(sizes)
-    is_transposed = getattr(source, "is_transposed", False)
-    return shape[1] if is_transposed else math.prod(shape[:-1])
-
-
-def _compensate(
-    layer: TrainedLayer, weight: Array, sums: _Sums, options: CompensationOptions
-) -> tuple[Array, str] | str:
+def _compensate(layer: TrainedLayer, weight: Array, sums: Sums, options: CompensationOptions) -> _Result | str:
     """The weights and what was gained; or why they stay."""
-    grid = _grid(layer, weight)
-    if isinstance(grid, str):
-        return grid
-    quantize, units, is_joint = grid
+    strength = _strength(layer, weight, sums, options)
+    if isinstance(strength, str):
+        return strength
+    inner = _with_diagonal(sums.inner, strength)
     matrices = layer.layout.to_matrices(weight.astype(np.float64))
-    best = best_weights(matrices, sums.inner, sums.cross, options.damping)
-    if options.has_activation_order:
-        power = np.einsum("gii->i", sums.inner)
-        if is_joint:
-            units = sorted(units, key=lambda unit: -float(power[unit].mean()))
-        else:
-            order = np.argsort(-power, kind="stable")
-            units = [order[start : start + COLUMNS] for start in range(0, len(order), COLUMNS)]
-    found = compensated(best, sums.inner, units, quantize, options.damping, is_joint=is_joint)
+    best = matrices if sums.cross is None else best_weights(matrices, inner, sums.cross, options.damping)
+    attempt = _attempt(layer, weight, best, inner, options, SWEEPS)
+    if isinstance(attempt, str):
+        return attempt
+    found, groups = attempt
     plain = layer.layout.to_matrices(rounded(weight, layer.weight).astype(np.float64))
-    # as the network will see them: the scale of a block is that of the values that are stored
-    stored = layer.layout.from_matrices(found).astype(np.float32)
-    found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(np.float64))
-    before, after = (squared_error(best - each, sums.inner) for each in (plain, found))
+    before, after = (squared_error(best - each, inner) for each in (plain, found))
     is_better = after < before
-    kept = np.where(is_better[:, :, None], found, layer.layout.to_matrices(weight.astype(np.float64)))
+    kept = np.where(is_better[:, :, None], found, matrices)
     total = float(before.sum())
     ratio = float(np.where(is_better, after, before).sum()) / total if total > 0 else 1.0
     if not is_better.any():
         return "no output would be closer to the float network"
-    return layer.layout.from_matrices(kept), f"squared error {ratio:.3g} of what it was"
+    choice = None if groups is None else groups.choice(is_better)
+    return _Result(layer.layout.from_matrices(kept), f"squared error {ratio:.3g} of what it was", choice)
 
 
-def _grid(layer: TrainedLayer, weight: Array) -> tuple[Round, list[Array], bool] | str:
-    """How columns round, which of them have their turn together, and whether they share a scale; or why not."""
+def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: CompensationOptions) -> float | str:
+    """By how much the diagonal is raised, as a share of it, so that only correlations count that other samples have.
+
+    Some samples are held back. If compensation gains about as much on them as on the others, nothing is raised;
+    otherwise the share with the least error on them is found. Returns a reason if none is better than plain rounding.
+    """
+    if sums.aside is None or not sums.aside.any() or sums.cross is not None:
+        return 0.0
+    train = sums.inner - sums.aside
+    matrices = layer.layout.to_matrices(weight.astype(np.float64))
+    plain = matrices - layer.layout.to_matrices(rounded(weight, layer.weight).astype(np.float64))
+    before = float(squared_error(plain, sums.aside).sum())
+    least, chosen = before, None
+    for strength in STRENGTHS:
+        inner = _with_diagonal(train, strength)
+        attempt = _attempt(layer, weight, matrices, inner, options, 0)
+        if isinstance(attempt, str):
+            return attempt
+        error = matrices - attempt[0]
+        after = float(squared_error(error, sums.aside).sum())
+        if after >= least and chosen is not None:
+            break
+        if after < least:
+            least, chosen = after, strength
+        own = float(squared_error(error, train).sum()) / max(float(squared_error(plain, train).sum()), _TINY)
+        if strength == 0 and after <= SIMILAR * own * before:
+            break
+    return "it would not be closer on samples that were held back" if chosen is None else chosen
+
+
+def _with_diagonal(inner: Array, share: float) -> Array:
+    """Matrices with that share of the diagonal added to it."""
+    return inner + share * np.einsum("gii->gi", inner)[:, :, None] * np.eye(inner.shape[-1]) if share else inner
+
+
+def _attempt(
+    layer: TrainedLayer, weight: Array, best: Array, inner: Array, options: CompensationOptions, sweeps: int
+) -> tuple[Array, _Groups | None] | str:
+    """The rounded weights, and the groups whose scales were chosen for them; or why there are none."""
+    groups = _Groups.of(layer, weight, inner)
+    grid = _grid(layer, weight) if groups is None else groups.grid
+    if isinstance(grid, str):
+        return grid
+    if options.has_activation_order:
+        grid = grid.in_order_of(np.einsum("gii->i", inner))
+    found = compensated(best, inner, grid, options.damping)
+    if not grid.is_joint:
+        found = descended(best, found, inner, grid.quantize, sweeps)
+    if groups is None:
+        # as the network will see them: the scale of a block is that of the values that are stored
+        stored = layer.layout.from_matrices(found).astype(np.float32)
+        found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(np.float64))
+    return found, groups
+
+
+def _grid(layer: TrainedLayer, weight: Array) -> Grid | str:
+    """How columns round, and which of them have their turn together; or why not."""
     choice, layout = layer.weight, layer.layout
     columns = layout.matrices[2]
-    apart = [np.arange(start, min(start + COLUMNS, columns)) for start in range(0, columns, COLUMNS)]
     if isinstance(choice, AffineChoice):
-        scale, zero_point = (layout.to_matrices(each) for each in _spread(choice, weight.shape))
+        scale, zero_point = spread(parameters_of(choice, weight.shape), weight.shape)
         fmt = integer_format(choice.format)
-
-        def quantize(values: Array, of: Array) -> Array:
-            step, zero = scale[:, :, of], zero_point[:, :, of]
-            codes = np.clip(np.rint(values / step) + zero, fmt.qmin, fmt.qmax)
-            return np.asarray((codes - zero) * step)
-
-        return quantize, apart, False
+        return independent(FixedScales(layout.to_matrices(scale), layout.to_matrices(zero_point), fmt), columns)
     if isinstance(choice, BlockChoice):
-        units = _blocks(choice, layer, weight.shape)
-        if units is None:
-            return "its blocks go across outputs"
-        own = replace(choice, axis=-1)
-        return (lambda values, of: block_values(values.astype(np.float32), own).astype(np.float64)), units, True
-    return (lambda values, of: rounded(values, choice).astype(np.float64)), apart, False
+        units = _blocks(choice.axis, choice.quantizer.format.block_size, layer, weight.shape)
+        return "its blocks go across outputs" if units is None else block_grid(choice, units)
+    return independent(rounded_alone(choice), columns)
 
 
-def _spread(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Scale and zero point of every weight."""
-    parameters = parameters_of(choice, shape)
-    found = []
-    for each in (parameters.scale, parameters.zero_point):
-        numbers = np.asarray(each, np.float64)
-        if choice.axis is not None:
-            if choice.group_size is not None:
-                numbers = np.repeat(numbers, choice.group_size, choice.axis)
-                numbers = np.take(numbers, np.arange(shape[choice.axis]), choice.axis)
-            else:
-                numbers = numbers.reshape([-1 if axis == choice.axis % len(shape) else 1 for axis in range(len(shape))])
-        found.append(np.broadcast_to(numbers, shape))
-    return found[0], found[1]
+class _Groups:
+    """Groups of a matrix whose scales are chosen for the values that they have when their turn comes."""
+
+    def __init__(self, layer: TrainedLayer, weight: Array, planned: AffineChoice, units: list[Array], gram: Array):
+        self._layout, self._shape, self._planned, self._gram = layer.layout, weight.shape, planned, gram
+        self._before = [
+            self._layout.to_matrices(each) for each in spread(parameters_of(planned, self._shape), self._shape)
+        ]
+        self._scale, self._zero_point = (each.copy() for each in self._before)
+        scales = FixedScales(self._scale, self._zero_point, integer_format(planned.format))
+        self.grid = Grid(scales, units, at_turn=self._begin)
+
+    @classmethod
+    def of(cls, layer: TrainedLayer, weight: Array, inner: Array) -> _Groups | None:
+        """The groups of a layer; None if it has none."""
+        choice = layer.weight
+        if not isinstance(choice, AffineChoice) or choice.group_size is None or layer.layout.matrices[0] != 1:
+            return None
+        units = _blocks(choice.axis or 0, choice.group_size, layer, weight.shape)
+        return None if units is None else cls(layer, weight, choice, units, inner[0])
+
+    def _begin(self, values: Array, columns: Array) -> None:
+        part = self._gram[np.ix_(columns, columns)].astype(np.float32)[None]
+        is_symmetric = integer_format(self._planned.format).signed
+        found = searched_parameters(self._planned.format, values[0][:, None], part, is_symmetric=is_symmetric)
+        self._scale[0][:, columns], self._zero_point[0][:, columns] = found
+
+    def choice(self, is_changed: Array) -> AffineChoice:
+        """The choice with the scales of the outputs that changed, and the planned ones of the others."""
+        axis, found = self._planned.axis or 0, []
+        for now, planned in zip((self._scale, self._zero_point), self._before, strict=True):
+            whole = self._layout.from_matrices(np.where(is_changed[:, :, None], now, planned))
+            found.append(np.take(whole, np.arange(0, whole.shape[axis], self._planned.group_size), axis).ravel())
+        scale, zero_point = found[0].astype(np.float32).astype(np.float64), found[1].astype(int)
+        return replace(self._planned, scale=tuple(scale.tolist()), zero_point=tuple(zero_point.tolist()))
 
 
-def _blocks(choice: BlockChoice, layer: TrainedLayer, shape: tuple[int, ...]) -> list[Array] | None:
-    """The columns of each block; None if a block has weights of several outputs."""
+def _blocks(axis: int, size: int, layer: TrainedLayer, shape: tuple[int, ...]) -> list[Array] | None:
+    """The columns of each block of `size` along an axis; None if a block has weights of several outputs."""
     places = layer.layout.to_matrices(np.arange(math.prod(shape)).reshape(shape))
-    axis = choice.axis % len(shape)
+    axis %= len(shape)
     index = np.array(np.unravel_index(places, shape))  # [axes, groups, outputs, columns]
     along = index[axis]
     if (along != along[:1, :1]).any():
         return None
     others = [index[each][0, 0] for each in range(len(shape)) if each != axis]
-    keys = np.stack([*others, along[0, 0] // choice.quantizer.format.block_size])
+    keys = np.stack([*others, along[0, 0] // size])
     _, inverse = np.unique(keys, axis=1, return_inverse=True)
     flat = inverse.reshape(-1)
     units = [np.flatnonzero(flat == number) for number in range(int(flat.max()) + 1)]

@@ -20,6 +20,7 @@ Everything is in float64, for all groups of a convolution at once: weights are [
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,33 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Round = Callable[[Array, Array], Array]  # from values [groups, outputs, columns] and the columns that they belong to
+
+
+PIECE = 16  # columns, after which those some way behind are updated
+COLUMNS = 64  # of a unit where columns round independently: what is behind it is updated once for all of them
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """How weights round, and in which order. `units` are the columns that have their turn together. Where `is_joint`,
+    they share a scale that `quantize` finds anew; otherwise `quantize` gets one column or several, which round
+    independently. `at_turn` is called with the values of a unit and its columns before it is rounded."""
+
+    quantize: Round
+    units: Sequence[Array]
+    is_joint: bool = False
+    at_turn: Callable[[Array, Array], None] | None = None
+
+    def in_order_of(self, power: Array, columns: int = COLUMNS) -> Grid:
+        """The same with the columns of the largest `power` first; those that share a scale stay together."""
+        if self.is_joint or self.at_turn is not None:
+            return replace(self, units=sorted(self.units, key=lambda unit: -float(power[unit].mean())))
+        return replace(self, units=runs(np.argsort(-power, kind="stable"), columns))
+
+
+def runs(order: Array, size: int = COLUMNS) -> list[Array]:
+    """Pieces of at most that size."""
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def best_weights(weights: Array, inner: Array, cross: Array, damping: float) -> Array:
@@ -40,35 +68,105 @@ def best_weights(weights: Array, inner: Array, cross: Array, damping: float) -> 
     return np.asarray(np.linalg.solve(inner + extra * eye, wanted.swapaxes(1, 2)).swapaxes(1, 2))
 
 
-def compensated(
-    weights: Array, inner: Array, units: Sequence[Array], quantize: Round, damping: float, *, is_joint: bool
-) -> Array:
-    """The weights, rounded. `units` are columns in the order of their turns. Where `is_joint`, those of a unit share a
-    scale, and `quantize` gets all of them; otherwise it gets one column or several, which round independently."""
-    order = np.concatenate(units)
-    left = weights[:, :, order].astype(np.float64)
+def compensated(weights: Array, inner: Array, grid: Grid, damping: float) -> Array:
+    """The weights, rounded."""
+    order = np.concatenate(grid.units)
+    left = np.ascontiguousarray(weights[:, :, order].swapaxes(1, 2), np.float64)  # columns are what is worked on
     upper = _upper_root(inner[:, order[:, None], order], damping)
-    result = np.empty_like(weights)
+    result = np.empty_like(left)
     start = 0
-    for unit in units:
+    for unit in grid.units:
         stop = start + len(unit)
         own = upper[:, start:stop, start:stop]
-        given = left[:, :, start:stop]
-        seen = given.copy()
-        for column in range(len(unit) - 1):
-            if is_joint:
-                tried = quantize(seen, unit)[:, :, column]
-            else:
-                tried = quantize(seen[:, :, column : column + 1], unit[column : column + 1])[:, :, 0]
-            error = (seen[:, :, column] - tried) / own[:, column, column, None]
-            seen[:, :, column + 1 :] -= error[:, :, None] * own[:, column, None, column + 1 :]
-        final = quantize(seen, unit)
-        result[:, :, unit] = final
-        if stop < left.shape[-1]:
-            errors = np.linalg.solve(np.swapaxes(own, 1, 2), np.swapaxes(given - final, 1, 2)).swapaxes(1, 2)
-            left[:, :, stop:] -= errors @ upper[:, start:stop, stop:]
+        given = left[:, start:stop]
+        if grid.at_turn is not None:
+            grid.at_turn(given.swapaxes(1, 2), unit)
+        final = _rounded_unit(given.copy(), unit, own, grid)
+        result[:, unit] = final
+        if stop < left.shape[1]:
+            errors = np.linalg.solve(np.swapaxes(own, 1, 2), given - final)
+            left[:, stop:] -= np.swapaxes(upper[:, start:stop, stop:], 1, 2) @ errors
         start = stop
-    return result
+    return np.ascontiguousarray(result.swapaxes(1, 2))
+
+
+def _rounded_unit(seen: Array, unit: Array, upper: Array, grid: Grid) -> Array:
+    """The columns of a unit [groups, columns, outputs], rounded one after the other. Columns that are some way behind
+    are updated once for several."""
+    count = len(unit)
+    piece = count if grid.is_joint else PIECE
+    errors = np.empty_like(seen)
+    for start in range(0, count, piece):
+        stop = min(start + piece, count)
+        for column in range(start, min(stop, count - 1)):
+            if grid.is_joint:
+                tried = grid.quantize(seen.swapaxes(1, 2), unit)[:, :, column]
+            else:
+                one = slice(column, column + 1)
+                tried = grid.quantize(seen[:, one].swapaxes(1, 2), unit[one])[:, :, 0]
+            errors[:, column] = (seen[:, column] - tried) / upper[:, column, column, None]
+            seen[:, column + 1 : stop] -= upper[:, column, column + 1 : stop, None] * errors[:, column, None]
+        if stop < count:
+            seen[:, stop:] -= np.swapaxes(upper[:, start:stop, stop:], 1, 2) @ errors[:, start:stop]
+    return np.asarray(grid.quantize(seen.swapaxes(1, 2), unit).swapaxes(1, 2))
+
+
+def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, sweeps: int) -> Array:
+    """Rounded weights with a smaller error: each column in turn gets the best values that the others leave it.
+
+    The error falls with every step, since column i alone is at its best where v_i = w_i + sum_(j != i) (w_j - v_j)
+    H_ji / H_ii, and the nearest number of the grid is the best one there. Columns must round independently.
+    """
+    found = np.ascontiguousarray(rounded.swapaxes(1, 2), np.float64)
+    wanted = weights.swapaxes(1, 2)
+    diagonal = np.einsum("gii->gi", inner)
+    diagonal = np.where(diagonal > 0, diagonal, 1.0)
+    for _ in range(sweeps):
+        pull = inner @ (wanted - found)
+        has_changed = False
+        for start in range(0, found.shape[1], PIECE):
+            columns = np.arange(start, min(start + PIECE, found.shape[1]))
+            near, before = pull[:, columns], found[:, columns]
+            now = before.copy()
+            for at, column in enumerate(columns):
+                aim = before[:, at] + near[:, at] / diagonal[:, column, None]
+                now[:, at] = quantize(aim[:, :, None], columns[at : at + 1])[:, :, 0]
+                near[:, at + 1 :] -= inner[:, columns[at + 1 :], column, None] * (now[:, at] - before[:, at])[:, None]
+            step = now - before
+            if step.any():
+                has_changed = True
+                found[:, columns] = now
+                pull -= inner[:, :, columns] @ step
+        if not has_changed:
+            break
+    return np.ascontiguousarray(found.swapaxes(1, 2))
+
+
+def fitted_scales(weights: Array, codes: Array, inner: Array, group_size: int) -> Array:
+    """The scales [outputs, groups] with the least error for given codes: W is approximated by codes times the scale of
+    their group, and (W - C s) H (W - C s)' is a quadratic function of the scales of an output.
+
+    Weights and codes are [outputs, columns] here. NaN stands for groups whose scale is not determined.
+    """
+    outputs, columns = codes.shape
+    count = -(-columns // group_size)
+    starts = np.arange(0, columns, group_size)
+    normal = np.empty((outputs, count, count))
+    for group, start in enumerate(starts):
+        own = slice(start, start + group_size)
+        normal[:, group] = np.add.reduceat((codes[:, own] @ inner[own]) * codes, starts, axis=1)
+    wanted = np.add.reduceat((weights @ inner) * codes, starts, axis=1)
+    diagonal = np.einsum("ogg->og", normal)
+    is_dead = diagonal <= 0
+    normal[:, np.arange(count), np.arange(count)] = np.where(is_dead, 1.0, diagonal * (1 + 1e-9))
+    found = np.linalg.solve(normal, wanted[:, :, None])[:, :, 0]
+    return np.where(is_dead, np.nan, found)
+
+
+def compensated_power(inner: Array) -> Array:
+    """What the squared error of a single weight of each column costs [groups, columns], if all others make up for it:
+    1 / (H^-1)_ii. Without them it costs H_ii, which may be much more: inputs that are large vary together."""
+    return np.asarray(1 / np.square(_upper_root(inner, 0.0)).sum(axis=1))
 
 
 def squared_error(difference: Array, inner: Array) -> Array:
@@ -86,5 +184,17 @@ def _upper_root(inner: Array, damping: float) -> Array:
     damped = inner + damping * _mean_diagonal(inner) * np.eye(inner.shape[-1])
     # the Cholesky factor of the reversed matrix is U^-1, reversed: no inverse of H is needed
     lower = np.linalg.cholesky(damped[:, ::-1, ::-1])
-    inverse = np.linalg.solve(lower, np.broadcast_to(np.eye(inner.shape[-1]), inner.shape))
-    return np.ascontiguousarray(inverse[:, ::-1, ::-1])
+    return np.ascontiguousarray(_inverse_of_lower(lower)[:, ::-1, ::-1])
+
+
+def _inverse_of_lower(lower: Array) -> Array:
+    """The inverse of triangular matrices, by that of two halves: products of matrices are most of the work."""
+    size = lower.shape[-1]
+    if size <= COLUMNS:
+        return np.asarray(np.linalg.solve(lower, np.broadcast_to(np.eye(size), lower.shape)))
+    half = size // 2
+    first, last = _inverse_of_lower(lower[:, :half, :half]), _inverse_of_lower(lower[:, half:, half:])
+    result = np.zeros_like(lower)
+    result[:, :half, :half], result[:, half:, half:] = first, last
+    result[:, half:, :half] = -(last @ lower[:, half:, :half]) @ first
+    return result

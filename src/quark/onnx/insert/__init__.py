@@ -30,7 +30,7 @@ from quark.onnx.graph import (
     remove_dead,
     replace_input,
 )
-from quark.onnx.insert.dynamic import insert_dynamic, insert_matmul_nbits
+from quark.onnx.insert.dynamic import Shared, insert_dynamic
 from quark.onnx.insert.pairs import (
     InsertOptions,
     NBitsOptions,
@@ -60,20 +60,19 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
     nodes = {str(node.name): node for node in model.graph}
     _check(plan, values, nodes, model)
     dynamic = {r.node for each in plan if isinstance(each.choice, DynamicChoice) for r in each.readers}
+    shared: Shared = {}
     for name, node in nodes.items():  # in order: the first reader of a tensor places the quantizer that all share
         if name in dynamic:
             choices = {reader.index: each for each in plan for reader in each.readers if reader.node == name}
-            insert_dynamic(model, node, choices)
-    if options.matmul_nbits is not None:
-        insert_matmul_nbits(model, nodes, plan, options.matmul_nbits)
-    else:
-        _insert_static(
-            model, plan, values, {name: node for name, node in nodes.items() if name not in dynamic}, options
-        )
+            (insert_dynamic_lstm if node.op_type == "LSTM" else insert_dynamic)(model, node, choices, shared)
+    packed = dynamic if options.matmul_nbits is None else insert_weight_only(model, nodes, plan, options.matmul_nbits)
+    others = {name: node for name, node in nodes.items() if name not in dynamic and name not in packed}
+    _insert_static(model, plan, values, others, options)
     if options.has_folded_relu:
         _fold_activations(model)
-    share_tables(model)
+    dequantize_rows(model)
     remove_dead(model)
+    share_tables(model)
     if options.style is NodeStyle.QOPERATOR:
         to_qoperators(model)
     keep_float(model)

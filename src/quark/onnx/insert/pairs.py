@@ -34,7 +34,7 @@ MICROSOFT = "com.microsoft"
 # The opset from which the standard's QuantizeLinear takes this type.
 _OPSET_OF_WIDE_TYPES = 21
 _OPSET_OF_FLOAT16 = 19
-_OPSET_OF_BLOCKS = 21
+OPSET_OF_BLOCKS = 21
 
 _FLOAT16_TINY = float(np.finfo(np.float16).tiny)
 
@@ -56,16 +56,27 @@ class NodeStyle(str, Enum):
     QOPERATOR = "qoperator"  # QLinearConv, QLinearMatMul ...
 
 
+class WeightForm(str, Enum):
+    """How products with weights of a few bits are written."""
+
+    MATMUL_NBITS = "matmul_nbits"  # com.microsoft's operator
+    DEQUANTIZE_LINEAR = "dequantize_linear"  # the standard's, with blocks, before the float product
+
+
 @dataclass(frozen=True)
 class NBitsOptions:
-    """Weight-only MatMulNBits: groups of `group_size` along the summed axis. `accuracy_level` is ONNX Runtime's: the
-    minimum precision of activations inside the kernel, from 1 (float32) to 4 (int8)."""
+    """Weights of a few bits, in groups of `group_size` along the summed axis; None: one scale for each output.
+    `accuracy_level` is ONNX Runtime's: the minimum precision of activations inside the kernel, from 1 (float32) to 4
+    (int8). Tables of embeddings have `embedding_bits` in groups of `embedding_group_size`; None: they stay in float."""
 
     bits: int = 4
-    group_size: int = 128
+    group_size: int | None = 128
     is_symmetric: bool = True
     accuracy_level: int = 1
-    group_rule: GroupRule = GroupRule.LOWEST_CODE
+    group_rule: GroupRule = GroupRule.SEARCHED
+    form: WeightForm = WeightForm.MATMUL_NBITS
+    embedding_bits: int | None = None
+    embedding_group_size: int | None = None  # None: as weights have it
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,7 @@ def dequantizer(model: ir.Model, codes: ir.Value, choice: AffineChoice, original
 
 def needs_float32(dtype: ir.DataType | None, choice: AffineChoice) -> bool:
     """True for float16 data with scales that float16 cannot hold, or only as subnormal numbers."""
-    return dtype is ir.DataType.FLOAT16 and min(choice.scale) < _FLOAT16_TINY
+    return dtype is ir.DataType.FLOAT16 and min(map(abs, choice.scale)) < _FLOAT16_TINY
 
 
 def affine_initializers(model: ir.Model, name: str, like: ir.Value, choice: AffineChoice) -> tuple[ir.Value, ir.Value]:
@@ -175,10 +186,10 @@ def _linear(
         domain = MICROSOFT
     attributes: dict[str, Any] = {} if choice.axis is None else {"axis": choice.axis}
     if choice.group_size is not None:
-        if opset(model) < _OPSET_OF_BLOCKS:
+        if opset(model) < OPSET_OF_BLOCKS:
             raise ModelError(
-                f"tensor '{like.name}': scales for groups need opset {_OPSET_OF_BLOCKS}, the model has {opset(model)}; "
-                f"set ConvertOpsetVersion to {_OPSET_OF_BLOCKS}"
+                f"tensor '{like.name}': scales for groups need opset {OPSET_OF_BLOCKS}, the model has {opset(model)}; "
+                f"set ConvertOpsetVersion to {OPSET_OF_BLOCKS}"
             )
         attributes["block_size"] = choice.group_size
     if domain:

@@ -17,7 +17,13 @@ import onnx_ir as ir
 
 from quark.onnx.graph import infer_shapes
 from quark.onnx.input_files import MappedFile, check_unchanged
-from quark.onnx.load.conversions import convert_to_float32, learn_types, lift_opset, unusual_layer_types
+from quark.onnx.load.conversions import (
+    MIN_OPSET,
+    convert_to_float32,
+    learn_types,
+    lift_opset,
+    unusual_layer_types,
+)
 from quark.onnx.load.normalize import (
     check_functions,
     check_layers,
@@ -37,11 +43,12 @@ __all__ = ["Digest", "LoadOptions", "LoadedModel", "load"]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """`opset` None keeps the model's if it is at least 13. `fixed_shapes` gives symbolic dimensions of inputs and
-    outputs a size: (name, shape) pairs, or a single shape for every input under the name ''. `custom_libraries` have
-    operators of other domains."""
+    """`opset` None keeps the model's if it is at least `least_opset`. `fixed_shapes` gives symbolic dimensions of
+    inputs and outputs a size: (name, shape) pairs, or a single shape for every input under the name ''.
+    `custom_libraries` have operators of other domains."""
 
     opset: int | None = None
+    least_opset: int = MIN_OPSET
     has_fp16_converted: bool = False  # float16 weights and activations become float32 before anything else
     has_fp16_ports: bool = False  # the same, but float16 inputs and outputs of the graph stay, with a Cast
     fixed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -96,7 +103,12 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     check_operators(carved.proto, read.name, has_foreign_domains=has_foreign)
     unusual = unusual_layer_types(carved.proto)
     carved, remarks = lift_opset(
-        carved, options.opset, read.name, is_runnable=not unusual, has_foreign_domains=has_foreign
+        carved,
+        options.opset,
+        read.name,
+        least=options.least_opset,
+        is_runnable=not unusual,
+        has_foreign_domains=has_foreign,
     )
     drop_empty_inputs(carved.proto)
     model = to_graph(carved, views, read.name)

@@ -36,9 +36,15 @@ _SINGLE = ir.DataType.FLOAT
 
 
 def lift_opset(
-    carved: Carved, wanted: int | None, name: str, *, is_runnable: bool, has_foreign_domains: bool = False
+    carved: Carved,
+    wanted: int | None,
+    name: str,
+    *,
+    is_runnable: bool,
+    least: int = MIN_OPSET,
+    has_foreign_domains: bool = False,
 ) -> tuple[Carved, list[str]]:
-    """Return the model at opset `wanted`, or at 13 if it is older and nothing is wanted, and remarks for the user.
+    """Return the model at opset `wanted`, or at `least` if it is older and nothing is wanted, and remarks for the user.
 
     A lifted model is tried out in ONNX Runtime if `is_runnable`: one that is converted afterwards may not run yet.
     `has_foreign_domains`: operators of unknown domains are in libraries of the user's.
@@ -61,7 +67,7 @@ def lift_opset(
             f"'{name}' is of opset {present}, and the installed ONNX Runtime takes up to "
             f"{runtime_limit(present)}. Export for that opset, or install a newer ONNX Runtime"
         )
-    target = max(present, MIN_OPSET) if wanted is None else wanted
+    target = max(present, least) if wanted is None else wanted
     if target == present:
         return carved, remarks
     if target < max(present, MIN_OPSET):

@@ -23,7 +23,15 @@ from quark.files.output import nothing_on_disk
 from quark.measures import Measure
 from quark.onnx.bodies import insert_bodies, joined, measure_bodies, place_bodies
 from quark.onnx.calibrate import FloatRunner, restored
-from quark.onnx.comparing import compare_outputs, float_outputs, judged, open_judge, unmeasured_remark
+from quark.onnx.comparing import (
+    Comparison,
+    compare_executions,
+    compare_outputs,
+    float_outputs,
+    judged,
+    open_judge,
+    unmeasured_remark,
+)
 from quark.onnx.data import Samples
 from quark.onnx.deciding import Decision, Work, decide, measure
 from quark.onnx.evaluating import evaluate
@@ -43,7 +51,7 @@ from quark.onnx.simulate import simulate
 from quark.onnx.value_info import declare_all
 from quark.onnx.versions import metadata_of, versions
 from quark.onnx.view import tensor_names, view_of
-from quark.plan import QuantizationPlan
+from quark.plan import AffineChoice, QuantizationPlan, Role
 from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
 from quark.report.quantities import size_text
@@ -110,7 +118,7 @@ def _quantize_graph(
     if settings.optimize.has_channels_last:
         samples.transpose(dict.fromkeys(to_channels_last(model), TO_CHANNELS_LAST))
     obstacle = verdict_obstacle(model, samples, settings)
-    if obstacle is not None:
+    if obstacle is not None or _is_never_run(samples, settings):
         samples.hold_none_out()
     providers = settings.calibrate.providers
     judge = None if metric is None else open_judge(metric, model, samples, providers)
@@ -156,6 +164,7 @@ def _quantize_graph(
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
             *_remarks(run.plan, samples, settings, obstacle),
+            *([run.compared.remark] if run.compared.remark is not None else []),
             *_absent_types(op_types, settings),
             *(remark for each in algorithms if (remark := idle_remark(each)) is not None),
             *(numberless_remark(name) for name in outputs_without_numbers(run.expected)),
@@ -195,7 +204,11 @@ class _Run:
     refined: tuple[AlgorithmFacts, ...]
     plan: QuantizationPlan
     expected: Sequence[Mapping[str, Any]]
-    outputs: tuple[OutputFidelity, ...]
+    compared: Comparison
+
+    @property
+    def outputs(self) -> tuple[OutputFidelity, ...]:
+        return self.compared.outputs
 
 
 def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapping[RangeKey, TensorRange]) -> _Run:
@@ -222,9 +235,25 @@ def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapp
     card = card_of(settings, loaded, source.fed, plan.digest)
     message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
     loaded.check_unchanged()
-    outputs = compare_outputs(message, samples.held_out, expected, providers) if plan.tensors else ()
+    compared = _compared(message, plan, samples, expected, providers)
     loaded.check_unchanged()
-    return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, outputs)
+    return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, compared)
+
+
+def _compared(
+    message: Message,
+    plan: QuantizationPlan,
+    samples: Samples,
+    expected: Sequence[Mapping[str, Any]],
+    providers: Sequence[str],
+) -> Comparison:
+    """The outputs beside float. Only around integers does the runtime put other kernels in the place of nodes."""
+    if not plan.tensors:
+        return Comparison()
+    has_integers = any(isinstance(each.choice, AffineChoice) and each.role is Role.ACTIVATION for each in plan)
+    if has_integers:
+        return compare_executions(message, samples.held_out, expected, providers)
+    return Comparison(compare_outputs(message, samples.held_out, expected, providers))
 
 
 def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecked: bool) -> CalibrationFacts:
@@ -247,6 +276,8 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
         remarks.append(f"no calibration data was given: random numbers took its place{of_verdict}")
     if obstacle is not None:
         remarks.append(obstacle)
+    elif _is_never_run(samples, settings):
+        remarks.append("no data was given, so that the float and the quantized model were not run and compared")
     if not samples.is_random and (settings.calibrate.random_shapes or settings.calibrate.random_ranges):
         remarks.append("RandomDataReaderInput...: there is calibration data, so no random data is used")
     if samples.is_held_out_shared:
@@ -257,6 +288,11 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
 def _absent_types(present: Collection[str], settings: Settings) -> list[str]:
     absent = sorted(settings.choose.selection.extra_op_types.difference(present))
     return [f"extra_op_types_to_quantize: the model has no {', '.join(absent)}"] if absent else []
+
+
+def _is_never_run(samples: Samples, settings: Settings) -> bool:
+    """True if only weights are quantized and no data was given: random numbers would tell nothing about them."""
+    return settings.insert.matmul_nbits is not None and samples.is_random and not settings.needs_data
 
 
 def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:

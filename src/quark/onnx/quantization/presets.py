@@ -93,6 +93,12 @@ def _attributes(*types: DataType | Any) -> dict[str, Any]:
     return {options[each.map_onnx_format]: dict(each.attributes) for each in types if isinstance(each, DataType)}
 
 
+def weight_only(name: str, description: str, /, **parameters: Any) -> Preset:
+    """Weights of a few bits with all else in float; `parameters` of MatMulNBitsParams."""
+    usual = {"GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 1, "EmbeddingBits": 4}
+    return Preset(name, description, {}, {"UseMatMulNBits": True, "MatMulNBitsParams": {**usual, **parameters}})
+
+
 def mixed(name: str, description: str, base: Preset, target: Any) -> Preset:
     """Auto mixed precision from the base's types to the target's."""
     target_type = target.map_onnx_format if isinstance(target, DataType) else target
@@ -174,7 +180,7 @@ INT8_CNN = integers("INT8_CNN_DEFAULT",
 INT16_CNN = integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
 INT8_TRANSFORMER = integers("INT8_TRANSFORMER_DEFAULT",
     "uint8 activations, int8 weights, MinMax, moving average, SmoothQuant; MatMul and Gemm of transformers",
-    MIN_MAX, (U8, S8), CalibMovingAverage=True, SmoothAlpha="auto", BiasCorrection=True,
+    MIN_MAX, (U8, S8), CalibMovingAverage=True, SmoothAlpha="auto", QuantizeEmbeddings=True, BiasCorrection=True,
     Protect="auto").with_fields(enable_npu_transformer=True, include_sq=True)
 INT16_TRANSFORMER = integers("INT16_TRANSFORMER_DEFAULT",
     "uint16 activations, int16 weights, MinMax, moving average; MatMul and Gemm of transformers",
@@ -238,14 +244,25 @@ _ROWS = (
     blocks("MX9_INT8", "MX9 activations, int8 weights", MX9, S8),
     mixed("S16S16_MIXED_S8S8", "signed 16 bits, 8 where it does no harm", S16S16, S8),
     *MIXED_BLOCK_PRESETS,
-    Preset(
-        "MATMUL_NBITS",
-        "4-bit weights of MatMul in groups of 128, all else float; needs no data",
-        {},
-        {
-            "UseMatMulNBits": True,
-            "MatMulNBitsParams": {"GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 1},
-        },
+    weight_only(
+        "MATMUL_NBITS", "4-bit weights of MatMul, Gemm and embeddings in groups of 128, all else float; needs no data"
+    ),
+    weight_only(
+        "INT4_WEIGHT_ONLY",
+        "4-bit weights of MatMul, Gemm and embeddings in groups of 32, all else float; needs no data",
+        GroupSize=32,
+    ),
+    weight_only(
+        "INT4_WEIGHT_ONLY_GPTQ",
+        "4-bit weights of MatMul, Gemm and embeddings in groups of 32, all else float; rounded by GPTQ",
+        GroupSize=32,
+        Algorithm="GPTQ",
+    ),
+    weight_only(
+        "INT4_WEIGHT_ONLY_AWQ",
+        "4-bit weights of MatMul, Gemm and embeddings in groups of 32, all else float; scaled by AWQ",
+        GroupSize=32,
+        Algorithm="AWQ",
     ),
     *(finetuned(row, "AdaRound") for row in WITH_ADAROUND),
     *(finetuned(row, "AdaQuant") for row in WITH_ADAQUANT),
@@ -258,7 +275,7 @@ def unknown_preset(name: object) -> UnknownNameError:
     """Return the error for a name that is not a preset.
 
     >>> str(unknown_preset("MXINT9"))
-    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 65."
+    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 68."
     """
     nearest = difflib.get_close_matches(str(name).upper(), PRESETS, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else ""

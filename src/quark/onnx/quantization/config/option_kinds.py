@@ -15,7 +15,7 @@ from quark.decide.options import TensorOverride
 from quark.decide.specs import GroupRule
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.files.foreign import short
-from quark.onnx.insert.pairs import NBitsOptions
+from quark.onnx.insert.pairs import NBitsOptions, WeightForm
 from quark.onnx.quantization.config.config import is_names, is_subgraph
 from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUANT_FORMATS, QUANT_TYPES, format_of_type
 
@@ -245,6 +245,7 @@ def channel_axes(value: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple((op_type, each["axis"] if isinstance(each, Mapping) else each) for op_type, each in value.items())
 
 
+_GROUP_SIZES = (16, 32, 64, 128, 256)
 GPTQ_KEYS = {
     "Bits": integer(2, 16),
     "BlockSize": integer(1),
@@ -253,14 +254,21 @@ GPTQ_KEYS = {
     **dict.fromkeys(("ActOrder", "PerChannel", "MSE", "WeightSymmetric"), BOOL),
 }
 NBITS_KEYS = {
-    "GroupSize": Kind("16, 32, 64, 128 or 256", is_integer, lambda value: value in (16, 32, 64, 128, 256)),
+    "GroupSize": Kind(
+        "16, 32, 64, 128 or 256, or -1 for one scale per output",
+        is_integer,
+        lambda value: value in (-1, *_GROUP_SIZES),
+    ),
     "Symmetric": BOOL,
-    "Bits": Kind("4 or 8", is_integer, lambda value: value in (4, 8)),
+    "Bits": Kind("2, 4 or 8", is_integer, lambda value: value in (2, 4, 8)),
     "AccuracyLevel": integer(0, 4),
-    "Algorithm": one_of("DEFAULT", "RTN", "HQQ", "GPTQ"),
+    "Algorithm": one_of("DEFAULT", "RTN", "HQQ", "GPTQ", "AWQ"),
+    "Form": one_of(*(each.value for each in WeightForm)),
+    "EmbeddingBits": Kind("2, 4 or 8, or 0 for float", is_integer, lambda value: value in (0, 2, 4, 8)),
+    "EmbeddingGroupSize": Kind("16, 32, 64, 128 or 256", is_integer, lambda value: value in _GROUP_SIZES),
 }
 _NBITS_RULES = {
-    **dict.fromkeys(("DEFAULT", "RTN", "GPTQ"), GroupRule.LOWEST_CODE),
+    **dict.fromkeys(("DEFAULT", "RTN", "GPTQ", "AWQ"), GroupRule.SEARCHED),
     "HQQ": GroupRule.HALF_QUADRATIC,
 }
 NBITS_FIELDS = {
@@ -268,12 +276,31 @@ NBITS_FIELDS = {
     "Symmetric": "is_symmetric",
     "Bits": "bits",
     "AccuracyLevel": "accuracy_level",
+    "Form": "form",
+    "EmbeddingBits": "embedding_bits",
+    "EmbeddingGroupSize": "embedding_group_size",
 }
 
 
 def nbits_options(value: Mapping[str, Any]) -> NBitsOptions:
     """MatMulNBitsParams as typed options."""
     given = {NBITS_FIELDS[key]: each for key, each in value.items() if key in NBITS_FIELDS}
+    if given.get("group_size") == -1:
+        given["group_size"] = None
+    if "form" in given:
+        given["form"] = WeightForm(given["form"])
+    if given.get("embedding_bits") == 0:
+        given["embedding_bits"] = None
+    if given.get("form") is WeightForm.DEQUANTIZE_LINEAR and given.get("bits") == 2:
+        raise InvalidValueError(
+            "MatMulNBitsParams: Bits 2 with Form 'dequantize_linear': ONNX Runtime dequantizes blocks of 4 and 8 bits; "
+            "use Form 'matmul_nbits'"
+        )
+    if given.get("form") is WeightForm.DEQUANTIZE_LINEAR and given.get("accuracy_level", 0) > 1:
+        raise InvalidValueError(
+            f"MatMulNBitsParams: AccuracyLevel {given['accuracy_level']} with Form 'dequantize_linear', which has no "
+            "place for it: set ONNX Runtime's session option 'session.qdq_matmulnbits_accuracy_level'"
+        )
     return NBitsOptions(**given, group_rule=_NBITS_RULES[value.get("Algorithm", "DEFAULT")])
 
 

@@ -188,6 +188,8 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
     Option("OutputNodes", NAMES, SameAs("output_nodes"), "quantize up to these nodes"),
     Option("QuantizeAllOpTypes", BOOL, Into("selection", "has_all_op_types"), "every operator type that can be"),
     Option("MatMulConstBOnly", BOOL, Into("selection", "needs_constant_matmul_operand"), "MatMul only with a constant"),
+    Option("QuantizeEmbeddings", BOOL, Into("selection", "has_embeddings"),
+           "tables that Gather takes rows from, too, if one scale does for their rows"),
     Option("EnableSubgraph", BOOL, IntoBoth(("selection", "has_bodies"), ("load", "has_bodies")),
            "the bodies of If, Loop and Scan are quantized too"),
     Option("WeightsOnly", BOOL, _choose("is_weights_only"), "activations stay float"),
@@ -210,9 +212,10 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
            "nodes whose neighbours have other types"),
     Option("QDQOpTypePerChannelSupportToAxis", AXES, _choose("channel_axes", channel_axes),
            "the channel axis of weights by operator type"),
-    Option("UseMatMulNBits", BOOL, ForSpecs(), "weights of MatMul as MatMulNBits, all else float"),
+    Option("UseMatMulNBits", BOOL, ForSpecs(), "weights of MatMul and Gemm as MatMulNBits, all else float"),
     Option("MatMulNBitsParams", mapping("a dictionary", NBITS_KEYS), _insert("matmul_nbits", nbits_options),
-           "the settings of UseMatMulNBits; Algorithm is DEFAULT or RTN (nearest codes), HQQ (refined scales) or GPTQ"),
+           "the settings of UseMatMulNBits; Algorithm is DEFAULT or RTN (nearest codes, searched scales), HQQ (scales "
+           "for the least |error|^0.7), GPTQ or AWQ; Form 'dequantize_linear' has standard operators of opset 21"),
     # How nodes are written
     Option("AddQDQPairToWeight", BOOL, _insert("has_pairs_on_weights"),
            "weights stay float behind Quantize and Dequantize"),

@@ -25,7 +25,7 @@ from quark.features.smooth_quant.options import SmoothOptions
 from quark.formats.affine import integer_format
 from quark.npu import RULE_NAMES
 from quark.onnx.calibrate.passes import CalibrationOptions
-from quark.onnx.insert.pairs import InsertOptions, NBitsOptions, NodeStyle
+from quark.onnx.insert.pairs import OPSET_OF_BLOCKS, InsertOptions, NBitsOptions, NodeStyle, WeightForm
 from quark.onnx.load import LoadOptions
 from quark.onnx.optimize import FOR_NPUS, FUSIONS, OptimizeOptions
 from quark.onnx.quantization.config.algorithm import (
@@ -224,7 +224,8 @@ _DECIDED_BY_NBITS: Mapping[str, Any] = {
 
 
 def _nbits_spec(draft: Draft) -> LayerSpec:
-    """UseMatMulNBits: weights of MatMul in groups of a few bits, all else float."""
+    """UseMatMulNBits: weights of MatMul and Gemm in groups of a few bits, tables of embeddings too if asked for, all
+    else float."""
     values = {**draft.run.extra_options, **draft.spec_values}
     given = [name for name, same in _DECIDED_BY_NBITS.items() if values.get(name, same) != same]
     for name in [*given, *(["op_types_to_quantize"] if draft.run.op_types_to_quantize else [])]:
@@ -232,16 +233,29 @@ def _nbits_spec(draft: Draft) -> LayerSpec:
         draft.remarks.append(f"{name}: UseMatMulNBits says it: weights of MatMul in groups, all else float")
     nbits = draft.steps.setdefault("insert", {}).setdefault("matmul_nbits", NBitsOptions())
     draft.put("choose", "is_weights_only", True)
-    draft.put("selection", "op_types", frozenset({"MatMul"}))
+    op_types = {"MatMul", "Gemm"}
+    if nbits.form is WeightForm.DEQUANTIZE_LINEAR:  # which has blocks from that opset on
+        draft.put("load", "least_opset", OPSET_OF_BLOCKS)
     draft.put("selection", "needs_constant_matmul_operand", True)
-    draft.put("selection", "needs_weight_matrix", True)
+    draft.put("selection", "needs_weight_matrix", nbits.form is WeightForm.MATMUL_NBITS)
     sign = "" if nbits.is_symmetric else "u"
     weight = AffineSpec(
         f"{sign}int{nbits.bits}",
         is_symmetric=nbits.is_symmetric,
+        is_per_channel=nbits.group_size is None,
         group_size=nbits.group_size,
         group_rule=nbits.group_rule,
     )
+    if nbits.embedding_bits is not None:
+        op_types.add("Gather")
+        table = replace(
+            weight,
+            format=f"{sign}int{nbits.embedding_bits}",
+            is_per_channel=False,
+            group_size=nbits.embedding_group_size or nbits.group_size or NBitsOptions().group_size,
+        )
+        draft.put("choose", "by_op_type", (("Gather", LayerSpec(None, table)),))
+    draft.put("selection", "op_types", frozenset(op_types))
     return LayerSpec(None, weight)
 
 

@@ -25,6 +25,7 @@ from quark.onnx.quantization.config.quant_types import ExtendedQuantFormat, Exte
 # The fields and the option that turn algorithms on.
 CROSS_LAYER, SMOOTH, BIAS_CORRECTION = "include_cle", "include_sq", "BiasCorrection"
 COMPENSATION, GPTQ = "Compensation", "UseGPTQ"  # two names of one switch
+AWQ = "AWQ"
 MIXED_PRECISION, FINETUNE, ROTATION = "include_auto_mp", "include_fast_ft", "include_rotation"
 
 FIELD_KINDS: Mapping[str, Kind] = {
@@ -47,8 +48,10 @@ def switched_on(config: QuantizationConfig) -> frozenset[str]:
     given = config.extra_options
     options = [name for name in (BIAS_CORRECTION, *(each.switch for each in FEATURES)) if given.get(name)]
     nbits = given.get("MatMulNBitsParams") if given.get("UseMatMulNBits") else None
-    has_gptq = given.get(GPTQ) or (isinstance(nbits, Mapping) and nbits.get("Algorithm") == "GPTQ")
-    return frozenset([*algorithms, *options, *([COMPENSATION] if has_gptq else [])])
+    algorithm = nbits.get("Algorithm") if isinstance(nbits, Mapping) else None
+    options += [COMPENSATION] if given.get(GPTQ) or algorithm == "GPTQ" else []
+    options += [AWQ] if algorithm == "AWQ" else []
+    return frozenset([*algorithms, *options])
 
 
 def check_fields(config: QuantizationConfig) -> None:

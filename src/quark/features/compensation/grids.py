@@ -1,0 +1,70 @@
+"""What weights round to, in the form in which `rounding` takes it: a rounding, and columns in the order of their turns.
+
+Matrices are [groups, outputs, columns], as in `rounding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.features.compensation.rounding import COLUMNS, Grid, Round, runs
+from quark.formats.affine import AffineParameters
+from quark.formats.arrays import array_kind
+from quark.formats.quantize import quantize_dequantize
+from quark.formats.spec import ElementFormat, IntFormat
+from quark.plan import BlockChoice, Choice
+from quark.rounded import block_values, rounded
+
+Array = NDArray[Any]
+
+
+class FixedScales:
+    """A rounding for which the scale and the zero point of every weight are known.
+
+    `scale` and `zero_point` are [groups, outputs, columns], and can be written to. Without zero points, weights over
+    their scale are numbers of the `element` type.
+    """
+
+    def __init__(self, scale: Array, zero_point: Array | None, element: ElementFormat) -> None:
+        self.scale, self.zero_point, self.element = scale, zero_point, element
+
+    def __call__(self, values: Array, columns: Array) -> Array:
+        """See `rounding.Round`."""
+        step = self.scale[:, :, columns]
+        if self.zero_point is None:
+            units = quantize_dequantize((values / step).astype(np.float32), self.element)
+            return np.asarray(units.astype(np.float64) * step)
+        assert isinstance(self.element, IntFormat)
+        zero = self.zero_point[:, :, columns]
+        codes = np.clip(np.rint(values / step) + zero, self.element.qmin, self.element.qmax)
+        return np.asarray((codes - zero) * step)
+
+
+def spread(parameters: AffineParameters, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Scale and zero point of every weight, in float64."""
+    found = []
+    for each in (parameters.scale, parameters.zero_point):
+        numbers = np.asarray(each, np.float64)
+        found.append(np.broadcast_to(parameters.granularity.spread(array_kind(numbers), numbers, shape), shape))
+    return found[0], found[1]
+
+
+def independent(quantize: Round, count: int, columns: int = COLUMNS) -> Grid:
+    """A grid of `count` columns that round independently, `columns` at a time."""
+    return Grid(quantize, runs(np.arange(count), columns))
+
+
+def rounded_alone(choice: Choice) -> Round:
+    """The rounding of numbers that share no scale: small floats."""
+    return lambda values, _: rounded(values, choice).astype(np.float64)
+
+
+def block_grid(choice: BlockChoice, units: Sequence[Array]) -> Grid:
+    """The grid of a block format; `units` are the columns of each block."""
+    own = replace(choice, axis=-1)
+    return Grid(lambda values, _: block_values(values.astype(np.float32), own).astype(np.float64), units, is_joint=True)

@@ -1,0 +1,202 @@
+"""How the inputs of layers vary together: sums of products over a few rows of every sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.errors import InvalidValueError
+from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
+from quark.onnx.calibrate import survey
+from quark.onnx.deciding import Decision, Work
+from quark.onnx.graph import input_value
+from quark.onnx.tied import tied_products
+from quark.onnx.view import view_of
+from quark.plan import (
+    AffineChoice,
+    Choice,
+    DynamicChoice,
+    FloatChoice,
+    QuantizationPlan,
+    Role,
+    SkippedNode,
+    TensorChoice,
+)
+from quark.rounded import rounded
+
+Array = NDArray[Any]
+ROWS_PER_COLUMN = 16  # rows of inputs that a Gram matrix is made from, for every column of it
+FEWEST_ROWS = 4096
+MOST_SHRINKING = 0.9
+HELD_BACK = 4  # every fourth sample
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def surveyed_layers(
+    work: Decision, op_types: Collection[str], sample_limit: int
+) -> tuple[list[TrainedLayer], list[SkippedNode], dict[str, Sums]]:
+    """The layers of these types whose weight the plan quantizes, those that are left out with the reason, and how the
+    inputs of each layer vary together. A matrix that is stored together with the table of an embedding is left out."""
+    found, left = trained_layers(work.model, work.plan, op_types)
+    nodes = {str(node.name): node for node in work.model.graph}
+    choices = {(reader.node, reader.index): each.choice for each in work.plan for reader in each.readers}
+    tied = tied_products(work.model, work.settings.choose)
+    wanted: dict[str, InputProducts] = {}
+    count = min(sample_limit, work.samples.count)
+    for layer in list(found):
+        value, data = input_value(nodes[layer.name], 0), choices.get((layer.name, 0))
+        reason = f"its weight is stored together with the table '{tied[layer.name]}'" if layer.name in tied else ""
+        if value is None or value.const_value is not None or isinstance(data, DynamicChoice):
+            reason = "its input is not known before run time"
+        elif not reason:
+            wanted.setdefault(str(value.name), InputProducts()).add(layer, data, count)
+            continue
+        found.remove(layer)
+        left.append(SkippedNode(layer.name, layer.op_type, reason))
+    products = survey(
+        work.runner,
+        wanted,
+        work.samples,
+        work.settings.calibrate,
+        sample_limit=sample_limit,
+        title="how inputs vary together",
+    )
+    sums = {name: sums for each in products.values() for name, sums in each.sums.items()}
+    for each in {id(each): each for each in sums.values()}.values():
+        each.shrink()
+    return found, left, sums
+
+
+def watched_inputs(work: Work, op_types: Collection[str]) -> list[str]:
+    """The inputs of layers of these types with constant weights, which `surveyed_layers` reads; none without data."""
+    if work.samples.is_random:
+        return []
+    nodes = [node for node in view_of(work.model) if node.op_type in op_types and node.is_standard]
+    nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
+    return [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
+
+
+def evenly_spread(count: int, wanted: int) -> Array:
+    """About `wanted` places out of `count`, in order, as a sequence that is spread evenly and the same everywhere."""
+    places = np.arange(1, wanted + 1) * GOLDEN % 1 * count
+    return np.unique(places.astype(np.int64))
+
+
+def with_weight_choices(plan: QuantizationPlan, choices: Mapping[str, AffineChoice]) -> QuantizationPlan:
+    """The plan with other choices for the weights of these nodes, which nothing else reads."""
+
+    def renewed(each: TensorChoice) -> TensorChoice:
+        own = [choices[reader.node] for reader in each.readers if reader.index == 1 and reader.node in choices]
+        return replace(each, choice=own[0]) if own and each.role is Role.WEIGHT else each
+
+    return replace(plan, tensors=tuple(renewed(each) for each in plan))
+
+
+@dataclass
+class Sums:
+    """The sums of z z' and of x z' over rows, with x the inputs of a layer and z what rounding makes of them. If inputs
+    stay in float, x is z, and `cross` None. `aside` is the part of `inner` from every fourth sample, also for float
+    inputs only."""
+
+    layer: TrainedLayer
+    data: Choice | None
+    row_count: int  # of one sample
+    seen: int = 0  # rows so far
+    inner: Array = field(init=False)
+    cross: Array | None = field(init=False)
+    aside: Array | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups, _, columns = self.layer.layout.matrices
+        self.inner = np.zeros((groups, columns, columns))
+        other = np.zeros((groups, columns, columns))
+        self.cross, self.aside = (None, other) if self.data is None else (other, None)
+
+    def shrink(self) -> None:
+        """Add to the diagonal what so few rows cannot tell from chance: fewer rows than columns show correlations that
+        other inputs do not have (Chen et al., Shrinkage algorithms for MMSE covariance estimation, 2010)."""
+        size = self.inner.shape[-1]
+        for matrices in (self.inner,) if self.cross is None else (self.inner, self.cross):
+            for matrix in matrices:
+                total, squares = float(np.trace(matrix)), float(np.square(matrix).sum())
+                spread = squares - total**2 / size
+                if not self.seen or total <= 0 or spread <= 0:
+                    continue
+                share = min(
+                    ((1 - 2 / size) * squares + total**2) / ((self.seen + 1 - 2 / size) * spread), MOST_SHRINKING
+                )
+                matrix[np.diag_indices(size)] += share / (1 - share) * total / size
+
+
+class InputProducts:
+    """How the inputs of the layers that read one tensor vary together; each sample gives a few rows."""
+
+    is_mergeable = False  # so that the sums are the same for any number of workers
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Sums] = {}
+        self._samples = 0
+
+    def add(self, layer: TrainedLayer, data: Choice | None, samples: int) -> None:
+        """Look at the inputs of a layer as well. Layers that read the same rows share their sums."""
+        groups, _, columns = layer.layout.matrices
+        for each in self.sums.values():
+            is_same = each.inner.shape == (groups, columns, columns) and each.layer.source == layer.source
+            if is_same and each.data == data:
+                self.sums[layer.name] = each
+                return
+        rows = max(FEWEST_ROWS, ROWS_PER_COLUMN * columns)
+        self.sums[layer.name] = Sums(layer, data, math.ceil(rows / samples))
+
+    def observe(self, x: Array) -> None:
+        x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all():
+            raise InvalidValueError("has NaN or Inf")
+        blocks: dict[Choice, Array] = {}
+        for each in {id(each): each for each in self.sums.values()}.values():
+            picks = evenly_spread(_positions(each.layer, x.shape), each.row_count)
+            exact = np.moveaxis(each.layer.source.inputs(x, picks), 0, 1)
+            own = exact
+            if each.data is not None and _is_elementwise(each.data) and not _is_scaled(each.layer):
+                own = rounded(exact, each.data)
+            elif each.data is not None:
+                if each.data not in blocks:
+                    blocks[each.data] = rounded(x, each.data)
+                own = np.moveaxis(each.layer.source.inputs(blocks[each.data], picks), 0, 1)
+            product = own.swapaxes(1, 2) @ own
+            each.inner += product
+            each.seen += len(picks)
+            if each.aside is not None and self._samples % HELD_BACK == HELD_BACK - 1:
+                each.aside += product
+            if each.cross is not None:
+                each.cross += exact.swapaxes(1, 2) @ own
+
+    def end_of_sample(self) -> None:
+        self._samples += 1
+
+    def merge(self, other: InputProducts) -> None:
+        raise NotImplementedError("the sums are made in the order of the samples")
+
+
+def _is_elementwise(choice: Choice) -> bool:
+    """True if a number is rounded by itself: rows can be rounded instead of the tensor that they are taken from."""
+    return isinstance(choice, FloatChoice) or (isinstance(choice, AffineChoice) and choice.axis is None)
+
+
+def _is_scaled(layer: TrainedLayer) -> bool:
+    """True if rows are the input times the alpha of a Gemm, which comes after rounding."""
+    return isinstance(layer.source, MatrixRows) and layer.source.factor != 1.0
+
+
+def _positions(layer: TrainedLayer, shape: tuple[int, ...]) -> int:
+    source = layer.source
+    if isinstance(source, ConvolutionRows):
+        sizes = (len(window.sources(size)) for window, size in zip(source.windows, shape[2:], strict=True))
+        return shape[0] * math.prod(sizes)
+    is_transposed = getattr(source, "is_transposed", False)
+    return shape[1] if is_transposed else math.prod(shape[:-1])

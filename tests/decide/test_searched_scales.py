@@ -1,0 +1,74 @@
+"""Searched scales of groups: never worse than ONNX Runtime's rule, and right for the outputs if inputs are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quark.decide.scales import ChannelAxis, choice_of_weight
+from quark.decide.searched_scales import gram_blocks, searched, searched_parameters
+from quark.decide.specs import AffineSpec, GroupRule
+from quark.decide.view import ArrayConstant
+from quark.formats.affine import integer_format
+from quark.rounded import rounded
+
+WEIGHT = np.random.default_rng(5).standard_t(4, (200, 24)).astype(np.float32)
+GROUPS = ChannelAxis(0, 32)
+FORMATS = ["int2", "int4", "int8", "uint2", "uint4", "uint8"]
+
+
+def chosen(fmt: str, rule: GroupRule, channels=GROUPS, weight=WEIGHT):
+    spec = AffineSpec(fmt, is_symmetric=not fmt.startswith("u"), group_size=channels.group_size, group_rule=rule)
+    return choice_of_weight(spec, ArrayConstant(weight), channels)
+
+
+def squares(choice, weight=WEIGHT) -> np.ndarray:
+    """Squared errors of groups of 32 along axis 0."""
+    errors = np.square(rounded(weight, choice).astype(np.float64) - weight)
+    return np.add.reduceat(errors, range(0, len(weight), 32), axis=0)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_no_group_gets_worse_and_most_get_better(fmt):
+    before, after = squares(chosen(fmt, GroupRule.LOWEST_CODE)), squares(chosen(fmt, GroupRule.SEARCHED))
+    assert (after <= before * (1 + 1e-5)).all()
+    assert (after < before).mean() > 0.8
+    assert after.sum() < {"2": 0.8, "4": 0.95, "8": 0.99}[fmt[-1]] * before.sum()
+
+
+def test_channels_are_searched_too():
+    plain, better = (chosen("int4", rule, ChannelAxis(1)) for rule in (GroupRule.LOWEST_CODE, GroupRule.SEARCHED))
+    assert (better.axis, better.group_size, len(better.scale)) == (1, None, 24)
+    assert squares(better).sum() < 0.9 * squares(plain).sum()
+
+
+def test_a_group_of_zeros_and_an_exact_one():
+    weight = np.zeros((64, 2), np.float32)
+    weight[:32, 1] = np.resize(np.arange(-8, 8), 32) * 0.25
+    choice = chosen("int4", GroupRule.SEARCHED, weight=weight)
+    np.testing.assert_array_equal(rounded(weight, choice), weight)
+
+
+def test_the_inputs_decide():
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((500, 6)) @ rng.standard_normal((6, 200)) * np.exp(rng.standard_normal(200))
+    gram = (inputs.T @ inputs).astype(np.float64)
+    plain = chosen("int4", GroupRule.SEARCHED)
+    known = searched(chosen("int4", GroupRule.LOWEST_CODE), WEIGHT, gram)
+    blocks = gram_blocks(gram, 32)
+
+    def by_outputs(choice) -> float:
+        error = np.pad(rounded(WEIGHT, choice) - WEIGHT, [(0, 24), (0, 0)]).T.reshape(24, 7, 32).astype(np.float64)
+        return float(np.einsum("lgs,gst,lgt->", error, blocks, error))
+
+    assert by_outputs(known) < 0.85 * by_outputs(plain)
+
+
+@pytest.mark.parametrize("fmt", ["int4", "uint4"])
+def test_parameters_are_those_of_the_same_numbers_in_a_weight(fmt):
+    weight = WEIGHT[:192]
+    groups = weight.T.reshape(24, 6, 32)
+    scale, zero_point = searched_parameters(fmt, groups, None, is_symmetric=integer_format(fmt).signed)
+    choice = chosen(fmt, GroupRule.SEARCHED, weight=weight)
+    np.testing.assert_allclose(scale.T.ravel(), choice.scale, rtol=1e-4)
+    np.testing.assert_array_equal(zero_point.T.ravel(), choice.zero_point)
