@@ -117,3 +117,48 @@ def test_transformers_on_an_npu_have_integer_products_with_weights_only():
     assert {op_types[node] for node in constants} == {"MatMul"}
     assert any("MatMulConstBOnly" in reason for reason in reasons)
     assert any("Softmax is not quantized for this target" in reason for reason in reasons)
+
+
+def embedding_network(rows):
+    """A product of the rows of a table."""
+    net = Net()
+    table = net.constant(rows.astype(np.float32), "table")
+    y = net.node("Gather", table, net.input("i", (1, 3), np.int64), name="rows")
+    return net.model(net.node("MatMul", net.node("Sqrt", y, name="root"), net.weight(rows.shape[1], 4), name="product"))
+
+
+WITH_EMBEDDINGS = ChoiceOptions(UNSIGNED, selection=Selection(has_embeddings=True), target=Target.NPU_TRANSFORMER)
+
+
+def test_the_rows_of_an_embedding_have_the_scale_of_its_table():
+    rows = np.random.default_rng(0).uniform(-2, 6, (200, 16))
+    plan = plan_of(embedding_network(rows), WITH_EMBEDDINGS)
+    choices = {each.tensor: each.choice for each in plan}
+    assert choices["rows_out"] == choices["table"]
+    low, high = np.float32(rows.min()), np.float32(rows.max())
+    assert choices["table"].scale == pytest.approx([(high - low) / 255])
+    without = plan_of(embedding_network(rows), ChoiceOptions(UNSIGNED, target=Target.NPU_TRANSFORMER))
+    assert "table" not in {each.tensor for each in without}
+
+
+def test_a_table_with_rows_too_unlike_for_one_scale_stays_float():
+    rows = np.random.default_rng(0).uniform(-1, 1, (200, 16))
+    rows[7] *= 9  # others use 28 of 256 codes
+    plan = plan_of(embedding_network(rows), WITH_EMBEDDINGS)
+    assert "table" not in {each.tensor for each in plan}
+    assert any("fewer than 32 of 256 codes" in each.reason for each in plan.skipped if each.node == "rows")
+    assert "table" in {each.tensor for each in plan_of(embedding_network(rows), with_types("Gather"))}
+
+
+@pytest.mark.parametrize(("highest", "scale"), [(0.5, 0.5 / 255), (1 / 64, 1 / 128 / 64)], ids=["peaked", "flat"])
+def test_the_result_of_a_softmax_has_a_scale_that_the_kernel_can_compute_with(highest, scale):
+    """ONNX Runtime's QLinearSoftmax gives zeros if the scale times 64 positions is below exp(-5)."""
+    net = Net()
+    weights = net.node("Softmax", net.node("MatMul", net.input("x", (1, 8, 16)), net.weight(16, 64)), axis=-1, name="p")
+    view = view_of(load(net.model(net.node("MatMul", weights, net.weight(64, 4)))).model)
+    options = ChoiceOptions(UNSIGNED)
+    placement = place(view, options)
+    ranges = dict.fromkeys(tensors_to_measure(placement), TensorRange(0.0, highest))
+    found = {each.tensor: each.choice for each in choose(view, placement, ranges, options)}
+    assert found["p_out"].scale == pytest.approx([scale])
+    assert found["p_out"].zero_point == (0,)

@@ -18,6 +18,9 @@ from quark.text import json_value
 
 OK_SQNR_DB, OK_COSINE = 10.0, 0.95
 COLLAPSED_SQNR_DB, COLLAPSED_COSINE = 3.0, 0.75
+EXECUTION_GAP_DB = 6.0  # twice the error; rounding alone makes no such difference
+CLOSE_SQNR_DB = 30.0  # from here on a difference between two executions does not matter
+UNORDERED_KINDS = frozenset({"detections", "rows", "ids", "sequence"})  # whose places in a tensor mean little
 
 
 class Verdict(str, Enum):
@@ -198,6 +201,44 @@ def worst_text(outputs: Iterable[OutputFidelity], sample: str = "sample") -> str
         return f"output '{output.name}' {output.worst_part.text(sample)}"
     sqnr = "exact" if output.sqnr_db == math.inf else f"SQNR {output.sqnr_db:.1f} dB"
     return f"output '{output.name}': {sqnr}, cosine {output.cosine:.4f}"
+
+
+@dataclass(frozen=True)
+class ExecutionGap:
+    """An output that two executions of one file compute differently: `optimized` as the runtime usually does, `plain`
+    node by node."""
+
+    output: str
+    optimized_sqnr_db: float
+    plain_sqnr_db: float
+
+    def __str__(self) -> str:
+        figures = (f"{figure:.1f} dB" for figure in (self.optimized_sqnr_db, self.plain_sqnr_db))
+        return "output '{}' has an SQNR of {} with them and {} without".format(self.output, *figures)
+
+
+def execution_gap(optimized: Iterable[OutputFidelity], plain: Iterable[OutputFidelity]) -> ExecutionGap | None:
+    """The output with the largest difference in distance from float between two executions on the same samples; None if
+    rounding explains all differences.
+
+    >>> execution_gap([OutputFidelity("y", 0.7, 3.3)], [OutputFidelity("y", 0.99, 17.2)])
+    ExecutionGap(output='y', optimized_sqnr_db=3.3, plain_sqnr_db=17.2)
+    >>> execution_gap([OutputFidelity("y", 0.99, 19.0)], [OutputFidelity("y", 0.99, 17.2)]) is None
+    True
+    """
+    others = {output.name: output for output in plain}
+    found = [
+        ExecutionGap(output.name, output.sqnr_db, others[output.name].sqnr_db)
+        for output in optimized
+        if output.name in others and output.kind not in UNORDERED_KINDS
+    ]
+
+    def size(gap: ExecutionGap) -> float:
+        low, high = sorted((gap.optimized_sqnr_db, gap.plain_sqnr_db))
+        return 0.0 if low >= CLOSE_SQNR_DB else high - low
+
+    largest = max(found, key=size, default=None)
+    return largest if largest is not None and size(largest) >= EXECUTION_GAP_DB else None
 
 
 def worst_output(outputs: Iterable[OutputFidelity]) -> OutputFidelity | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quark.decide.operators import channel_axis, reduction_axis
+from quark.decide.operators import channel_axis, is_embedding, reduction_axis, weight_inputs
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
 from quark.decide.placement import FusedActivation, Placement, Request
 from quark.decide.scales import (
@@ -36,9 +36,11 @@ from quark.plan import (
     Role,
     TensorChoice,
 )
-from quark.ranges import TensorRange
+from quark.ranges import MinMax, TensorRange, range_of
 
 RangeKey = tuple[str, MeasuredSpec]
+_OF_TABLE = "the table's"
+_LEAST_SOFTMAX_SUM = 1 / 128  # of the scale times positions, with a sixth to spare
 _OVERRIDDEN = "TensorQuantOverrides over "  # prefix of the reason for every choice that an override affected
 
 
@@ -138,6 +140,13 @@ class _Chooser:
         self._by_consumer = {each.consumer: each for each in placement.requests}
         self._weights: dict[Reader, AffineChoice | None] = {}
         self._plain: dict[tuple[str, TensorSpec, ChannelAxis | None], AffineChoice] = {}
+        self._softmaxes = {node.outputs[0].name: node for node in graph if node.op_type == "Softmax"}
+        self._of_tables: dict[RangeKey, TensorRange] = {}
+        self._tables = {  # by the tensor of its rows
+            graph.by_name[each.consumer.node].outputs[0].name: each
+            for each in placement.requests
+            if each.role is Role.WEIGHT and is_embedding(graph.by_name[each.consumer.node])
+        }
 
     def decide(self, request: Request) -> Decision | None:
         """The choice for one reader, or None where a bias has to stay float."""
@@ -204,17 +213,56 @@ class _Chooser:
             scales = "channel" if spec.group_size is None else "group"
             raise InvalidValueError(f"activation '{tensor}': {scales} scales, and activations have one")
         members = _measured_members(self._placement, tensor, spec)
-        found = combine_ranges([self._ranges[key] for key in members])
+        found = combine_ranges([self._range(key) for key in members])
         choice = choice_of_range(spec, found, override, self._options.has_unsigned_relu)
+        least = self._least_softmax_scale(tensor, spec)
+        if override is None and choice.scale[0] < least:
+            found = replace(found, highest=found.highest * least / choice.scale[0])
+            choice = choice_of_range(spec, found, None, self._options.has_unsigned_relu)
         if spec.learning is not None and not spec.integer.signed and found.lowest < -choice.scale[0] / 2:
             raise InvalidValueError(
                 f"tensor '{tensor}' goes down to {found.lowest:.3g}, and {spec.format} codes that learn begin at 0: "
                 f"give its layer int{spec.integer.bits} by layer_quant_config; unsigned types are for what a ReLU gives"
             )
-        methods = dict.fromkeys(self._ranges[key].method or str(spec.method) for key in members)
+        methods = dict.fromkeys(self._range(key).method or str(spec.method) for key in members)
         reason = _reason(f"{' and '.join(methods)} {found.lowest:.6g}..{found.highest:.6g}", override)
         others = [name for name, _ in members if name != tensor]
         return choice, reason + (f", shared with {', '.join(others[:3])}" if others else "")
+
+    def _least_softmax_scale(self, tensor: str, spec: AffineSpec) -> float:
+        """The smallest scale for the result of a Softmax that ONNX Runtime computes from codes; 0 for other tensors.
+
+        QLinearSoftmax overflows, and all its codes become 0, if scale times positions is below exp(-5). With a smaller
+        scale, as flat distributions have in asymmetric 8 bits, it would give nothing but zeros.
+        """
+        least = 0.0
+        for name, each in self._placement.groups.members((tensor, spec)):
+            softmax = self._softmaxes.get(name)
+            read = None if softmax is None else self._by_consumer.get(Reader(softmax.name, 0))
+            if softmax is None or read is None or not (_is_byte(each) and _is_byte(read.spec)):
+                continue
+            shape = softmax.outputs[0].shape or (None,)
+            axis = softmax.setting("axis", -1)
+            positions = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
+            least = max(least, _LEAST_SOFTMAX_SUM / (positions or 1))
+        return least
+
+    def _range(self, key: RangeKey) -> TensorRange:
+        """The range of an activation. Rows of a quantized table have that of the table: with the same scale they are
+        rounded once, and ONNX Runtime gathers codes."""
+        name, spec = key
+        table = self._tables.get(name)
+        if table is None or not isinstance(spec, AffineSpec) or table.spec != spec or spec.is_power_of_two:
+            return self._ranges[key]
+        if key not in self._of_tables:
+            constant = self._constant(table.tensor)
+            if isinstance(spec.method, MinMax):
+                (low,), (high,) = constant.extremes()
+                self._of_tables[key] = TensorRange(float(low), float(high), method=_OF_TABLE)
+            else:
+                found = range_of(constant.array(), spec.method, spec.integer, spec.is_symmetric)
+                self._of_tables[key] = replace(found, method=_OF_TABLE)
+        return self._of_tables[key]
 
     def _weight(self, reader: Reader) -> AffineChoice | None:
         """The choice for a constant operand, fitted to the bias of its node where that is added to the sum of products
@@ -258,7 +306,8 @@ class _Chooser:
                 raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
             return ChannelAxis(_axis_of(override.axis, rank, f"TensorQuantOverrides of '{override.tensor}'"))
         is_fixed = override is not None and override.scale is not None and len(override.scale) == 1
-        if is_fixed or (override is not None and override.has_one_scale) or not spec.is_per_channel or index != 1:
+        is_single = is_fixed or (override is not None and override.has_one_scale) or not spec.is_per_channel
+        if is_single or index not in weight_inputs(node):
             return None
         data = self._by_consumer.get(Reader(node.name, 0))
         is_dynamic = data is not None and isinstance(data.spec, DynamicSpec)
@@ -322,6 +371,11 @@ def _has_scales_of_outputs(node: Node, weight: AffineChoice, constant: Constant 
     rank = len(constant.shape)
     axis = channel_axis(node, rank)
     return axis is not None and weight.axis % rank == axis % rank
+
+
+def _is_byte(spec: TensorSpec) -> bool:
+    """True for integers of 8 bits with any scale."""
+    return isinstance(spec, AffineSpec) and spec.integer.bits == 8 and not spec.is_power_of_two
 
 
 def _reason(rule: str, override: TensorOverride | None) -> str:

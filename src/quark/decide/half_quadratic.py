@@ -7,6 +7,8 @@ the zero point, which stays an integer) by least squares. Each group keeps what 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from quark.decide.view import Array
@@ -17,20 +19,25 @@ POWER = 0.7
 _ROUNDS = 20
 _FIRST_PENALTY, _PENALTY_GROWTH = 10.0, 1.01
 _TINY = 1e-8
-_CHUNK = 1 << 14  # groups at a time
+_CHUNK = 1 << 21  # weights at a time
 
 
 def refined(choice: AffineChoice, weight: Array) -> AffineChoice:
-    """The choice with better scales and zero points for groups of a matrix; no group gets worse by this measure."""
+    """The choice with better scales and zero points for groups or channels of a constant; none gets worse by this
+    measure."""
     assert choice.axis is not None
-    assert choice.group_size is not None
+    if choice.group_size is None:  # a channel is a group
+        lines = np.moveaxis(weight, choice.axis, 0).reshape(weight.shape[choice.axis], -1)
+        found = refined(replace(choice, axis=1, group_size=lines.shape[1]), lines)
+        return replace(found, axis=choice.axis, group_size=None)
     groups = _groups(weight, choice.axis % weight.ndim, choice.group_size)
     integer = integer_format(choice.format)
     scale, zero_point = (np.array(each, np.float32).reshape(-1, 1) for each in (choice.scale, choice.zero_point))
     scale, zero_point = (_in_order_of_groups(each, weight, choice) for each in (scale, zero_point))
     is_free = not integer.signed
-    for start in range(0, len(groups), _CHUNK):
-        part = slice(start, start + _CHUNK)
+    count = max(1, _CHUNK // choice.group_size)
+    for start in range(0, len(groups), count):
+        part = slice(start, start + count)
         found = _refine(groups[part], scale[part], zero_point[part], integer.qmin, integer.qmax, is_free)
         scale[part], zero_point[part] = found
     scale, zero_point = (_in_order_of_groups(each, weight, choice, is_back=True) for each in (scale, zero_point))

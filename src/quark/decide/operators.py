@@ -40,6 +40,11 @@ class OperatorFacts:
     state_weight: int | None = None  # of a recurrent operator: what its state is multiplied with
     is_for_runtime: bool = True  # ONNX Runtime has an integer form of it, or moves integers through
 
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The inputs that are weights."""
+        return tuple(index for index in (self.weight, self.state_weight) if index is not None)
+
 
 def _same(
     kind: Kind, names: str, is_for_runtime: bool = True, data: tuple[int, ...] | None = (0,)
@@ -52,12 +57,12 @@ OPERATORS: dict[str, OperatorFacts] = {
     "ConvTranspose": OperatorFacts(Kind.COMPUTE, (0,), weight=1, bias=2),
     "Gemm": OperatorFacts(Kind.COMPUTE, (0,), weight=1, bias=2),
     "MatMul": OperatorFacts(Kind.COMPUTE, (0,), weight=1),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), OperatorFacts(Kind.RECURRENT, (0,), weight=1, state_weight=2)),
     **_same(Kind.PASS, "MaxPool Reshape Flatten Transpose Squeeze Unsqueeze Slice Gather Split Pad Expand Tile"),
     **_same(Kind.PASS, "DepthToSpace SpaceToDepth", is_for_runtime=False),
     **_same(Kind.JOIN, "Concat", data=None),
     **_same(Kind.ACTIVATION, "Relu Clip"),
     **_same(Kind.ARITHMETIC, "Add Mul", data=None),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), OperatorFacts(Kind.RECURRENT, (0,), weight=1, state_weight=2)),
     **_same(Kind.ARITHMETIC, "Sub Div Min Max Sum Mean PRelu", is_for_runtime=False, data=None),
     **_same(Kind.ARITHMETIC, "AveragePool GlobalAveragePool LeakyRelu Sigmoid Softmax Resize"),
     **_same(
@@ -71,12 +76,14 @@ OPERATORS: dict[str, OperatorFacts] = {
 # With a constant they limit what is before them, as a Clip does; with two tensors they are arithmetic.
 BOUNDS = ("Min", "Max")
 
+RECURRENT_TYPES = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.RECURRENT)
 TRANSFORMER_TYPES = frozenset({"Gemm", "MatMul"})  # what an NPU's transformers compute in integers
+
+FEWEST_TABLE_NUMBERS = 1024  # a smaller table is no embedding: nothing is gained by quantizing it
 
 # An operator without a row that a user names: every float tensor that it reads or computes is quantized.
 OTHER = OperatorFacts(Kind.ARITHMETIC, None, is_for_runtime=False)
 
-RECURRENT_TYPES = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.RECURRENT)
 
 def facts(node: Node) -> OperatorFacts | None:
     """What is known of the node's operator; None where it has no quantized form."""
@@ -93,13 +100,6 @@ def facts(node: Node) -> OperatorFacts | None:
     return known
 
 
-def reduction_axis(node: Node, index: int) -> int | None:
-    """The axis of input `index` that the node sums over; counted from the end for MatMul, and for a Gemm whose data may
-    have any rank. None where it is a bias, or where the operator sums nothing."""
-    op = node.op_type
-    if op in ("Conv", "ConvTranspose"):
-        return {0: 1, 1: 1 if op == "Conv" else 0}.get(index)
-    if op == "Gemm":
 def is_embedding(node: Node) -> bool:
     """True for a Gather of rows from a constant matrix: its table is a weight, and the largest of many networks."""
     table = node.input(0)
@@ -125,6 +125,13 @@ def has_dynamic_kernel(node: Node) -> bool:
     return is_plain and is_float and all(each is not None and each.constant is not None for each in weights)
 
 
+def reduction_axis(node: Node, index: int) -> int | None:
+    """The axis of input `index` that the node sums over; counted from the end for MatMul, and for a Gemm whose data may
+    have any rank. None where it is a bias, or where the operator sums nothing."""
+    op = node.op_type
+    if op in ("Conv", "ConvTranspose"):
+        return {0: 1, 1: 1 if op == "Conv" else 0}.get(index)
+    if op == "Gemm":
         is_transposed = node.setting("transA", 0)
         first = -1 if is_transposed is None else int(is_transposed == 0)
         return {0: first, 1: int(node.setting("transB", 0) != 0)}.get(index)
@@ -132,6 +139,10 @@ def has_dynamic_kernel(node: Node) -> bool:
         operand = node.input(index)
         is_vector = operand is not None and operand.rank == 1
         return -1 if index == 0 or is_vector else -2
+    if op in RECURRENT_TYPES:
+        return {0: -1, 1: 2, 2: 2}.get(index)
+    if is_embedding(node):  # rows are vectors of the network: as a projection with the same table sums over them
+        return 1 if index == 0 else None
     return None
 
 
@@ -139,10 +150,6 @@ def channel_axis(node: Node, rank: int) -> int | None:
     """The axis of the weight that counts output channels; None where they cannot have scales of their own."""
     op = node.op_type
     if op == "Conv":
-    if op in RECURRENT_TYPES:
-        return {0: -1, 1: 2, 2: 2}.get(index)
-    if is_embedding(node):  # rows are vectors of the network: as a projection with the same table sums over them
-        return 1 if index == 0 else None
         return 0
     if op == "ConvTranspose":
         return 1 if node.setting("group", 1) == 1 else None
@@ -150,8 +157,8 @@ def channel_axis(node: Node, rank: int) -> int | None:
         return 0 if node.setting("transB", 0) else 1
     if op == "MatMul" and rank == 2:  # ONNX Runtime's kernels take no channels of a stack of matrices
         return 1
-    return None
     if op in RECURRENT_TYPES:  # gates, the same for both directions
         return 1
     if is_embedding(node):
         return 1
+    return None

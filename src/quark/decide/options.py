@@ -52,6 +52,7 @@ class Selection:
     input_nodes: tuple[str, ...] = ()
     output_nodes: tuple[str, ...] = ()
     kept_float: tuple[tuple[str, str], ...] = ()  # names of nodes that protection leaves in float, with the reason
+    has_embeddings: bool = False  # Gather from a constant table too, if one scale does for its rows
     needs_constant_matmul_operand: bool = False
     needs_weight_matrix: bool = False  # weights of two dimensions only, as MatMulNBits has them
     has_bodies: bool = False  # the bodies of If, Loop and Scan too

@@ -21,9 +21,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from quark.decide.operators import BOUNDS, OTHER, Kind, OperatorFacts, facts
+from quark.decide.operators import BOUNDS, OTHER, Kind, OperatorFacts, facts, has_dynamic_kernel, is_embedding
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
-from quark.decide.selection import named_nodes, select_nodes
+from quark.decide.selection import facts_of, is_compute_only, lone_table, named_nodes, select_nodes, tied_tables
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, LayerSpec, TensorSpec
 from quark.decide.view import Graph, Node, Value
 from quark.plan import Reader, Role, SkippedNode
@@ -144,9 +144,14 @@ class _Placer:
         moving = [
             node
             for node in self._graph
-            if node.name in self.specs and _facts(node).kind is Kind.PASS and node.op_type not in wanted
+            if node.name in self.specs
+            and self._facts(node).kind is Kind.PASS
+            and node.op_type not in wanted
+            and not self._has_table(node)
+            and not (self._options.selection.has_embeddings and is_embedding(node))
         ]
-        useful = set(self.specs) - {node.name for node in moving}
+        useful = {name for name in self.specs if not self._has_float_around(self._graph.by_name[name])}
+        useful -= {node.name for node in moving}
 
         def neighbours(node: Node) -> Iterator[Node]:
             for value in node.inputs:
@@ -164,16 +169,11 @@ class _Placer:
         idle = [node for node in moving if node.name not in useful]
         for node in idle:
             del self.specs[node.name]
+        for node in self._tied_idle(idle):
+            self.specs[node.name] = lone_table(self._options.default)
+            idle.remove(node)
         return [SkippedNode(node.label, node.op_type, "only moves values between float nodes") for node in idle]
 
-    def place_inputs(self, node: Node) -> None:
-        known, spec = _facts(node), self.specs[node.name]
-        for index, value in enumerate(node.inputs):
-            if value is None or not value.is_quantizable or value.name in self.fused:
-                continue
-            role = self._role(node, known, index)
-            reader = consumer = Reader(node.name, index)
-            if role is Role.ACTIVATION:
     def _facts(self, node: Node) -> OperatorFacts:
         """What is known of a node that is quantized."""
         return facts_of(node, self.specs.get(node.name), self._options) or OTHER
@@ -191,6 +191,14 @@ class _Placer:
         tied = tied_tables(self._graph)
         return [node for node in tables if any(each.name in self.specs for each in tied.get(node.name, ()))]
 
+    def place_inputs(self, node: Node) -> None:
+        known, spec = self._facts(node), self.specs[node.name]
+        for index, value in enumerate(node.inputs):
+            if value is None or not value.is_quantizable or value.name in self.fused:
+                continue
+            role = self._role(node, known, index)
+            reader = consumer = Reader(node.name, index)
+            if role is Role.ACTIVATION:
                 source, reader = self._source(value, reader)
                 if source.constant is not None:
                     continue  # a copy of a parameter
@@ -199,7 +207,7 @@ class _Placer:
                 if wanted is not None and (is_product or self._options.goes_everywhere(wanted)):
                     self._request(source, wanted, role, reader, consumer, first)
             elif role is not None:
-                constant = self._constant_spec(spec, role, known)
+                constant = self._constant_spec(node, spec, role, known)
                 if constant is not None:
                     self._request(value, constant, role, reader, consumer)
 
@@ -215,16 +223,16 @@ class _Placer:
 
     def _written(self, node: Node, spec: LayerSpec) -> TensorSpec | None:
         """How the outputs of a quantized node are quantized for those who do not ask for anything."""
+        if self._facts(node).kind is Kind.RECURRENT:
+            return None
         written = spec.output if self._is_trained else spec.output or spec.activation
-        is_product = self._is_trained and _facts(node).kind is Kind.COMPUTE
+        is_product = self._is_trained and self._facts(node).kind is Kind.COMPUTE
         if written is None or not (is_product or self._options.goes_everywhere(written)):
             return None
         if self._options.is_weights_only or node.op_type in self._options.op_types_with_float_output:
             return None
         return written
 
-        if self._facts(node).kind is Kind.RECURRENT:
-            return None
     def place_outputs(self, node: Node) -> None:
         """What a quantized node computes is quantized for float readers and graph outputs too."""
         written = self._written(node, self.specs[node.name])
@@ -252,7 +260,7 @@ class _Placer:
 
     def align(self, node: Node) -> None:
         """Unite the tensors that this operator wants on one scale."""
-        known, spec = _facts(node), self.specs[node.name].activation
+        known, spec = self._facts(node), self.specs[node.name].activation
         if not isinstance(spec, AffineSpec):
             return
         option = _ALIGNMENT_OPTION.get(node.op_type, node.op_type)
@@ -280,6 +288,9 @@ class _Placer:
             source = node.inputs[0]
             if source is None or source.producer is None or source.producer.name not in self.specs:
                 return None
+        if known.kind is Kind.RECURRENT:
+            is_read = has_dynamic_kernel(node) if isinstance(spec, DynamicSpec) else not isinstance(spec, AffineSpec)
+            return spec if is_read else None
         return spec if known.kind is Kind.COMPUTE or self._options.goes_everywhere(spec) else None
 
     def _role(self, node: Node, known: OperatorFacts, index: int) -> Role | None:
@@ -288,23 +299,20 @@ class _Placer:
         value = node.inputs[index]
         is_constant = value is not None and value.constant is not None
         weight = None if known.weight is None else node.input(known.weight)
-        if known.kind is Kind.RECURRENT:
-            is_read = has_dynamic_kernel(node) if isinstance(spec, DynamicSpec) else not isinstance(spec, AffineSpec)
-            return spec if is_read else None
         is_computed = weight is not None and weight.constant is None and node.op_type != "MatMul"
         is_left = index == (known.bias if node.op_type == "Gemm" else known.weight)
         if self._is_trained and is_computed and is_left:
             return None
+        if index in known.weights and (is_constant or known.kind is Kind.RECURRENT):
+            return Role.WEIGHT if is_constant else None
         if index == known.weight:
-            return Role.WEIGHT if is_constant else Role.ACTIVATION
+            return Role.ACTIVATION
         if index == known.bias:
             return Role.BIAS if is_constant else None
         if known.data is not None and index not in known.data:
             return None
         return Role.WEIGHT if is_constant else Role.ACTIVATION
 
-        if index in known.weights and (is_constant or known.kind is Kind.RECURRENT):
-            return Role.WEIGHT if is_constant else None
     def _float_readers(self, value: Value) -> Iterator[tuple[Reader, Reader]]:
         """Those that do not ask for the value themselves: (where the quantizer goes, who reads it)."""
         for node, index, reader in self._readers(value):
@@ -313,6 +321,8 @@ class _Placer:
                 is_asking = node.name in self.specs and known is not None and self._wish(node, known, index) is not None
             else:
                 is_asking = node.name in self.specs or bool(node.reads_float_for)
+                if is_asking and self._facts(node).kind is Kind.RECURRENT:
+                    is_asking = self._wish(node, self._facts(node), index) is not None
             if not is_asking and not node.is_inner:
                 yield reader, Reader(node.name, index)
         yield from ((Reader("", index), Reader("", index)) for index in value.outputs)
@@ -321,8 +331,6 @@ class _Placer:
         """Who reads the value, also behind dropouts and copies."""
         for node, index in value.readers:
             reader = Reader(node.name, index)
-                if is_asking and self._facts(node).kind is Kind.RECURRENT:
-                    is_asking = self._wish(node, self._facts(node), index) is not None
             if node.is_transparent:
                 yield from ((each, i, reader) for each, i, _ in self._readers(node.outputs[0]))
             else:
@@ -360,8 +368,8 @@ class _Placer:
         is_block = isinstance(spec, BlockSpec) and self._options.has_fused_blocks
         if not isinstance(spec, AffineSpec) and not self._is_trained and not is_block:
             return False  # blocks and floats that go everywhere go here too
-        is_join = _facts(node).kind is Kind.JOIN and self._is_trained
-        if _facts(node).kind is Kind.PASS or is_join or len(value.readers) != 1 or value.outputs:
+        is_join = self._facts(node).kind is Kind.JOIN and self._is_trained
+        if self._facts(node).kind is Kind.PASS or is_join or len(value.readers) != 1 or value.outputs:
             return False
         activation, index = value.readers[0]
         is_pair = (node.op_type, activation.op_type) in self._options.unquantized_between
@@ -376,7 +384,12 @@ class _Placer:
         self.fused[value.name] = FusedActivation(value.name, activation.name, activation.outputs[0].name)
         return True
 
-    def _constant_spec(self, spec: LayerSpec, role: Role, known: OperatorFacts) -> TensorSpec | None:
+    def _has_table(self, node: Node) -> bool:
+        """True for an embedding that is selected for its table, where only products are quantized otherwise."""
+        spec = self.specs.get(node.name)
+        return spec is not None and is_embedding(node) and is_compute_only(self._options, spec)
+
+    def _constant_spec(self, node: Node, spec: LayerSpec, role: Role, known: OperatorFacts) -> TensorSpec | None:
         """How a constant operand is quantized. Integer kernels want both operands of a sum or product of one type;
         beyond 8 bits there are none, so the weight's type is used."""
         if role is Role.BIAS:
@@ -384,6 +397,12 @@ class _Placer:
         if known.kind is Kind.COMPUTE:
             return spec.weight
         activation, weight = spec.activation, spec.weight
+        if known.kind is Kind.RECURRENT or (not self._is_trained and self._has_table(node)):
+            if not isinstance(weight, AffineSpec) or not isinstance(activation, DynamicSpec):
+                return weight
+            # scales for channels cost nothing here; the kernel takes one zero point for all of them
+            is_symmetric = weight.is_symmetric or has_dynamic_kernel(node)
+            return replace(weight, is_per_channel=True, is_symmetric=is_symmetric)
         if isinstance(activation, (BlockSpec, DynamicSpec)) or self._options.is_weights_only:
             return None  # a constant operand of an Add or Mul has no reduction to block along
         if self._is_trained and known.kind is Kind.PASS:
@@ -397,12 +416,6 @@ class _Placer:
     def _stays_float(self, node: Node, value: Value) -> bool:
         """True where a product's result is only read in float, and the integer kernel can give it so."""
         is_wanted = self._options.target is Target.ONNX_RUNTIME or self._options.has_float_products
-        if known.kind is Kind.RECURRENT or (not self._is_trained and self._has_table(node)):
-            if not isinstance(weight, AffineSpec) or not isinstance(activation, DynamicSpec):
-                return weight
-            # scales for channels cost nothing here; the kernel takes one zero point for all of them
-            is_symmetric = weight.is_symmetric or has_dynamic_kernel(node)
-            return replace(weight, is_per_channel=True, is_symmetric=is_symmetric)
         if not is_wanted or self._is_trained or node.op_type not in ("Gemm", "MatMul"):
             return False
         return all(reader.name not in self.specs for reader, _ in value.readers)
@@ -420,11 +433,6 @@ def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
         return positions.get(each.tensor, -1), 0, reader, each.reader.index, consumer, each.consumer.index
 
     return sorted(requests, key=key)
-
-
-def _facts(node: Node) -> OperatorFacts:
-    """What is known of a node that is quantized."""
-    return facts(node) or OTHER
 
 
 def _is_other_type(one: TensorSpec, other: TensorSpec) -> bool:

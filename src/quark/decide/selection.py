@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from quark.decide.operators import (
 )
 from quark.decide.options import ChoiceOptions, Target
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
-from quark.decide.view import Graph, Node
+from quark.decide.view import Graph, Node, Value
 from quark.errors import unknown_name
 from quark.plan import SkippedNode
+
+FEWEST_ROW_CODES = 32  # that the median row of a table has to use
 
 
 def select_nodes(
@@ -44,13 +47,10 @@ def select_nodes(
         else:
             spec, _ = selector.spec_of(node)
             assert spec is not None, node.name
-            chosen[node.name] = spec
+            chosen[node.name] = lone_table(spec) if selector.has_lone_table(node) else spec
     return chosen, skipped
 
 
-def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: Iterable[str] = ()) -> dict[str, str]:
-    """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error, unless it is
-    one of the nodes that a rewrite removed (`vanished`)."""
 def facts_of(node: Node, spec: LayerSpec | None, options: ChoiceOptions) -> OperatorFacts | None:
     """What is known of the node's operator. If a user names its type, every float tensor of it is quantized: if it has
     no row in the table, and if it is a recurrent layer in integers, of which only the weights are quantized otherwise.
@@ -68,6 +68,9 @@ def lone_table(spec: LayerSpec) -> LayerSpec:
     return replace(spec, activation=None, output=None)
 
 
+def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: Iterable[str] = ()) -> dict[str, str]:
+    """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error, unless it is
+    one of the nodes that a rewrite removed (`vanished`)."""
     gone = [Node(name, "", None, aliases=(name,)) for name in vanished]
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -88,6 +91,7 @@ class _Selector:
         self._vanished = vanished
         _check_op_types(graph, options)
         self._op_types: dict[LayerSpec, frozenset[str]] = {}
+        self._tied: dict[str, list[Node]] | None = None  # by embedding, the products with its table; None: not sought
         selection, words = options.selection, options.selection.words
         self._only = self._matching(selection.nodes, words.nodes)
         self._excluded = self._matching(selection.excluded_nodes, words.excluded_nodes)
@@ -146,16 +150,21 @@ class _Selector:
         return "its layer or operator type is configured to stay in float"
 
     def _impossible(self, node: Node) -> str:
-        named = self._options.selection.named_op_types
-        known = facts(node) or (OTHER if node.op_type in named and node.has_quantized_form else None)
+        spec, _ = self.spec_of(node)
+        known = facts_of(node, spec, self._options)
         if known is None:
             return "no quantized form is known"
-        spec, _ = self.spec_of(node)
         layer = spec if spec is not None and self._options.is_trained else self._options.default
         if layer not in self._op_types:
             self._op_types[layer] = _selected_op_types(self._options, layer)
-        if node.op_type not in self._op_types[layer]:
-            return self._why_not_type(node.op_type)
+        has_table = self._has_table(node, layer)
+        if node.op_type not in self._op_types[layer] and not has_table:
+            if not self._options.selection.has_embeddings or not is_embedding(node):
+                return self._why_not_type(node.op_type)
+            if not _has_like_rows(node):
+                return (
+                    f"half of its rows would use fewer than {FEWEST_ROW_CODES} of 256 codes of one scale for the table"
+                )
         data = [
             value
             for index, value in enumerate(node.inputs)
@@ -173,7 +182,53 @@ class _Selector:
         constants = [] if is_compute else [value.constant for value in data if value.constant]
         if not all(bool(np.isfinite(each.array().astype(np.float32, copy=False)).all()) for each in constants):
             return "one of its constants holds NaN or Inf, which has no scale"
-        return self._operand_obstacle(node, known.kind is Kind.COMPUTE)
+        return "" if has_table else self._why_no_table(node) or self._operand_obstacle(node, is_compute)
+
+    def has_lone_table(self, node: Node) -> bool:
+        """True for an embedding whose table is quantized as a weight, where operators between products are quantized
+        too, but no Gather."""
+        layer = self._options.default
+        return not is_compute_only(self._options, layer) and self._has_table(node, layer)
+
+    def _has_table(self, node: Node, layer: LayerSpec) -> bool:
+        """True for an embedding whose table is quantized as a weight although no Gather is: with scales found at run
+        time, with weights only, with blocks and floats if `has_embeddings`, and where a quantized product has the same
+        table, which would be stored twice."""
+        selection = self._options.selection
+        if self._options.is_trained or not is_embedding(node):
+            return False
+        if selection.op_types is not None and "Gather" not in selection.op_types:
+            return False
+        of_tables = dict(self._options.by_op_type).get("Gather")
+        if of_tables is not None and of_tables.activation is None:  # only weights, as MatMulNBits has them
+            return self._fits_bytes(node)
+        is_affine = isinstance(layer.weight, AffineSpec)
+        if is_affine and is_compute_only(self._options, layer):
+            return isinstance(layer.weight, AffineSpec) and layer.weight.group_size is None
+        if selection.has_embeddings and not is_affine and is_compute_only(self._options, layer):
+            return True
+        if is_affine and ("Gather" in self._op_types[layer] or (selection.has_embeddings and _has_like_rows(node))):
+            return False
+        if self._tied is None:
+            self._tied = tied_tables(self._graph)
+        tied = self._tied.get(node.name, ())
+        return any(not self.obstacle(each) and self.spec_of(each)[0] == layer for each in tied)
+
+    def _why_no_table(self, node: Node) -> str:
+        """Why a Gather stays in float where tables are quantized and nothing else of it is."""
+        of_tables = dict(self._options.by_op_type).get("Gather")
+        if node.op_type != "Gather" or of_tables is None or of_tables.activation is not None:
+            return ""
+        if not is_embedding(node):
+            return f"it does not read rows of a constant matrix with {FEWEST_TABLE_NUMBERS} numbers or more"
+        return "" if self._fits_bytes(node) else "the codes of a row would end within a byte"
+
+    def _fits_bytes(self, node: Node) -> bool:
+        """True if the rows of an embedding's table end with a byte when codes are packed."""
+        spec, table = self.spec_of(node)[0], node.input(0)
+        if spec is None or not isinstance(spec.weight, AffineSpec) or table is None or table.constant is None:
+            return False
+        return table.constant.shape[1] * spec.weight.integer.bits % 8 == 0
 
     def _why_not_type(self, op_type: str) -> str:
         selection = self._options.selection
@@ -191,9 +246,12 @@ class _Selector:
         is_limited = isinstance(spec.activation, (BlockSpec, FloatSpec))
         if not is_compute and is_limited and not self._options.goes_everywhere(spec.activation):
             return f"blocks and floats go on the operands of products{selection.words.everywhere}"
-        has_weight = is_compute and weight is not None and weight.constant is not None
-        if has_weight and weight is not None and weight.constant is not None and 0 in weight.constant.shape:
+        weights = [value for value in _weights(node) if value.constant is not None] if is_compute else []
+        has_weight = bool(weights)
+        if any(value.constant is not None and 0 in value.constant.shape for value in weights):
             return "its weight has no element"
+        if is_compute and node.op_type in RECURRENT_TYPES and (spec.weight is None or not has_weight):
+            return "only constant weights of recurrent layers are quantized"
         if is_compute and not has_weight and selection.needs_constant_matmul_operand:
             return "both operands are activations (MatMulConstBOnly)"
         if selection.needs_weight_matrix and not (is_compute and weight is not None and weight.rank == 2):
@@ -207,8 +265,10 @@ class _Selector:
             return "dynamic quantization needs Conv, Gemm or MatMul with a constant weight"
         if spec.activation is None and spec.output is None and not has_weight:
             return "only weights are quantized, and it has none"
-        if isinstance(spec.weight, AffineSpec) and spec.weight.group_size and not has_weight and not is_trained:
+        if _has_groups(spec) and not has_weight and not is_trained:
             return "weights are quantized in groups, and it has no constant weight"
+        if _has_groups(spec) and any(value.rank == 1 for value in weights):
+            return "weights are quantized in groups, and its weight is a vector"
         return ""
 
     def _matching(self, patterns: Iterable[str], option: str) -> dict[str, str]:
@@ -223,6 +283,52 @@ class _Selector:
                     seen.add(neighbour.name)
                     pending.append(neighbour)
         return seen
+
+
+def _has_groups(spec: LayerSpec) -> bool:
+    return isinstance(spec.weight, AffineSpec) and spec.weight.group_size is not None
+
+
+def _weights(node: Node) -> list[Value]:
+    known = OPERATORS[node.op_type]
+    return [value for index in known.weights if (value := node.input(index)) is not None]
+
+
+def tied_tables(graph: Graph) -> dict[str, list[Node]]:
+    """By the name of an embedding, the products that have its table as their weight, as it is or transposed, and sum
+    over its rows."""
+    products = [(node, weight) for node in graph if (weight := node.input(1)) and node.op_type in ("Gemm", "MatMul")]
+    found: dict[str, list[Node]] = {}
+    for embedding in filter(is_embedding, graph):
+        table = embedding.input(0)
+        tied = [node for node, weight in products if table is not None and _is_same_table(table, node, weight)]
+        if tied:
+            found[embedding.name] = tied
+    return found
+
+
+def _is_same_table(table: Value, product: Node, weight: Value) -> bool:
+    if table.constant is None or weight.constant is None or len(weight.constant.shape) != 2:
+        return False
+    is_turned = reduction_axis(product, 1) in (0, -2)
+    shape = table.constant.shape
+    if (shape[::-1] if is_turned else shape) != weight.constant.shape:
+        return False
+    if weight is table:
+        return True
+    rows, others = table.constant.array(), weight.constant.array()
+    others = others.T if is_turned else others
+    return bool((rows[0] == others[0]).all()) and np.array_equal(rows, others)
+
+
+def _has_like_rows(embedding: Node) -> bool:
+    """True if one scale for the whole table leaves the median row enough codes."""
+    table = embedding.inputs[0]
+    assert table is not None
+    assert table.constant is not None
+    low, high = table.constant.extremes(0)
+    whole = float(high.max(initial=0)) - float(low.min(initial=0))
+    return not np.median(high - low) * 256 < FEWEST_ROW_CODES * whole  # NaN gets an error of its own
 
 
 def _followers(node: Node) -> Iterable[Node]:
@@ -251,8 +357,6 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
     if is_compute_only(options, layer):
         kinds = (Kind.COMPUTE, Kind.RECURRENT)
         found = frozenset(name for name, each in OPERATORS.items() if each.kind in kinds)
-        if is_compute and node.op_type in RECURRENT_TYPES and (spec.weight is None or not has_weight):
-            return "only constant weights of recurrent layers are quantized"
     elif options.target is Target.NPU_TRANSFORMER:
         found = TRANSFORMER_TYPES | RECURRENT_TYPES
     elif options.target is Target.NPU_CNN or not isinstance(layer.activation, AffineSpec):
@@ -262,7 +366,7 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
     return found | selection.extra_op_types
 
 
-def _is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
+def is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
     """Whether only products are quantized: block formats where they are placed so, dynamic and weight-only
     quantization."""
     if options.is_trained:

@@ -2,6 +2,7 @@
 
 judge_outputs    runs a network beside known outputs, and judges every output by `quark.compare`
 compare_outputs  the same for a message that is about to be written: the verdict
+compare_executions  the same, and whether the runtime computes something else without its optimizations
 output_error     one figure that decides whether a refinement is kept
 open_judge       the user's measure of the float model, and with `judged` of the quantized one
 """
@@ -9,20 +10,31 @@ open_judge       the user's measure of the float model, and with `judged` of the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.compare import OutputFidelity, OutputsMeter, batch_size_of, outputs_without_numbers
+from quark.compare import (
+    ExecutionGap,
+    OutputFidelity,
+    OutputsMeter,
+    batch_size_of,
+    execution_gap,
+    outputs_without_numbers,
+)
 from quark.compare.measures import relative_error_of, squared_sums
+from quark.errors import ModelError
 from quark.measures import FunctionMeasure, Judge, Measure, MeasureResult
 from quark.measures.measure import check_count
 from quark.onnx.calibrate import FloatRunner
 from quark.onnx.data import Samples
 from quark.onnx.large_tensors import Message
 from quark.onnx.session import open_session, release_memory, running
+
+PLAIN_SAMPLES = 1  # that also run without optimizations
 
 Array = NDArray[Any]
 Sample = Mapping[str, Any]
@@ -87,6 +99,58 @@ def compare_outputs(
     del session
     release_memory()
     return outputs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outputs of a quantized network beside the float network's, and a remark if ONNX Runtime computes something
+    else without its optimizations; `outputs` are then those of the execution that is further from float."""
+
+    outputs: tuple[OutputFidelity, ...] = ()
+    remark: str | None = None
+
+
+def compare_executions(
+    message: Message, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
+) -> Comparison:
+    """Judge every output over all samples, as ONNX Runtime usually computes them, and check on a few samples that it
+    computes the same node by node, without its optimizations.
+
+    That takes several times as long, so all samples are only used if `PLAIN_SAMPLES` show a difference.
+    """
+    if not samples:
+        return Comparison()
+    left_out, few = outputs_without_numbers(expected), samples[:PLAIN_SAMPLES]
+    graph = message.to_graph()
+    run = session_run(open_session(graph, providers=tuple(providers)))
+    outputs = judge_outputs(run, samples, expected, left_out)
+    usual = judge_outputs(run, few, expected, left_out) if len(few) < len(samples) else outputs
+    del run
+    release_memory()
+    try:
+        session = open_session(graph, providers=tuple(providers), has_optimizations=False)
+        run = session_run(session, "the quantized model without optimizations")
+        plain = judge_outputs(run, few, expected, left_out)
+        gap = execution_gap(usual, plain)
+        if gap is not None and len(few) < len(samples):
+            plain = judge_outputs(run, samples, expected, left_out)
+            gap = execution_gap(outputs, plain)
+        del run, session
+    except ModelError as error:
+        return Comparison(outputs, f"ONNX Runtime runs this file only with its optimizations: {error}")
+    release_memory()
+    if gap is None:
+        return Comparison(outputs)
+    is_plain_worse = gap.plain_sqnr_db < gap.optimized_sqnr_db
+    return Comparison(plain if is_plain_worse else outputs, gap_remark(gap))
+
+
+def gap_remark(gap: ExecutionGap) -> str:
+    """The remark about a file whose result depends on how ONNX Runtime computes it."""
+    return (
+        f"the result depends on ONNX Runtime's optimizations: {gap}. The verdict is about the worse of the two. Leave "
+        "the layers that 'quark diagnose' shows out of quantization (nodes_to_exclude), or use another preset"
+    )
 
 
 def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -> list[dict[str, Any]]:

@@ -242,8 +242,9 @@ def _setting(network: fx.GraphModule, node: fx.Node, op_type: str, name: str) ->
         return {"alpha": 1 / 6, "beta": 0.5}.get(name, MISSING)
     if op_type == "Clip" and name == "bounds":
         return _bounds(node, argument)
-    if op_type in ("Concat", "Split") and name == "axis":
-        return None if op_type == "Split" or node.target is aten.stack.default else int(argument(1, "dim", 0))
+    if op_type in ("Concat", "Softmax", "Split") and name == "axis":
+        is_unknown = op_type == "Split" or node.target is aten.stack.default
+        return None if is_unknown else int(argument(1, "dim", -1 if op_type == "Softmax" else 0))
     if op_type == "Transpose" and name == "perm":
         return _permutation(node, argument)
     if op_type.startswith("Reduce") and name == "axes":

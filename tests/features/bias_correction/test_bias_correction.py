@@ -162,8 +162,9 @@ def test_what_has_no_bias_to_correct_is_told() -> None:
     assert [(each.node, each.reason) for each in facts.left] == [("lonely", "nothing is added to its result")]
 
 
-def class_token_network() -> onnx.ModelProto:
-    """A row of zeros beside rows of data goes through a product, and a normalization enlarges what becomes of it."""
+def class_token_network(has_plain_layer: bool = False) -> onnx.ModelProto:
+    """A row of zeros beside rows of data goes through a product, and a normalization enlarges what becomes of it. The
+    plain layer has an output of its own."""
     net = Net(seed=2)
     token = net.constant(np.zeros((1, 1, 12), np.float32))
     rows = net.node("Concat", token, net.input("x", (1, 5, 12)), axis=1)
@@ -171,7 +172,11 @@ def class_token_network() -> onnx.ModelProto:
     y = net.node("Add", net.node("MatMul", rows, net.weight(12, 12), name="product"), small)
     scale, bias = net.constant(np.ones(12, np.float32)), net.constant(np.zeros(12, np.float32))
     normal = net.node("LayerNormalization", y, scale, bias, axis=-1, epsilon=1e-8)
-    return net.model(net.node("Gather", normal, net.constant(np.array(0, np.int64)), axis=1, output="y"))
+    y = net.node("Gather", normal, net.constant(np.array(0, np.int64)), axis=1, output="y")
+    if not has_plain_layer:
+        return net.model(y)
+    plain = net.node("MatMul", net.node("Abs", "x"), net.weight(12, 6), name="plain")
+    return net.model(y, net.node("Add", plain, net.weight(6), output="z"))
 
 
 def test_a_correction_that_makes_the_outputs_of_products_worse_is_taken_back():
@@ -185,3 +190,20 @@ def test_a_correction_that_makes_the_outputs_of_products_worse_is_taken_back():
     expected = quantize(model, list(data), plain)
     for found, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_of_corrections_that_make_the_outputs_worse_together_those_that_help_are_kept():
+    model, data = class_token_network(has_plain_layer=True), images(24, 1, 5, 12)
+    corrected = quantize(model, list(data), config_of("S8S8_AAWS", Protect="none", WeightsOnly=True))
+    (facts,) = corrected.report.algorithms
+    assert [each.partition(":")[0] for each in facts.changed] == ["plain"]
+    assert [each.node for each in facts.left] == ["product"]
+    without_any = without("S8S8_AAWS")
+    without_any.extra_options.update(Protect="none", WeightsOnly=True)
+    expected = quantize(model, list(data), without_any)
+    for found, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
+        np.testing.assert_array_equal(found, wanted)  # of the class token
+    of_plain = [
+        np.array([open_session(each).run(["z"], {"x": x})[0] for x in data]) for each in (model, corrected.model)
+    ]
+    np.testing.assert_allclose((of_plain[1] - of_plain[0]).mean(axis=(0, 1, 2)), 0, atol=5e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx_models import Net, conv_bn_relu, gelu_erf, residual
@@ -17,10 +18,13 @@ from quark.features.protection.structures import (
     NO_KERNEL,
     NORMALIZED,
     POST_PROCESSING,
+    ROTARY,
     find_structures,
 )
+from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.macs import layer_macs, tensors_to_size
+from quark.plan import Role
 
 RUNTIME, NPU, NPU_TRANSFORMER = Target.ONNX_RUNTIME, Target.NPU_CNN, Target.NPU_TRANSFORMER
 WIDTH = 16  # a convolution of 3x3 from 16 to 16 channels has trained weights to speak of
@@ -269,6 +273,74 @@ def test_between_the_products_of_a_normalized_network_all_is_float(is_decomposed
     assert found.has_float_products
 
 
+def mean_square(net: Net, x: str) -> str:
+    return net.node("Add", net.reduce("ReduceMean", net.node("Mul", x, x), [-1]), net.constant(1e-6))
+
+
+def by_reciprocal(net: Net, x: str) -> str:
+    return net.node("Mul", x, net.node("Reciprocal", net.node("Sqrt", mean_square(net, x))))
+
+
+def by_quotient(net: Net, x: str) -> str:
+    return net.node("Mul", net.node("Div", net.constant(1.0), net.node("Sqrt", mean_square(net, x))), x)
+
+
+def by_power(net: Net, x: str) -> str:
+    return net.node("Mul", x, net.node("Pow", mean_square(net, x), net.constant(-0.5)))
+
+
+def by_cast(net: Net, x: str) -> str:
+    """As half-precision networks have it: the root is computed in float32."""
+    root = net.node("Cast", net.node("Sqrt", mean_square(net, x)), to=onnx.TensorProto.FLOAT)
+    return net.node("Div", x, root)
+
+
+def by_rows(net: Net, x: str) -> str:
+    """What a rewrite makes of a layer normalization where the opset has no LayerNormalization."""
+    y = net.node(
+        "InstanceNormalization", x, net.constant(np.ones(6, np.float32)), net.constant(np.zeros(6, np.float32))
+    )
+    return net.node("Add", net.node("Mul", y, net.weight(32)), net.weight(32))
+
+
+@pytest.mark.parametrize(
+    "norm", [by_reciprocal, by_quotient, by_power, by_cast, by_rows], ids=lambda each: each.__name__
+)
+def test_normalizations_are_recognised_in_all_their_forms(norm) -> None:
+    net = Layers()
+    x = net.input("x", (1, 6, 32))
+    for i in range(2):
+        x = net.node("Add", x, net.node("MatMul", norm(net, x), net.weight(32, 32), name=f"down{i}"))
+    net.node("MatMul", x, net.weight(32, 32), name="head")
+    found = find_structures(loaded(net, "head_out"), RUNTIME)
+    assert found.has_float_products
+    assert set(found.kept_float) == {node.name for node in net.nodes} - {"down0", "down1", "head"}
+
+
+def test_a_mean_without_a_root_is_no_normalization() -> None:
+    net = Layers()
+    x = net.input("x", (1, 6, 32))
+    for i in range(2):
+        y = net.node("Mul", x, net.node("Pow", mean_square(net, x), net.constant(-2.0)))
+        x = net.node("MatMul", y, net.weight(32, 32), name=f"down{i}")
+    net.node("MatMul", x, net.weight(32, 32), name="head")
+    assert not find_structures(loaded(net, "head_out"), RUNTIME).has_float_products
+
+
+def test_nothing_is_quantized_inside_a_rotary_embedding() -> None:
+    net = Layers()
+    x = net.node("MatMul", net.input("x", (1, 6, 32)), net.weight(32, 32), name="first")
+    before = len(net.nodes)
+    halves = [net.node("Slice", x, *map(net.integers, ([i], [i + 16], [2])), name=f"half{i}") for i in (0, 16)]
+    turned = net.node("Concat", net.node("Neg", halves[1]), halves[0], axis=-1)
+    y = net.node(
+        "Add", net.node("Mul", x, net.input("cos", (6, 32))), net.node("Mul", turned, net.input("sin", (6, 32)))
+    )
+    rotary = {node.name for node in net.nodes[before:]}
+    net.node("MatMul", y, net.weight(32, 32), name="last")
+    assert kept(net, "last_out") == dict.fromkeys(rotary, ROTARY)
+
+
 @pytest.mark.parametrize("is_decomposed", [False, True], ids=["one_node", "decomposed"])
 def test_one_normalization_makes_no_normalized_network(is_decomposed: bool) -> None:
     net = normalized_network(is_decomposed, count=1)
@@ -373,3 +445,24 @@ def test_multiply_accumulates_of_every_kind_of_layer() -> None:
         "gemm": 256 * 7,
     }
     assert layer_macs(model, {})["conv"] == 0
+
+
+@pytest.mark.parametrize(("words", "target"), [(8192, NPU_TRANSFORMER), (8191, NPU_TRANSFORMER), (8192, RUNTIME)])
+def test_the_input_of_the_last_product_over_a_vocabulary_stays_in_float(words: int, target: Target) -> None:
+    net = normalized_network(is_decomposed=False)
+    net.node("MatMul", "residual1_out", net.constant(np.zeros((32, words), np.float32)), name="words")
+    found = find_structures(loaded(net, "words_out"), target)
+    is_expected = words == 8192 and target is NPU_TRANSFORMER
+    assert found.weights_only == (("words",) if is_expected else ())
+    assert "words" not in found.kept_float
+
+
+def test_a_product_over_a_vocabulary_has_a_quantized_weight_and_a_float_input() -> None:
+    net = normalized_network(is_decomposed=False)
+    net.node("MatMul", "residual1_out", net.constant(np.full((32, 8192), 0.1, np.float32)), name="words")
+    samples = [{"words": np.arange(6).reshape(1, 6) + i} for i in range(8)]
+    config = get_default_config("INT8_TRANSFORMER_DEFAULT")
+    config.include_sq, config.extra_options["Protect"] = False, "structures"
+    plan = quantize(net.model("words_out"), samples, config).report.plan
+    roles = [each.role for each in plan for reader in each.readers if reader.node == "words"]
+    assert roles == [Role.WEIGHT]

@@ -96,3 +96,18 @@ def test_what_is_not_finite_is_refused():
     array[0, 0, 0, 0] = np.nan
     with pytest.raises(InvalidValueError, match="NaN or Inf"):
         observed([array], 1)
+
+
+def test_quiet_channels_of_an_input_with_spikes_count_as_wide():
+    """Two of 100 channels are loud in one sample only: others may be in the next one."""
+    arrays = [np.full((1, 3, 100), 0.1, np.float32) for _ in range(5)]
+    for array in arrays:
+        array[..., 0] = 0
+        array[..., 1:11] = 2.0
+    arrays[2][0, 1, 50:52] = 1.9
+    found = observed([np.repeat(array, 2, axis=0) for array in arrays], -1).statistics
+    assert found.spikes == pytest.approx(2 / 99)
+    assert found.usable_reach.tolist() == [0.0] + [2.0] * 99
+    steady = observed([np.repeat(arrays[0], 2, axis=0)] * 5, -1).statistics
+    assert steady.spikes == 0
+    np.testing.assert_array_equal(steady.usable_reach, steady.reach)

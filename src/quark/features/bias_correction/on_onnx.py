@@ -19,15 +19,16 @@ next layer is looked at. That also undoes the errors of earlier layers, and over
 bias controls the sums on the identity path. So the result is kept only if it brings the network's outputs on held-out
 samples closer to the float network's.
 
-In a network with MatMul the corrections as a whole are kept on that condition too. The rows of a product are unlike
-each other: what is right for the mean of all tokens shifts a class token by more than its rounding did, and a
-normalization behind it enlarges the difference.
+In a network with MatMul the corrections are kept on that condition too: all of them, or else each quarter of the
+layers, in their order, that brings the outputs closer. The rows of a product are unlike each other: what is right for
+the mean of all tokens shifts a class token by more than its rounding did, and a normalization behind it enlarges the
+difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -72,6 +73,7 @@ from quark.rounded import rounded
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
 FOLLOWING = "bias correction from the quantized network"
+QUARTERS = 4
 
 
 def before_calibration(work: Work, options: BiasCorrectionOptions) -> tuple[AlgorithmFacts, ...]:
@@ -99,24 +101,62 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and the mean of random numbers corrects nothing"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
-    standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
     plan, positions = work.plan, work.positions
     is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
     before = quantized_error(work) if is_guarded else 0.0
-    corrected, changed = _correct(work, options)
-    facts = [corrected]
+    corrected, left = _correct(work, options)
+    facts = [AlgorithmFacts(NAME, tuple(each.phrase for each in corrected), tuple(left))]
+    changed = frozenset(each.tensor for each in corrected)
     if options.inputs is CorrectionInputs.QUANTIZED:
         followed, also = _follow(work, options)
         facts, changed = [*facts, followed], changed | also
     work.rechoose(changed)
-    if is_guarded and quantized_error(work) > before:
-        for name, value in work.model.graph.initializers.items():
-            value.const_value = standing.get(name, value.const_value)
-        work.plan, work.positions = plan, positions
-        reason = "the outputs on held-out samples got worse with it"
-        left = [SkippedNode(each.partition(": ")[0], "", reason) for each in corrected.changed]
-        return [replace(corrected, changed=(), left=(*corrected.left, *left))]
-    return facts
+    if not is_guarded or quantized_error(work) <= before:
+        return facts
+    kept = _best_quarters(work, corrected, (plan, positions), before)
+    reason = "the outputs on held-out samples got worse with it"
+    left += [SkippedNode(each.layer, "", reason) for each in corrected if each not in kept]
+    return [AlgorithmFacts(NAME, tuple(each.phrase for each in kept), tuple(left))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Corrected:
+    """A bias that was corrected: its layer and tensor, what it held before, and what was done, in words."""
+
+    layer: str
+    tensor: str
+    before: ir.TensorProtocol | None
+    phrase: str
+
+
+def _best_quarters(
+    work: Decision,
+    corrected: Sequence[_Corrected],
+    earlier: tuple[QuantizationPlan, AlgorithmFacts | None],
+    error: float,
+) -> list[_Corrected]:
+    """Undo the corrections, except for those quarters of them that lower the error of the outputs. `earlier` are plan
+    and positions from before, and `error` is the error with them. Returns the corrections that are left."""
+    values = work.model.graph.initializers
+    new = {each.tensor: values[each.tensor].const_value for each in corrected}
+
+    def apply(chosen: Sequence[_Corrected]) -> None:
+        for each in corrected:
+            values[each.tensor].const_value = new[each.tensor] if each in chosen else each.before
+        work.plan, work.positions = earlier
+        if chosen:
+            work.rechoose([each.tensor for each in chosen])
+
+    kept: list[_Corrected] = []
+    size = max(1, -(-len(corrected) // QUARTERS))
+    for start in range(0, len(corrected), size):
+        tried = [*kept, *corrected[start : start + size]]
+        apply(tried)
+        found = quantized_error(work)
+        if found < error:
+            kept, error = tried, found
+    apply(kept)
+    return kept
 
 
 def give_biases(model: ir.Model) -> None:
@@ -194,8 +234,8 @@ class TapMeans:
         return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
 
 
-def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFacts, frozenset[str]]:
-    """Correct biases from the float network's activations; also returns the names of the constants that changed."""
+def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[list[_Corrected], list[SkippedNode]]:
+    """Correct biases from the float network's activations; also returns the layers that were left out."""
     found, left = _layers(work.model, work.plan)
     by_tensor: dict[str, list[tuple[Taps, Choice | None]]] = {}
     for layer in found:
@@ -208,8 +248,7 @@ def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmF
         sample_limit=options.sample_limit,
         title="correcting biases",
     )
-    changed: list[str] = []
-    tensors: list[str] = []
+    changed: list[_Corrected] = []
     # a feature before this one may have rounded the weights
     originals = {} if work.exact is None else view_of(work.exact).by_name
     exact = {layer.name: _weights(originals.get(layer.node.name, layer.node)) for layer in found}
@@ -222,9 +261,10 @@ def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmF
         if not np.isfinite(corrected).all():
             left.append(layer.skipped(f"the correction is beyond {bias.dtype}"))
             continue
-        tensors.append(str(set_constant(work.model, layer.adder.origin, layer.bias_index, corrected).name))
-        changed.append(phrase(layer, correction))
-    return AlgorithmFacts(NAME, tuple(changed), tuple(left)), frozenset(tensors)
+        before = layer.adder.origin.inputs[layer.bias_index].const_value
+        tensor = str(set_constant(work.model, layer.adder.origin, layer.bias_index, corrected).name)
+        changed.append(_Corrected(layer.name, tensor, before, phrase(layer, correction)))
+    return changed, left
 
 
 def mean_error(layer: Layer, exact: Array, values: Array, errors: Array) -> Array:

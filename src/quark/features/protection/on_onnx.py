@@ -27,6 +27,7 @@ from quark.decide import (
     AffineSpec,
     BlockSpec,
     ChoiceOptions,
+    LayerSpec,
     RangeKey,
     Target,
     place,
@@ -122,7 +123,14 @@ def protect_structures(model: ir.Model, settings: Settings) -> tuple[ChoiceOptio
     selection = replace(options.selection, kept_float=tuple(found.kept_float.items()))
     aligned = options.aligned - {"Concat"} if found.has_own_concat_scales else options.aligned
     has_float_products = options.has_float_products or found.has_float_products
-    protected = replace(options, selection=selection, aligned=aligned, has_float_products=has_float_products)
+    weight_only = LayerSpec(None, options.default.weight)
+    protected = replace(
+        options,
+        selection=selection,
+        aligned=aligned,
+        has_float_products=has_float_products,
+        by_plan=(*options.by_plan, *((name, weight_only) for name in found.weights_only)),
+    )
     return protected, found
 
 

@@ -8,12 +8,17 @@ attention         Softmax, and masks of -1e4 and below: with one of them in a te
                   reads them is left in float too.
 gated activation  x * Sigmoid(x), x * HardSigmoid(x) and GELU written as several nodes: a quantizer inside rounds the
                   same value two or three times.
-normalization     Layer normalization as one node or as several, and the residual stream that it reads: a few channels
-                  are a hundred times as large as the rest. Everything between the products of such a network is float.
+rotary embedding  x cos + rotated(x) sin written as several nodes: the same value would be rounded three times.
+normalization     Layer and RMS normalization as one node or as several, and the residual stream that it reads: a few
+                  channels are a hundred times as large as the rest. Everything between the products of such a network
+                  is float, except for tables that rows are gathered from.
 audio front end   Layers whose result goes into a logarithm: what is small there counts as much as what is large.
 elementwise chain Mul, Add, Sub and Div with a constant, between the layers: a quantizer behind each of them rounds the
                   same value again and again, and integers make them no faster.
 no integer form   PRelu, ConvTranspose and interpolating Resize, which ONNX Runtime computes in float in any case.
+
+vocabulary        The last product of a transformer, if it is over a vocabulary: words are often nearly as likely as
+                  each other, and rounding its input decides between them. Its weight is quantized, its input is not.
 
 An NPU computes convolutional networks as a whole, so that for it only post-processing is left to the processor.
 """
@@ -31,10 +36,16 @@ from quark.decide.operators import Kind
 from quark.onnx.graph import attribute, constant, dimensions, is_constant, readers
 from quark.onnx.large_tensors import pieces
 from quark.onnx.macs import PRODUCTS, weight_count
+from quark.onnx.optimize.rewrite import made_by, scalar
 from quark.onnx.view import operator_facts
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-NORMS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "RMSNormalization"})
+NORMS = frozenset(
+    {
+        *("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"),
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization"),
+    }
+)
 GATES = frozenset({"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softplus"})
 ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 MOST_GATE_NODES = 6  # that compute the argument of a gate
@@ -45,6 +56,7 @@ TELLTALE = {
 }
 FEWEST_WEIGHTS = 512  # a layer with fewer has no trained weights: the 16 numbers of a distribution-to-box product
 MASK_VALUE = 1e3
+FEWEST_WORDS = 8192  # of a vocabulary
 FEWEST_NORMS = 2
 PASSING_MASKS = {
     *("Add", "Sub", "Mul", "Where", "Expand", "Cast", "Slice", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Tile"),
@@ -56,6 +68,7 @@ POST_PROCESSING = "post-processing behind the last layers, where one tensor hold
 ATTENTION = "attention: a Softmax, or a mask of large negative numbers"
 LONG_ATTENTION = f"a product with a Softmax over more than {MOST_POSITIONS} positions, most of which 8 bits make zero"
 GATED = "inside a gated activation"
+ROTARY = "inside a rotary embedding"
 NORMALIZED = "between the products of a network with layer normalization, whose residual stream has outliers"
 AUDIO = "before a logarithm, where small values count as much as large ones"
 CHAINED = "a constant factor or offset between layers: rounding after each of them adds up"
@@ -71,6 +84,7 @@ class Structures:
     kept_float: dict[str, str] = field(default_factory=dict)
     has_float_products: bool = False
     has_own_concat_scales: bool = False
+    weights_only: tuple[str, ...] = ()  # products with a quantized weight and an input in float
 
 
 def find_structures(model: ir.Model, target: Target) -> Structures:
@@ -87,18 +101,20 @@ def find_structures(model: ir.Model, target: Target) -> Structures:
         return Structures(kept)
     keep(_attention(nodes), ATTENTION)
     keep(_long_attention(nodes), LONG_ATTENTION)
-    is_normalized = sum(node.op_type in NORMS or _is_decomposed_norm(node) for node in nodes) >= FEWEST_NORMS
+    is_normalized = sum(map(_is_norm, nodes)) >= FEWEST_NORMS
     if is_normalized:
         rest = (node for node in nodes if node.op_type not in PRODUCTS)
         tables = {node for node in nodes if node.op_type == "Gather" and is_constant(node.inputs[0])}
         keep((node for node in rest if node not in tables), NORMALIZED)
     keep(_gated_activations(nodes), GATED)
+    keep(_rotary_embeddings(nodes), ROTARY)
     keep(_audio_front_end(nodes), AUDIO)
     if target is Target.ONNX_RUNTIME:
         keep((node for node in nodes if _has_constant_operand(node)), CHAINED)
         keep((node for node in nodes if _has_no_kernel(node)), NO_KERNEL)
     has_own_scales = target is Target.ONNX_RUNTIME
-    return Structures(kept, has_float_products=is_normalized, has_own_concat_scales=has_own_scales)
+    words = _vocabularies(nodes) if is_normalized and target is Target.NPU_TRANSFORMER else []
+    return Structures(kept, is_normalized, has_own_scales, tuple(str(node.name) for node in words))
 
 
 def _is_layer(node: ir.Node) -> bool:
@@ -176,6 +192,18 @@ def _long_attention(nodes: list[ir.Node]) -> list[ir.Node]:
     return found
 
 
+def _vocabularies(nodes: list[ir.Node]) -> list[ir.Node]:
+    """Products over many classes that lead to no further layer."""
+    found: list[ir.Node] = []
+    for node in (node for node in nodes if node.op_type in ("MatMul", "Gemm") and len(node.inputs) > 1):
+        sizes, weight = dimensions(node.outputs[0]), node.inputs[1]
+        if not sizes or (sizes[-1] or 0) < FEWEST_WORDS or weight is None or not is_constant(weight):
+            continue
+        if not any(map(_is_layer, _closure([node], _readers) - {node})):
+            found.append(node)
+    return found
+
+
 def _holds_mask(value: ir.Value | None) -> bool:
     tensor = value.const_value if value is not None and is_constant(value) else None
     if tensor is None or tensor.dtype.numpy().kind != "f":
@@ -242,16 +270,80 @@ def _is_scaling(node: ir.Node) -> bool:
     return any((values := constant(value)) is not None and values.size == 1 for value in node.inputs)
 
 
+def _rotary_embeddings(nodes: list[ir.Node]) -> list[ir.Node]:
+    """The nodes of x cos + rotated(x) sin, where half of x is negated and changes places with the other half."""
+    found: set[ir.Node] = set()
+    for total in (node for node in nodes if node.op_type == "Add"):
+        products = [node for node in _producers(total) if node.op_type == "Mul"]
+        for product in products:
+            source, rotation = _rotation(product)
+            others = [node for node in products if node is not product and source in node.inputs]
+            if source is not None and others:
+                found.update((total, product, *others, *rotation))
+    return [node for node in nodes if node in found]
+
+
+def _rotation(product: ir.Node) -> tuple[ir.Value | None, list[ir.Node]]:
+    """x, and the nodes that rotate it, if the product has rotated(x) as an operand."""
+    for joined in (node for node in _producers(product) if node.op_type == "Concat"):
+        negations = [node for node in _producers(joined) if node.op_type == "Neg"]
+        before = [*_producers(joined), *(node for negation in negations for node in _producers(negation))]
+        halves = [node for node in before if node.op_type in ("Slice", "Split")]
+        sources = {half.inputs[0] for half in halves}
+        if negations and len(sources) == 1:
+            return sources.pop(), [joined, *negations, *halves]
+    return None, []
+
+
+def _is_norm(node: ir.Node) -> bool:
+    return node.op_type in NORMS or _is_decomposed_norm(node) or _is_norm_of_rows(node)
+
+
+def _is_norm_of_rows(node: ir.Node) -> bool:
+    """True for a layer normalization that a rewrite made an InstanceNormalization of: before opset 17 there is no other
+    operator. One without a Mul by a constant for each place of the last axis may really be one of instances."""
+    sizes = dimensions(node.outputs[0]) if node.op_type == "InstanceNormalization" else None
+    if sizes is None or len(sizes) != 3:
+        return False
+    products = (reader for reader in _readers(node) if reader.op_type == "Mul")
+    scales = (constant(value) for product in products for value in product.inputs)
+    return any(scale is not None and scale.size == sizes[-1] == scale.shape[-1] != 1 for scale in scales)
+
+
 def _is_decomposed_norm(node: ir.Node) -> bool:
-    """True for the division that ends x / sqrt(mean(x^2) + e), with or without the mean of x taken away."""
-    if node.op_type != "Div" or len(node.inputs) < 2 or node.inputs[1] is None:
+    """True for the node that ends x / sqrt(mean(x^2) + e), with or without the mean of x taken away. The quotient may
+    be a product with Reciprocal, with 1 / root, or with the power -1/2."""
+    if node.op_type == "Div" and len(node.inputs) == 2:
+        return _is_root_of_mean(_without_cast(node.inputs[1]), 0.5)
+    if node.op_type != "Mul":
         return False
-    root = node.inputs[1].producer()
-    if root is None or root.op_type != "Sqrt":
-        return False
-    added = _producers(root)
-    mean = _producers(added[0]) if added and added[0].op_type == "Add" else []
-    return any(each.op_type == "ReduceMean" and attribute(each, "keepdims", 1) for each in mean)
+    for value in map(_without_cast, node.inputs):
+        inverse = made_by(value, "Reciprocal")
+        quotient = made_by(value, "Div")
+        if inverse is not None and _is_root_of_mean(inverse.inputs[0], 0.5):
+            return True
+        if quotient is not None and scalar(quotient.inputs[0]) == 1 and _is_root_of_mean(quotient.inputs[1], 0.5):
+            return True
+        if _is_root_of_mean(value, -0.5):
+            return True
+    return False
+
+
+def _is_root_of_mean(value: ir.Value | None, exponent: float) -> bool:
+    """True for (mean + e)^exponent, with a mean that keeps its dimension."""
+    root, power = made_by(value, "Sqrt"), made_by(value, "Pow")
+    if root is None and power is not None and scalar(power.inputs[1]) == exponent:
+        root = power
+    elif exponent != 0.5:
+        root = None
+    added = None if root is None else made_by(root.inputs[0], "Add")
+    means = () if added is None else (made_by(_without_cast(each), "ReduceMean") for each in added.inputs)
+    return any(mean is not None and bool(attribute(mean, "keepdims", 1)) for mean in means)
+
+
+def _without_cast(value: ir.Value | None) -> ir.Value | None:
+    cast = made_by(value, "Cast")
+    return value if cast is None else cast.inputs[0]
 
 
 def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:

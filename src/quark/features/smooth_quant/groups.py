@@ -23,7 +23,7 @@ from quark.account import AlgorithmFacts
 from quark.decide.specs import AffineSpec, LayerSpec
 from quark.decide.view import Array, Graph, Node, Value
 from quark.features.smooth_quant.folding import Edit, Fold, Reader, Road, find_fold
-from quark.features.smooth_quant.options import SmoothOptions
+from quark.features.smooth_quant.options import OUTLIERS, SmoothOptions
 from quark.features.smooth_quant.smoothing import ChannelStatistics, LayerWeight, Smoothing, Steps, find_smoothing
 from quark.plan import SkippedNode
 
@@ -147,7 +147,7 @@ def find_groups(
     left: list[tuple[Node, str]] = []
     axes: dict[Value, int] = {}
     for node in graph:
-        if node.op_type not in LAYER_TYPES or not node.is_standard:
+        if node.op_type not in LAYER_TYPES or not node.is_standard or node.reads_float_for == OUTLIERS:
             continue
         found = obstacle_of(node) or _layer(node)
         if isinstance(found, Layer) and axes.setdefault(found.tensor, found.axis) != found.axis:

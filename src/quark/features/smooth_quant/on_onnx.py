@@ -6,7 +6,7 @@ already lose the small channels that the Mul is meant to save. It is marked so (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,11 @@ import onnx_ir as ir
 
 from quark.account import AlgorithmFacts
 from quark.decide.view import Array, Node
+from quark.features.protection.on_onnx import protect_structures
 from quark.features.smooth_quant.folding import Edit, Reader
 from quark.features.smooth_quant.groups import NAME, smooth_graph, steps_of, tensors_to_survey
 from quark.features.smooth_quant.options import SMOOTH_SAMPLES, SmoothOptions
+from quark.features.smooth_quant.outliers import split_outliers
 from quark.features.smooth_quant.smoothing import ChannelMoments, ChannelStatistics, Steps
 from quark.onnx.calibrate import FloatRunner, survey
 from quark.onnx.deciding import Work
@@ -35,19 +37,26 @@ from quark.onnx.view import view_of
 
 def before_calibration(work: Work, options: SmoothOptions) -> list[AlgorithmFacts]:
     """Smooth the model in place, for the integers that the configuration asks for."""
-    wanted = {name: ChannelMoments(axis) for name, axis in smooth_tensors(work.model).items()}
+    # smoothing would make the weights of products whose input stays in float harder to round, for nothing
+    road = OnnxRoad(work.model, frozenset(protect_structures(work.model, work.settings)[1].weights_only))
+    tensors = smooth_tensors(work.model, road.left_out)
+    wanted = {name: ChannelMoments(axis) for name, axis in tensors.items()}
     found: dict[str, ChannelMoments] = {}
     if wanted:
         calibrate = work.settings.calibrate
         with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
             found = survey(runner, wanted, work.samples, calibrate, sample_limit=SMOOTH_SAMPLES)
     statistics = {name: moments.statistics for name, moments in found.items()}
-    return [smooth(work.model, options, statistics, steps_of(work.settings.choose.default))]
+    split = split_outliers(work.model, statistics, road) if options.alpha is None else None
+    steps = steps_of(work.settings.choose.default)
+    smoothed = smooth_graph(view_of(work.model), road, options, statistics, steps)
+    return [smoothed] if split is None else [split, smoothed]
 
 
-def smooth_tensors(model: ir.Model) -> dict[str, int]:
-    """The tensors whose statistics `smooth` needs, each with the axis of its channels, from the end."""
-    return tensors_to_survey(view_of(model), OnnxRoad(model))
+def smooth_tensors(model: ir.Model, left_out: Collection[str] = ()) -> dict[str, int]:
+    """The tensors whose statistics `smooth` needs, each with the axis of its channels, from the end. `left_out` are the
+    names of nodes that are not smoothed."""
+    return tensors_to_survey(view_of(model), OnnxRoad(model, frozenset(left_out)))
 
 
 def smooth(
@@ -60,11 +69,14 @@ def smooth(
 @dataclass(frozen=True)
 class OnnxRoad:
     """See `quark.features.smooth_quant.folding.Road`. A constant that is also read elsewhere is copied before it is
-    changed, except for the weight that the layers of a group share."""
+    changed, except for the weight that the layers of a group share. `left_out` are nodes that are not smoothed."""
 
     model: ir.Model
+    left_out: frozenset[str] = frozenset()
 
     def obstacle(self, node: Node) -> str | None:
+        if node.name in self.left_out:
+            return "its input stays in float"
         is_known = node.is_standard or node.origin.domain == "com.microsoft"
         return None if is_known else f"an operator of domain '{node.origin.domain}'"
 

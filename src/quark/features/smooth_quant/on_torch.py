@@ -21,6 +21,7 @@ from torch import fx
 
 from quark.account import AlgorithmFacts
 from quark.decide.view import Node
+from quark.errors import UnsupportedOptionError
 from quark.features.smooth_quant.folding import Edit
 from quark.features.smooth_quant.groups import smooth_graph, steps_of, tensors_to_survey
 from quark.features.smooth_quant.options import SMOOTH_SAMPLES, SmoothOptions
@@ -34,12 +35,29 @@ from quark.torch.view import parameter_of, view_of
 
 def before_calibration(work: Work, options: SmoothOptions) -> list[AlgorithmFacts]:
     """Smooth the network in place, for the integers that the configuration asks for."""
+    _refuse_structure(options)
     statistics: dict[str, ChannelStatistics] = {}
     if work.batches is not None:
         wanted = {name: ChannelMoments(axis) for name, axis in smooth_tensors(work.network).items()}
         found = survey(work.network, wanted, work.batches, SMOOTH_SAMPLES)
         statistics = {name: moments.statistics for name, moments in found.items()}
     return [smooth(work.network, options, statistics, steps_of(work.settings.choose.default))]
+
+
+def _refuse_structure(options: SmoothOptions) -> None:
+    """Raise for what is only carried out on language models."""
+    given = {
+        "scaling_layers": bool(options.groups),
+        "model_decoder_layers": bool(options.decoder_layers),
+        "scale_clamp_min": options.least_scale != SmoothOptions.least_scale,
+        "compute_scale_loss": options.error_power != SmoothOptions.error_power,
+    }
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None:
+        raise UnsupportedOptionError(
+            f"{name} of SmoothQuant is for causal language models of Hugging Face, and this model is quantized on its "
+            "graph, where layers, and what computes their inputs, are found; leave it out"
+        )
 
 
 def smooth_tensors(network: fx.GraphModule) -> dict[str, int]:

@@ -5,7 +5,8 @@ by it changes nothing in float:
 
     y_k = sum_j x_j w_jk = sum_j (x_j / s_j) (s_j w_jk)        s_j = r_j^alpha / max_k|w_jk|^(1 - alpha)
 
-where r_j is the largest |x_j|. alpha 1 makes all input channels equally wide, alpha 0 all rows of the weight. Only
+where r_j is the largest |x_j|. For an input with spikes it is more, unless alpha is given
+(`ChannelStatistics.usable_reach`). alpha 1 makes all input channels equally wide, alpha 0 all rows of the weight. Only
 ratios count, so s is scaled to a geometric mean of 1. A channel without input or without weight is left at 1. One that
 is quieter than 1/1024 of the loudest counts as that loud, since 8 bits do not resolve it anyway. So no two scales are
 further apart than that.
@@ -46,6 +47,9 @@ Array = NDArray[Any]
 ALPHAS = tuple(step / 20 for step in range(21))  # candidates of the search
 SPREAD = 1024.0  # no channel counts as quieter than 1/SPREAD of the loudest
 STEPS = 255  # of 8 bits
+SPIKE = 4.0  # how much larger than in all other samples a channel is in the sample of its spike
+SPIKY = 0.01  # share of channels with a spike from which on others are expected
+WIDE = 0.99  # quantile of the channels' magnitudes that an unseen spike may have
 MIN_COUNT = 100  # values of a channel that show where its range ends
 MAX_OUTPUTS = 256  # outputs of a group that the estimate averages over
 
@@ -62,18 +66,30 @@ class Steps:
 @dataclass(frozen=True, eq=False)
 class ChannelStatistics:
     """Statistics of a layer's input: extremes and mean square of each channel, and the number of values seen of each.
-    `excess` is by how much a larger value is expected to exceed the largest seen, as a share of that."""
+    `excess` is by how much a larger value is expected to exceed the largest seen, as a share of that. `spikes` is the
+    share of channels that are far larger in one sample than in all others."""
 
     lowest: Array
     highest: Array
     mean_square: Array
     count: int
     excess: float
+    spikes: float = 0.0
 
     @property
     def reach(self) -> Array:
         """The largest magnitude of every channel."""
         return np.asarray(np.maximum(-self.lowest, self.highest), np.float64)
+
+    @property
+    def usable_reach(self) -> Array:
+        """The magnitudes that scales are computed from. The result of GELU has spikes: channels that are quiet until a
+        token comes that they are for, and then as large as the widest. Where the samples show such channels, no channel
+        counts as quieter than most of the wide ones, so that the next one is not clipped."""
+        reach = self.reach
+        if self.spikes < SPIKY or not reach.any():
+            return reach
+        return np.where(reach > 0, np.maximum(reach, np.quantile(reach, WIDE)), reach)
 
     @property
     def is_finite(self) -> bool:
@@ -89,6 +105,7 @@ class ChannelStatistics:
             squares / max(count, 1),
             count,
             max(self.excess, other.excess),
+            max(self.spikes, other.spikes),
         )
 
 
@@ -119,13 +136,14 @@ class ChannelMoments:
     def statistics(self) -> ChannelStatistics:
         """The statistics so far, without any channel if nothing was observed."""
         mean_square = self._squares / max(self.count, 1)
-        excess = 1 / math.log(max(self.count, 3))
+        excess, spikes = 1 / math.log(max(self.count, 3)), 0.0
         if len(self._largest) == 2:
             largest, second = self._largest
             is_live = largest > 0
             ratio = second[is_live] / largest[is_live]
+            spikes = float(np.mean(ratio < 1 / SPIKE)) if ratio.size else 0.0
             excess = math.sqrt(float(np.mean(np.square(1 - ratio))) / 2) if ratio.size else 0.0
-        return ChannelStatistics(self._all.lowest, self._all.highest, mean_square, self.count, excess)
+        return ChannelStatistics(self._all.lowest, self._all.highest, mean_square, self.count, excess, spikes)
 
     def observe(self, x: Array) -> None:
         if not x.size:
@@ -254,10 +272,11 @@ def find_smoothing(
     """The scales for layers that read the same input, with that alpha; None takes the one with the least estimated
     error."""
     reach = np.max([layer.reach for layer in layers], axis=0)
+    usable = statistics.usable_reach if alpha is None else statistics.reach
     known = statistics if statistics.count >= MIN_COUNT else replace(statistics, excess=0.0)
     before = estimated_error(layers, known, np.ones(reach.shape), steps)
     found = []
     for each in ALPHAS if alpha is None else (alpha,):
-        scales = smoothing_scales(statistics.reach, reach, each)
+        scales = smoothing_scales(usable, reach, each)
         found.append(Smoothing(each, scales, estimated_error(layers, statistics, scales, steps), before))
     return min(found, key=lambda smoothing: smoothing.error)
