@@ -27,6 +27,7 @@ ORDER = (
     "activation_aware",
     "low_rank",
     "compensation",
+    "sign_rounding",
     "bias_correction",
     "finetuning",  # last: with the biases and the scales that layers end up with
 )

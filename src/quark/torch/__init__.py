@@ -22,8 +22,20 @@ except ImportError as error:
     ) from error
 
 from quark.torch.capture import export_for_training
-from quark.torch.export import ModelExporter, export_onnx
+from quark.torch.export import ModelExporter, export_onnx, export_safetensors
 from quark.torch.export.params import load_params, save_params
+from quark.torch.language.loading import import_model_from_safetensors
+from quark.torch.quantization.config.template import LLMTemplate
 from quark.torch.quantization.pipeline import ModelQuantizer
 
-__all__ = ["ModelExporter", "ModelQuantizer", "export_for_training", "export_onnx", "load_params", "save_params"]
+__all__ = [
+    "LLMTemplate",
+    "ModelExporter",
+    "ModelQuantizer",
+    "export_for_training",
+    "export_onnx",
+    "export_safetensors",
+    "import_model_from_safetensors",
+    "load_params",
+    "save_params",
+]

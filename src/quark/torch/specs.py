@@ -21,6 +21,19 @@ _WORDS = SelectionWords(excluded_nodes="exclude", by_node="layer_quant_config", 
 
 
 @dataclass(frozen=True)
+class KvCacheOptions:
+    """Quantization of the keys and values that attention keeps. `by_name` has patterns for projections and replaces
+    what the settings say of them; its outputs are the keys and values. Those of a layer that match `shared` have one
+    scale. No scale is below `least_scale`. `is_post_rope`: quantized when they enter the cache, after their positions
+    were rotated in, and not where the projections return them."""
+
+    by_name: Mapping[str, LayerSpec]
+    shared: tuple[str, ...] = ()
+    least_scale: float = 0.0
+    is_post_rope: bool = False
+
+
+@dataclass(frozen=True)
 class Settings:
     """`by_name` has patterns for module paths and node names. It takes precedence over `by_node`, which has what a plan
     says of single nodes, and that over `by_type`, which has names of torch.nn classes. None leaves a layer in float, as
@@ -35,6 +48,7 @@ class Settings:
     correct_biases: TorchBiasCorrectionOptions | None = None
     applies_npu_rules: bool = False
     seed: int = 0
+    kv_cache: KvCacheOptions | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)  # options of other features of features/order.py
 

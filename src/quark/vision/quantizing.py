@@ -218,7 +218,8 @@ class _Run:
         """Return a new module; the float network is not changed, since training may need it."""
         images = self.folders.calibration.some(self.request.images.calibration)
         config = recipe(self.request.method, self.request.precision)
-        quantized = ModelQuantizer(config).quantize_model(network, self._held_out(images)).to(self.processes.device)
+        quantized: nn.Module = ModelQuantizer(config).quantize_model(network, self._held_out(images))
+        quantized.to(self.processes.device)
         self.processes.follow_first(quantized.state_dict().values())
         return quantized
 

@@ -11,12 +11,14 @@ from torch import nn
 from quark.errors import InvalidValueError, UnsupportedOptionError
 from quark.torch import ModelQuantizer
 from quark.torch.language.architecture import find_architecture, is_language_model
-from quark.torch.language.linear import QuantizedLinear
+from quark.torch.language.linear import QuantizedLinear, round_to_nearest
 from quark.torch.language.pipeline import LayerWork, head_work, quantize_layer
 from quark.torch.language.streams import start_streams
 from quark.torch.quantization.config.config import (
     CLEConfig,
     Config,
+    GPTQConfig,
+    Int4PerGroupSpec,
     Int8PerChannelSpec,
     Int8PerTensorSpec,
     OCP_MXFP4Spec,
@@ -114,6 +116,19 @@ def test_weights_lie_on_their_grid(ids):
     torch.testing.assert_close(linear.weight, torch.from_numpy(steps.reshape(64, 96)).float())
 
 
+def test_few_codes_have_searched_scales():
+    """Symmetric int4 of AMD Quark has the scale max|w| / 7.5; ours must not be worse than that, or than max|w| / 7."""
+    weight = torch.randn(32, 128, generator=torch.Generator().manual_seed(3))
+    found = round_to_nearest(weight, Int4PerGroupSpec(-1, 32).to_quantization_spec().tensor_spec())
+    groups = weight.reshape(32, 4, 32)
+    error = (found.values.reshape(groups.shape) - groups).square().sum(-1)
+    for steps in (7.0, 7.5, 8.0):
+        scale = groups.abs().amax(-1, keepdim=True) / steps
+        plain = (groups / scale).round().clamp(-8, 7) * scale
+        assert error.sum() < (plain - groups).square().sum()
+        assert (error <= (plain - groups).square().sum(-1) * 1.05).float().mean() > 0.9
+
+
 def test_tokens_have_scales_of_their_own(ids):
     per_token = Int8PerChannelSpec(1, is_dynamic=True).to_quantization_spec()
     model = quantized(llama(), QuantizationConfig(input_tensors=per_token))
@@ -167,6 +182,16 @@ def test_no_data_for_what_needs_some():
 def test_algorithms_of_other_networks_are_refused(ids):
     with pytest.raises(UnsupportedOptionError, match="not for language models"):
         quantized(llama(), QuantizationConfig(weight=INT8), ids, algo_config=[CLEConfig()])
+
+
+def test_algorithms_that_look_at_inputs_need_some():
+    with pytest.raises(InvalidValueError, match="compensation, which looks at what layers read, and there is no data"):
+        quantized(llama(), QuantizationConfig(weight=INT4), algo_config=[GPTQConfig()])
+
+
+def test_a_spec_for_biases_is_refused():
+    with pytest.raises(UnsupportedOptionError, match="biases of language models stay in float"):
+        quantized(gpt2(), QuantizationConfig(weight=INT8, bias=INT8))
 
 
 def test_the_head_is_quantized_if_it_is_not_excluded(ids):

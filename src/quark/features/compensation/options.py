@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from quark.errors import InvalidValueError
@@ -27,6 +28,36 @@ class CompensationOptions:
             )
         if self.sample_limit < 1:
             raise InvalidValueError(f"CompensationSamples {self.sample_limit}: expected an integer of at least 1")
+
+
+@dataclass(frozen=True)
+class LanguageCompensationOptions(CompensationOptions):
+    """What else there is for language models.
+
+    `float_share` is the share of the difference between the float network's inputs and those that a layer gets
+    which its weights make up for: 0 is the GPTQ of the paper, 1 Qronos, GPTAQ is in between.
+    `is_damping_of_largest`: damping is a share of the largest eigenvalue instead. `block_size` columns are rounded
+    before others are updated. Without `has_static_groups` the scale of a group is found when its turn comes.
+    `searches_scales`: scales are searched for the least error. Without `has_compensation` nothing else is done.
+    `sweeps` improve the result column by column. `modules` are paths in a layer, all if empty; `decoder_layers` is
+    the path of the list of layers, if it is not to be found.
+    """
+
+    sample_limit: int = sys.maxsize
+    float_share: float = 0.0
+    is_damping_of_largest: bool = False
+    block_size: int = 128
+    has_static_groups: bool = True
+    searches_scales: bool = True
+    has_compensation: bool = True
+    sweeps: int = 1
+    modules: tuple[str, ...] = ()
+    decoder_layers: str = ""
+
+    @property
+    def needs_exact_inputs(self) -> bool:
+        """True if the float network has to be followed."""
+        return self.float_share > 0
 
 
 FEATURE = Feature(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
-from quark.errors import ModelError
+from quark.errors import InvalidValueError, ModelError
+
+_TRANSPOSED = "Conv1D"  # the class of linear layers with weights [inputs, outputs]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Architecture:
     def layer(self, index: int) -> str:
         """The path of a layer."""
         return f"{self.layers}.{index}"
+
+    def has(self, path: str) -> bool:
+        """True for a module of the layers, and for the head: for what is quantized."""
+        return path.startswith(f"{self.layers}.") or path == self.head
 
 
 def is_language_model(model: Any) -> TypeGuard[nn.Module]:
@@ -67,6 +74,22 @@ def find_architecture(model: nn.Module, layers: str = "") -> Architecture:
     )
 
 
+def is_inside(path: str, names: Sequence[str]) -> bool:
+    """True if the path of a module in a layer ends with one of the names, which may have wildcards; or without any."""
+    return not names or any(fnmatch(path, f"*{name}") for name in names)
+
+
+def check_inside(model: nn.Module, architecture: Architecture, names: Sequence[str]) -> None:
+    """Raise InvalidValueError for a name that fits no module of any layer."""
+    layers = (model.get_submodule(architecture.layer(index)) for index in range(architecture.count))
+    paths = {path for layer in layers for path, _ in layer.named_modules()}
+    for name in names:
+        if not any(is_inside(path, [name]) for path in paths):
+            raise InvalidValueError(
+                f"inside_layer_modules '{name}': no layer of '{architecture.layers}' has such a module"
+            )
+
+
 def is_norm(module: nn.Module) -> bool:
     """True for LayerNorm, RMSNorm and their relatives, by name: every model brings a class of its own."""
     weight = getattr(module, "weight", None)
@@ -80,18 +103,34 @@ def linears_of(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield path, module
 
 
+def all_linears(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """The sizes [outputs, inputs] of all linear layers of a model, also of those that `with_linears` replaces."""
+    found = {}
+    for path, module in model.named_modules():
+        if type(module) is nn.Linear or _is_like_linear(module):
+            rows, columns = module.weight.shape  # type: ignore[union-attr]
+            found[path] = (columns, rows) if type(module).__name__ == _TRANSPOSED else (rows, columns)
+    return found
+
+
 def with_linears(layer: nn.Module) -> None:
-    """Replace the transposed linear layers of GPT-2 (Conv1D) by ordinary ones, which compute the same."""
+    """Replace the transposed linear layers of GPT-2 (Conv1D) and those of Falcon, which are a class of their own, by
+    ordinary ones, which compute the same."""
     for path, module in list(layer.named_modules()):
-        if type(module).__name__ != "Conv1D" or not hasattr(module, "nf"):
+        if not _is_like_linear(module):
             continue
         weight, bias = module.weight, module.bias
         assert isinstance(weight, torch.Tensor)
-        linear = nn.Linear(weight.shape[0], weight.shape[1], bias is not None, device="meta", dtype=weight.dtype)
-        linear.weight = nn.Parameter(weight.detach().T.contiguous(), requires_grad=weight.requires_grad)
+        matrix = weight.detach().T.contiguous() if type(module).__name__ == _TRANSPOSED else weight.detach()
+        linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias is not None, device="meta", dtype=weight.dtype)
+        linear.weight = nn.Parameter(matrix, requires_grad=weight.requires_grad)
         if bias is not None:
             linear.bias = nn.Parameter(bias.detach(), requires_grad=weight.requires_grad)
         layer.set_submodule(path, linear)
+
+
+def _is_like_linear(module: nn.Module) -> bool:
+    return type(module).__name__ == "FalconLinear" or (type(module).__name__ == _TRANSPOSED and hasattr(module, "nf"))
 
 
 def _layer_list(model: nn.Module) -> str | None:

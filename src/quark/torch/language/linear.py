@@ -15,20 +15,27 @@ import torch
 from torch import nn
 
 from quark.decide.scales import ChannelAxis, choice_of_weight
+from quark.decide.searched_scales import searched
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, TensorSpec
 from quark.decide.view import ArrayConstant
 from quark.errors import UnsupportedOptionError
 from quark.formats.affine import AffineParameters, dequantize_affine, quantize_affine
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
+from quark.ranges import MinMax
 from quark.rounded import parameters_of, rounded
+from quark.torch.language.float8 import codes_of, scale_of, values_of
+
+_ENOUGH_BITS = 8  # at which a scale other than that of the range gains next to nothing
 
 
 @dataclass(frozen=True, eq=False)
 class RoundedWeight:
-    """Weights [outputs, inputs] on their grid; `parameters` are the scales and zero points of integers, as arrays."""
+    """Weights [outputs, inputs] on their grid; `parameters` are the scales and zero points of integers, as arrays.
+    `scale` is that of 8-bit floats: one, or one for each output."""
 
     values: torch.Tensor
     parameters: AffineParameters | None = None
+    scale: torch.Tensor | None = None
 
 
 class QuantizedLinear(nn.Module):
@@ -56,6 +63,8 @@ class QuantizedLinear(nn.Module):
         for name, array in zip(("weight_scale", "weight_zero_point"), arrays, strict=True):
             buffer = None if array is None else torch.as_tensor(np.asarray(array)).to(like.device)
             self.register_buffer(name, buffer, persistent=False)
+        if weight.scale is not None:
+            self.weight_scale = weight.scale.to(like.device)
         self.input_quantizer: nn.Module | None = None
         self.output_quantizer: nn.Module | None = None
         self.rotation: nn.Module | None = None
@@ -78,7 +87,7 @@ class QuantizedLinear(nn.Module):
         assert self.weight_scale is not None
         assert self.weight_zero_point is not None
         scale, zero_point = (each.cpu().numpy() for each in (self.weight_scale, self.weight_zero_point))
-        axis, group_size = _granularity(self.spec)
+        axis, group_size = granularity(self.spec)
         return AffineParameters(scale, zero_point, self.spec.integer, axis, group_size)
 
     def codes(self) -> Any:
@@ -92,9 +101,11 @@ class QuantizedLinear(nn.Module):
         """How the weight is quantized, as an entry of a plan; None if it stays as it is."""
         if self.spec is None:
             return None
+        if isinstance(self.spec, FloatSpec) and self.spec.is_eight_bits:
+            raise UnsupportedOptionError(f"weights of {self.spec.format}: plans have no such scales; save safetensors")
         parameters = self.parameters_of_weight()
         if parameters is None:
-            return _choice_without_scales(self.spec)
+            return choice_without_scales(self.spec)
         scales = tuple(map(float, np.asarray(parameters.scale).ravel()))
         zero_points = tuple(map(int, np.asarray(parameters.zero_point).ravel()))
         assert isinstance(self.spec, AffineSpec)
@@ -106,11 +117,16 @@ class QuantizedLinear(nn.Module):
 
 
 def round_to_nearest(weight: torch.Tensor, spec: TensorSpec) -> RoundedWeight:
-    """The weight [outputs, inputs] rounded to the nearest numbers of the type, with scales by the spec's method."""
+    """The weight [outputs, inputs] rounded to the nearest numbers of the type."""
     values = weight.detach().float().cpu().contiguous().numpy()
     if isinstance(spec, AffineSpec):
         return on_grid(values, grid_of(values, spec))
-    return RoundedWeight(torch.from_numpy(np.asarray(rounded(values, _choice_without_scales(spec)))))
+    if isinstance(spec, FloatSpec) and spec.is_eight_bits:
+        wide = weight.detach().float()
+        magnitude = wide.abs().amax(1, keepdim=True) if spec.is_per_channel else wide.abs().amax()
+        scale = scale_of(magnitude, spec.format)
+        return RoundedWeight(values_of(codes_of(wide, scale, spec.format), scale), scale=scale)
+    return RoundedWeight(torch.from_numpy(np.asarray(rounded(values, choice_without_scales(spec)))))
 
 
 def on_grid(values: Any, parameters: AffineParameters) -> RoundedWeight:
@@ -120,21 +136,38 @@ def on_grid(values: Any, parameters: AffineParameters) -> RoundedWeight:
 
 
 def grid_of(values: Any, spec: AffineSpec) -> AffineParameters:
-    """Scales and zero points for weights [outputs, inputs], by the spec's method."""
-    axis, group_size = _granularity(spec)
-    channels = None if axis is None else ChannelAxis(axis, group_size)
-    choice = choice_of_weight(spec, ArrayConstant(np.asarray(values, np.float32)), channels)
+    """Scales and zero points for weights [outputs, inputs], by the spec's method. Where that looks at extremes only,
+    and codes are few, other scales are tried, and those with the least squared error are taken."""
+    choice = affine_choice(values, spec)
+    if can_search(spec) and spec.integer.bits < _ENOUGH_BITS:
+        choice = searched(choice, np.asarray(values, np.float32))
     return parameters_of(choice, values.shape)
 
 
-def _granularity(spec: AffineSpec) -> tuple[int | None, int | None]:
+def affine_choice(values: Any, spec: AffineSpec) -> AffineChoice:
+    """The scales and zero points of ranges, by the spec's method, as an entry of a plan."""
+    axis, group_size = granularity(spec)
+    channels = None if axis is None else ChannelAxis(axis, group_size)
+    return choice_of_weight(spec, ArrayConstant(np.asarray(values, np.float32)), channels)
+
+
+def can_search(spec: AffineSpec) -> bool:
+    """True if any scale will do, and only the middle code of signed integers is fixed."""
+    is_free = spec.integer.signed or not spec.is_symmetric
+    return (
+        is_free and not spec.has_one_scale and not spec.is_power_of_two and spec.method == MinMax() and spec.axis != 1
+    )
+
+
+def granularity(spec: AffineSpec) -> tuple[int | None, int | None]:
     """The axis and the group size of scales: groups lie along the inputs, channels are outputs."""
     if spec.group_size is not None:
         return 1, spec.group_size
     return (0 if spec.axis is None else spec.axis % 2, None) if spec.is_per_channel else (None, None)
 
 
-def _choice_without_scales(spec: TensorSpec) -> Choice:
+def choice_without_scales(spec: TensorSpec) -> Choice:
+    """How weights [outputs, inputs] of a type without scales to choose are rounded."""
     if isinstance(spec, BlockSpec):
         return BlockChoice(spec.quantizer, 1, spec.to_bfloat16_first)
     if isinstance(spec, FloatSpec):

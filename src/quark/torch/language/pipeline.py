@@ -12,21 +12,30 @@ import torch
 from torch import nn
 
 from quark.account import AlgorithmFacts
-from quark.decide.scales import choice_of_range
-from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec, TensorSpec, is_measured
-from quark.errors import InvalidValueError, UnsupportedOptionError
+from quark.decide.specs import LayerSpec, is_measured
+from quark.errors import InvalidValueError, ModelError, UnsupportedOptionError, unknown_name
 from quark.features.order import call, features_missing, options_in_use
 from quark.onnx.progress import track
-from quark.plan import BlockChoice, DynamicChoice, FloatChoice, Role
 from quark.ranges import TensorRange
-from quark.torch.language.architecture import Architecture, find_architecture, is_norm, linears_of, with_linears
+from quark.text import get_logger
+from quark.torch.language.activations import quantizer_of
+from quark.torch.language.architecture import (
+    Architecture,
+    all_linears,
+    find_architecture,
+    is_norm,
+    linears_of,
+    with_linears,
+)
+from quark.torch.language.kv_cache import adjust_outputs, check_patterns, quantize_cache, spec_of_projection
 from quark.torch.language.linear import QuantizedLinear, RoundedWeight, round_to_nearest
 from quark.torch.language.streams import Call, Streams, rows, run_to, start_streams
 from quark.torch.observe import show
 from quark.torch.specs import Settings
-from quark.torch.train.quantizers import AffineQuantizer, BlockFakeQuantizer, DynamicQuantizer, FloatFakeQuantizer
 
 Rows = torch.Tensor
+_MUCH = 0.05  # a share of weights that stays in float worth telling: routers and convolutions have less
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,8 @@ class LayerWork(ModelWork):
             if exact is None:
                 yield {path: (None, seen[path]) for path in paths}
                 continue
-            assert self.exact_layer is not None
-            found = run_to(self.exact_layer, one, exact[number], paths)
+            # before anything is rounded, the layer is its own float copy
+            found = run_to(self.exact_layer or self.layer, one, exact[number], paths)
             yield {path: (self.turned(path, rows(x, kept)), seen[path]) for path, x in found}
 
     def quantized_input(self, path: str, values: Rows) -> Rows:
@@ -143,17 +152,15 @@ def quantize_language_model(model: nn.Module, data: Iterable[Any] | None, settin
     `data` has batches of token ids [batch, length], or dictionaries of what the model takes. Without it, only weights
     and types that need no ranges can be quantized.
     """
-    missing = () if settings.config.get("algo_config") is None else features_missing("language", settings)
-    if missing:
-        raise UnsupportedOptionError(
-            f"algo_config asks for {missing[0].replace('_', ' ')}, which is not for language models; leave it out"
-        )
+    done = next((path for path, each in model.named_modules() if isinstance(each, QuantizedLinear)), None)
+    if done is not None:
+        raise InvalidValueError(f"'{done}' is quantized already: expected a float model; load it again")
+    architecture = find_architecture(model, layers_path(settings))
+    check_settings(model, architecture, settings, has_data=data is not None)
     model.eval().requires_grad_(False)
-    architecture = find_architecture(model)
     work = ModelWork(model, architecture, settings)
     facts = list(call("language", "before_layers", work))
-    needs_exact = any(getattr(each, "needs_exact_inputs", False) for each in options_in_use(settings))
-    streams = None if data is None else start_streams(model, architecture, data, has_exact=needs_exact)
+    streams = None if data is None else start_streams(model, architecture, data, has_exact=follows_float(settings))
     count = architecture.count + (architecture.head is not None)
     with track(count, "quantizing layers") as advance:
         for index in range(architecture.count):
@@ -170,6 +177,110 @@ def quantize_language_model(model: nn.Module, data: Iterable[Any] | None, settin
             advance()
     model.quark = QuantizedState(architecture, settings, tuple(facts))  # type: ignore[assignment]
     return model
+
+
+NEED_DATA = ("smooth_quant", "activation_aware", "compensation", "sign_rounding")  # features
+
+
+def check_settings(model: nn.Module, architecture: Architecture, settings: Settings, *, has_data: bool) -> None:
+    """Raise for what is not for language models, or not for this one, or not without data."""
+    missing = () if settings.config.get("algo_config") is None else features_missing("language", settings)
+    if missing:
+        raise UnsupportedOptionError(
+            f"algo_config asks for {missing[0].replace('_', ' ')}, which is not for language models; leave it out"
+        )
+    blind = [each for each in NEED_DATA if settings.options_of(each) is not None and not has_data]
+    if blind:
+        raise InvalidValueError(
+            f"algo_config asks for {blind[0].replace('_', ' ')}, which looks at what layers read, and there is no "
+            "data: hand token ids to quantize_model, or leave it out"
+        )
+    layers = [settings.specs, *settings.by_type.values(), *settings.by_name.values()]
+    if any(layer is not None and layer.bias is not None for layer in layers):
+        raise UnsupportedOptionError("bias: the biases of language models stay in float; leave its spec out")
+    if settings.kv_cache is not None:
+        check_patterns(settings.kv_cache, all_linears(model))
+    check_layers(model, architecture, settings, has_data=has_data)
+
+
+def check_layers(model: nn.Module, architecture: Architecture, settings: Settings, *, has_data: bool) -> None:
+    """Raise, or warn, where settings do not fit the linear layers that this model has."""
+    known = all_linears(model)
+    for pattern in settings.by_name:
+        if not any(fnmatch(name, pattern) for name in known):
+            raise unknown_name("linear layer (layer_quant_config)", pattern, list(known))
+    for kind, spec in settings.by_type.items():
+        if kind != "Linear" and spec is not None:
+            raise UnsupportedOptionError(
+                f"layer_type_quant_config '{kind}': the layers of language models that are quantized are linear ones; "
+                "use 'Linear', or leave it out"
+            )
+    for pattern in settings.exclude:
+        if not any(fnmatch(name, pattern) for name in known):
+            _LOG.warning("exclude '%s' matches no linear layer: none is left out by it", pattern)
+    wanted = {name: spec for name in known if architecture.has(name) and (spec := spec_of(settings, name))}
+    if not any(each.weight or each.activation or each.output for each in wanted.values()) and not settings.kv_cache:
+        raise InvalidValueError(
+            f"no linear layer of {type(model).__name__} is to be quantized: look at the types and at exclude"
+        )
+    for name, spec in wanted.items():
+        if not has_data and any(each is not None and is_measured(each) for each in (spec.activation, spec.output)):
+            raise InvalidValueError(
+                f"'{name}' has a static scale for what it reads or returns, and there is no data: hand over token ids, "
+                "or take is_dynamic=True or weights alone"
+            )
+    _check_head(model, architecture, wanted, known, has_data=has_data)
+    _warn_of_others(model, architecture)
+
+
+def _check_head(
+    model: nn.Module,
+    architecture: Architecture,
+    wanted: Mapping[str, LayerSpec],
+    known: Mapping[str, tuple[int, int]],
+    *,
+    has_data: bool,
+) -> None:
+    """Raise if what the head reads is not known: something lies between the last normalization and it."""
+    width = getattr(model.config, "hidden_size", None)
+    head = architecture.head
+    if has_data and head in wanted and head in known and width is not None and known[head][1] != width:
+        raise UnsupportedOptionError(
+            f"'{head}' reads {known[head][1]} channels and the layers return {width}, so another layer lies between "
+            "them, and the head cannot be calibrated; exclude it"
+        )
+
+
+def _warn_of_others(model: nn.Module, architecture: Architecture) -> None:
+    """Tell which weights of the layers are not those of linear layers, as those of experts, and stay in float."""
+    layers = model.get_submodule(architecture.layers)
+    linears = set(all_linears(layers))
+    sizes = {
+        path: sum(each.numel() for each in module._parameters.values() if each is not None and each.dim() > 1)
+        for path, module in layers.named_modules()
+        if path not in linears
+    }
+    total = sum(each.numel() for each in layers.parameters())
+    if sum(sizes.values()) > _MUCH * total:
+        largest = max(sizes, key=sizes.__getitem__)
+        _LOG.warning(
+            "%.0f%% of the weights in layers are not those of linear layers and stay in float, such as '%s.%s' (%s)",
+            *(100 * sum(sizes.values()) / total, architecture.layers, largest),
+            type(layers.get_submodule(largest)).__name__,
+        )
+
+
+def follows_float(settings: Settings) -> bool:
+    """True if a feature needs to know what the float network has before a layer."""
+    return any(getattr(each, "needs_exact_inputs", False) for each in options_in_use(settings))
+
+
+def layers_path(settings: Settings) -> str:
+    """The path of the list of layers that algorithms name; empty if it is to be found."""
+    found = {getattr(each, "decoder_layers", "") for each in options_in_use(settings)} - {""}
+    if len(found) > 1:
+        raise InvalidValueError(f"model_decoder_layers: algorithms name different ones, {', '.join(sorted(found))}")
+    return next(iter(found), "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,14 +317,19 @@ def head_work(work: ModelWork, streams: Streams | None) -> LayerWork:
 
 def quantize_layer(work: LayerWork) -> list[AlgorithmFacts]:
     """Round the linear layers of one layer in place, by the features that are on, else to nearest."""
+    has_exact = work.streams is not None and work.streams.exact is not None
     if not work.targets:
-        work.exact_layer = work.layer
+        work.exact_layer = copy.deepcopy(work.layer) if has_exact and work.settings.kv_cache else work.layer
+        quantize_cache(work)
         return []
+    for path in work.targets:
+        if not bool(torch.isfinite(work.linear(path).weight).all()):
+            raise ModelError(f"the weight of '{work.full_name(path)}' has NaN or Inf, which no scale fits")
     if work.streams is not None:
         work.groups = _groups(work)
     facts = list(call("language", "before_rounding", work))
     _prepare_quantizers(work)
-    if work.streams is not None and work.streams.exact is not None:
+    if has_exact:
         work.exact_layer = copy.deepcopy(work.layer)
     facts += call("language", "round_weights", work)
     for path, spec in work.targets.items():
@@ -222,6 +338,7 @@ def quantize_layer(work: LayerWork) -> list[AlgorithmFacts]:
             work.set_rounded(
                 path, RoundedWeight(weight) if spec.weight is None else round_to_nearest(weight, spec.weight)
             )
+    quantize_cache(work)
     if isinstance(work.layer, Head):
         work.model.set_submodule(work.names["head"], work.layer.head)
     return facts
@@ -229,8 +346,10 @@ def quantize_layer(work: LayerWork) -> list[AlgorithmFacts]:
 
 def spec_of(settings: Settings, name: str) -> LayerSpec | None:
     """What is wanted of a linear layer with that name; None leaves it as it is."""
-    if any(fnmatch(name, pattern) for pattern in settings.exclude):
-        return None
+    is_excluded = any(fnmatch(name, pattern) for pattern in settings.exclude)
+    projection = spec_of_projection(settings, name, is_excluded)
+    if is_excluded or projection is not None:
+        return projection
     for pattern, spec in settings.by_name.items():
         if fnmatch(name, pattern):
             return spec
@@ -289,6 +408,7 @@ def _prepare_quantizers(work: LayerWork) -> None:
         for path, spec in wanted.items():
             device = work.linear(path).weight.device
             made[path] = quantizer_of(spec, found.get(path), work.full_name(path)).to(device)
+    adjust_outputs(work)
 
 
 def _measure(work: LayerWork, specs: Mapping[str, Any], *, is_output: bool) -> dict[str, TensorRange]:
@@ -308,17 +428,3 @@ def _measure(work: LayerWork, specs: Mapping[str, Any], *, is_output: bool) -> d
                 values = values if is_output else work.turned(path, values)
                 show(observers[path], specs[path], values[None], is_second)
     return {path: each.result() for path, each in observers.items()}
-
-
-def quantizer_of(spec: TensorSpec, found: TensorRange | None, name: str) -> nn.Module:
-    """The module that quantizes an activation; `found` is its range, for types that need one."""
-    if isinstance(spec, BlockSpec):
-        return BlockFakeQuantizer(name, Role.ACTIVATION, BlockChoice(spec.quantizer, -1, spec.to_bfloat16_first))
-    if isinstance(spec, DynamicSpec):
-        return DynamicQuantizer(name, Role.ACTIVATION, DynamicChoice(spec.format), spec.is_symmetric, spec.is_per_row)
-    if isinstance(spec, FloatSpec) and not spec.is_scaled:
-        return FloatFakeQuantizer(name, Role.ACTIVATION, FloatChoice(spec.format, spec.is_saturating))
-    if not isinstance(spec, AffineSpec) or spec.learning is not None:
-        raise UnsupportedOptionError(f"'{name}': {spec} is not available for the activations of a language model")
-    assert found is not None
-    return AffineQuantizer(name, Role.ACTIVATION, choice_of_range(spec, found), ())

@@ -16,7 +16,7 @@ from torch import nn
 from quark.errors import InvalidValueError, ModelError
 from quark.torch.language.architecture import Architecture
 
-_LABELS = ("label", "labels", "target", "targets")
+_NOT_TAKEN = ("label", "labels", "target", "targets", "use_cache")
 
 
 class _Stop(Exception):  # noqa: N818 - ends a run early, not an error
@@ -68,11 +68,12 @@ def start_streams(model: nn.Module, architecture: Architecture, data: Iterable[A
     first: list[torch.Tensor] = []
     kept: list[torch.Tensor | None] = []
     device = next(model.get_submodule(architecture.embedding).parameters()).device
-    for number, item in enumerate([data] if isinstance(data, torch.Tensor) else data, 1):
-        arguments = arguments_of(item, f"batch {number} of the calibration data")
+    for number, arguments in enumerate(batches_of(data), 1):
         arguments = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
         mask = arguments.get("attention_mask")
         is_mask = isinstance(mask, torch.Tensor) and mask.dim() == 2
+        if is_mask and mask is not None and not bool(mask.any()):
+            raise InvalidValueError(f"batch {number} of the calibration data: its attention_mask leaves out all of it")
         kept.append(mask.bool() if is_mask and mask is not None and not bool(mask.all()) else None)
         with _Recording(layers, calls, first), torch.no_grad():
             try:
@@ -94,6 +95,17 @@ def start_streams(model: nn.Module, architecture: Architecture, data: Iterable[A
     return Streams(first, list(first) if has_exact else None, calls, kept)
 
 
+def batches_of(data: Any) -> Iterator[dict[str, Any]]:
+    """What the model takes, batch by batch; a tensor or a dictionary is one batch."""
+    if not isinstance(data, Iterable):
+        raise InvalidValueError(
+            f"the calibration data is a {type(data).__name__}: expected batches of token ids, such as a list of tensors"
+        )
+    items = [data] if isinstance(data, (torch.Tensor, Mapping)) else data
+    for number, item in enumerate(items, 1):
+        yield arguments_of(item, f"batch {number} of the calibration data")
+
+
 def arguments_of(item: Any, what: str = "the batch") -> dict[str, Any]:
     """The keyword arguments of the model in what a loader gave: token ids, (ids, labels), or a dictionary.
 
@@ -101,7 +113,7 @@ def arguments_of(item: Any, what: str = "the batch") -> dict[str, Any]:
     {'input_ids': tensor([[1, 2]])}
     """
     if isinstance(item, Mapping):
-        return {str(key): value for key, value in item.items() if key not in _LABELS}
+        return {str(key): value for key, value in item.items() if key not in _NOT_TAKEN}
     ids = item[0] if isinstance(item, (list, tuple)) and item else item
     if not isinstance(ids, torch.Tensor) or ids.dim() not in (1, 2) or ids.is_floating_point():
         raise InvalidValueError(
@@ -154,8 +166,8 @@ def run_to(
     """Run a layer as far as needed, and return what the modules of these paths get (or return) there."""
     found: dict[str, torch.Tensor] = {}
 
-    def keep(path: str, value: torch.Tensor) -> None:
-        found[path] = value.detach()
+    def keep(path: str, value: Any) -> None:
+        found[path] = (value[0] if isinstance(value, tuple) else value).detach()  # attention returns its weights too
         if len(found) == len(paths):
             raise _Stop
 

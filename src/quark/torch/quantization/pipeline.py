@@ -15,7 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from quark.decide import AffineSpec, place, tensors_to_measure
-from quark.decide.specs import DynamicSpec
+from quark.decide.specs import DynamicSpec, FloatSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.features.mixed_precision.plan import MixedPlan
 from quark.features.order import call, features_missing
@@ -27,6 +27,8 @@ from quark.torch.freeze import freeze
 from quark.torch.insert import insert
 from quark.torch.language.architecture import is_language_model
 from quark.torch.language.pipeline import QuantizedState, quantize_language_model
+from quark.torch.language.saving import layout_of
+from quark.torch.language.streaming import quantize_checkpoint
 from quark.torch.observe import UNKNOWN, FirstBatch, observe
 from quark.torch.optimize import optimize
 from quark.torch.planned import with_plan
@@ -111,6 +113,17 @@ def _refuse_what_needs_modules(settings: Settings) -> None:
             "is_dynamic with per_channel, a scale for each token, is carried out on causal language models of Hugging "
             "Face, and this model is quantized on its graph, where a tensor has one scale at run time; use per_tensor"
         )
+    specs += [each for layer in layers if layer is not None for each in (layer.weight, layer.bias)]
+    if any(isinstance(each, FloatSpec) and each.is_eight_bits for each in specs):
+        raise UnsupportedOptionError(
+            "fp8 with a scale for a tensor or a channel is carried out on causal language models of Hugging Face, and "
+            "this model is quantized on its graph; use blocks (OCP_MXFP8E4M3Spec), or int8"
+        )
+    if settings.kv_cache is not None:
+        raise UnsupportedOptionError(
+            "kv_cache_quant_config: only causal language models of Hugging Face have a cache of keys and values, and "
+            "this model is quantized on its graph; leave it out"
+        )
 
 
 def _is_empty(loader: Any) -> bool:
@@ -173,6 +186,43 @@ class ModelQuantizer:
             return quantize_language_model(model, dataloader, self._settings)
         known = read_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
         return quantize_network(model, dataloader, self._settings, known)
+
+    def direct_quantize_checkpoint(  # noqa: PLR0913 - AMD Quark's arguments, and three more by keyword
+        self,
+        pretrained_model_path: str | os.PathLike[str],
+        save_path: str | os.PathLike[str],
+        keep_excluded_layers_as_original_model_state: bool = False,
+        *legacy_device_args: str | torch.device,
+        weight_converters: list[Any] | None = None,
+        device: str | torch.device | list[str | torch.device] | None = None,
+        presharded_weights: dict[str, int] | None = None,
+        dataloader: Iterable[Any] | None = None,
+        custom_mode: str = "quark",
+        pack_method: str = "reorder",
+    ) -> None:
+        """Quantize a language model from a folder of safetensors to another one, layer by layer.
+
+        The model is never in memory as a whole: only two of its layers, its embedding, and the hidden states of the
+        data are. `dataloader` has token ids, as for `quantize_model`; without it only types that need no ranges can be
+        used. `custom_mode` and `pack_method` are those of `export_safetensors`. A run that was killed goes on where it
+        stopped, if it is started again with the same arguments, and gives the same bytes: a folder beside the output,
+        SAVE_PATH.quark-work, keeps what is finished.
+
+        Layers that are left out are always written as they are in the source, which
+        `keep_excluded_layers_as_original_model_state` asks for. `device` is one device, the CPU where None.
+        """
+        devices = list(device) if isinstance(device, (list, tuple)) else [*legacy_device_args, device]
+        given = [each for each in devices if each is not None]
+        if len(given) > 1:
+            raise UnsupportedOptionError(f"device {given}: layers follow each other on one device; give one")
+        for name, value in (("weight_converters", weight_converters), ("presharded_weights", presharded_weights)):
+            if value is not None:
+                raise UnsupportedOptionError(f"{name}: weights are read as transformers names them; leave it out")
+        if not isinstance(keep_excluded_layers_as_original_model_state, bool):
+            raise UnsupportedTypeError("keep_excluded_layers_as_original_model_state: expected True or False")
+        layout = layout_of(custom_mode, None, pack_method)
+        place = given[0] if given else "cpu"
+        quantize_checkpoint(pretrained_model_path, save_path, self._settings, dataloader, layout, place)
 
     @staticmethod
     def freeze(model: Any) -> Any:

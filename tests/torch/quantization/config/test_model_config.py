@@ -28,7 +28,6 @@ from quark.torch.quantization.config.config import (
     OCP_MXFP4Spec,
     QuantizationConfig,
     QuantizationSpec,
-    RotationConfig,
     SmoothQuantConfig,
 )
 from quark.torch.quantization.config.type import Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType
@@ -127,12 +126,16 @@ def test_smooth_quant_comes_to_its_options() -> None:
         assert AlgoConfig.from_dict(json.loads(json.dumps(algorithm.to_dict()))) == algorithm
 
 
-@pytest.mark.parametrize("algorithm", [AWQConfig, GPTQConfig, RotationConfig])
-def test_algorithms_that_are_not_carried_out_are_refused_by_name(algorithm: Any) -> None:
-    with pytest.raises(UnsupportedOptionError, match=f"algorithm '{algorithm.name}' is not carried out"):
-        algorithm(alpha=0.5)
-    with pytest.raises(UnsupportedOptionError, match=f"algorithm '{algorithm.name}' is not carried out"):
-        AlgoConfig.from_dict({"name": algorithm.name})
+def test_algorithms_for_language_models_survive_json() -> None:
+    for algorithm, folder in (
+        (AWQConfig([{"prev_op": "norm", "layers": ["fc"]}], "h"), "activation_aware"),
+        (GPTQConfig(inside_layer_modules=["fc"], damp_percent=0.1), "compensation"),
+    ):
+        settings = Config(QuantizationConfig(weight=CHANNELS), algo_config=[algorithm]).settings()
+        assert settings.options_of(folder) == algorithm.options()
+        assert AlgoConfig.from_dict(json.loads(json.dumps(algorithm.to_dict()))) == algorithm
+    with pytest.raises(UnsupportedOptionError, match="algorithm 'quarot' is not carried out"):
+        AlgoConfig.from_dict({"name": "quarot"})
 
 
 NAMES: list[Any] = ["cle"]  # in the place of algorithms
@@ -147,9 +150,8 @@ SPECS: dict[str, Any] = {"a": FLOAT_SCALE}  # in the place of configs
         (lambda: BiasCorrectionConfig(samples=0), InvalidValueError, "samples 0"),
         (lambda: SmoothQuantConfig(alpha=1.5), InvalidValueError, "alpha 1.5: expected a number from 0 to 1"),
         (lambda: SmoothQuantConfig(alpha=AUTO), InvalidValueError, "AutoSmoothQuantConfig"),
-        (lambda: SmoothQuantConfig(scale_clamp_min=0.1), UnsupportedOptionError, "scale_clamp_min 0.1"),
-        (lambda: SmoothQuantConfig(scaling_layers=[{}]), UnsupportedOptionError, "found in the graph; leave it out"),
-        (lambda: AutoSmoothQuantConfig(model_decoder_layers="model.layers"), UnsupportedOptionError, "leave it out"),
+        (lambda: SmoothQuantConfig(scale_clamp_min=2), InvalidValueError, "scale_clamp_min 2"),
+        (lambda: SmoothQuantConfig(scaling_layers=[{}]), InvalidValueError, "no prev_op, or no list of layers"),
         (
             lambda: Config(everywhere(FLOAT_SCALE), algo_config=[SmoothQuantConfig(), AutoSmoothQuantConfig()]),
             QuarkError,

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.decide.specs import AffineSpec, DynamicSpec, LayerSpec
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.features.bias_correction.options import TorchBiasCorrectionOptions
 from quark.formats.affine import integer_format
@@ -33,8 +33,10 @@ from quark.torch.quantization.config.algorithm import (
     CLEConfig,
     GPTAQConfig,
     GPTQConfig,
+    OnlineRotationConfig,
     QronosConfig,
     RotationConfig,
+    SearchedScalesConfig,
     SmoothQuantConfig,
     SVDQuantConfig,
     algorithm_dict,
@@ -44,7 +46,7 @@ from quark.torch.quantization.config.named_specs import *  # noqa: F403 - these 
 from quark.torch.quantization.config.named_specs import __all__ as _named_specs
 from quark.torch.quantization.config.tensor_spec import QATSpec, QuantizationSpec, TQTSpec
 from quark.torch.quantization.config.type import QuantizationMode, parse
-from quark.torch.specs import Settings
+from quark.torch.specs import KvCacheOptions, Settings
 
 _LOG = get_logger(__name__)
 
@@ -94,6 +96,7 @@ class QuantizationConfig:
         for name, spec in integers.items():
             if name in ("weight", "bias") and isinstance(spec, DynamicSpec):
                 raise InvalidValueError(f"{name} with is_dynamic: it is known beforehand; use is_dynamic=False")
+        _check_floats(specs)
         return LayerSpec(specs["input_tensors"], specs["weight"], specs["bias"], specs["output_tensors"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +114,26 @@ class QuantizationConfig:
         return cls(**{name: QuantizationSpec.from_dict(each) for name, each in given.items()})
 
 
+def _check_floats(specs: Mapping[str, Any]) -> None:
+    """Raise for an 8-bit float that a tensor of its place cannot have."""
+    for name, spec in specs.items():
+        if isinstance(spec, FloatSpec) and spec.is_eight_bits:
+            _check_float(name, spec)
+
+
+def _check_float(name: str, spec: FloatSpec) -> None:
+    is_activation = name in ("input_tensors", "output_tensors")
+    if is_activation and spec.is_per_channel and not spec.is_dynamic:
+        raise InvalidValueError(
+            f"{name} with fp8 and qscheme per_channel: tokens are not known beforehand; use per_tensor or "
+            "is_dynamic=True"
+        )
+    if not is_activation and spec.is_dynamic:
+        raise InvalidValueError(f"{name} with is_dynamic: it is known beforehand; use is_dynamic=False")
+    if name == "bias":
+        raise InvalidValueError("bias with fp8: biases of language models stay in float; leave it out")
+
+
 _MOST_BITS = 16  # of an operand; a float32 has 24 of precision
 _PLACES = tuple(each.name for each in fields(QuantizationConfig))
 
@@ -124,7 +147,15 @@ class Config:
     "Linear", `layer_quant_config` to those whose name matches a pattern, such as "features.0.*". An entry replaces the
     global one as a whole; None leaves the layer in float, as does `exclude`, a list of patterns. `algo_config` lists
     algorithms; None: bias correction if activations are integers with static scales, and then cross-layer equalization
-    if weights have one scale each; []: none. `npu_rules` makes the result fit AMD's NPU; None: if everything is int8,
+    if weights have one scale each; []: none.
+
+    `kv_cache_quant_config` is for the keys and values that the attention of a language model keeps: patterns such as
+    "*k_proj" and "*v_proj", with `output_tensors` for the keys and values. An entry replaces the configuration of the
+    projection as a whole. `kv_cache_group`: patterns of projections that share a scale, in each layer.
+    `min_kv_scale`: no scale is smaller. `kv_cache_post_rope`: quantize what enters the cache, and not what the
+    projections return.
+
+    `npu_rules` makes the result fit AMD's NPU; None: if everything is int8,
     symmetric, with one power-of-two scale for a tensor.
     """
 
@@ -134,6 +165,10 @@ class Config:
     layer_type_quant_config: Mapping[Any, QuantizationConfig | None] = field(default_factory=dict)
     layer_quant_config: Mapping[str, QuantizationConfig | None] = field(default_factory=dict)
     quant_mode: QuantizationMode = QuantizationMode.fx_graph_mode
+    kv_cache_quant_config: Mapping[str, QuantizationConfig] = field(default_factory=dict)
+    kv_cache_group: Sequence[str] = field(default_factory=list)
+    min_kv_scale: float = 0.0
+    kv_cache_post_rope: bool = False
     npu_rules: bool | None = None
     seed: int = 0
 
@@ -194,8 +229,37 @@ class Config:
             features=features,
             applies_npu_rules=has_both and not others if self.npu_rules is None else self.npu_rules,
             seed=self.seed,
+            kv_cache=self._kv_cache(),
             config=self.to_dict(),
         )
+
+    def _kv_cache(self) -> KvCacheOptions | None:
+        """The options of the cache, checked; None if it stays in float."""
+        if not self.kv_cache_quant_config:
+            given = {"kv_cache_group": self.kv_cache_group, "min_kv_scale": self.min_kv_scale}
+            given["kv_cache_post_rope"] = self.kv_cache_post_rope
+            for name, value in given.items():
+                if value:
+                    raise InvalidValueError(f"{name} {value!r} without kv_cache_quant_config: say what the types are")
+            return None
+        by_name = {name: each.layer_specs() for name, each in self.kv_cache_quant_config.items()}
+        for name, layer in by_name.items():
+            if layer.output is None:
+                raise InvalidValueError(
+                    f"kv_cache_quant_config['{name}'] has no output_tensors, which are the keys or values"
+                )
+            if self.kv_cache_post_rope and isinstance(layer.output, BlockSpec):
+                raise InvalidValueError(
+                    f"kv_cache_quant_config['{name}'] in blocks with kv_cache_post_rope: the cache takes int8 or fp8 "
+                    "with a scale for the tensor"
+                )
+        groups = self.kv_cache_group
+        if not isinstance(groups, (list, tuple)) or not all(isinstance(each, str) for each in groups):
+            raise UnsupportedTypeError(f"kv_cache_group {groups!r}: expected patterns, such as ['*k_proj', '*v_proj']")
+        least = self.min_kv_scale
+        if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < float("inf"):
+            raise InvalidValueError(f"min_kv_scale {least!r}: expected a number of at least 0")
+        return KvCacheOptions(by_name, tuple(groups), float(least), bool(self.kv_cache_post_rope))
 
     def _by_type_name(self) -> dict[str, QuantizationConfig | None]:
         return {type_name(key): each for key, each in self.layer_type_quant_config.items()}
@@ -203,8 +267,15 @@ class Config:
     def _check_types(self) -> None:
         if not isinstance(self.global_quant_config, QuantizationConfig):
             raise UnsupportedTypeError(f"global_quant_config {self.global_quant_config!r}: expected QuantizationConfig")
-        for name, entries in (("layer_type", self.layer_type_quant_config), ("layer", self.layer_quant_config)):
+        all_entries: dict[str, Mapping[Any, Any]] = {
+            "layer_type": self.layer_type_quant_config,
+            "layer": self.layer_quant_config,
+            "kv_cache": self.kv_cache_quant_config,
+        }
+        for name, entries in all_entries.items():
             for key, value in entries.items():
+                if name == "kv_cache" and value is None:
+                    raise UnsupportedTypeError(f"kv_cache_quant_config[{key!r}] None: leave the entry out")
                 if value is not None and not isinstance(value, QuantizationConfig):
                     raise UnsupportedTypeError(f"{name}_quant_config[{key!r}]: expected QuantizationConfig or None")
         if not isinstance(self.exclude, (list, tuple)) or not all(isinstance(each, str) for each in self.exclude):
@@ -222,6 +293,13 @@ class Config:
             {name: None if each is None else each.to_dict() for name, each in entries.items()}
             for entries in (self._by_type_name(), self.layer_quant_config)
         )
+        kv_cache = {
+            "kv_cache_quant_config": {name: each.to_dict() for name, each in self.kv_cache_quant_config.items()},
+            "kv_cache_group": list(self.kv_cache_group),
+            "min_kv_scale": self.min_kv_scale,
+            "kv_cache_post_rope": self.kv_cache_post_rope,
+        }
+        kv_cache = kv_cache if self.kv_cache_quant_config else {}  # most models have none
         return {
             "global_quant_config": self.global_quant_config.to_dict(),
             "exclude": list(self.exclude),
@@ -229,6 +307,7 @@ class Config:
             "layer_type_quant_config": by_type,
             "layer_quant_config": by_name,
             "quant_mode": self.quant_mode.name,
+            **kv_cache,
             "npu_rules": self.npu_rules,
             "seed": self.seed,
         }
@@ -241,7 +320,7 @@ class Config:
             if key not in names:
                 raise unknown_name("field of Config", key, names)
         known = dict(content)
-        for name in ("layer_type_quant_config", "layer_quant_config"):
+        for name in ("layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config"):
             known[name] = {
                 key: None if each is None else QuantizationConfig.from_dict(each)
                 for key, each in known.get(name, {}).items()
@@ -281,6 +360,7 @@ __all__ = [
     "Config",
     "GPTAQConfig",
     "GPTQConfig",
+    "OnlineRotationConfig",
     "QATSpec",
     "QConfig",
     "QLayerConfig",
@@ -290,6 +370,7 @@ __all__ = [
     "QuantizationSpec",
     "RotationConfig",
     "SVDQuantConfig",
+    "SearchedScalesConfig",
     "SmoothQuantConfig",
     "TQTSpec",
 ]

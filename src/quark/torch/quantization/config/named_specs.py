@@ -2,6 +2,7 @@
 
     Int...Spec, Uint...Spec                 one scale for a tensor, for each channel of `ch_axis`, or for each
                                             `group_size` neighbours along it; `symmetric` None: for signed types
+    FP8...Spec                              8-bit floats with a scale; for language models
     Float16Spec, Bfloat16Spec               casts
     OCP_MX...Spec                           blocks of OCP MX
     MX4Spec, MX6Spec, MX9Spec, BFP16Spec    other blocks
@@ -68,7 +69,7 @@ class PerTensorSpec(DataTypeSpec):
         if self.observer_method not in _OBSERVERS:
             raise unknown_name("observer_method", self.observer_method, _OBSERVERS)
         observer = _OBSERVERS[self.observer_method]
-        return _integers(self, observer_cls=observer, qscheme=QSchemeType.per_tensor)
+        return _scaled(self, observer_cls=observer, qscheme=QSchemeType.per_tensor)
 
 
 @refuse_unknown_fields
@@ -84,7 +85,7 @@ class PerChannelSpec(DataTypeSpec):
 
     def to_quantization_spec(self) -> QuantizationSpec:
         observer, scheme = PerChannelMinMaxObserver, QSchemeType.per_channel
-        return _integers(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis)
+        return _scaled(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis)
 
 
 @refuse_unknown_fields
@@ -101,10 +102,13 @@ class PerGroupSpec(DataTypeSpec):
 
     def to_quantization_spec(self) -> QuantizationSpec:
         observer, scheme = PerGroupMinMaxObserver, QSchemeType.per_group
-        return _integers(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis, group_size=self.group_size)
+        return _scaled(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis, group_size=self.group_size)
 
 
-def _integers(spec: PerTensorSpec | PerChannelSpec | PerGroupSpec, **choices: Any) -> QuantizationSpec:
+def _scaled(
+    spec: PerTensorSpec | PerChannelSpec | PerGroupSpec | ScaledFloatPerTensorSpec | ScaledFloatPerChannelSpec,
+    **choices: Any,
+) -> QuantizationSpec:
     scale_type = "pof2" if spec.scale_type == "power_of_2" else spec.scale_type
     return QuantizationSpec(
         spec.dtype,
@@ -114,6 +118,39 @@ def _integers(spec: PerTensorSpec | PerChannelSpec | PerGroupSpec, **choices: An
         is_dynamic=spec.is_dynamic,
         **choices,
     )
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class ScaledFloatPerTensorSpec(DataTypeSpec):
+    """8-bit floats with one scale for a tensor."""
+
+    observer_method: str = "min_max"
+    symmetric: bool | None = True
+    scale_type: str | None = "float"
+    round_method: str | None = "half_even"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        if self.observer_method not in _OBSERVERS:
+            raise unknown_name("observer_method", self.observer_method, _OBSERVERS)
+        return _scaled(self, observer_cls=_OBSERVERS[self.observer_method], qscheme=QSchemeType.per_tensor)
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class ScaledFloatPerChannelSpec(DataTypeSpec):
+    """8-bit floats with a scale for each channel of `ch_axis`; with `is_dynamic`, for each token."""
+
+    ch_axis: int
+    symmetric: bool | None = True
+    scale_type: str | None = "float"
+    round_method: str | None = "half_even"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        observer, scheme = PerChannelMinMaxObserver, QSchemeType.per_channel
+        return _scaled(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis)
 
 
 @refuse_unknown_fields
@@ -191,6 +228,22 @@ Uint8PerTensorSpec, Uint8PerChannelSpec, Uint8PerGroupSpec = _integer_specs(Dtyp
 Uint16PerTensorSpec, Uint16PerChannelSpec, Uint16PerGroupSpec = _integer_specs(Dtype.uint16)
 
 
+class FP8E4M3PerTensorSpec(ScaledFloatPerTensorSpec, dtype=Dtype.fp8_e4m3):
+    """8-bit floats with 4 exponent bits, one scale for a tensor."""
+
+
+class FP8E4M3PerChannelSpec(ScaledFloatPerChannelSpec, dtype=Dtype.fp8_e4m3):
+    """8-bit floats with 4 exponent bits, a scale for each channel of `ch_axis` or each token."""
+
+
+class FP8E5M2PerTensorSpec(ScaledFloatPerTensorSpec, dtype=Dtype.fp8_e5m2):
+    """8-bit floats with 5 exponent bits, one scale for a tensor."""
+
+
+class FP8E5M2PerChannelSpec(ScaledFloatPerChannelSpec, dtype=Dtype.fp8_e5m2):
+    """8-bit floats with 5 exponent bits, a scale for each channel of `ch_axis` or each token."""
+
+
 class Float16Spec(CastSpec, dtype=Dtype.float16):
     """Rounded to float16."""
 
@@ -243,6 +296,10 @@ __all__ = [
     "BFP16Spec",
     "Bfloat16Spec",
     "DataTypeSpec",
+    "FP8E4M3PerChannelSpec",
+    "FP8E4M3PerTensorSpec",
+    "FP8E5M2PerChannelSpec",
+    "FP8E5M2PerTensorSpec",
     "Float16Spec",
     "Int2PerChannelSpec",
     "Int2PerGroupSpec",

@@ -65,6 +65,7 @@ MX_FORMATS = {
 _MICROEXPONENTS = (Dtype.mx4, Dtype.mx6, Dtype.mx9)
 _CASTS = (Dtype.float16, Dtype.bfloat16)
 _BLOCKS = frozenset({Dtype.mx, Dtype.bfp16, *_MICROEXPONENTS, *MX_FORMATS} - {Dtype.int8})
+_EIGHT_BIT_FLOATS = (Dtype.fp8_e4m3, Dtype.fp8_e5m2)
 _SCHEMES = {
     QSchemeType.per_tensor: PerTensorMinMaxObserver,
     QSchemeType.per_channel: PerChannelMinMaxObserver,
@@ -122,6 +123,9 @@ class QuantizationSpec:
 
     float16 and bfloat16 need nothing but the type.
 
+    fp8 with per_tensor or per_channel is a float with a scale, for language models: the largest magnitude becomes the
+    largest number of the type. `is_dynamic` with per_channel: a scale for each token.
+
     >>> QuantizationSpec(Dtype.int8).tensor_spec().is_symmetric
     True
     """
@@ -170,17 +174,22 @@ class QuantizationSpec:
             raise UnsupportedOptionError(
                 "is_scale_quant: scales are not quantized themselves; leave it out, or use an MX type, whose scales are"
             )
-        if self.dtype in _CASTS:
-            problems = _cast_problems(self)
-        else:
-            problems = _block_problems(self) if self.dtype in _BLOCKS else _integer_problems(self)
-        for reason in problems:
+        for reason in _problems(self):
             raise InvalidValueError(f"dtype {self.dtype.name}: {reason}")
 
     def tensor_spec(self) -> TensorSpec:
         """Return the typed spec for the pipeline."""
         if self.dtype in _CASTS:
             return FloatSpec(self.dtype.value)
+        if _is_scaled_float(self):
+            is_per_channel = _scheme(self) is QSchemeType.per_channel
+            return FloatSpec(
+                self.dtype.value,
+                is_saturating=True,
+                is_scaled=True,
+                is_per_channel=is_per_channel,
+                is_dynamic=bool(self.is_dynamic),
+            )
         if self.dtype not in _BLOCKS:
             return _affine_spec(self)
         fmt = _block_format(self)
@@ -236,6 +245,12 @@ def _scheme(spec: QuantizationSpec) -> QSchemeType:
     return spec.observer_cls.schemes[0] if spec.observer_cls and spec.observer_cls.schemes else QSchemeType.per_tensor
 
 
+def _is_scaled_float(spec: QuantizationSpec) -> bool:
+    """True for an 8-bit float with a scale for a tensor or a channel; without either it is one in blocks."""
+    is_asked_for = spec.qscheme is not None or bool(spec.observer_cls and spec.observer_cls.schemes)
+    return spec.dtype in _EIGHT_BIT_FLOATS and is_asked_for and _scheme(spec) is not QSchemeType.per_group
+
+
 def _observer(spec: QuantizationSpec) -> type[ObserverBase]:
     return spec.observer_cls or _SCHEMES[_scheme(spec)]
 
@@ -286,6 +301,14 @@ def _affine_spec(spec: QuantizationSpec) -> AffineSpec | DynamicSpec:
 
 
 # ---- checks: contradictions, and options that would be accepted without effect ----
+def _problems(spec: QuantizationSpec) -> Iterator[str]:
+    if spec.dtype in _CASTS:
+        return _cast_problems(spec)
+    if _is_scaled_float(spec):
+        return _scaled_float_problems(spec)
+    return _block_problems(spec) if spec.dtype in _BLOCKS else _integer_problems(spec)
+
+
 def _integer_problems(spec: QuantizationSpec) -> Iterator[str]:
     for name in ("mx_element_dtype", "scale_format", "scale_calculation_mode"):
         if getattr(spec, name) is not None:
@@ -402,6 +425,29 @@ def _block_rule_problems(spec: QuantizationSpec) -> Iterator[str]:
         yield "round_method floor: elements are rounded to the nearest; use RoundType.half_even or RoundType.round"
     if spec.qat_spec is not None:
         yield f"qat_spec {type(spec.qat_spec).__name__}: blocks have nothing to learn; leave it out"
+
+
+def _scaled_float_problems(spec: QuantizationSpec) -> Iterator[str]:
+    observer, scheme = _observer(spec), _scheme(spec)
+    if observer.method != MinMax() or observer.algorithm is not None or observer.is_power_of_two:
+        yield f"{observer.__name__}: the scale of an 8-bit float comes from the largest magnitude; use min_max"
+    if scheme not in observer.schemes:
+        possible = " or ".join(each.name for each in observer.schemes)
+        yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
+    if scheme is QSchemeType.per_channel and spec.ch_axis is None:
+        yield "qscheme per_channel without ch_axis: say which axis has the channels, 0 for weights of Linear"
+    if scheme is QSchemeType.per_tensor and spec.ch_axis is not None:
+        yield f"ch_axis {spec.ch_axis} with qscheme per_tensor: leave it out, or use per_channel"
+    yield from _axis_and_size_problems(spec)
+    if spec.symmetric is False:
+        yield "symmetric=False: floats have no zero point; leave it out"
+    if spec.round_method not in (None, RoundType.half_even):
+        yield f"round_method {spec.round_method.name}: floats are rounded half to even; leave it out"
+    if spec.scale_type is ScaleType.pof2:
+        yield "scale_type pof2: the scale is any number; use ScaleType.float, or OCP_MXFP8E4M3Spec"
+    for name in ("group_size", "scale_format", "scale_calculation_mode", "qat_spec", "mx_element_dtype"):
+        if getattr(spec, name) is not None:
+            yield f"{name} does nothing with qscheme {scheme.name}; leave it out, or use per_group"
 
 
 def _cast_problems(spec: QuantizationSpec) -> Iterator[str]:

@@ -1,0 +1,69 @@
+"""Compensation of the linear layers of a language model, one group of layers that share an input after the other."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+
+from quark.account import AlgorithmFacts
+from quark.features.compensation.matrices import effective_damping, round_matrices
+from quark.features.compensation.options import CompensationOptions, LanguageCompensationOptions
+from quark.features.compensation.rounding import best_weights
+from quark.plan import SkippedNode
+from quark.torch.language.architecture import check_inside, is_inside
+from quark.torch.language.input_sums import Array, InputSums, alike, input_sums, matrix
+from quark.torch.language.pipeline import LayerWork, ModelWork
+
+NAME = "compensation"
+
+
+def before_layers(work: ModelWork, options: CompensationOptions) -> list[AlgorithmFacts]:
+    """Check the names of modules."""
+    check_inside(work.model, work.architecture, getattr(options, "modules", ()))
+    return []
+
+
+def round_weights(work: LayerWork, options: CompensationOptions) -> list[AlgorithmFacts]:
+    """Round the weights of a layer; each group sees what the rounding of those before it has changed."""
+    if not isinstance(options, LanguageCompensationOptions):
+        options = LanguageCompensationOptions(**asdict(options))
+    changed: list[str] = []
+    if work.streams is None:
+        reason = "there is no calibration data"
+        return [AlgorithmFacts(NAME, (), tuple(SkippedNode(work.full_name(p), "Linear", reason) for p in work.targets))]
+    for group in work.groups:
+        for paths in alike(work, group):
+            wanted = [path for path in paths if _is_wanted(work, path, options)]
+            if not wanted:
+                continue
+            sums = input_sums(work, wanted[:1], options.sample_limit)[wanted[0]]
+            for spec in dict.fromkeys(work.targets[path].weight for path in wanted):
+                changed += _round(work, [path for path in wanted if work.targets[path].weight == spec], sums, options)
+    return [AlgorithmFacts(NAME, tuple(changed))]
+
+
+def _is_wanted(work: LayerWork, path: str, options: LanguageCompensationOptions) -> bool:
+    return is_inside(path, options.modules) and path not in work.is_rounded and work.targets[path].weight is not None
+
+
+def _round(work: LayerWork, paths: list[str], sums: InputSums, options: LanguageCompensationOptions) -> list[str]:
+    """Round linear layers with the same spec, and say what was gained."""
+    weights = [matrix(work, path) for path in paths]
+    best = [wanted_weights(weight, sums, options) for weight in weights]
+    spec = work.targets[paths[0]].weight
+    assert spec is not None
+    found = round_matrices(weights, best, sums.inner, spec, options)
+    for path, each in zip(paths, found, strict=True):
+        work.set_rounded(path, each.weight)
+    names = ", ".join(work.full_name(path) for path in paths)
+    return [f"{names}: squared error {found[0].ratio:.3g} of what it was"]
+
+
+def wanted_weights(weight: Array, sums: InputSums, options: LanguageCompensationOptions) -> Array:
+    """The float weights that give for the inputs of the quantized network what the layer gives in the float one."""
+    if sums.cross is sums.inner or (sums.cross == sums.inner).all():
+        return weight
+    cross = sums.inner + (options.float_share if options.needs_exact_inputs else 1.0) * (sums.cross - sums.inner)
+    damping = effective_damping(sums.inner, options)
+    return np.asarray(best_weights(weight[None], sums.inner[None], cross[None], damping)[0])

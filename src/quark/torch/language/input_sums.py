@@ -1,0 +1,110 @@
+"""How the inputs of linear layers vary together: what algorithms need to know of the data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quark.errors import InvalidValueError
+from quark.torch.language.pipeline import InputGroup, LayerWork
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class InputSums:
+    """Means over rows, with x the input of linear layers in the float network and z what they compute with.
+
+    `inner` is E[z z'] and `cross` E[x z'], which is `inner` itself if x is z. `magnitudes` are E |z|, `largest` is
+    max |z|, for each channel.
+    """
+
+    inner: Array
+    cross: Array
+    magnitudes: Array
+    largest: Array
+    count: int
+
+
+def input_sums(
+    work: LayerWork,
+    paths: Sequence[str],
+    sample_limit: int = sys.maxsize,
+    *,
+    is_quantized: bool = True,
+    is_exact: bool = True,
+) -> dict[str, InputSums]:
+    """The sums of what linear layers get, over at most so many sequences, in one run of the data.
+
+    x comes from the float network if it is followed and `is_exact`. z is rounded by the layer's quantizer if
+    `is_quantized`. Products are computed in float32 and added up in float64.
+    """
+    assert work.streams is not None
+    found: dict[str, _Sums] = {}
+    sequences = 0
+    for number, batch in enumerate(work.inputs(paths)):
+        if sequences >= sample_limit:
+            break
+        sequences += work.streams.seen[number].shape[0]
+        for path, (exact, seen) in batch.items():
+            used = work.quantized_input(path, seen) if is_quantized else seen
+            target = exact if exact is not None and is_exact else seen
+            found.setdefault(path, _Sums()).add(used.float(), None if target is used else target.float())
+    for path, each in found.items():
+        if not each.is_finite:
+            raise InvalidValueError(
+                f"'{work.full_name(path)}' gets NaN or Inf, or numbers whose squares overflow, on the calibration data"
+            )
+    return {path: each.means() for path, each in found.items()}
+
+
+class _Sums:
+    """Sums over rows, kept on the device where the rows are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.parts: list[torch.Tensor] = []
+
+    def add(self, used: torch.Tensor, target: torch.Tensor | None) -> None:
+        """`target` is None if it is the same."""
+        if not self.parts:
+            size = used.shape[1]
+            shapes: list[tuple[int, ...]] = [(size, size), (size, size), (size,), (size,)]
+            self.parts = [torch.zeros(each, dtype=torch.float64, device=used.device) for each in shapes]
+        inner, cross, magnitudes, largest = self.parts
+        product = used.T @ used
+        inner += product
+        cross += product if target is None else target.T @ used
+        if len(used):
+            magnitudes += used.abs().sum(dim=0)
+            torch.maximum(largest, used.abs().amax(dim=0).double(), out=largest)
+        self.count += len(used)
+
+    @property
+    def is_finite(self) -> bool:
+        return all(bool(torch.isfinite(each).all()) for each in self.parts)
+
+    def means(self) -> InputSums:
+        inner, cross, magnitudes, largest = (each.cpu().numpy() for each in self.parts)
+        count = max(self.count, 1)
+        return InputSums(inner / count, cross / count, magnitudes / count, largest, self.count)
+
+
+def alike(work: LayerWork, group: InputGroup) -> list[list[str]]:
+    """The linear layers of a group in parts that compute with the same numbers: rotation and quantizer are the same."""
+    parts: dict[Any, list[str]] = {}
+    for path in group.linears:
+        rotation = getattr(work.linear(path), "rotation", None)
+        parts.setdefault((id(rotation), work.targets[path].activation), []).append(path)
+    return list(parts.values())
+
+
+def matrix(work: LayerWork, path: str) -> Array:
+    """The weight of a linear layer [outputs, inputs] in float64."""
+    return np.asarray(work.linear(path).weight.detach().double().cpu().numpy())
