@@ -277,6 +277,18 @@ def together(path: Path | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let other processes that want to write the result of this name wait until the block ends. Files that are written
+    inside get their names at once, unlike those of `together`: for results that are made over many steps."""
+    transaction = _Transaction()
+    try:
+        transaction.lock(path)
+        yield
+    finally:
+        transaction.close()
+
+
+@contextlib.contextmanager
 def complete(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that replaces it if the block ends without an error, and is removed otherwise."""
     with temporary(path) as unfinished:
@@ -320,6 +332,14 @@ def put(unfinished: Path, path: Path) -> None:
         raise
     finally:
         _close(file.descriptor)
+
+
+def move(finished: Path, path: Path) -> None:
+    """Give a complete file of the same disk another name, in the place of a regular file if there is one."""
+    with writing(path):
+        _refuse_if_forbidden()
+        _refuse_special(path)
+        finished.replace(path)
 
 
 def note_weights(model: Path, names: Iterable[str]) -> None:

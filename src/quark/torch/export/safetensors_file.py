@@ -32,7 +32,14 @@ from numpy.typing import NDArray
 from torch import fx, nn
 
 import quark
-from quark.errors import InvalidValueError, MissingDependencyError, ModelError, QuarkError, UnsupportedTypeError
+from quark.errors import (
+    InvalidValueError,
+    MissingDependencyError,
+    ModelError,
+    QuarkError,
+    UnsupportedOptionError,
+    UnsupportedTypeError,
+)
 from quark.files.foreign import REPORT, Fields, read_json
 from quark.formats.affine import code_dtype, dequantize_affine, quantize_affine
 from quark.formats.arrays import array_kind
@@ -43,6 +50,10 @@ from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice, Quantizat
 from quark.rounded import parameters_of, rounded
 from quark.torch.export.deployable import frozen
 from quark.torch.graph import attribute_of, module_of
+from quark.torch.language.architecture import is_language_model
+from quark.torch.language.checkpoint import INDEX
+from quark.torch.language.saving import layout_of, save_language_model
+from quark.torch.language.weight_layouts import QuarkLayout
 from quark.torch.train.networks import FrozenNetwork, with_state
 from quark.torch.train.quantizers import Quantizer
 
@@ -76,16 +87,34 @@ class Stored:
 
 def export_safetensors(
     model: nn.Module,
-    folder: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
     *,
     has_codes: bool = True,
     names: tuple[str, str] = (WEIGHTS, CONFIG),
 ) -> tuple[Path, Path]:
-    """Write the state of a frozen network into the folder, which is created if necessary; return the two paths.
+    """Write a quantized model into the folder, which is created if necessary; return the paths of weights and config.
 
-    A network that still trains is frozen first, in a copy. Without `has_codes`, quantized parameters are written as the
-    float numbers that their codes stand for. `names` are those of the two files.
+    A causal language model is written as a folder of Hugging Face: `custom_mode` is "quark", the layout of AMD Quark,
+    or "compressed-tensors", which transformers and vLLM read. `weight_format` "fake_quantized" stores float numbers in
+    the place of codes, and `pack_method` says how eight codes of 4 bits lie in a word: "reorder" as AWQ kernels take
+    them, or "order". "awq" is the layout of AutoAWQ, for uint4 in groups, and "fp8" that of vLLM's FP8 with a scale for
+    each tensor. `quark.torch.import_model_from_safetensors` loads all of them.
+
+    Of other networks it is the state of a frozen one. One that still trains is frozen first, in a copy. With
+    "fake_quantized", or without `has_codes`, quantized parameters are written as the float numbers that their codes
+    stand for. `names` are those of the two files.
     """
+    layout = layout_of(custom_mode, weight_format, pack_method)
+    if is_language_model(model):
+        config_file = save_language_model(model, output_dir, layout)
+        single = config_file.parent / WEIGHTS
+        return (single if single.exists() else config_file.parent / INDEX), config_file
+    if not isinstance(layout, QuarkLayout):
+        raise UnsupportedOptionError(f"custom_mode '{custom_mode}': only language models have that layout; use 'quark'")
+    folder, has_codes = output_dir, has_codes and layout.has_codes
     try:
         from safetensors.torch import save_file
     except ImportError as error:
