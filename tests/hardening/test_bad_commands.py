@@ -109,6 +109,8 @@ MISTAKES = (
     Mistake("doctor --no-such", ("--no-such",), 2),
     Mistake("quantize-torch --model_name resnet18 --pretrained no.pth --data_dir img", ("weights 'no.pth'", "no such")),
     Mistake("quantize-torch --model_name resnet99 --pretrained no.pth --data_dir img", ("'resnet99'", "Did you mean")),
+    Mistake("quantize-llm none out", ("'none'", "expected a folder with config.json and safetensors")),
+    Mistake("quantize-llm img", ("missing argument OUT",), 2),
     Mistake("advanced-quantize --model_input none.onnx --model_output o.onnx", ("'none.onnx'", "no such file")),
 )
 

@@ -199,6 +199,7 @@ FLOAT, BROKEN, DATA = "float.onnx", "broken.onnx", "data.npz"
 VERBS = {
     "quantize": (FLOAT, "out\x1b.onnx", "--calib", DATA, "--config", "XINT8"),
     "quantize-torch": ("--model_name", HOSTILE_VALUE, "--pretrained", HOSTILE_VALUE, "--data_dir", HOSTILE_VALUE),
+    "quantize-llm": (HOSTILE_VALUE, "out\x1b", "--scheme", HOSTILE_VALUE),
     "evaluate": (FLOAT, "--data", DATA),
     "compare": (FLOAT, BROKEN, "--data", DATA),
     "convert": ("opset-version", FLOAT, "18", "converted\x1b.onnx"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from quark.onnx.optimize import REWRITES, OptimizeOptions, optimize
 from quark.onnx.view import view_of
 from quark.plan import AffineChoice, Choice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.torch.export.plan_of_taps import give_names, remove_taps, rename
-from quark.torch.export.translate import translate, with_taps
+from quark.torch.export.translate import Tap, translate, with_taps
 
 # Exact rewrites that leave quantizers where they are, and make way for integer kernels and NPUs.
 _REWRITES = frozenset(
@@ -54,15 +54,23 @@ def exported_graph(
     tapped, taps = with_taps(network)
     choices = [tap.choice for tap in taps if tap.choice is not None]
     is_half = any(each.dtype is torch.float16 for each in (*example, *network.parameters()))
-    version = _choose_opset(choices, is_half=is_half, wanted=opset)
+    version = choose_opset(choices, is_half=is_half, wanted=opset)
     model = load(translate(tapped, example, opset=version, has_dynamic_batch=has_dynamic_batch)).model
-    if choices:
-        optimize(model, OptimizeOptions(disabled=frozenset(each.name for each in REWRITES) - _REWRITES))
-    places = remove_taps(model, taps)
-    give_names(model)
     own_plan = getattr(network, "plan", None)  # a frozen network has one, a float one does not
     own_choices = own_plan if isinstance(own_plan, QuantizationPlan) else ()
-    planned = places.plan({each.tensor: each.reason for each in own_choices})
+    rewrites = _REWRITES if choices else frozenset[str]()
+    return planned_graph(model, taps, rewrites, {each.tensor: each.reason for each in own_choices})
+
+
+def planned_graph(
+    model: ir.Model, taps: Sequence[Tap], rewrites: frozenset[str], reasons: Mapping[str, str]
+) -> tuple[ir.Model, QuantizationPlan, dict[str, ir.Value]]:
+    """Take the taps out of a translated network; the results are those of `exported_graph`."""
+    if rewrites:
+        optimize(model, OptimizeOptions(disabled=frozenset(each.name for each in REWRITES) - rewrites))
+    places = remove_taps(model, taps)
+    give_names(model)
+    planned = places.plan(reasons)
     moved = _add_biases_apart(model, planned)
     plan = _clip_narrow_codes(model, planned)
     pooled = _choices_of_pools(model, plan, places.values.values())
@@ -78,7 +86,7 @@ def exported_graph(
     return model, replace(plan, tensors=(*plan.tensors, *added.values())), values
 
 
-def _choose_opset(choices: Sequence[Choice], *, is_half: bool, wanted: int | None) -> int:
+def choose_opset(choices: Sequence[Choice], *, is_half: bool, wanted: int | None) -> int:
     """Return the opset for these choices, or the wanted one, if it is possible.
 
     18 is what torch's exporter writes and every supported ONNX Runtime takes. The standard's QuantizeLinear takes 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,12 @@ from quark.text import get_logger
 from quark.torch.export.config.config import ExporterConfig
 from quark.torch.export.deployable import deployable, example_inputs, samples_around
 from quark.torch.export.exported_graph import NEWEST_OPSET, exported_graph
+from quark.torch.export.language import LanguageModel, insert_language, language_graph
 from quark.torch.export.parity import ParityReport, check_parity
 from quark.torch.export.plan_of_taps import rename, values_of
 from quark.torch.export.safetensors_file import export_safetensors
+from quark.torch.language.architecture import is_language_model
+from quark.torch.language.pipeline import QuantizedState
 
 FILE_NAME = "quark_model.onnx"
 TORCH_OPSET, LEAST_OPSET = 18, 13  # what torch's exporter writes at least, and what it can be converted to
@@ -65,6 +68,7 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     dynamic_batch: bool = True,
     check: bool = True,
     has_external_data: bool = False,
+    has_cache: bool = False,
     example_input: Any = None,
     path: str | os.PathLike[str] | None = None,
     opset: int | None = None,
@@ -79,6 +83,11 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     `dynamic_batch` is False, which fixes it to that of the example. A network that still trains is frozen first, in a
     copy. `check` runs the file in ONNX Runtime and compares it with the network: a ParityError names the first layer
     that differs, and the file is kept for inspection.
+
+    A causal language model of Hugging Face has free batch and length: inputs input_ids and attention_mask, output
+    logits; `input_args` is token ids, or a dictionary with both inputs. `has_cache` adds keys and values:
+    past_key_values.0.key ... as inputs, of length 0 at first, and present.0.key ... as outputs; the mask then covers
+    past and present, and positions are counted from it. Weights in groups, quantized alone, become MatMulNBits.
 
     `do_constant_folding`, `uint4_int4_flag` and `dynamo` make no difference: constants are folded where that changes no
     value, types of 4 bits are always written as such, and networks are always exported by `torch.export`.
@@ -121,6 +130,7 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
         check=check,
         has_external_data=has_external_data,
         names=names,
+        has_cache=has_cache,
     )
     remarks = {
         "uint4_int4_flag": (uint4_int4_flag, "types of 4 bits are always written as such"),
@@ -185,7 +195,7 @@ class GraphNames:
         return replace(plan, tensors=tuple(tensors)) if renamed else plan
 
 
-def write_onnx(
+def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     model: nn.Module | ExportedProgram,
     example_input: Any,
     path: str | os.PathLike[str],
@@ -195,6 +205,7 @@ def write_onnx(
     check: bool = True,
     has_external_data: bool = False,
     names: GraphNames | None = None,
+    has_cache: bool = False,
 ) -> ExportReport:
     """Write a network as the ONNX file `path`; see `export_onnx`."""
     target = check_output(path)
@@ -202,6 +213,9 @@ def write_onnx(
         raise InvalidValueError(
             f"opset {opset!r}: expected {LEAST_OPSET} to {NEWEST_OPSET}, or None for the oldest that will do"
         )
+    options = SaveOptions(has_external_data=has_external_data)
+    if has_cache or is_language_model(model):
+        return _write_language_model(model, example_input, target, options, opset, names, check, has_cache)
     network = deployable(model, example_input)
     example = example_inputs(network, example_input)
     older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None
@@ -210,14 +224,8 @@ def write_onnx(
     plan = plan if names is None else names.give(graph, plan)
     version = older or graph.opset_imports[""]
     insert(graph, plan, InsertOptions(has_casts=True))
-    values = {}
-    for tensor, value in computed.items():
-        producer = value.producer()
-        if producer is not None and producer.graph is graph.graph:  # dynamic quantization replaces whole layers
-            values[tensor] = str(value.name)
-    options = SaveOptions(has_external_data=has_external_data)
-    metadata = {"quark.version": quark.__version__, "quark.plan_sha256": plan.digest}
-    message = finish(graph, metadata, options)
+    values = computed_names(graph, computed)
+    message = finish(graph, _metadata(plan), options)
     write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
     parity = None
     if check:
@@ -225,6 +233,48 @@ def write_onnx(
         parity = check_parity(network, target, batches, values)
         _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
     return ExportReport(target, plan, parity, version)
+
+
+def _write_language_model(
+    model: Any,
+    example_input: Any,
+    target: Path,
+    options: SaveOptions,
+    opset: int | None,
+    names: GraphNames | None,
+    check: bool,
+    has_cache: bool,
+) -> ExportReport:
+    if not is_language_model(model):
+        raise UnsupportedTypeError(
+            f"has_cache: only causal language models of Hugging Face have a cache, and this is a {type(model).__name__}"
+        )
+    if opset is not None and opset < TORCH_OPSET:
+        raise InvalidValueError(f"opset {opset}: language models are written with {TORCH_OPSET} to {NEWEST_OPSET}")
+    network = LanguageModel(model, has_cache=has_cache)
+    example = network.example(example_input)
+    with language_graph(network, example, opset) as found:
+        graph, plan, version = found.graph, found.plan, found.graph.opset_imports[""]
+        plan = plan if names is None else names.give(graph, plan)
+        insert_language(graph, plan)
+        values = computed_names(graph, found.values)
+        write_model(finish(graph, _metadata(plan), options), target, options)
+    parity = None
+    if check:
+        parity = check_parity(network, target, network.batches(example), values)
+        _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
+    return ExportReport(target, plan, parity, version)
+
+
+def _metadata(plan: QuantizationPlan) -> dict[str, str]:
+    return {"quark.version": quark.__version__, "quark.plan_sha256": plan.digest}
+
+
+def computed_names(graph: ir.Model, computed: Mapping[str, ir.Value]) -> dict[str, str]:
+    """The names in the graph of values that are still there. MatMulNBits takes a layer's place with the name of its
+    result; integer operators with scales of run time do not keep it."""
+    there = {str(value.name) for node in graph.graph for value in node.outputs}
+    return {tensor: str(value.name) for tensor, value in computed.items() if str(value.name) in there}
 
 
 class ModelExporter:
@@ -261,15 +311,18 @@ class ModelExporter:
         """Write the network as `file_name` in the folder, see `export_onnx`, and return the path. With a
         `json_export_config`, the plan, the configuration and the comparison with torch are written beside it."""
         path = _file_in(_made(self.export_dir), file_name)
-        network = deployable(model, example_input)
+        is_language = is_language_model(model)
+        network = model if is_language else deployable(model, example_input)
         report = write_onnx(network, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
         self.report = report
         if self.config.json_export_config is not None:
+            state = getattr(model, "quark", None) if is_language else network
+            config = getattr(state.settings if isinstance(state, QuantizedState) else state, "config", {})
             content = {
                 "file": report.path.name,
                 "opset": report.opset,
                 "plan": json.loads(report.plan.to_json()),
-                "config": dict(getattr(network, "config", {})),
+                "config": dict(config),
                 "parity": None if report.parity is None else report.parity.to_json(),
             }
             write_text(json.dumps(content, indent=1, default=str), path.with_suffix(".json"))

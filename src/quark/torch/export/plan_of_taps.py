@@ -42,6 +42,7 @@ from quark.torch.export.translate import TAP, TAP_DOMAIN, Tap
 
 BATCH = "batch"
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"  # torch's word for sizes of inputs
 _MADE_UP = re.compile(r"(val|n|node)_?\w*\d+")
 
 
@@ -191,6 +192,7 @@ def give_names(model: ir.Model) -> None:
         except (ValueError, SyntaxError):
             scopes = []
         path, name = (scopes[-2] if len(scopes) > 1 else ""), (scopes[-1] if scopes else "")
+        path = "" if path == _NO_MODULE else path
         given = str(node.outputs[0].name) if node.outputs else ""
         given = "" if _MADE_UP.fullmatch(given) else given
         bases[node] = path.removeprefix("L['self'].") or given or name or str(node.name)
@@ -254,6 +256,11 @@ def _name_batch(model: ir.Model) -> None:
         first = value.shape[0] if value.shape else None
         if isinstance(first, ir.SymbolicDim) and first.value and first.value not in names:
             names[first.value] = f"{BATCH}_{len(names)}" if names else BATCH
+    rename_sizes(model, names)
+
+
+def rename_sizes(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Rename free sizes, in all shapes."""
 
     def renamed(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
         if isinstance(size, int) or not size.value:

@@ -117,6 +117,27 @@ def translate(
     network: fx.GraphModule, example: Sequence[torch.Tensor], *, opset: int, has_dynamic_batch: bool
 ) -> onnx.ModelProto:
     """Return the network as ONNX, with nodes for its taps. An ExportError names what cannot be translated."""
+    inputs, shapes = tuple(example), None
+    if has_dynamic_batch:
+        size = batch_size(inputs)
+        is_batch = [each.dim() > 0 and each.shape[0] == size for each in inputs]
+        if size == 1:  # torch treats a size of 1 as a constant
+            inputs = tuple(torch.cat([x, x]) if batched else x for x, batched in zip(inputs, is_batch, strict=True))
+        # torch 2.6 knows this value and not yet its type's name
+        shapes = tuple({0: torch.export.Dim.DYNAMIC} if batched else None for batched in is_batch)
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        if reason := why_not_run(network, inputs, {}):
+            raise ExportError(f"example input: {reason}") from error
+        remedy = "; it may have been captured with a fixed batch: export with dynamic_batch=False" if shapes else ""
+        raise ExportError(f"torch.export does not take the network: {first_line(error)}{remedy}") from error
+    return translate_program(program, opset).model_proto
+
+
+def translate_program(program: torch.export.ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
+    """Return an exported program as ONNX, with nodes for its taps. An ExportError names what cannot be translated."""
     if importlib.util.find_spec("onnxscript") is None:
         raise MissingDependencyError("exporting to ONNX needs onnxscript: pip install 'quark-quantizer[torch]'")
     import onnxscript
@@ -136,22 +157,6 @@ def translate(
     def tap(x: Any, number: int) -> Any:
         return operator(x, number=number)
 
-    inputs, shapes = tuple(example), None
-    if has_dynamic_batch:
-        size = batch_size(inputs)
-        is_batch = [each.dim() > 0 and each.shape[0] == size for each in inputs]
-        if size == 1:  # torch treats a size of 1 as a constant
-            inputs = tuple(torch.cat([x, x]) if batched else x for x, batched in zip(inputs, is_batch, strict=True))
-        # torch 2.6 knows this value and not yet its type's name
-        shapes = tuple({0: torch.export.Dim.DYNAMIC} if batched else None for batched in is_batch)
-    try:
-        with quiet(), torch.no_grad():
-            program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:
-        if reason := why_not_run(network, inputs, {}):
-            raise ExportError(f"example input: {reason}") from error
-        remedy = "; it may have been captured with a fixed batch: export with dynamic_batch=False" if shapes else ""
-        raise ExportError(f"torch.export does not take the network: {_first_line(error)}{remedy}") from error
     try:
         with quiet():
             result = torch.onnx.export(
@@ -166,8 +171,7 @@ def translate(
     except Exception as error:  # the exporter's own classes are not public
         raise _untranslated(error, program) from error
     assert result is not None
-    proto: onnx.ModelProto = result.model_proto
-    return proto
+    return result
 
 
 def _untranslated(error: BaseException, program: torch.export.ExportedProgram) -> ExportError:
@@ -183,7 +187,7 @@ def _untranslated(error: BaseException, program: torch.export.ExportedProgram) -
                 node = _culprit(messages, program.run_decompositions().graph)
         except Exception:  # noqa: BLE001 - an error is being reported already
             node = None
-    reason = _first_line(error)
+    reason = first_line(error)
     advice = "Replace the operator by others in the model's code, or leave that part out of the network"
     if node is None and any("SplitToSequence" in text for text in messages):
         node = next((each for each in program.graph.nodes if _cuts_free_axis(each)), None)
@@ -220,6 +224,7 @@ def _operator(node: fx.Node) -> str:
     return name[0].removeprefix("special_") if name else ""
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")
