@@ -24,6 +24,7 @@ BENCHES = {
     "accuracy": "Accuracy",
     "quantize": "Time and memory of quantizing",
     "networks": "Real networks by their task measures",
+    "transformers": "Transformers and language models",
     "inference": "Speed of quantized models",
     "finetune": "Finetuning",
     "scaling": "How costs grow",

@@ -12,8 +12,8 @@ reads.
 All quantizers calibrate on the same samples, evenly spaced over those that the judge has. Presets and peers'
 configurations go by kind: a network is a transformer if it has a Softmax and most of its multiply-accumulates are in
 matrix products, else convolutional. The first measure that a judge reports is the main one, and larger is better unless
-its name says error (cer, wer, error, loss, mse, distance). In bold: the best static configuration of the peers, by the
-main measure. In brackets: the float network's own value.
+its name says error (cer, wer, error, loss, mse, distance, perplexity). In bold: the best static configuration of the
+peers, by the main measure. In brackets: the float network's own value.
 
 Latency is one inference of the first calibration sample; the file, the float model and, for ours, the same preset
 without protection take turns. 8-bit MACs are the share of multiply-accumulates of Conv, ConvTranspose, Gemm and MatMul
@@ -78,12 +78,15 @@ HEADER = [
     "/ unprotected",
     "8-bit MACs %",
 ]
-ERROR_WORDS = {"cer", "wer", "error", "errors", "loss", "mse", "rmse", "mae", "distance"}
+ERROR_WORDS = {"cer", "wer", "error", "errors", "loss", "mse", "rmse", "mae", "distance", "perplexity"}
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to quantize a network: a preset of ours, with options of its own, or settings for a peer."""
+    """One way to quantize a network: a preset of ours, with options of its own, or settings for a peer.
+
+    The settings of ours are fields of the configuration that are not extra options.
+    """
 
     quantizer: str
     label: str
@@ -94,20 +97,21 @@ class Configuration:
     kinds: tuple[str, ...] = KINDS
 
 
-def _onnxruntime(title: str, activation: str, method: str, **settings: Any) -> Configuration:
+def static_onnxruntime(title: str, activation: str, method: str, **settings: Any) -> Configuration:
+    """Return a configuration of ONNX Runtime's static quantization, with int8 weights."""
     # histograms are collected one sample at a time: samples of different shapes cannot be stacked
     static = static_settings(activation, "QInt8", method) | {"part": 1} | settings
     return Configuration("onnxruntime", title, settings=static)
 
 
-_PRODUCTS_ONLY = {"op_types": ["MatMul", "Gemm", "Conv"]}
+PRODUCTS_ONLY = {"op_types": ["MatMul", "Gemm", "Conv"]}
 PEER_CONFIGURATIONS = (
-    _onnxruntime("U8S8 MinMax", "QUInt8", "MinMax"),
-    _onnxruntime("S8S8 MinMax", "QInt8", "MinMax"),
-    _onnxruntime("U8S8 Percentile", "QUInt8", "Percentile"),
-    _onnxruntime("U8S8 MinMax, products only", "QUInt8", "MinMax", **_PRODUCTS_ONLY),
-    _onnxruntime("S8S8 MinMax, products only", "QInt8", "MinMax", **_PRODUCTS_ONLY),
-    _onnxruntime("U8S8 Percentile, products only", "QUInt8", "Percentile", **_PRODUCTS_ONLY),
+    static_onnxruntime("U8S8 MinMax", "QUInt8", "MinMax"),
+    static_onnxruntime("S8S8 MinMax", "QInt8", "MinMax"),
+    static_onnxruntime("U8S8 Percentile", "QUInt8", "Percentile"),
+    static_onnxruntime("U8S8 MinMax, products only", "QUInt8", "MinMax", **PRODUCTS_ONLY),
+    static_onnxruntime("S8S8 MinMax, products only", "QInt8", "MinMax", **PRODUCTS_ONLY),
+    static_onnxruntime("U8S8 Percentile, products only", "QUInt8", "Percentile", **PRODUCTS_ONLY),
     Configuration(
         "onnxruntime",
         "dynamic S8",
@@ -344,13 +348,17 @@ def configurations(kind: str, arguments: argparse.Namespace, peers: Collection[s
 
 @dataclass
 class Bench:
-    """One network with its samples; `folder` takes the files, but for those of peers where `--keep` is given."""
+    """One network with its samples; `folder` takes the files, but for those of peers where `--keep` is given.
+
+    `choose` gives everything to measure on a network of that kind, the float model apart.
+    """
 
     judge: Judge
     model: NamedModel
     interpreters: Interpreters
     arguments: argparse.Namespace
     folder: Path
+    choose: Callable[[str], list[Configuration]]
 
     def figures(self, done: Collection[tuple[str, str, str]]) -> list[Figure]:
         """Measure everything that is not done yet."""
@@ -369,10 +377,7 @@ class Bench:
         kind = kind_of(self.model.path, float_macs)
         pending = [
             each
-            for each in [
-                Configuration(FLOAT, ""),
-                *configurations(kind, self.arguments, self.interpreters.titles),
-            ]
+            for each in [Configuration(FLOAT, ""), *self.choose(kind)]
             if (name, each.quantizer, each.label) not in done
         ]
         say(f"{name}: {kind}, {samples.count} samples, {len(pending)} rows to measure")
@@ -398,7 +403,7 @@ class Bench:
                 figure.verdict = json.loads(report.read_text(encoding="utf-8")).get("verdict")
             say(f"{name} {each.quantizer} {each.label}: quantized in {outcome.seconds:.1f} s")
 
-        judged = self.judge.evaluate(name, {key: (path, key[1] == OURS) for key, path in files.items()})
+        judged = self.judge.evaluate(name, {key: (path, _has_operators(key[1])) for key, path in files.items()})
         for figure in figures:
             if figure.key in files:
                 result = judged[figure.key]
@@ -463,19 +468,21 @@ class Bench:
             figure.errors["run"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--zoo", type=Path, required=True, metavar="DIR", help="where the networks were built")
+def _has_operators(quantizer: str) -> bool:
+    """True if a file of that quantizer may need our library, which has AMD Quark's operators too."""
+    return quantizer == OURS or (quantizer in PEERS and PEERS[quantizer].has_operators)
+
+
+def add_network_arguments(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+    """Where networks and their judges are, and how they are measured."""
+    parser.add_argument("--zoo", type=Path, required=is_required, metavar="DIR", help="where the networks were built")
     parser.add_argument(
-        "--judge", type=Path, nargs="+", required=True, metavar="FILE.py", help="scripts with a table NETWORKS"
+        "--judge", type=Path, nargs="+", required=is_required, metavar="FILE.py", help="scripts with a table NETWORKS"
     )
     parser.add_argument(
         "--judge-python", type=Path, default=Path(sys.executable), metavar="PYTHON", help="to run them by (this one)"
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these networks alone (all that were built)")
-    parser.add_argument("--presets", nargs="+", metavar="NAME", help="of ours, or none (by kind of network)")
-    parser.add_argument("--no-unprotected", action="store_true", help="measure no preset without its protection")
-    add_peer_arguments(parser, ("onnxruntime", "nncf"))
     parser.add_argument(
         "--calib-samples", type=positive, default=32, metavar="N", help="to calibrate on, at most (%(default)s)"
     )
@@ -487,6 +494,14 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--resume", action="store_true", help="continue today's record")
     add_record_arguments(parser)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_network_arguments(parser)
+    parser.add_argument("--presets", nargs="+", metavar="NAME", help="of ours, or none (by kind of network)")
+    parser.add_argument("--no-unprotected", action="store_true", help="measure no preset without its protection")
+    add_peer_arguments(parser, ("onnxruntime", "nncf"))
     return parser.parse_args()
 
 
@@ -503,9 +518,10 @@ def main() -> None:
         figures = [Figure.from_json(each) for each in before.figures]
         record.peers = {**before.peers, **record.peers}
     done = {figure.key for figure in figures}
+    choose = partial(configurations, arguments=arguments, peers=interpreters.titles)
     for name in judge.networks:
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
-            bench = Bench(judge, judge.model(name), interpreters, arguments, Path(folder))
+            bench = Bench(judge, judge.model(name), interpreters, arguments, Path(folder), choose)
             figures += bench.figures(done)
         update(record, figures)
     record.finish()

@@ -3,9 +3,9 @@
     python -I one_quantization.py JOB
 
 JOB is JSON: who, model, samples, input_name, count, preset, output, result, settings (what a peer without our presets
-is asked for instead), extra_options (of ours, beside the preset's), and finetune (settings that go before those of the
-preset's FastFinetune). `samples` is an .npy file for the input of that name, or a folder with one .npz file per sample,
-which holds an array for each input.
+is asked for instead; for ours, fields of the configuration), extra_options (of ours and AMD Quark's, beside the
+preset's), and finetune (settings that go before those of the preset's FastFinetune). `samples` is an .npy file for the
+input of that name, or a folder with one .npz file per sample, which holds an array for each input.
 
 It runs in the environment of whoever is measured, so nothing of this folder is imported, and packages only in the
 function that is about them. The clock runs while a model file becomes a quantized file; imports, reading the images and
@@ -70,8 +70,10 @@ def prepare_ours(job: Job, feeds: list[Feed]) -> Callable[[], object]:
     from quark.onnx import get_default_config, quantize
 
     config = job["preset"]
-    if job.get("finetune") or job.get("extra_options"):
+    if job.get("finetune") or job.get("extra_options") or job.get("settings"):
         config = get_default_config(job["preset"])
+        for name, value in (job.get("settings") or {}).items():
+            setattr(config, name, value)
         config.extra_options.update(job.get("extra_options") or {})
         if job.get("finetune"):
             config.extra_options["FastFinetune"].update(job["finetune"])
@@ -86,6 +88,7 @@ def prepare_amd_quark(job: Job, feeds: list[Feed]) -> Callable[[], object]:
 
     def run() -> None:
         config = get_default_config(job["preset"])
+        config.extra_options.update(job.get("extra_options") or {})
         if job.get("finetune"):
             config.extra_options["FastFinetune"].update(job["finetune"])
         quantizer = ModelQuantizer(Config(global_quant_config=config))
@@ -103,6 +106,8 @@ def prepare_onnxruntime(job: Job, feeds: list[Feed]) -> Callable[[], object]:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     wanted = job["settings"]
+    if wanted["method"] == "weight_only":
+        return prepare_onnxruntime_weights(job)
     weight = quantization.QuantType[wanted["weight"]]
     prepared = str(Path.cwd() / "prepared.onnx")
 
@@ -141,6 +146,22 @@ def prepare_onnxruntime(job: Job, feeds: list[Feed]) -> Callable[[], object]:
             calibrate_method=quantization.CalibrationMethod[wanted["method"]],
             extra_options=options,
         )
+
+    return run
+
+
+def prepare_onnxruntime_weights(job: Job) -> Callable[[], object]:
+    """Its MatMulNBits quantizer; `config` names the class of its algorithm's settings, and `arguments` has these."""
+    import onnx
+    from onnxruntime.quantization import matmul_nbits_quantizer as nbits
+
+    wanted = job["settings"]
+    config = getattr(nbits, wanted["config"])(**wanted["arguments"])
+
+    def run() -> None:
+        quantizer = nbits.MatMulNBitsQuantizer(onnx.load(job["model"]), algo_config=config)
+        quantizer.process()
+        quantizer.model.save_model_to_file(job["output"])
 
     return run
 
