@@ -100,7 +100,7 @@ def test_metadata_says_license_pythons_and_types():
     assert metadata["License-Expression"] == "MIT"
     assert metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
     assert metadata["Requires-Python"] == ">=3.10"
-    assert set(metadata.get_all("Provides-Extra")) == {"cpu", "torch", "report", "demo", "dev", "all"}
+    assert set(metadata.get_all("Provides-Extra")) == {"cpu", "torch", "language", "report", "demo", "dev", "all"}
     for classifier in ("Typing :: Typed", *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14))):
         assert classifier in PROJECT
     assert "urls" not in PROJECT  # none is known to be true

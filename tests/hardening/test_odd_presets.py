@@ -30,7 +30,7 @@ SEED = 8
 TOO_LARGE_FOR_MOST = {"deep_chain": "A8W8"}
 # The least SQNR in decibels by what a preset's name begins with, the first that fits. None: finite is all it has to be.
 FLOORS: tuple[tuple[str, float | None], ...] = (
-    ("MX4|MXFP4|MATMUL_NBITS", None),  # 4 bits
+    ("MX4|MXFP4|MATMUL_NBITS|INT4", None),  # 4 bits
     ("MXFP8E5M2|MXFP6E3M2", 8.0),  # 2 bits of significand: about 12 dB for a layer, less behind several
     ("MX6|MXFP6|MXFP8", 12.0),  # 3 or 4
     ("INT(8|16)_TRANSFORMER_DEFAULT|INT8_CNN_DEFAULT|A8W8", 10.0),  # ranges averaged over a few samples

@@ -15,7 +15,7 @@ from quark.cli.errors import ErrorReportingGroup
 COMMANDS = {
     "quantize": ("quantize_command", "Quantize the model IN and write it to OUT."),
     "quantize-torch": ("quantize_torch_command", "Quantize, train and export a torchvision network."),
-    "quantize-llm": ("quantize_llm_command", "Quantize a language model of Hugging Face."),
+    "quantize-llm": ("quantize_llm_command", "Quantize the language model in FOLDER and write it to OUT."),
     "evaluate": ("evaluate_commands", "Measure the accuracy and speed of MODEL."),
     "compare": ("evaluate_commands", "Compare two models on the same samples."),
     "report": ("report_command", "Write an HTML report on where accuracy was lost."),

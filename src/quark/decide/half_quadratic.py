@@ -28,8 +28,8 @@ def refined(choice: AffineChoice, weight: Array) -> AffineChoice:
     assert choice.axis is not None
     if choice.group_size is None:  # a channel is a group
         lines = np.moveaxis(weight, choice.axis, 0).reshape(weight.shape[choice.axis], -1)
-        found = refined(replace(choice, axis=1, group_size=lines.shape[1]), lines)
-        return replace(found, axis=choice.axis, group_size=None)
+        whole = refined(replace(choice, axis=1, group_size=lines.shape[1]), lines)
+        return replace(whole, axis=choice.axis, group_size=None)
     groups = _groups(weight, choice.axis % weight.ndim, choice.group_size)
     integer = integer_format(choice.format)
     scale, zero_point = (np.array(each, np.float32).reshape(-1, 1) for each in (choice.scale, choice.zero_point))

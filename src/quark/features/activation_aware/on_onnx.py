@@ -93,6 +93,7 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
         return []  # compensation chooses scales itself
     if work.samples.is_random or not work.samples.count:
         return [] if options.has_scales else [AlgorithmFacts(RANGES, (), (SkippedNode("", "", NO_DATA),))]
+    plan, error = work.plan, quantized_error(work) if work.expected else math.inf  # while there are no sums in memory
     found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
     rounded_data = {reader.node for each in work.plan for reader in each.readers if reader.index == 0}
@@ -105,12 +106,11 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
             reason = "its input is quantized, or its weight has no scales of groups or channels"
             left.append(SkippedNode(layer.name, layer.op_type, reason))
             continue
-        gram = products[layer.name].inner
+        gram = products.pop(layer.name).inner
         choices[layer.name] = searched(choice, weight, gram[0])
         matrices = (layer.layout.to_matrices(rounded(weight, each) - weight) for each in (choice, choices[layer.name]))
         before, after = (float(squared_error(each.astype(np.float64), gram).sum()) for each in matrices)
         changed.append(f"{layer.name}: squared error {after / before if before > 0 else 1.0:.3g} of what it was")
-    plan, error = work.plan, quantized_error(work) if work.expected else math.inf
     work.plan = with_weight_choices(plan, choices)
     if changed and work.expected and quantized_error(work) > error:
         work.plan = plan

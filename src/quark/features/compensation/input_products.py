@@ -114,8 +114,8 @@ class Sums:
     def __post_init__(self) -> None:
         groups, _, columns = self.layer.layout.matrices
         self.inner = np.zeros((groups, columns, columns))
-        other = np.zeros((groups, columns, columns))
-        self.cross, self.aside = (None, other) if self.data is None else (other, None)
+        self.cross = None if self.data is None else np.zeros_like(self.inner)
+        self.aside = np.zeros_like(self.inner, np.float32) if self.data is None else None  # accurate enough to judge by
 
     def shrink(self) -> None:
         """Add to the diagonal what so few rows cannot tell from chance: fewer rows than columns show correlations that

@@ -44,18 +44,18 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
+    plan, before = work.plan, quantized_error(work) if work.expected else math.inf  # while there are no sums in memory
     found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
     standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
-    plan, before = work.plan, quantized_error(work) if work.expected else math.inf
     with track(len(found), "compensating") as advance:
         for layer in found:
             node = nodes[layer.name]
             weight = constant(input_value(node, 1))
             assert weight is not None, layer.name
-            result = _compensate(layer, weight, products[layer.name], options)
+            result = _compensate(layer, weight, products.pop(layer.name), options)
             if isinstance(result, str):
                 left.append(SkippedNode(layer.name, layer.op_type, result))
             else:
@@ -148,7 +148,7 @@ def _attempt(
 ) -> tuple[Array, _Groups | None] | str:
     """The rounded weights, and the groups whose scales were chosen for them; or why there are none."""
     groups = _Groups.of(layer, weight, inner)
-    grid = _grid(layer, weight) if groups is None else groups.grid
+    grid = _grid(layer, weight) if groups is None else groups.grid()
     if isinstance(grid, str):
         return grid
     if options.has_activation_order:
@@ -186,8 +186,7 @@ class _Groups:
             self._layout.to_matrices(each) for each in spread(parameters_of(planned, self._shape), self._shape)
         ]
         self._scale, self._zero_point = (each.copy() for each in self._before)
-        scales = FixedScales(self._scale, self._zero_point, integer_format(planned.format))
-        self.grid = Grid(scales, units, at_turn=self._begin)
+        self._units = units
 
     @classmethod
     def of(cls, layer: TrainedLayer, weight: Array, inner: Array) -> _Groups | None:
@@ -197,6 +196,12 @@ class _Groups:
             return None
         units = _blocks(choice.axis or 0, choice.group_size, layer, weight.shape)
         return None if units is None else cls(layer, weight, choice, units, inner[0])
+
+    def grid(self) -> Grid:
+        """How columns round. It refers to this object, which must not refer to it: matrices in a cycle stay in memory
+        until the garbage collector runs."""
+        scales = FixedScales(self._scale, self._zero_point, integer_format(self._planned.format))
+        return Grid(scales, self._units, at_turn=self._begin)
 
     def _begin(self, values: Array, columns: Array) -> None:
         part = self._gram[np.ix_(columns, columns)].astype(np.float32)[None]

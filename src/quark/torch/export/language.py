@@ -176,7 +176,7 @@ class LanguageModel:
 
         def keep(name: str, value: torch.Tensor, quantizer: nn.Module | None) -> torch.Tensor:
             if name in wanted:
-                found[name] = numpy_of(value)
+                found[name] = numpy_of(value).copy()  # some models add to what a layer returned
             return value if quantizer is None else _plain_forward(quantizer, value)
 
         with self._visiting(keep, lambda _name, linear: linear.weight):

@@ -108,7 +108,7 @@ def all_linears(model: nn.Module) -> dict[str, tuple[int, int]]:
     found = {}
     for path, module in model.named_modules():
         if type(module) is nn.Linear or _is_like_linear(module):
-            rows, columns = module.weight.shape  # type: ignore[union-attr]
+            rows, columns = module.weight.shape
             found[path] = (columns, rows) if type(module).__name__ == _TRANSPOSED else (rows, columns)
     return found
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import InvalidValueError, MissingDependencyError, ModelError
+from quark.errors import InvalidValueError, MissingDependencyError, ModelError, OutputError
 from quark.files.output import is_same_file
 from quark.torch.export import export_onnx, export_safetensors
 from quark.torch.language.architecture import find_architecture, is_language_model
@@ -177,6 +177,8 @@ def _check(request: LanguageQuantization) -> None:
     """Raise for what contradicts itself, before anything is read."""
     if is_same_file(request.output, request.folder):
         raise InvalidValueError(f"'{request.output}' is the folder of the float model: give another one for the result")
+    if request.output.exists() and not request.output.is_dir():
+        raise OutputError(f"'{request.output}' is a file: expected a folder to write to, or a name that is still free")
     if request.has_cache and request.layout is not Layout.ONNX:
         raise InvalidValueError("a cache as inputs and outputs is for ONNX files: use the layout onnx")
     needy = [name for name in request.algorithms if name.lower() in ALGORITHMS and name.lower() not in _WITHOUT_DATA]

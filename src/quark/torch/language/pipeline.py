@@ -243,8 +243,8 @@ def _check_head(
 ) -> None:
     """Raise if what the head reads is not known: something lies between the last normalization and it."""
     width = getattr(model.config, "hidden_size", None)
-    head = architecture.head
-    if has_data and head in wanted and head in known and width is not None and known[head][1] != width:
+    head = architecture.head or ""
+    if has_data and head in wanted and width is not None and known[head][1] != width:
         raise UnsupportedOptionError(
             f"'{head}' reads {known[head][1]} channels and the layers return {width}, so another layer lies between "
             "them, and the head cannot be calibrated; exclude it"

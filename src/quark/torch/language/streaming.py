@@ -17,7 +17,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ import torch
 from torch import nn
 
 import quark
-from quark.errors import InvalidValueError, MissingDependencyError, ModelError, OutputError, UnsupportedOptionError
+from quark.errors import (
+    InvalidValueError,
+    MissingDependencyError,
+    ModelError,
+    OutputError,
+    QuarkError,
+    UnsupportedOptionError,
+)
 from quark.features.order import call
 from quark.files.foreign import RECORD, Fields, read_bytes, read_json
 from quark.files.output import is_same_file, locked, move, writing
@@ -247,7 +255,8 @@ class _Run:
         model = self.source.model
         self.linears = list(all_linears(model))
         self.parts = Parts(model, self.source.architecture, self.layout)
-        self._resume()
+        with self._trusting_work():
+            self._resume()
 
     @property
     def _has_head(self) -> bool:
@@ -260,6 +269,14 @@ class _Run:
         return self.source.architecture.count + self._has_head + 1
 
     # ---- what is finished
+    @contextmanager
+    def _trusting_work(self) -> Iterator[None]:
+        """Say what to do if the folder of finished files is not as it was left."""
+        try:
+            yield
+        except QuarkError as error:
+            raise ModelError(f"{error}; remove '{self.work}' to start from the first layer") from error
+
     def _resume(self) -> None:
         path = self.work / STATE
         if not path.exists():
@@ -304,7 +321,8 @@ class _Run:
             return
         work = ModelWork(source.model, parts, self.settings)
         call("language", "before_layers", work)  # checks of names: nothing that needs numbers is on
-        streams = None if self.batches is None else self._streams()
+        is_calibrated = self.batches is not None and self.done < self._count - 1  # the rest is written as it is
+        streams = self._streams() if is_calibrated else None
         with track(self._count, "quantizing layers") as advance:
             for _ in range(self.done):
                 advance()
@@ -338,7 +356,8 @@ class _Run:
             streams.calls[index].clear()
             source.model.set_submodule(parts.layer(index), nn.Identity())
         if self.done:
-            self._read_hidden(streams)
+            with self._trusting_work():
+                self._read_hidden(streams)
         release_memory()
         return streams
 
@@ -421,9 +440,11 @@ class _Run:
             self.output.mkdir(parents=True, exist_ok=True)
         last = (INDEX, CONFIG)
         moved = [name for name in shards if (self.work / name).exists()]  # others were moved before the run was killed
-        missing = [name for name in shards if name not in moved and not (self.output / name).exists()]
-        if missing:
-            raise ModelError(f"'{self.work / missing[0]}' is gone: remove '{self.work}' and start again")
+        with self._trusting_work():
+            for name in sorted(shards):
+                Checkpoint(self.work if name in moved else self.output, name)  # which looks at all but the numbers
+        with writing(self.output):
+            (self.output / CONFIG).unlink(missing_ok=True)  # a model that is replaced is none from now on
         for name in (*sorted({*moved, *companions, *described} - {*last}), *last):
             move(self.work / name, self.output / name)
         remove_stale(self.output, {INDEX, *shards})
