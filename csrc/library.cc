@@ -23,6 +23,20 @@ extern "C" QUARK_EXPORT ort::Status* QUARK_ORT_CALL RegisterCustomOps(ort::Sessi
 
 namespace {
 
+// The tensor's scale, by this thread and others.
+float find_tensor_scale(const void* in, Storage storage, int64_t count, const BlockParameters& parameters,
+                        int64_t workers) {
+  const LargestFinite largest = best_largest_finite();
+  std::atomic<int32_t> most{0};
+  run_on_own_threads(workers, [&](int64_t worker) {
+    const int32_t own = largest(in, storage, count * worker / workers, count * (worker + 1) / workers);
+    int32_t known = most;
+    while (own > known && !most.compare_exchange_weak(known, own)) {
+    }
+  });
+  return tensor_scale_of(most, parameters);
+}
+
 // Shares the chunks out over this thread and others. Throws std::bad_alloc if a share ran out of memory.
 void run_on_threads(const BlockJob& job, int64_t workers) {
   const RunChunks run = best_run_chunks();
@@ -46,7 +60,13 @@ extern "C" QUARK_EXPORT int quark_quantize_dequantize(const void* in, void* out,
                                                       int32_t threads) {
   if (storage < 0 || storage > 1 || outer < 0 || n < 0 || inner < 0 || !are_in_range(*parameters)) return 1;
   try {
-    const BlockJob job = make_block_job(in, out, static_cast<Storage>(storage), {outer, n, inner}, *parameters);
+    BlockParameters complete = *parameters;
+    if (has_float_scale(complete) && complete.tensor_scale < 0.0f) {
+      const int64_t count = outer * n * inner;
+      const int64_t workers = std::clamp<int64_t>(threads, 1, 1 + count / kLargestElements);
+      complete.tensor_scale = find_tensor_scale(in, static_cast<Storage>(storage), count, complete, workers);
+    }
+    const BlockJob job = make_block_job(in, out, static_cast<Storage>(storage), {outer, n, inner}, complete);
     if (job.chunks > 0) run_on_threads(job, std::clamp<int64_t>(threads, 1, job.chunks));
     return 0;
   } catch (const std::bad_alloc&) {

@@ -6,6 +6,7 @@
 #include "ops/bfp_quantize_dequantize.h"
 #include "ops/extended_dequantize_linear.h"
 #include "ops/extended_quantize_linear.h"
+#include "ops/float_scale_quantize_dequantize.h"
 #include "ops/mx_quantize_dequantize.h"
 
 namespace quark {
@@ -18,12 +19,14 @@ const CustomOp<BlockOperatorOf<MXQuantizeDequantize, ort::kFloat>> kMx32;
 const CustomOp<BlockOperatorOf<MXQuantizeDequantize, ort::kFloat16>> kMx16;
 const CustomOp<BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat>> kBfp32;
 const CustomOp<BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat16>> kBfp16;
+const CustomOp<BlockOperatorOf<FloatScaleQuantizeDequantize, ort::kFloat>> kFloatScale32;
+const CustomOp<BlockOperatorOf<FloatScaleQuantizeDequantize, ort::kFloat16>> kFloatScale16;
 const CustomOp<ExtendedQuantizeLinear<ort::kFloat>> kQuantize32;
 const CustomOp<ExtendedQuantizeLinear<ort::kFloat16>> kQuantize16;
 const CustomOp<ExtendedDequantizeLinear<ort::kFloat>> kDequantize32;
 const CustomOp<ExtendedDequantizeLinear<ort::kFloat16>> kDequantize16;
-const ort::CustomOp* const kOperators[] = {&kMx32,       &kMx16,       &kBfp32,        &kBfp16,
-                                           &kQuantize32, &kQuantize16, &kDequantize32, &kDequantize16};
+const ort::CustomOp* const kOperators[] = {&kMx32,         &kMx16,         &kBfp32,      &kBfp16,      &kFloatScale32,
+                                           &kFloatScale16, &kQuantize32,   &kQuantize16, &kDequantize32, &kDequantize16};
 
 std::atomic<const void* const*> g_table{nullptr};
 

@@ -68,6 +68,7 @@ namespace {
 struct InstructionSet {
   const char* name;
   RunChunks run;
+  LargestFinite largest;
 };
 
 #if defined(QUARK_WIDE_KERNELS)
@@ -83,13 +84,13 @@ InstructionSet choose_instruction_set() {
   __builtin_cpu_init();
   if (may_use("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return {"avx512", avx512::run_chunks};
+    return {"avx512", avx512::run_chunks, avx512::largest_finite};
   }
   if (may_use("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return {"avx2", avx2::run_chunks};
+    return {"avx2", avx2::run_chunks, avx2::largest_finite};
   }
 #endif
-  return {"baseline", baseline::run_chunks};
+  return {"baseline", baseline::run_chunks, baseline::largest_finite};
 }
 
 const InstructionSet& chosen() {
@@ -105,7 +106,15 @@ void run_exactly(const BlockJob& job, int64_t begin, int64_t end) {
 
 }  // namespace
 
+float tensor_scale_of(int32_t largest, const BlockParameters& parameters) {
+  const KeepDenormals keep;
+  float amax;
+  std::memcpy(&amax, &largest, sizeof amax);
+  return amax / tensor_scale_divisor(parameters);
+}
+
 RunChunks best_run_chunks() { return run_exactly; }
+LargestFinite best_largest_finite() { return chosen().largest; }
 const char* best_instruction_set() { return chosen().name; }
 
 }  // namespace quark

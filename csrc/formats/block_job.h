@@ -41,20 +41,32 @@ struct BlockJob {
 BlockJob make_block_job(const void* in, void* out, Storage storage, Geometry geometry,
                         const BlockParameters& parameters);
 
+// The bits of the largest finite magnitude among the elements begin..end; 0 if there is none.
+typedef int32_t (*LargestFinite)(const void* in, Storage storage, int64_t begin, int64_t end);
+
+constexpr int64_t kLargestElements = int64_t{1} << 16;  // that one thread looks through at a time
+
+// The scale of a tensor with that largest magnitude.
+float tensor_scale_of(int32_t largest, const BlockParameters& parameters);
+
 typedef void (*RunChunks)(const BlockJob& job, int64_t begin, int64_t end);
 
 // The fastest code that this processor runs; and its name: "avx512", "avx2" or "baseline".
 RunChunks best_run_chunks();
+LargestFinite best_largest_finite();
 const char* best_instruction_set();
 
 namespace avx512 {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
+int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
 }
 namespace avx2 {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
+int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
 }
 namespace baseline {
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end);
+int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end);
 }
 
 }  // namespace quark

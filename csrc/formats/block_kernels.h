@@ -61,7 +61,13 @@ struct SingleBlock {
     int32_t largest;
     const int32_t most = amax(in, 0, count, stride, &largest);
     auto scale = math.scale_of(most, largest);
-    if (searches && most < kInfinity) scale = math.at_exponent(least_error(in, count, stride, scale.exponent), most);
+    if (searches && most < kInfinity) {
+      if constexpr (P::kFloatScale) {
+        scale = math.float_scale(most, least_error_factor(in, count, stride, most));
+      } else {
+        scale = math.at_exponent(least_error(in, count, stride, scale.exponent), most);
+      }
+    }
     const int64_t step = P::kSpacing == Spacing::kSubBlocks ? sub_block_size : count;
     for (int64_t begin = 0; begin < count; begin += step) {
       const int64_t end = smaller(count, begin + step);
@@ -84,7 +90,9 @@ struct SingleBlock {
     double least = 0;
     for (int32_t step = -1; step <= 1; ++step) {
       const int32_t exponent = LaneMath<1, P>::confine(floor + step);
-      const double total = squared_error(in, count, stride, exponent, errors.data(), width);
+      const double scale = bit_cast<double>((static_cast<int64_t>(exponent) + 1023) << 52);
+      const float inverse = LaneMath<1, P>::exp2(-exponent);
+      const double total = squared_error(in, count, stride, {scale, inverse, exponent}, errors.data(), width);
       if (step == -1 || total < least) {
         best = exponent;
         least = total;
@@ -93,22 +101,45 @@ struct SingleBlock {
     return best;
   }
 
-  double squared_error(const float* in, int64_t count, int64_t stride, int32_t exponent, double* errors,
+  // Of kScaleFactors the one with the least sum of squared errors, the first of equals.
+  float least_error_factor(const float* in, int64_t count, int64_t stride, int32_t most) const {
+    int64_t width = 1;
+    while (width < count) width *= 2;
+    Scratch<double, kSearchWidth> errors(width);
+    float best = 0.0f;
+    double least = 0;
+    for (const float factor : kScaleFactors) {
+      const float scale = math.float_scale(most, factor).inverse;
+      const double total = squared_error(in, count, stride, {scale, scale, 0}, errors.data(), width);
+      if (best == 0.0f || total < least) {
+        best = factor;
+        least = total;
+      }
+    }
+    return best;
+  }
+
+  struct TriedScale {
+    double scale;
+    float inverse;  // as LaneMath::element takes it
+    int32_t exponent;
+  };
+
+  double squared_error(const float* in, int64_t count, int64_t stride, TriedScale tried, double* errors,
                        int64_t width) const {
-    const double scale = bit_cast<double>((static_cast<int64_t>(exponent) + 1023) << 52);
-    const float inverse = LaneMath<1, P>::exp2(-exponent);
     float unit = 1.0f;
     for (int64_t i = 0; i < count; ++i) {
       if constexpr (P::kSpacing == Spacing::kSubBlocks) {
         int32_t unused;
         const int64_t end = smaller(count, i + sub_block_size);
-        if (i % sub_block_size == 0) unit = math.sub_block_unit(amax(in, i, end, stride, &unused), exponent);
+        if (i % sub_block_size == 0) unit = math.sub_block_unit(amax(in, i, end, stride, &unused), tried.exponent);
       }
       float x = in[i * stride];
       if constexpr (P::kSpacing == Spacing::kSubBlocks) {
         if (math.flush && (bit_cast<int32_t>(x) & kMagnitude) < kSmallestNormal) x = 0.0f;
       }
-      const double error = static_cast<double>(math.element(x, inverse, unit)) * scale - static_cast<double>(x);
+      const double element = static_cast<double>(math.element(x, tried.inverse, unit));
+      const double error = element * tried.scale - static_cast<double>(x);
       errors[i] = (bit_cast<int32_t>(x) & kMagnitude) < kInfinity ? error * error : 0.0;
     }
     for (int64_t i = count; i < width; ++i) errors[i] = 0.0;
@@ -415,23 +446,70 @@ struct Chunks {
   }
 };
 
-template <Spacing kSpacing, bool kCarry>
+template <Spacing kSpacing, bool kCarry, bool kFloatScale>
 void run_spacing(const BlockJob& job, int64_t begin, int64_t end) {
   const bool half_even = job.parameters.rounding == Rounding::kHalfEven;
   const bool passthrough = job.parameters.nonfinite == NonFinite::kPassthrough;
   if (half_even) {
-    if (passthrough) return Chunks<Policy<kSpacing, true, true, kCarry>>(job).run(begin, end);
-    return Chunks<Policy<kSpacing, true, false, kCarry>>(job).run(begin, end);
+    if (passthrough) return Chunks<Policy<kSpacing, true, true, kCarry, kFloatScale>>(job).run(begin, end);
+    return Chunks<Policy<kSpacing, true, false, kCarry, kFloatScale>>(job).run(begin, end);
   }
-  if (passthrough) return Chunks<Policy<kSpacing, false, true, kCarry>>(job).run(begin, end);
-  return Chunks<Policy<kSpacing, false, false, kCarry>>(job).run(begin, end);
+  if (passthrough) return Chunks<Policy<kSpacing, false, true, kCarry, kFloatScale>>(job).run(begin, end);
+  return Chunks<Policy<kSpacing, false, false, kCarry, kFloatScale>>(job).run(begin, end);
 }
 
 void run_chunks(const BlockJob& job, int64_t begin, int64_t end) {
-  if (job.parameters.sub_block_size > 0) return run_spacing<Spacing::kSubBlocks, false>(job, begin, end);
-  if (job.parameters.carry) return run_spacing<Spacing::kUniform, true>(job, begin, end);
-  if (is_uniform(job.parameters)) return run_spacing<Spacing::kUniform, false>(job, begin, end);
-  return run_spacing<Spacing::kFloat, false>(job, begin, end);
+  if (has_float_scale(job.parameters)) {
+    if (is_uniform(job.parameters)) return run_spacing<Spacing::kUniform, false, true>(job, begin, end);
+    return run_spacing<Spacing::kFloat, false, true>(job, begin, end);
+  }
+  if (job.parameters.sub_block_size > 0) return run_spacing<Spacing::kSubBlocks, false, false>(job, begin, end);
+  if (job.parameters.carry) return run_spacing<Spacing::kUniform, true, false>(job, begin, end);
+  if (is_uniform(job.parameters)) return run_spacing<Spacing::kUniform, false, false>(job, begin, end);
+  return run_spacing<Spacing::kFloat, false, false>(job, begin, end);
+}
+
+namespace {
+
+inline IntsOf<kWidth> finite_magnitudes(const float* in) {
+  const IntsOf<kWidth> bits = bit_cast<IntsOf<kWidth>>(load<kWidth>(in)) & kMagnitude;
+  return bits < kInfinity ? bits : splat_int<kWidth>(0);
+}
+
+int32_t largest_of(const float* in, int64_t count) {
+  constexpr int kChains = 4;  // independent maxima, so that none waits for the last
+  IntsOf<kWidth> most[kChains];
+  for (int chain = 0; chain < kChains; ++chain) most[chain] = splat_int<kWidth>(0);
+  int64_t i = 0;
+  for (; i + kChains * kWidth <= count; i += kChains * kWidth) {
+    for (int chain = 0; chain < kChains; ++chain) {
+      most[chain] = maximum_int<kWidth>(most[chain], finite_magnitudes(in + i + chain * kWidth));
+    }
+  }
+  int32_t largest = 0;
+  for (int chain = 0; chain < kChains; ++chain) {
+    for (int lane = 0; lane < kWidth; ++lane) largest = most[chain][lane] > largest ? most[chain][lane] : largest;
+  }
+  for (; i < count; ++i) {
+    const int32_t bits = bit_cast<int32_t>(in[i]) & kMagnitude;
+    if (bits < kInfinity && bits > largest) largest = bits;
+  }
+  return largest;
+}
+
+}  // namespace
+
+int32_t largest_finite(const void* in, Storage storage, int64_t begin, int64_t end) {
+  if (storage == Storage::kFloat32) return largest_of(static_cast<const float*>(in) + begin, end - begin);
+  float wide[kStageElements];
+  int32_t largest = 0;
+  for (; begin < end; begin += kStageElements) {
+    const int64_t count = smaller(kStageElements, end - begin);
+    widen(static_cast<const uint16_t*>(in) + begin, wide, count);
+    const int32_t own = largest_of(wide, count);
+    largest = own > largest ? own : largest;
+  }
+  return largest;
 }
 
 }  // namespace QUARK_ISA

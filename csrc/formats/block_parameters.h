@@ -36,7 +36,20 @@ struct BlockParameters {
   ScaleRule scale_rule;
   Rounding rounding;
   NonFinite nonfinite;
+  // Scales that are numbers of a small float, times one number for the tensor; all 0 where they are powers of two.
+  int32_t scale_mantissa_bits;
+  int32_t scale_min_exponent;
+  float scale_highest;
+  float tensor_scale;  // negative: to be found from the tensor
 };
+
+inline bool has_float_scale(const BlockParameters& p) { return p.scale_highest > 0.0f; }
+
+// The largest magnitude of a tensor over this is its scale; the product has few bits and is exact.
+inline float tensor_scale_divisor(const BlockParameters& p) { return p.highest * p.scale_highest; }
+
+// The scales that rule `mse` tries, as multiples of the usual one; SCALE_FACTORS of block.py.
+constexpr float kScaleFactors[] = {0.75f, 0.8125f, 0.875f, 0.9375f, 1.0f, 1.125f, 1.25f, 1.375f, 1.5f, 2.0f};
 
 // The tensor as (outer, n, inner) with blocks along n.
 struct Geometry {
@@ -48,6 +61,11 @@ struct Geometry {
 // Within these limits no shift, sum or product of the arithmetic leaves its type.
 inline bool are_in_range(const BlockParameters& p) {
   const bool has_room = p.max_exponent + 25 - p.mantissa_bits <= 127;
+  const bool is_plain = p.sub_block_size == 0 && !p.carry && !p.flush_subnormals && !p.round_to_bfloat16;
+  const bool has_usual_rule = p.scale_rule == ScaleRule::kFloor || p.scale_rule == ScaleRule::kMse;
+  const bool has_scale_bits = p.scale_mantissa_bits >= 0 && p.scale_mantissa_bits <= 7 && p.scale_min_exponent >= -100;
+  const bool has_tensor_scale = p.tensor_scale * p.scale_highest <= 3.402823466e38f;  // false for NaN and Inf
+  if (has_float_scale(p) && !(is_plain && has_usual_rule && has_scale_bits && has_tensor_scale)) return false;
   return p.block_size >= 1 && p.sub_block_size >= 0 && p.max_shift >= 0 && p.max_shift <= 15 && p.mantissa_bits >= 0 &&
          p.mantissa_bits <= 20 && p.min_exponent >= -126 && p.min_exponent <= p.max_exponent && p.max_exponent >= 0 &&
          has_room;

@@ -1,6 +1,7 @@
 // The arithmetic of block formats on W lanes at a time; src/quark/formats/block.py says the same in array operations.
 //
 //     e = exponent_of(amax);   out = 2^e * round(x * 2^-e), saturating
+//     with float scales:   d = t * round(amax / highest / t);   out = d * round(x / d), saturating
 //
 // Every lane carries its own scale, so the same functions serve blocks along lanes and blocks across them.
 
@@ -17,12 +18,13 @@ constexpr int32_t kSmallestNormal = 0x00800000;
 enum class Spacing { kFloat, kUniform, kSubBlocks };
 
 // Which of the parameters are known when the code is compiled.
-template <Spacing kSpacingT, bool kHalfEvenT, bool kPassthroughT, bool kCarryT>
+template <Spacing kSpacingT, bool kHalfEvenT, bool kPassthroughT, bool kCarryT, bool kFloatScaleT>
 struct Policy {
   static constexpr Spacing kSpacing = kSpacingT;
   static constexpr bool kHalfEven = kHalfEvenT;
   static constexpr bool kPassthrough = kPassthroughT;
   static constexpr bool kCarry = kCarryT;
+  static constexpr bool kFloatScale = kFloatScaleT;
 };
 
 QUARK_INLINE float exp2_scalar(int exponent) { return bit_cast<float>((exponent + 127) << 23); }  // normal results only
@@ -41,6 +43,10 @@ struct LaneMath {
   float smallest_unit;
   float lowest;
   float highest;
+  float scale_magic;
+  float scale_smallest_unit;
+  float scale_highest;
+  float tensor_scale;
   bool flush;
   bool half_up;
 
@@ -54,6 +60,10 @@ struct LaneMath {
         smallest_unit(exp2_scalar(p.min_exponent)),
         lowest(p.lowest),
         highest(p.highest),
+        scale_magic(1.5f * exp2_scalar(23 - p.scale_mantissa_bits)),
+        scale_smallest_unit(exp2_scalar(p.scale_min_exponent)),
+        scale_highest(p.scale_highest),
+        tensor_scale(p.tensor_scale),
         flush(p.flush_subnormals != 0),
         half_up(p.rounding == Rounding::kHalfUp) {}
 
@@ -105,7 +115,7 @@ struct LaneMath {
 
   // A block's scale, its inverse and exponent; in a block with NaN or Inf the scale is NaN, and with it every product.
   struct Scale {
-    F inverse;
+    F inverse;  // a float scale itself, by which is divided
     F scale;
     F second_scale;  // used where carrying may reach 2^128, which is no float
     I exponent;
@@ -113,6 +123,7 @@ struct LaneMath {
 
   // `largest` has the bits of the largest positive value, and matters where it may carry.
   QUARK_INLINE Scale scale_of(I amax, I largest) const {
+    if constexpr (P::kFloatScale) return float_scale(amax, 1.0f);
     I exponent = confine(rule_exponent(amax));
     if constexpr (P::kCarry) {
       // Only a positive element can round past the top code, from half a spacing below it, whatever the rounding mode.
@@ -120,6 +131,25 @@ struct LaneMath {
       exponent = maximum_int<W>(exponent, needed);
     }
     return at_exponent(exponent, amax);
+  }
+
+  // The tensor's scale times the number of the scale's format nearest to what the block wants, times `factor`.
+  QUARK_INLINE Scale float_scale(I amax, float factor) const {
+    const I finite = amax < kInfinity ? amax : splat_int<W>(0);
+    const F wanted = bit_cast<F>(finite) / splat<W>(highest) / splat<W>(tensor_scale);
+    // without a tensor scale, in a tensor of zeros, what is wanted may be NaN: the limit will do, the product is zero
+    const F bounded = minimum<W>(wanted * factor, splat<W>(scale_highest));
+    const F unit = maximum<W>(bit_cast<F>(bit_cast<I>(bounded) & kInfinity), splat<W>(scale_smallest_unit));
+    const F shift = unit * scale_magic;
+    Scale s;
+    s.scale = ((bounded + shift) - shift) * tensor_scale;
+    s.inverse = s.scale;
+    s.second_scale = splat<W>(1.0f);
+    s.exponent = splat_int<W>(0);
+    if constexpr (!P::kPassthrough) {
+      s.scale = bit_cast<F>(amax < kInfinity ? bit_cast<I>(s.scale) : splat_int<W>(0x7FC00000));
+    }
+    return s;
   }
 
   QUARK_INLINE Scale at_exponent(I exponent, I amax) const {
@@ -160,9 +190,15 @@ struct LaneMath {
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
       if (flush) x = (bit_cast<I>(x) & kInfinity) != 0 ? x : F{};
     }
-    const F y = x * inverse;
     F high = splat<W>(highest);
     F low = splat<W>(lowest);
+    F y;
+    if constexpr (P::kFloatScale) {
+      // the quotient may be Inf, or NaN at a scale of 0; the limits are on the grid, so nothing rounds past them
+      y = maximum<W>(minimum<W>(x / inverse, high), low);
+    } else {
+      y = x * inverse;
+    }
     if constexpr (P::kSpacing == Spacing::kFloat) {
       unit = maximum<W>(bit_cast<F>(bit_cast<I>(y) & kInfinity), splat<W>(smallest_unit));
     } else if constexpr (P::kSpacing == Spacing::kUniform) {
@@ -171,6 +207,7 @@ struct LaneMath {
       high *= unit;
       low = -high;  // sub-blocks hold signs and magnitudes
     }
+    if constexpr (P::kFloatScale) return round(y, unit);
     return maximum<W>(minimum<W>(round(y, unit), high), low);
   }
 

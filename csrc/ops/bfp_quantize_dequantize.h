@@ -7,6 +7,7 @@ namespace quark {
 
 struct BFPQuantizeDequantize {
   static constexpr const char* kName = "BFPQuantizeDequantize";
+  static constexpr size_t kInputs = 1;
   static BlockOperator read(const Attributes& attributes);
 };
 

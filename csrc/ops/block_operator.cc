@@ -1,6 +1,8 @@
 #include "block_operator.h"
 
-#include "../formats/block_job.h"
+#include <algorithm>
+
+#include "../formats/format_table.h"
 
 namespace quark {
 
@@ -14,17 +16,52 @@ void BlockOperator::compute(const Call& call) const {
   }
   const Tensor out = call.output(in.shape, in.type);
   const Storage storage = in.type == ort::kFloat ? Storage::kFloat32 : Storage::kFloat16;
-  const BlockJob job = make_block_job(in.data, out.data, storage, geometry, parameters);
+  BlockParameters complete = parameters;
+  if (has_float_scale(complete)) complete.tensor_scale = tensor_scale(call, in, storage);
+  const BlockJob job = make_block_job(in.data, out.data, storage, geometry, complete);
   const RunChunks run = best_run_chunks();
   call.parallel(job.chunks, [&](int64_t chunk) { run(job, chunk, chunk + 1); });
+}
+
+float BlockOperator::tensor_scale(const Call& call, const Tensor& x, Storage storage) const {
+  if (call.has_input(1)) {
+    const Tensor given = call.input(1);
+    if (given.type != ort::kFloat || given.count() != 1) {
+      throw BadNode(node + ": input 'tensor_scale' has the shape " + describe(given.shape) +
+                    "; expected one float32 number");
+    }
+    const float scale = *static_cast<const float*>(given.data);
+    BlockParameters complete = parameters;
+    complete.tensor_scale = scale;
+    if (scale >= 0.0f && are_in_range(complete)) return scale;
+    throw BadNode(node + ": input 'tensor_scale' is " + std::to_string(scale) +
+                  "; expected a number of at least 0 that times the largest block scale is finite");
+  }
+  const LargestFinite largest = best_largest_finite();
+  const int64_t count = x.count();
+  std::vector<int32_t> most(static_cast<size_t>((count + kLargestElements - 1) / kLargestElements), 0);
+  call.parallel(static_cast<int64_t>(most.size()), [&](int64_t piece) {
+    const int64_t end = std::min(count, (piece + 1) * kLargestElements);
+    most[static_cast<size_t>(piece)] = largest(x.data, storage, piece * kLargestElements, end);
+  });
+  return tensor_scale_of(most.empty() ? 0 : *std::max_element(most.begin(), most.end()), parameters);
+}
+
+void read_element(const Attributes& attributes, const char* absent, BlockParameters& parameters) {
+  const ElementRow& row = kMxElements[attributes.choice("element_dtype", mx_element_index(absent), mx_element_names())];
+  parameters.mantissa_bits = row.mantissa_bits;
+  parameters.min_exponent = row.min_exponent;
+  parameters.max_exponent = row.max_exponent;
+  parameters.lowest = row.lowest;
+  parameters.highest = row.highest;
 }
 
 ScaleRule read_scale_rule(const Attributes& attributes) {
   return static_cast<ScaleRule>(attributes.choice("scale_rule", 0, {"floor", "ceil", "even", "rceil", "mse"}));
 }
 
-Rounding read_rounding(const Attributes& attributes) {
-  return static_cast<Rounding>(attributes.integer("rounding_mode", 0, 0, 2));
+Rounding read_rounding(const Attributes& attributes, Rounding absent) {
+  return static_cast<Rounding>(attributes.integer("rounding_mode", static_cast<int64_t>(absent), 0, 2));
 }
 
 NonFinite read_nonfinite(const Attributes& attributes, NonFinite absent) {

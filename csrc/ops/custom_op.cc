@@ -80,6 +80,15 @@ int64_t Tensor::count() const {
   return product;
 }
 
+bool Call::has_input(size_t index) const {
+  size_t count = 0;
+  check(api_, api_.input_count(context_, &count));
+  if (index >= count) return false;
+  const ort::Value* value = nullptr;
+  check(api_, api_.input(context_, index, &value));
+  return value != nullptr;
+}
+
 Tensor Call::input(size_t index) const {
   const ort::Value* value = nullptr;
   check(api_, api_.input(context_, index, &value));

@@ -2,6 +2,7 @@
 //
 // An operator is a class with
 //     kName, kInputs, input_type(i), output_type()    its signature; kUndefined takes any type
+//     kRequiredInputs                                 the rest of the inputs may be absent
 //     infer(api, context)                             its output's type and shape, before anything runs
 //     Op(const Attributes&)                           reads and checks the attributes, throws BadNode
 //     compute(const Call&) const                      runs, throws BadNode
@@ -64,6 +65,7 @@ class Call {
  public:
   Call(const ort::Api& api, ort::KernelContext* context) : api_(api), context_(context) {}
 
+  bool has_input(size_t index) const;
   Tensor input(size_t index) const;
   Tensor output(const std::vector<int64_t>& shape, ort::ElementType type) const;
 
@@ -136,7 +138,9 @@ struct CustomOp : ort::CustomOp {
     input_type_count = [](const ort::CustomOp*) { return Op::kInputs; };
     output_type = [](const ort::CustomOp*, size_t) { return Op::output_type(); };
     output_type_count = [](const ort::CustomOp*) -> size_t { return 1; };
-    input_characteristic = [](const ort::CustomOp*, size_t) { return ort::kRequired; };
+    input_characteristic = [](const ort::CustomOp*, size_t index) {
+      return index < Op::kRequiredInputs ? ort::kRequired : ort::kOptional;
+    };
     output_characteristic = [](const ort::CustomOp*, size_t) { return ort::kRequired; };
     input_memory_type = [](const ort::CustomOp*, size_t) { return 0; };
     variadic_input_min_arity = [](const ort::CustomOp*) { return 0; };

@@ -7,6 +7,7 @@ namespace quark {
 
 struct MXQuantizeDequantize {
   static constexpr const char* kName = "MXQuantizeDequantize";
+  static constexpr size_t kInputs = 1;
   static BlockOperator read(const Attributes& attributes);
 };
 

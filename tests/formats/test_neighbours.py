@@ -25,7 +25,7 @@ def _values(seed: int, shape: tuple[int, ...] = (6, 96)) -> np.ndarray:
 def test_rounding_to_the_nearest_takes_a_neighbour_of_a_block(name: str, rule: ScaleRule) -> None:
     fmt = FORMATS[name]
     assert isinstance(fmt, BlockFormat)
-    if fmt.carry and rule is not ScaleRule.FLOOR:
+    if rule not in fmt.scale_rules:
         pytest.skip("the format has a rule of its own")
     x = _values(3)
     lower, upper = block_neighbours(x, 1, BlockQuantizer(fmt, rule))
@@ -42,13 +42,17 @@ def test_rounding_to_the_nearest_takes_a_neighbour_of_a_block(name: str, rule: S
 def test_any_mixture_of_neighbours_of_a_block_is_kept_as_it_is(name: str, rule: ScaleRule) -> None:
     fmt = FORMATS[name]
     assert isinstance(fmt, BlockFormat)
-    if fmt.carry and rule is not ScaleRule.FLOOR:
+    if rule not in fmt.scale_rules:
         pytest.skip("the format has a rule of its own")
     x = _values(4)
-    lower, upper = block_neighbours(x, 1, BlockQuantizer(fmt, rule))
+    if fmt.scale is not None:  # with rows too far apart, scales are subnormal and not found again
+        x /= np.abs(x).max(axis=1, keepdims=True)
+    quantizer = BlockQuantizer(fmt, rule).fixed(x)
+    lower, upper = block_neighbours(x, 1, quantizer)
     for seed in range(4):
         mixed = np.where(np.random.default_rng(seed).random(x.shape) < 0.5, lower, upper)
-        np.testing.assert_array_equal(quantize_dequantize(mixed, fmt, 1, scale_rule=rule), mixed)
+        again = quantize_dequantize(mixed, fmt, 1, scale_rule=rule, tensor_scale=quantizer.tensor_scale)
+        np.testing.assert_array_equal(again, mixed)
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16", "int4"])

@@ -13,7 +13,6 @@ from quark.formats.spec import (
     IntFormat,
     NonFinite,
     Rounding,
-    ScaleRule,
 )
 from quark.ops.onnx_nodes import (
     block_attributes,
@@ -26,10 +25,6 @@ from quark.ops.schema import DOMAIN, OPERATORS, quantizer_of
 
 MX, BFP = "MXQuantizeDequantize", "BFPQuantizeDequantize"
 FORMATS = {str(fmt): fmt for fmt in BLOCK_FORMATS}
-
-
-def rules_of(fmt: BlockFormat) -> list[ScaleRule]:
-    return [ScaleRule.FLOOR] if fmt.carry else list(ScaleRule)
 
 
 def test_absent_attributes_mean_the_operators_defaults() -> None:
@@ -75,7 +70,7 @@ def test_element_dtype_takes_the_elements_of_the_catalog() -> None:
 @pytest.mark.parametrize("rounding", Rounding)
 @pytest.mark.parametrize("nonfinite", NonFinite)
 def test_a_node_says_what_its_quantizer_was(fmt: BlockFormat, rounding: Rounding, nonfinite: NonFinite) -> None:
-    for rule in rules_of(fmt):
+    for rule in fmt.scale_rules:
         for block_size in (fmt.block_size, 7 * (fmt.sub_blocks.size if fmt.sub_blocks else 1)):
             quantizer = BlockQuantizer(fmt.with_block_size(block_size), rule, rounding, nonfinite)
             node = make_block_node(quantizer, -2, "x", "y", "name")
@@ -86,12 +81,13 @@ def test_a_node_says_what_its_quantizer_was(fmt: BlockFormat, rounding: Rounding
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS, ids=str)
 def test_our_attributes_are_written_only_where_absence_would_mean_something_else(fmt: BlockFormat) -> None:
     op_type, attributes = block_attributes(BlockQuantizer(fmt, nonfinite=fmt.default_nonfinite), 1)
-    assert op_type == (MX if str(fmt).startswith(("mxfp", "mxint")) else BFP)
+    usual = MX if str(fmt).startswith(("mxfp", "mxint")) else BFP
+    assert op_type == (usual if fmt.scale is None else "FloatScaleQuantizeDequantize")
     assert not {"scale_rule", "nonfinite"} & set(attributes)
     assert {"axis", "block_size", "rounding_mode"} <= set(attributes)
     other = NonFinite.BLOCK_NAN if fmt.default_nonfinite is NonFinite.PASSTHROUGH else NonFinite.PASSTHROUGH
     assert block_attributes(BlockQuantizer(fmt, nonfinite=other), 1)[1]["nonfinite"] == other.value
-    for rule in rules_of(fmt)[1:]:
+    for rule in fmt.scale_rules[1:]:
         assert block_attributes(BlockQuantizer(fmt, rule), 1)[1]["scale_rule"] == rule.value
 
 

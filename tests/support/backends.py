@@ -15,7 +15,7 @@ from quark.formats.arrays import array_kind
 from quark.formats.block import BlockQuantizer, quantize_dequantize_blocks
 from quark.formats.native import quantize_dequantize_native
 from quark.ops.library import get_library_path
-from quark.ops.onnx_nodes import make_block_node
+from quark.ops.onnx_nodes import make_block_node, stored_tensor_scale
 from quark.ops.portable_functions import add_portable_functions
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +26,11 @@ ONNX_TYPE = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): Tens
 
 def block_model(quantizer: BlockQuantizer, axis: int, rank: int, dtype: int, opset: int = 17) -> onnx.ModelProto:
     """A model of the one operator, for tensors of any shape of that rank."""
-    return node_model([make_block_node(quantizer, axis, "x", "y", "the_node")], rank, dtype, opset)
+    scale = stored_tensor_scale(quantizer)
+    name = "" if scale is None else "tensor_scale"
+    node = make_block_node(quantizer, axis, "x", "y", "the_node", tensor_scale=name)
+    constant = [] if scale is None else [helper.make_node("Constant", [], [name], value_float=scale)]
+    return node_model([*constant, node], rank, dtype, opset)
 
 
 def node_model(nodes: list[onnx.NodeProto], rank: int, dtype: int, opset: int = 17) -> onnx.ModelProto:

@@ -96,6 +96,14 @@ class ArrayKind:
     def rint(self, x: Any) -> Any:
         return np.rint(x)
 
+    def divide(self, x: Any, divisor: Any) -> Any:
+        """x / divisor in the type of x, a float, correctly rounded. The divisor is an array or a Python float."""
+        return x / divisor
+
+    def scalar(self, value: float, x: Any, precision: Precision) -> Any:
+        """An array of shape (1, 1) in the working type, where x is."""
+        return np.full((1, 1), value, self._float_of[precision])
+
     def pad_end(self, x: Any, axis: int, count: int) -> Any:
         """x with `count` zeros appended along axis; x itself for a count of 0."""
         if not count:
@@ -149,6 +157,18 @@ class TorchKind(ArrayKind):
 
     def rint(self, x: Any) -> Any:
         return self.xp.round(x)
+
+    def divide(self, x: Any, divisor: Any) -> Any:
+        if x.device.type == "cpu":
+            return x / divisor
+        # Elsewhere, division by a number becomes a product, and compilers approximate quotients of float32. A quotient
+        # of float64 is rounded correctly, and again when it is rounded to float32 (53 >= 2 * 24 + 2 bits).
+        torch = self.xp
+        wide = divisor.double() if isinstance(divisor, torch.Tensor) else x.new_full((), divisor, dtype=torch.float64)
+        return (x.double() / wide).to(x.dtype)
+
+    def scalar(self, value: float, x: Any, precision: Precision) -> Any:
+        return x.new_full((1, 1), value, dtype=self._float_of[precision])
 
     def pad_end(self, x: Any, axis: int, count: int) -> Any:
         if not count:

@@ -1,4 +1,4 @@
-"""Quantize along blocks that share a power-of-two scale.
+"""Quantize along blocks that share a scale.
 
 For a block with largest magnitude amax, element type with top exponent emax and m mantissa bits:
 
@@ -17,6 +17,20 @@ block in which an element would round past the top code has the unit 2.
 smallest scale of equals. Errors are summed in float64 as a balanced tree over the block, so every backend gets the same
 sum.
 
+Scales that are floats (NVFP4), with M the largest element and S the largest number of the scale's format; every line is
+one float32 operation, rounded to nearest even:
+
+    t = amax(tensor) / (M * S)         if the format has a tensor scale and none is given; over finite values; else 1
+    q = amax / M,   q = q / t          the wanted scale of a block
+    s = q, at most S, rounded          in the scale's format, half to even whatever the rounding mode
+    d = t * s                          the scale of the block
+    y = x / d, at most M in magnitude
+    out = d * round(y)                 round(y) in the element type
+
+Where t or d is 0, as in a tensor of zeros or a block far below the largest one, the values are 0. A given t that is too
+small saturates. For float64 arrays t is a float32 number and the rest is float64. `mse` tries q times each of
+SCALE_FACTORS.
+
 All arithmetic is on pieces of shape (block, lanes), whatever the axis of the blocks: reductions then run over the first
 axis, neighbouring lanes are neighbours in memory, and every operation works on contiguous rows.
 """
@@ -25,28 +39,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from quark.errors import InvalidValueError
-from quark.formats.arrays import FLOAT32, FLOAT64, ArrayKind, Precision
+from quark.formats.arrays import FLOAT32, FLOAT64, ArrayKind, Precision, array_kind
 from quark.formats.rounding import binade, round_to_spacing
-from quark.formats.spec import SCALE_MAX_EXPONENT, SCALE_MIN_EXPONENT, BlockFormat, NonFinite, Rounding, ScaleRule
+from quark.formats.spec import (
+    FLOAT32_MAX,
+    SCALE_MAX_EXPONENT,
+    SCALE_MIN_EXPONENT,
+    BlockFormat,
+    NonFinite,
+    Rounding,
+    ScaleRule,
+)
 
 MIN_SCALE, MAX_SCALE = 2.0**SCALE_MIN_EXPONENT, 2.0**SCALE_MAX_EXPONENT
+
+# Tried by `mse` for scales that are floats: from the largest element at the top of its binade down to the next numbers
+# that a large element could be rounded to. Finer steps gain less than 0.1 dB on weights. With 1.5 and 2, a block of
+# four-bit floats whose largest element was rounded to 4 or 3 gets its scale back when it is quantized again.
+SCALE_FACTORS = (0.75, 0.8125, 0.875, 0.9375, 1.0, 1.125, 1.25, 1.375, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
 class BlockQuantizer:
-    """A block format with its options: everything that the arithmetic needs."""
+    """A block format with its options: everything that the arithmetic needs.
+
+    `tensor_scale` is for formats that have one, a float32 number; None: found for every tensor, from its largest finite
+    magnitude. A scale of 0 makes every value 0.
+    """
 
     format: BlockFormat
     scale_rule: ScaleRule = ScaleRule.FLOOR
     rounding: Rounding = Rounding.HALF_EVEN
     nonfinite: NonFinite = NonFinite.BLOCK_NAN
+    tensor_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.format.carry and self.scale_rule is not ScaleRule.FLOOR:
+        fmt = self.format
+        if fmt.scale is not None and self.scale_rule not in fmt.scale_rules:
+            raise InvalidValueError(
+                f"format '{fmt}' rounds its scales to {fmt.scale}; scale_rule must be 'floor', the nearest number, or "
+                f"'mse', not '{self.scale_rule.value}'"
+            )
+        if self.tensor_scale is not None:
+            object.__setattr__(self, "tensor_scale", check_tensor_scale(fmt, self.tensor_scale))
+        if self.scale_rule not in fmt.scale_rules:
             raise InvalidValueError(
                 f"format '{self.format}' raises a block's exponent by its own rule; scale_rule must be 'floor', "
                 f"not '{self.scale_rule.value}'"
@@ -65,29 +107,53 @@ class BlockQuantizer:
             return one - 1 - int((significand - 1.0) * one)
         return 0
 
+    def fixed(self, x: Any) -> BlockQuantizer:
+        """The same with the tensor scale that x has, a numpy array or an eager tensor; unchanged if it has one, or if
+        the format has none."""
+        if not self.format.has_tensor_scale or self.tensor_scale is not None:
+            return self
+        kind = array_kind(x)
+        scale = find_tensor_scale(kind, x, self, kind.precision(x))
+        return replace(self, tensor_scale=0.0 if scale is None else float(scale[0, 0]))
+
+
+def check_tensor_scale(fmt: BlockFormat, value: float) -> float:
+    """The value as a float32 number; an error if the format has no tensor scale, or scales would leave float32."""
+    if not fmt.has_tensor_scale or fmt.scale is None:
+        raise InvalidValueError(f"tensor_scale: format '{fmt}' has none; leave it out")
+    with np.errstate(over="ignore"):
+        number = float(np.float32(value))
+    highest = FLOAT32_MAX / fmt.scale.max
+    if not 0 <= number <= highest:
+        raise InvalidValueError(f"tensor_scale {value!r} of format '{fmt}': expected a number from 0 to {highest:.6g}")
+    return number
+
 
 @dataclass(frozen=True)
 class QuantizedBlocks:
     """The result for blocks of shape (block, lanes).
 
-    `elements` are in units of the scale: numbers of the element type times their unit. `scales` has the shape
-    (1, lanes). `units` has (sub-blocks, lanes), or (1, lanes) in a carrying format; None if all are 1. `is_bad`, shape
-    (1, lanes), marks blocks with NaN or Inf; None if there are none.
+    `elements` are in units of the scale: numbers of the element type times their unit. `scales` has the shape (1,
+    lanes). `scale_numbers`, of the same shape, are the numbers of the format's `scale` if it has one. `units` has
+    (sub-blocks, lanes), or (1, lanes) in a carrying format; None if all are 1. `is_bad`, shape (1, lanes), marks
+    blocks with NaN or Inf; None if there are none.
     """
 
     elements: Any
     scales: Any
     units: Any = None
     is_bad: Any = None
+    scale_numbers: Any = None
 
 
 def quantize_dequantize_blocks(kind: ArrayKind, x: Any, axis: int, quantizer: BlockQuantizer) -> Any:
     """x quantized along `axis`, same shape and type."""
     out = kind.empty_like(kind.contiguous(x))
     precision = kind.precision(x)
+    tensor_scale = find_tensor_scale(kind, x, quantizer, precision)
     for place, lanes in lane_pieces(kind, x, axis, quantizer.format.block_size):
         wide = kind.widen(lanes, precision)
-        quantized = quantize_lanes(kind, wide, quantizer, precision)
+        quantized = quantize_lanes(kind, wide, quantizer, precision, tensor_scale)
         values = dequantize_lanes(kind, quantized)
         if quantized.is_bad is not None:
             if quantizer.nonfinite is NonFinite.PASSTHROUGH:
@@ -105,8 +171,29 @@ def dequantize_lanes(kind: ArrayKind, quantized: QuantizedBlocks) -> Any:
         return quantized.elements * quantized.scales
 
 
-def quantize_lanes(kind: ArrayKind, x: Any, quantizer: BlockQuantizer, precision: Precision) -> QuantizedBlocks:
-    """Decide scales, units and elements for x of shape (block, lanes)."""
+def find_tensor_scale(kind: ArrayKind, x: Any, quantizer: BlockQuantizer, precision: Precision) -> Any:
+    """The tensor scale for x, of shape (1, 1) in the working type; None if scales are powers of two, or x is empty."""
+    fmt = quantizer.format
+    if fmt.scale is None or not math.prod(x.shape):
+        return None
+    if quantizer.tensor_scale is not None or not fmt.has_tensor_scale:
+        return kind.scalar(1.0 if quantizer.tensor_scale is None else quantizer.tensor_scale, x, precision)
+    flat, step, largest = kind.contiguous(x).reshape(-1), kind.chunk_elements(x), None
+    for start in range(0, flat.shape[0], step):
+        magnitudes = kind.bits(kind.widen(flat[start : start + step], precision), precision) & precision.magnitude_mask
+        magnitudes = kind.xp.where(magnitudes < precision.exponent_mask, magnitudes, 0)
+        own = kind.xp.amax(magnitudes.reshape(-1, 1), 0, keepdims=True)
+        largest = own if largest is None else kind.xp.maximum(largest, own)
+    amax = kind.widen(kind.xp.clip(kind.from_bits(largest, precision), None, FLOAT32_MAX), FLOAT32)
+    with kind.quiet():
+        return kind.widen(kind.divide(amax, fmt.reach), precision)
+
+
+def quantize_lanes(
+    kind: ArrayKind, x: Any, quantizer: BlockQuantizer, precision: Precision, tensor_scale: Any = None
+) -> QuantizedBlocks:
+    """Decide scales, units and elements for x of shape (block, lanes). If scales are floats, `tensor_scale` is what
+    `find_tensor_scale` returned for the whole array."""
     magnitudes = kind.bits(x, precision) & precision.magnitude_mask
     amax = kind.xp.amax(magnitudes, 0, keepdims=True)
     is_bad = amax >= precision.exponent_mask
@@ -117,6 +204,10 @@ def quantize_lanes(kind: ArrayKind, x: Any, quantizer: BlockQuantizer, precision
         amax = kind.xp.amax(magnitudes, 0, keepdims=True)
     else:
         is_bad = None
+    if quantizer.format.scale is not None:
+        with kind.quiet():
+            largest = kind.from_bits(amax, precision)
+            return replace(_with_float_scales(kind, x, largest, tensor_scale, quantizer, precision), is_bad=is_bad)
     with kind.quiet():
         scales = _rule_scales(kind, amax, quantizer, precision)
         if quantizer.format.flush_subnormals:
@@ -131,6 +222,45 @@ def quantize_lanes(kind: ArrayKind, x: Any, quantizer: BlockQuantizer, precision
             scales = _least_error_scales(kind, x, magnitudes, scales, quantizer, precision)
         elements, units = _round_elements(kind, x, magnitudes, scales, quantizer, precision)
     return QuantizedBlocks(elements, scales, units, is_bad)
+
+
+def _with_float_scales(
+    kind: ArrayKind, x: Any, amax: Any, tensor_scale: Any, quantizer: BlockQuantizer, precision: Precision
+) -> QuantizedBlocks:
+    """x, finite and of shape (block, lanes), at scales that are the tensor's scale times numbers of a float format."""
+    fmt, grid = quantizer.format, quantizer.format.element.grid
+    assert fmt.scale is not None, fmt
+    scale_grid = fmt.scale.grid
+    divisor = kind.xp.where(tensor_scale == 0, 1, tensor_scale)
+    wanted = kind.divide(kind.divide(amax, grid.highest), divisor)
+    best, least = None, None
+    for factor in SCALE_FACTORS if quantizer.scale_rule is ScaleRule.MSE else (1.0,):
+        bounded = kind.xp.clip(wanted * factor, None, scale_grid.highest)
+        unit = binade(kind, bounded, scale_grid, precision)
+        numbers = round_to_spacing(kind, bounded, unit, scale_grid.mantissa_bits, Rounding.HALF_EVEN, precision)
+        scales = tensor_scale * numbers
+        is_zero = scales == 0
+        y = kind.xp.where(is_zero, 0, kind.divide(x, kind.xp.where(is_zero, 1, scales)))
+        y = kind.xp.clip(y, grid.lowest, grid.highest)  # the limits are on the grid, so nothing rounds past them
+        unit = binade(kind, y, grid, precision)
+        elements = round_to_spacing(kind, y, unit, grid.mantissa_bits, quantizer.rounding, precision)
+        blocks = QuantizedBlocks(elements, scales, scale_numbers=numbers)
+        if quantizer.scale_rule is not ScaleRule.MSE:
+            return blocks
+        error = kind.widen(elements, FLOAT64) * kind.widen(scales, FLOAT64) - kind.widen(x, FLOAT64)
+        total = tree_sum(kind, error * error)
+        if best is None:
+            best, least = blocks, total
+        else:
+            is_less = total < least
+            best = QuantizedBlocks(
+                kind.xp.where(is_less, elements, best.elements),
+                kind.xp.where(is_less, scales, best.scales),
+                scale_numbers=kind.xp.where(is_less, numbers, best.scale_numbers),
+            )
+            least = kind.xp.where(is_less, total, least)
+    assert best is not None
+    return best
 
 
 def _power_bits(kind: ArrayKind, amax: Any, increment: int, precision: Precision) -> Any:

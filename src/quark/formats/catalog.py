@@ -51,6 +51,7 @@ BLOCK_FORMATS = (
     _microexponent("mx9", magnitude_bits=7),
     BlockFormat("bfp16", BLOCK_INT8SYM, 8, default_nonfinite=NonFinite.PASSTHROUGH),
     BlockFormat("bfp16c", BLOCK_INT8, 8, carry=True, default_nonfinite=NonFinite.PASSTHROUGH),
+    BlockFormat("nvfp4", FP4_E2M1, 16, scale=FP8_E4M3, has_tensor_scale=True),
 )
 
 _ROWS: tuple[Format, ...] = (*BLOCK_FORMATS, *PLAIN_FLOATS, *PLAIN_INTEGERS)

@@ -49,6 +49,10 @@ class _BlockParameters(ctypes.Structure):
         ("scale_rule", ctypes.c_int32),
         ("rounding", ctypes.c_int32),
         ("nonfinite", ctypes.c_int32),
+        ("scale_mantissa_bits", ctypes.c_int32),
+        ("scale_min_exponent", ctypes.c_int32),
+        ("scale_highest", ctypes.c_float),
+        ("tensor_scale", ctypes.c_float),
     )
 
 
@@ -134,7 +138,10 @@ def _as_numpy(x: Any) -> Any:
 def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
     """The quantizer for an axis of that length, which limits the block size."""
     fmt = quantizer.format
-    grid = fmt.element.grid
+    grid, scale = fmt.element.grid, None if fmt.scale is None else fmt.scale.grid
+    tensor_scale = quantizer.tensor_scale
+    if tensor_scale is None:
+        tensor_scale = -1.0 if fmt.has_tensor_scale else 1.0
     return _BlockParameters(
         block_size=min(fmt.block_size, longest),
         sub_block_size=min(fmt.sub_blocks.size, longest) if fmt.sub_blocks else 0,
@@ -150,6 +157,10 @@ def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
         scale_rule=tuple(ScaleRule).index(quantizer.scale_rule),
         rounding=tuple(Rounding).index(quantizer.rounding),
         nonfinite=tuple(NonFinite).index(quantizer.nonfinite),
+        scale_mantissa_bits=0 if scale is None else scale.mantissa_bits,
+        scale_min_exponent=0 if scale is None else scale.min_exponent,
+        scale_highest=0.0 if scale is None else scale.highest,
+        tensor_scale=tensor_scale,
     )
 
 

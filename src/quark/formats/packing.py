@@ -13,7 +13,8 @@ The packed axis is moved last. Its elements are packed without gaps: element i o
 bit 0 being the lowest of byte 0. Every row of elements starts at a byte, and a short last block is not filled up. A
 block has one scale byte, its exponent + 127; 255 makes the whole block NaN. In a carrying format (bfp16c) 255 is 2^128,
 and there is no NaN. With sub-blocks the microexponents follow that byte, packed like elements and filled up to whole
-bytes. So the arrays are
+bytes. If scales are floats, the byte is the code of the scale, NaN making the whole block NaN, and the tensor's scale
+is kept beside the arrays. So the arrays are
 
     codes     (other axes..., bytes of a row)
     scales    (other axes..., blocks), or (other axes..., blocks, bytes) with sub-blocks; (0,) for a plain format
@@ -39,6 +40,7 @@ from quark.formats.block import (
     LanePlace,
     QuantizedBlocks,
     dequantize_lanes,
+    find_tensor_scale,
     lane_pieces,
     quantize_lanes,
 )
@@ -78,8 +80,13 @@ class PackedArray:
     shape: tuple[int, ...]
     axis: int
     dtype: Any
+    tensor_scale: float | None = None
 
     def __post_init__(self) -> None:
+        has_tensor_scale = isinstance(self.format, BlockFormat) and self.format.has_tensor_scale
+        if has_tensor_scale == (self.tensor_scale is None):
+            expected_scale = "a tensor scale" if has_tensor_scale else "none"
+            raise InvalidValueError(f"tensor_scale {self.tensor_scale} of '{self.format}': expected {expected_scale}")
         layout = Layout(self.format, self.shape or (1,), self.axis)
         for name, expected in (("codes", layout.codes_shape), ("scales", layout.scales_shape)):
             array = getattr(self, name)
@@ -91,7 +98,7 @@ class PackedArray:
 
     @property
     def nbytes(self) -> int:
-        return int(self.codes.nbytes + self.scales.nbytes)
+        return int(self.codes.nbytes + self.scales.nbytes + (0 if self.tensor_scale is None else 4))
 
     @property
     def bits_per_element(self) -> float:
@@ -167,6 +174,7 @@ def pack(
     scale_rule: str | ScaleRule = ScaleRule.FLOOR,
     rounding: str | Rounding = Rounding.HALF_EVEN,
     nonfinite: str | NonFinite | None = None,
+    tensor_scale: float | None = None,
 ) -> PackedArray:
     """Quantize x to bits; the options are those of `quantize_dequantize`.
 
@@ -184,14 +192,17 @@ def pack(
     precision = _NUMPY.precision(array)
     position = normalize_axis(axis, array.ndim)
     array = array.reshape(array.shape or (1,))
+    fixed = None
     if isinstance(fmt, BlockFormat):
         if block_size is not None:  # a block longer than the axis is one of its length
             length = max(1, array.shape[position])
             fmt = fmt.with_block_size(min(as_index("block_size", block_size), length))
-        codes, scales = _encode_blocks(array, position, BlockQuantizer(fmt, rule, mode, policy))
+        quantizer = BlockQuantizer(fmt, rule, mode, policy, tensor_scale).fixed(array)
+        codes, scales = _encode_blocks(array, position, quantizer)
+        fixed = quantizer.tensor_scale
         bits = fmt.element.bits
     else:
-        refuse_block_options(fmt, block_size, rule)
+        refuse_block_options(fmt, block_size, tensor_scale, rule)
         values = quantize_dequantize_elements(_NUMPY, _NUMPY.widen(array, precision), fmt, mode, policy)
         has_inf, has_nan = (fmt.has_inf, fmt.has_nan) if isinstance(fmt, FloatFormat) else (False, False)
         if not has_inf:
@@ -203,7 +214,7 @@ def pack(
             piece = slice(start, start + CHUNK_ELEMENTS)
             flat_codes[piece] = encode_elements(fmt, flat[piece])
     rows = np.ascontiguousarray(np.moveaxis(codes, position, -1))
-    return PackedArray(pack_bits(rows, bits), scales, fmt, tuple(x.shape), position, x.dtype)
+    return PackedArray(pack_bits(rows, bits), scales, fmt, tuple(x.shape), position, x.dtype, fixed)
 
 
 def unpack(packed: PackedArray) -> Any:
@@ -222,7 +233,7 @@ def unpack(packed: PackedArray) -> Any:
         for place, lanes in lane_pieces(_NUMPY, codes, packed.axis, fmt.block_size):
             elements = decode_elements(fmt.element, lanes, _FLOAT_DTYPES[precision])
             scale_rows = np.concatenate([layout.scale_place(place).load(plane, 1) for plane in planes])
-            blocks = _blocks_of(elements, scale_rows, fmt, precision)
+            blocks = _blocks_of(elements, scale_rows, fmt, precision, packed.tensor_scale)
             values = dequantize_lanes(_NUMPY, blocks)
             place.store(out, _NUMPY.narrow(np.where(blocks.is_bad, np.nan, values), out))
     else:
@@ -238,15 +249,19 @@ def unpack(packed: PackedArray) -> Any:
 
 def _encode_blocks(x: Any, axis: int, quantizer: BlockQuantizer) -> tuple[Codes, NDArray[np.uint8]]:
     fmt = quantizer.format
-    if fmt.carry or quantizer.nonfinite is NonFinite.PASSTHROUGH:
-        remedy = "replace it first" if fmt.carry else "pass nonfinite='block_nan' to make its block NaN, or replace it"
+    has_nan = not fmt.carry and (fmt.scale is None or fmt.scale.has_nan)
+    if not has_nan or quantizer.nonfinite is NonFinite.PASSTHROUGH:
+        remedy = (
+            "replace it first" if not has_nan else "pass nonfinite='block_nan' to make its block NaN, or replace it"
+        )
         _refuse_where(~np.isfinite(x), x, fmt, remedy)
     precision = _NUMPY.precision(x)
     layout = Layout(fmt, x.shape, axis)
     planes = layout.empty_planes()
     codes = np.empty(x.shape, unsigned_dtype(fmt.element.bits))
+    tensor_scale = find_tensor_scale(_NUMPY, x, quantizer, precision)
     for place, lanes in lane_pieces(_NUMPY, x, axis, fmt.block_size):
-        blocks = quantize_lanes(_NUMPY, _NUMPY.widen(lanes, precision), quantizer, precision)
+        blocks = quantize_lanes(_NUMPY, _NUMPY.widen(lanes, precision), quantizer, precision, tensor_scale)
         elements = blocks.elements
         if blocks.units is not None:
             elements = elements / _spread(blocks.units, elements, fmt)
@@ -264,6 +279,10 @@ def _spread(units: Any, elements: Any, fmt: BlockFormat) -> Any:
 def _scale_rows(blocks: QuantizedBlocks, fmt: BlockFormat, count: int, precision: Precision) -> NDArray[np.uint8]:
     """The bytes of each block's scale, shape (count, lanes)."""
     rows = np.zeros((count, blocks.scales.shape[1]), np.uint8)
+    if fmt.scale is not None:
+        is_bad = np.zeros(1, bool) if blocks.is_bad is None else blocks.is_bad[0]
+        rows[0] = encode_elements(fmt.scale, np.where(is_bad, np.nan, blocks.scale_numbers[0]))
+        return rows
     exponents = exponent_of(_NUMPY, blocks.scales, precision)[0] - SCALE_MIN_EXPONENT
     if fmt.carry:
         exponents = exponents + exponent_of(_NUMPY, blocks.units, precision)[0]
@@ -276,8 +295,14 @@ def _scale_rows(blocks: QuantizedBlocks, fmt: BlockFormat, count: int, precision
     return rows
 
 
-def _blocks_of(elements: Any, rows: NDArray[np.uint8], fmt: BlockFormat, precision: Precision) -> QuantizedBlocks:
+def _blocks_of(
+    elements: Any, rows: NDArray[np.uint8], fmt: BlockFormat, precision: Precision, tensor_scale: float | None
+) -> QuantizedBlocks:
     """The inverse of `_scale_rows`: what `quantize_lanes` returned."""
+    if fmt.scale is not None:
+        numbers = decode_elements(fmt.scale, rows[:1], _FLOAT_DTYPES[precision])
+        factor = numbers.dtype.type(1.0 if tensor_scale is None else tensor_scale)
+        return QuantizedBlocks(elements, factor * numbers, None, np.isnan(numbers), numbers)
     exponents = _NUMPY.as_int(rows[:1], precision) + SCALE_MIN_EXPONENT
     is_bad = np.zeros(1, bool) if fmt.carry else rows[:1] == SCALE_NAN_CODE
     scales = exp2(_NUMPY, np.minimum(exponents, SCALE_MAX_EXPONENT), precision)

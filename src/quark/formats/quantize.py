@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from quark.errors import InvalidValueError
 from quark.formats.affine import AffineParameters
 from quark.formats.arrays import FLOAT64, array_kind, as_index, normalize_axis
-from quark.formats.block import BlockQuantizer, lane_pieces, quantize_dequantize_blocks, quantize_lanes
+from quark.formats.block import (
+    BlockQuantizer,
+    find_tensor_scale,
+    lane_pieces,
+    quantize_dequantize_blocks,
+    quantize_lanes,
+)
 from quark.formats.catalog import get_format, parse_choice
 from quark.formats.native import quantize_dequantize_native
 from quark.formats.rounding import binade, quantize_dequantize_elements
@@ -29,11 +35,13 @@ def quantize_dequantize(
     scale_rule: str | ScaleRule = ScaleRule.FLOOR,
     rounding: str | Rounding = Rounding.HALF_EVEN,
     nonfinite: str | NonFinite | None = None,
+    tensor_scale: float | None = None,
 ) -> Any:
     """Quantize x to a format and return the quantized values, as the same kind of array.
 
     x is a numpy array or a torch tensor (CPU or GPU) of float32, float16, bfloat16 or float64, and is not written to.
-    Blocks run along `axis`. `nonfinite=None` is the format's own policy. Values beyond the range saturate. float16 and
+    Blocks run along `axis`. `nonfinite=None` is the format's own policy. `tensor_scale` is for formats that have one
+    (nvfp4); None finds it from x. Values beyond the range saturate. float16 and
     bfloat16 are computed in float32 and rounded back, so a result beyond float16's range becomes Inf. No gradient flows
     through: use `quark.ops.fake_quantize` for training.
 
@@ -48,11 +56,16 @@ def quantize_dequantize(
     position = normalize_axis(axis, len(x.shape))
     if isinstance(fmt, BlockFormat):
         quantizer = choose_quantizer(
-            fmt, block_size=block_size, scale_rule=scale_rule, rounding=rounding, nonfinite=nonfinite
+            fmt,
+            block_size=block_size,
+            scale_rule=scale_rule,
+            rounding=rounding,
+            nonfinite=nonfinite,
+            tensor_scale=tensor_scale,
         )
         result = quantize_dequantize_native(x, position, quantizer)  # None if the compiled code does not support it
         return quantize_dequantize_blocks(kind, x, position, quantizer) if result is None else result
-    refuse_block_options(fmt, block_size, parse_choice(ScaleRule, scale_rule, "scale rule"))
+    refuse_block_options(fmt, block_size, tensor_scale, parse_choice(ScaleRule, scale_rule, "scale rule"))
     mode = parse_choice(Rounding, rounding, "rounding mode")
     return quantize_dequantize_elements(kind, x, fmt, mode, _policy(fmt, nonfinite))
 
@@ -64,12 +77,14 @@ def choose_quantizer(
     scale_rule: str | ScaleRule = ScaleRule.FLOOR,
     rounding: str | Rounding = Rounding.HALF_EVEN,
     nonfinite: str | NonFinite | None = None,
+    tensor_scale: float | None = None,
 ) -> BlockQuantizer:
     """A block format with the options of `quantize_dequantize`."""
     if block_size is not None:
         fmt = fmt.with_block_size(as_index("block_size", block_size))
     rule = parse_choice(ScaleRule, scale_rule, "scale rule")
-    return BlockQuantizer(fmt, rule, parse_choice(Rounding, rounding, "rounding mode"), _policy(fmt, nonfinite))
+    mode = parse_choice(Rounding, rounding, "rounding mode")
+    return BlockQuantizer(fmt, rule, mode, _policy(fmt, nonfinite), tensor_scale)
 
 
 def _policy(fmt: Format, nonfinite: str | NonFinite | None) -> NonFinite:
@@ -78,10 +93,12 @@ def _policy(fmt: Format, nonfinite: str | NonFinite | None) -> NonFinite:
     return parse_choice(NonFinite, nonfinite, "non-finite policy")
 
 
-def refuse_block_options(fmt: ElementFormat, block_size: object, rule: ScaleRule) -> None:
+def refuse_block_options(fmt: ElementFormat, block_size: object, tensor_scale: object, rule: ScaleRule) -> None:
     """Raise an error for options that have no effect on a plain format, which has neither blocks nor a scale."""
     if block_size is not None:
         raise InvalidValueError(f"block_size: format '{fmt}' has no blocks; leave it out or choose a block format")
+    if tensor_scale is not None:
+        raise InvalidValueError(f"tensor_scale: format '{fmt}' has no blocks; leave it out or divide x by it first")
     if rule is not ScaleRule.FLOOR:
         raise InvalidValueError(f"scale_rule '{rule.value}': format '{fmt}' has no scale; leave it out")
 
@@ -120,10 +137,11 @@ def block_neighbours(x: Array, axis: int, quantizer: BlockQuantizer) -> Pair:
     """The neighbours of a float32 array with blocks along `axis`."""
     kind, fmt, grid = array_kind(x), quantizer.format, quantizer.format.element.grid
     lower, upper = np.empty_like(x), np.empty_like(x)
+    tensor_scale = find_tensor_scale(kind, x, quantizer, kind.precision(x))
     for place, lanes in lane_pieces(kind, x, axis, fmt.block_size):
-        quantized = quantize_lanes(kind, lanes, quantizer, kind.precision(lanes))
+        quantized = quantize_lanes(kind, lanes, quantizer, kind.precision(lanes), tensor_scale)
         scales = quantized.scales.astype(np.float64)
-        y = lanes.astype(np.float64) / scales
+        y = lanes.astype(np.float64) / np.where(scales == 0, 1, scales)  # at a scale of 0, every element becomes 0
         units: Any = 1.0
         if fmt.sub_blocks is not None:
             size = min(fmt.sub_blocks.size, len(lanes))
@@ -133,7 +151,12 @@ def block_neighbours(x: Array, axis: int, quantizer: BlockQuantizer) -> Pair:
             spacing = units * 2.0**grid.min_exponent
         else:
             spacing = binade(kind, y, grid, FLOAT64)
-        for out, elements in zip((lower, upper), _on_grid(y, grid, spacing, units), strict=True):
+        pair = _on_grid(y, grid, spacing, units)
+        if fmt.scale is not None and quantizer.scale_rule is ScaleRule.FLOOR:
+            # with another largest element, a block would have another scale when it is quantized again
+            sizes = np.abs(quantized.elements)
+            pair = tuple(np.where(sizes == sizes.max(axis=0), quantized.elements, each) for each in pair)
+        for out, elements in zip((lower, upper), pair, strict=True):
             place.store(out, (elements * scales).astype(np.float32))
     return lower, upper
 

@@ -4,11 +4,12 @@ An *element* format is a set of numbers: a small float (`FloatFormat`) or a fixe
 rounding needs to know of either is its `Grid`: between 2^e and 2^(e+1) the numbers are 2^(e - mantissa_bits) apart,
 and below 2^min_exponent the spacing stays as it is there. An integer is the grid with a single spacing.
 
-A *block* format (`BlockFormat`) gives `block_size` elements one power-of-two scale. It covers the three families:
+A *block* format (`BlockFormat`) gives `block_size` elements one scale. It covers four families:
 
     OCP MX            v = 2^e * P,            P in the element type, e in E8M0
     microexponents    v = 2^(e - D) * P,      D = shift of a sub-block, P a sign and magnitude with no implicit one
     block float       v = 2^e * P,            P an 8-bit integer with six fraction bits
+    float scales      v = t * s * P,          s in a small float, t one float32 number for the whole tensor (NVFP4)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SCALE_MIN_EXPONENT = -127
 SCALE_MAX_EXPONENT = 127
 MAX_BLOCK_MANTISSA = 20  # of an element: rounding by addition in float32 takes two more bits
 SCALE_NAN_CODE = 255  # E8M0's only special code: every value of its block is NaN
+FLOAT32_MAX = math.ldexp(2.0 - 2.0**-23, 127)
 
 
 class Specials(str, Enum):
@@ -35,13 +37,14 @@ class Specials(str, Enum):
 
 
 class ScaleRule(str, Enum):
-    """How a block's scale exponent follows from its largest magnitude."""
+    """How a block's scale follows from its largest magnitude. Scales that are floats take FLOOR, which for them is the
+    number nearest to amax / max, and MSE."""
 
     FLOOR = "floor"  # OCP MX v1.0: floor(log2 amax) - emax; the largest elements may saturate
     CEIL = "ceil"  # ceil(log2 amax) - emax; never saturates, up to one bit lost
     EVEN = "even"  # floor after amax is rounded half up to the element's mantissa
     RCEIL = "rceil"  # the smallest scale with amax <= scale * max; never saturates, tightest
-    MSE = "mse"  # of floor-1, floor, floor+1 the one with the least squared error; for static weights
+    MSE = "mse"  # of several scales near the usual one, that with the least squared error; for static weights
 
 
 class Rounding(str, Enum):
@@ -220,11 +223,12 @@ class SubBlocks:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Elements that share a power-of-two scale along one axis.
+    """Elements that share a scale along one axis: a power of two, or a number of the float format `scale`.
 
     Values beyond the element's range saturate; a shorter last block is quantized as if zeros followed it; an all-zero
-    block has the smallest scale, 2^-127. `flush_subnormals`: inputs below 2^-126 count as zero. `carry`: an element
-    that would round past the top code raises the exponent of its whole block instead of saturating.
+    block has the smallest scale. `flush_subnormals`: inputs below 2^-126 count as zero. `carry`: an element that would
+    round past the top code raises the exponent of its whole block instead of saturating. `has_tensor_scale`: all scales
+    of a tensor are multiplied by one float32 number, so that its largest magnitude has the largest scale.
     """
 
     name: str
@@ -234,6 +238,8 @@ class BlockFormat:
     flush_subnormals: bool = False
     carry: bool = False
     default_nonfinite: NonFinite = NonFinite.BLOCK_NAN
+    scale: FloatFormat | None = None
+    has_tensor_scale: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.block_size, bool) or not isinstance(self.block_size, int) or self.block_size < 1:
@@ -256,11 +262,26 @@ class BlockFormat:
             return "only blocks of two's complement integers without sub-blocks can carry"
         if self.sub_blocks is not None and not (is_balanced and grid.is_uniform):
             return "sub-blocks hold integers with a range that is even about zero"
-        return ""
+        return self._scale_obstacle()
+
+    def _scale_obstacle(self) -> str:
+        """Why the scales cannot be what the fields say; empty if they can."""
+        if self.scale is None:
+            return "only scales that are floats have a tensor scale besides" if self.has_tensor_scale else ""
+        if self.sub_blocks is not None or self.carry or self.flush_subnormals:
+            return "scales that are floats allow neither sub-blocks, nor carrying, nor flushed subnormals"
+        return f"its scale '{self.scale}' has more than 8 bits; use fp8_e4m3 or fp8_e5m2" if self.scale.bits > 8 else ""
+
+    @property
+    def scale_rules(self) -> tuple[ScaleRule, ...]:
+        """The scale rules that the format takes, its own first."""
+        if self.carry:
+            return (ScaleRule.FLOOR,)
+        return tuple(ScaleRule) if self.scale is None else (ScaleRule.FLOOR, ScaleRule.MSE)
 
     @property
     def bits_per_element(self) -> float:
-        shared = 8 / self.block_size
+        shared = (8 if self.scale is None else self.scale.bits) / self.block_size
         if self.sub_blocks is not None:
             shared += self.sub_blocks.shift_bits / self.sub_blocks.size
         return self.element.bits + shared
@@ -268,13 +289,23 @@ class BlockFormat:
     @property
     def max(self) -> float:
         """The largest value at the largest scale; may lie beyond float32."""
+        if self.scale is not None:
+            return FLOAT32_MAX if self.has_tensor_scale else self.element.max * self.scale.max
         return math.ldexp(self.element.max, SCALE_MAX_EXPONENT)
 
     @property
     def min_subnormal(self) -> float:
         """The smallest step at the smallest scale."""
+        if self.scale is not None:
+            return 2.0**-149 if self.has_tensor_scale else self.element.min_subnormal * self.scale.min_subnormal
         shift = 0 if self.sub_blocks is None else self.sub_blocks.max_shift
         return math.ldexp(self.element.min_subnormal, SCALE_MIN_EXPONENT - shift)
+
+    @property
+    def reach(self) -> float:
+        """The largest magnitude at a tensor scale of 1, if scales are floats."""
+        assert self.scale is not None, self.name
+        return self.element.grid.highest * self.scale.max
 
     def with_block_size(self, block_size: int) -> BlockFormat:
         return replace(self, block_size=block_size)

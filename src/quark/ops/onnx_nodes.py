@@ -27,6 +27,8 @@ from quark.ops.schema import (
     DOMAIN,
     EXTENDED_DEQUANTIZE_LINEAR,
     EXTENDED_QUANTIZE_LINEAR,
+    FLOAT_SCALE_QUANTIZE_DEQUANTIZE,
+    FLOAT_SCALES,
     MX_QUANTIZE_DEQUANTIZE,
     OPERATORS,
     ROUNDING_MODES,
@@ -42,14 +44,33 @@ MIN_IR_VERSION = 9  # functions came with 8, defaults for their attributes with 
 
 
 def make_block_node(
-    quantizer: BlockQuantizer, axis: int, input: str, output: str, name: str = "", *, convert_to_bfloat: bool = False
+    quantizer: BlockQuantizer,
+    axis: int,
+    input: str,
+    output: str,
+    name: str = "",
+    *,
+    convert_to_bfloat: bool = False,
+    tensor_scale: str = "",
 ) -> onnx.NodeProto:
-    """The node that quantizes and dequantizes `input` along `axis`. The error for a format that neither operator can
-    express says why. `convert_to_bfloat` rounds to bfloat16 first, which only block float and microexponents can."""
+    """The node that quantizes and dequantizes `input` along `axis`. The error for a format that no operator can express
+    says why. `convert_to_bfloat` rounds to bfloat16 first, which only block float and microexponents can.
+    `tensor_scale` names the tensor that holds the quantizer's tensor scale, if it has one."""
     op_type, attributes = block_attributes(quantizer, axis, convert_to_bfloat)
-    node = helper.make_node(op_type, [input], [output], name, domain=DOMAIN)
+    if (stored_tensor_scale(quantizer) is None) != (not tensor_scale):
+        raise InvalidValueError(
+            f"tensor_scale '{tensor_scale}': expected the name of a tensor exactly if the quantizer has a tensor scale"
+        )
+    inputs = [input, tensor_scale] if tensor_scale else [input]
+    node = helper.make_node(op_type, inputs, [output], name, domain=DOMAIN)
     node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
     return node
+
+
+def stored_tensor_scale(quantizer: BlockQuantizer) -> float | None:
+    """The number in the operator's input `tensor_scale`; None if the input is absent."""
+    fmt = quantizer.format
+    return 1.0 if fmt.scale is not None and not fmt.has_tensor_scale else quantizer.tensor_scale
 
 
 def make_extended_quantize_node(
@@ -75,6 +96,8 @@ def block_attributes(
 ) -> tuple[str, dict[str, AttributeValue]]:
     """The operator and the attributes of this quantizer; the inverse of `quantizer_of`."""
     fmt = quantizer.format
+    if fmt.scale is not None:
+        return FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name, _float_scale_attributes(quantizer, axis, convert_to_bfloat)
     is_plain = fmt.sub_blocks is None and not fmt.flush_subnormals and not fmt.carry
     # bfp16 has an OCP element too, but another policy for NaN
     is_mx = is_plain and fmt.element in MX_ELEMENTS.values() and fmt.default_nonfinite is NonFinite.BLOCK_NAN
@@ -98,6 +121,28 @@ def block_attributes(
     if quantizer.nonfinite is not plain.nonfinite:
         attributes["nonfinite"] = quantizer.nonfinite.value
     return op_type, attributes
+
+
+def _float_scale_attributes(quantizer: BlockQuantizer, axis: int, convert_to_bfloat: bool) -> dict[str, AttributeValue]:
+    fmt = quantizer.format
+    if fmt.element not in MX_ELEMENTS.values() or str(fmt.scale) not in FLOAT_SCALES or convert_to_bfloat:
+        what = "convert_to_bfloat" if convert_to_bfloat else f"format '{fmt}'"
+        raise InvalidValueError(
+            f"{what}: {FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name} takes the elements {', '.join(MX_ELEMENTS)} with scales "
+            f"of {', '.join(FLOAT_SCALES)}, and does not round to bfloat16 first"
+        )
+    attributes: dict[str, AttributeValue] = {
+        "element_dtype": str(fmt.element),
+        "scale_dtype": str(fmt.scale),
+        "axis": axis,
+        "block_size": fmt.block_size,
+        "rounding_mode": ROUNDING_MODES.index(quantizer.rounding),
+    }
+    if quantizer.scale_rule is not ScaleRule.FLOOR:
+        attributes["scale_rule"] = quantizer.scale_rule.value
+    if quantizer.nonfinite is not NonFinite.BLOCK_NAN:
+        attributes["nonfinite"] = quantizer.nonfinite.value
+    return attributes
 
 
 def _bfp_attributes(fmt: BlockFormat) -> dict[str, AttributeValue]:
@@ -172,7 +217,7 @@ def define_constant_marks(model: ModelProto) -> None:
         helper.make_function(
             CONSTANT_DOMAIN,
             name,
-            ["x"],
+            list(operator.inputs[: 1 + operator.optional_inputs]),
             ["y"],
             [helper.make_node("Identity", ["x"], ["y"])],
             [helper.make_opsetid("", opset)],

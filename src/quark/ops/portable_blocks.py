@@ -12,7 +12,7 @@ float32 only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,7 +63,16 @@ def quantize_dequantize(x: Value, arithmetic: BlockArithmetic) -> Value:
     amax = abs(finite).reduce("Max", BLOCK_AXIS)
     shape, elements = amax.shape(), arithmetic.elements
     floor = elements.scale(amax.reshape([-1]), *SCALE_LIMITS)  # arbitrary for blocks with NaN or Inf
-    best = lambda: least_error_scale(kept, floor, shape, arithmetic.quantize)  # noqa: E731
+
+    def best() -> Value:
+        def candidates() -> Value:
+            return body.op("Concat", *(floor * step for step in CANDIDATES), axis=0).clip(*SCALE_LIMITS)
+
+        def quantize(x: Value, scales: Value) -> Value:
+            return arithmetic.quantize(x / scales, x.shape())
+
+        return least_error_scale(kept, len(CANDIDATES), candidates, shape, quantize)
+
     scale = body.branch(elements.is_mse, best, lambda: floor).reshape(shape)  # (outer, blocks, 1, inner)
     out = _quantize_at(scale, kept, arithmetic)
     # blocks - finite is zero where the input is finite, and the input itself elsewhere
@@ -155,7 +164,7 @@ class Elements:
     lowest: Value
     highest: Value
     scale_factor: Value  # float64
-    rule: Place  # among RULES
+    rule: Place  # among the rules of the operator
     is_mse: Value
     is_half_even: Value
     tie: Value  # distance of a tie from its neighbours, in spacings; never reached for half even
@@ -163,11 +172,14 @@ class Elements:
     is_uniform: Value | None  # None if always
 
     @classmethod
-    def of(cls, body: FunctionBody, grids: Sequence[Grid], place: Place) -> Elements:
-        """The grid at that index; the rest comes from the attributes."""
-        rule = body.place(SCALE_RULE, SCALE_RULE.choices)
+    def of(
+        cls, body: FunctionBody, grids: Sequence[Grid], place: Place, rules: Sequence[ScaleRule] = RULES
+    ) -> Elements:
+        """The grid at that index; the rest comes from the attributes. `rules` are those that the operator takes."""
+        legal = tuple(rule.value for rule in rules)
+        rule = body.place(replace(SCALE_RULE, choices=legal), legal)
         mode = body.place(ROUNDING_MODE, ROUNDING_MODE.choices)
-        factors = place.lookup([[scale_factor(grid, rule) for rule in RULES] for grid in grids], DOUBLE)
+        factors = place.lookup([[scale_factor(grid, rule) for rule in rules] for grid in grids], DOUBLE)
         are_uniform = [grid.is_uniform for grid in grids]
         return cls(
             spacing_factor=place.lookup([0.0 if g.is_uniform else PHI32 * 2.0**-g.mantissa_bits for g in grids]),
@@ -176,7 +188,7 @@ class Elements:
             highest=place.lookup([grid.highest for grid in grids]),
             scale_factor=rule.lookup(factors),
             rule=rule,
-            is_mse=rule.lookup([rule is ScaleRule.MSE for rule in RULES], BOOL),
+            is_mse=rule.lookup([rule is ScaleRule.MSE for rule in rules], BOOL),
             is_half_even=mode.lookup([rounding is Rounding.HALF_EVEN for rounding in ROUNDING_MODES], BOOL),
             tie=mode.lookup([2.0 if rounding is Rounding.HALF_EVEN else 0.5 for rounding in ROUNDING_MODES]),
             least_sign=mode.lookup([1.0 if rounding is Rounding.HALF_UP else -1.0 for rounding in ROUNDING_MODES]),
@@ -308,14 +320,17 @@ def within_reach(block: Value, is_mse: Value) -> Value:
     return block.body.stop_if(is_mse & (block > MAX_BLOCK), block, expectation)
 
 
-def least_error_scale(x: Value, floor: Value, scale_shape: Value, quantize: Callable[[Value, Value], Value]) -> Value:
-    """The best scales of x, shape (outer, blocks, block, inner), as a row. `floor` is a row too; `scale_shape` is the
-    shape that broadcasts with x. Of equal errors the smaller scale wins."""
-    body, count = x.body, len(CANDIDATES)
+def least_error_scale(
+    x: Value, count: int, candidates: Callable[[], Value], scale_shape: Value, quantize: Callable[[Value, Value], Value]
+) -> Value:
+    """The best scales of x, shape (outer, blocks, block, inner), as a row. `candidates` writes the rows of `count`
+    scales for each block, one after the other; `scale_shape` is the shape that broadcasts with x. Of equal errors the
+    first scale wins."""
+    body = x.body
     stacked = body.op("Concat", *[x] * count, axis=0)
-    row = body.op("Concat", *(floor * step for step in CANDIDATES), axis=0).clip(*SCALE_LIMITS)
+    row = candidates()
     scales = row.reshape(scale_shape * body.constant([count, 1, 1, 1], INT64))
-    elements = quantize(stacked / scales, stacked.shape())
+    elements = quantize(stacked, scales)
     error = elements.cast(DOUBLE) * scales.cast(DOUBLE) - stacked.cast(DOUBLE)
     totals = tree_sum(error * error).reshape([count, -1])
     best = body.op("ArgMin", totals, type=INT64, axis=0, keepdims=1)

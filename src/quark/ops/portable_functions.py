@@ -27,12 +27,20 @@ from quark.formats.spec import ScaleRule
 from quark.ops.function_body import CAST_LIKE_OPSET
 from quark.ops.onnx_nodes import all_nodes, describe, is_ours, node_attributes, subgraphs
 from quark.ops.portable_blocks import MAX_BLOCK
-from quark.ops.portable_operators import bfp_function, dequantize_linear_function, mx_function, quantize_linear_function
+from quark.ops.portable_operators import (
+    bfp_function,
+    dequantize_linear_function,
+    float_scale_function,
+    mx_function,
+    quantize_linear_function,
+)
 from quark.ops.schema import (
     BFP_QUANTIZE_DEQUANTIZE,
+    BLOCK_OPERATORS,
     DOMAIN,
     EXTENDED_DEQUANTIZE_LINEAR,
     EXTENDED_QUANTIZE_LINEAR,
+    FLOAT_SCALE_QUANTIZE_DEQUANTIZE,
     MX_QUANTIZE_DEQUANTIZE,
     OPERATORS,
     VERSION,
@@ -83,6 +91,7 @@ def define_portable_functions(model: ModelProto) -> None:
     writers: dict[str, Callable[[], FunctionProto]] = {
         MX_QUANTIZE_DEQUANTIZE.name: lambda: mx_function(opset),
         BFP_QUANTIZE_DEQUANTIZE.name: lambda: bfp_function(opset),
+        FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name: lambda: float_scale_function(opset),
         EXTENDED_QUANTIZE_LINEAR.name: lambda: quantize_linear_function(opset, quantized_type),
         EXTENDED_DEQUANTIZE_LINEAR.name: lambda: dequantize_linear_function(opset),
     }
@@ -100,12 +109,12 @@ def _check(node: NodeProto) -> None:
     """Check the number of inputs, and the attributes unless an enclosing function decides them."""
     operator = OPERATORS[node.op_type]
     given = [name for name in node.input if name]
-    if len(given) != len(operator.inputs):
+    if not len(operator.inputs) - operator.optional_inputs <= len(given) <= len(operator.inputs):
         raise ModelError(f"{describe(node)} has {len(given)} inputs, expected {', '.join(operator.inputs)}")
     if any(attribute.ref_attr_name for attribute in node.attribute):
         return
     try:
-        if len(operator.inputs) > 1:
+        if node.op_type not in BLOCK_OPERATORS:
             operator.resolve(node_attributes(node))
             return
         quantizer = quantizer_of(node.op_type, node_attributes(node))[0]
@@ -131,6 +140,7 @@ def _check(node: NodeProto) -> None:
 STAND_INS = {
     MX_QUANTIZE_DEQUANTIZE.name: "Identity",
     BFP_QUANTIZE_DEQUANTIZE.name: "Identity",
+    FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name: "Identity",
     EXTENDED_QUANTIZE_LINEAR.name: "QuantizeLinear",
     EXTENDED_DEQUANTIZE_LINEAR.name: "DequantizeLinear",
 }
@@ -161,7 +171,7 @@ def put_float16_between_casts(model: ModelProto) -> None:
     """Change the model in place: block nodes with float16 inputs work on float32, between two Casts."""
     for function in model.functions:
         for node in all_nodes(function.node):
-            if is_ours(node) and len(node.input) == 1:
+            if is_ours(node) and node.op_type in BLOCK_OPERATORS:
                 _type_of(node, 0, {})
     _rewrite(model.graph, _inferred_twin(model).graph, {})
 
@@ -172,7 +182,8 @@ def _rewrite(graph: GraphProto, twin: GraphProto, outer: Types) -> None:
     for node, twin_node in zip(graph.node, twin.node, strict=True):
         for subgraph, twin_subgraph in zip(subgraphs(node), subgraphs(twin_node), strict=True):
             _rewrite(subgraph, twin_subgraph, types)
-        type = _type_of(node, 0, types) if is_ours(node) and len(node.input) == 1 else TensorProto.FLOAT
+        is_block = is_ours(node) and node.op_type in BLOCK_OPERATORS
+        type = _type_of(node, 0, types) if is_block else TensorProto.FLOAT
         if type == TensorProto.FLOAT:
             nodes.append(node)
             continue
@@ -225,6 +236,8 @@ def _inferred_twin(model: ModelProto) -> ModelProto:
     twin.CopyFrom(model)
     for node in all_nodes(twin.graph.node):
         if is_ours(node):
+            if node.op_type in BLOCK_OPERATORS:
+                del node.input[1:]
             node.op_type, node.domain = STAND_INS[node.op_type], ""
             del node.attribute[:]
     others = [f for f in twin.functions if f.domain != DOMAIN]

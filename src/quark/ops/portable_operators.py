@@ -22,17 +22,22 @@ from dataclasses import dataclass, replace
 
 from onnx import FunctionProto, TensorProto
 
+from quark.formats.block import SCALE_FACTORS
 from quark.formats.catalog import BFLOAT16, FLOAT16, MX_ELEMENTS, sign_magnitude
-from quark.formats.spec import NonFinite, SubBlocks
+from quark.formats.spec import NonFinite, ScaleRule, SubBlocks
 from quark.ops.function_body import BOOL, CAST_LIKE_OPSET, DOUBLE, FLOAT, INT64, FunctionBody, Value
 from quark.ops.portable_blocks import (
     BLOCK_AXIS,
     FLOAT32_MAX,
+    PHI32,
+    ROUNDING_FACTOR,
     RULES,
     BlockArithmetic,
     BlockLayout,
     Elements,
     cut_end,
+    last_place,
+    least_error_scale,
     narrowed,
     pad_end,
     quantize_dequantize,
@@ -47,7 +52,10 @@ from quark.ops.schema import (
     EXTENDED_AXIS,
     EXTENDED_DEQUANTIZE_LINEAR,
     EXTENDED_QUANTIZE_LINEAR,
+    FLOAT_SCALE_QUANTIZE_DEQUANTIZE,
+    FLOAT_SCALES,
     MX_QUANTIZE_DEQUANTIZE,
+    TENSOR_SCALE,
     TO_BFP,
     default_bfp_nonfinite,
 )
@@ -73,6 +81,66 @@ def mx_function(opset: int) -> FunctionProto:
     arithmetic = BlockArithmetic(elements, layout, passes, lambda y, shape: y.on_flat(elements.quantize, shape))
     out = quantize_dequantize(wide, arithmetic)
     return body.function(MX_QUANTIZE_DEQUANTIZE, narrowed(out, x), MX_QUANTIZE_DEQUANTIZE.defaults)
+
+
+def float_scale_function(opset: int) -> FunctionProto:
+    """FloatScaleQuantizeDequantize; every line of `quark.formats.block` about float scales is one node here."""
+    body, operator = FunctionBody(opset), FLOAT_SCALE_QUANTIZE_DEQUANTIZE
+    attribute = operator.attribute
+    grids = [element.grid for element in MX_ELEMENTS.values()]
+    rules = (ScaleRule.FLOOR, ScaleRule.MSE)
+    elements = Elements.of(body, grids, body.place(attribute("element_dtype"), tuple(MX_ELEMENTS)), rules)
+    scale_place = body.place(attribute("scale_dtype"), FLOAT_SCALES)
+    scale_grids = [MX_ELEMENTS[name].grid for name in FLOAT_SCALES]
+    scale_highest = scale_place.lookup([grid.highest for grid in scale_grids])
+    scale_factor = scale_place.lookup([PHI32 * 2.0**-grid.mantissa_bits for grid in scale_grids])
+    least_spacing = scale_place.lookup([2.0 ** (grid.min_exponent - grid.mantissa_bits) for grid in scale_grids])
+    policy = body.place(attribute("nonfinite"), attribute("nonfinite").choices)
+    passes = policy.lookup([choice is NonFinite.PASSTHROUGH for choice in NonFinite], BOOL)
+    x, wide = widened_input(body)
+    block = within_reach(body.integer(attribute("block_size")), elements.is_mse)
+    layout = BlockLayout.of(wide, body.integer(attribute("axis")), block)
+    blocks = layout.split(wide)
+    finite = blocks.on_flat(lambda x: (abs(x) <= FLOAT32_MAX).where(x, 0.0), layout.blocks)
+    amax = abs(finite).reduce("Max", BLOCK_AXIS)
+    shape, row = amax.shape(), amax.reshape([-1])
+
+    # the zero is for tensors without elements
+    largest = body.op("Concat", row, body.constant([0.0], FLOAT), axis=0).reduce("Max", 0)
+    found = largest / (elements.highest * scale_highest)
+    # Clip ignores limits that are absent, and an absent input of the function is one
+    given = body.input(TENSOR_SCALE, FLOAT)
+    tensor_scale = body.op("Clip", found, given, given)
+    is_legal = (tensor_scale >= 0.0) & ((tensor_scale * scale_highest) <= FLOAT32_MAX)
+    expectation = f"{TENSOR_SCALE}: expected a number of at least 0 that times the largest block scale is finite"
+    tensor_scale = body.stop_if(~is_legal, tensor_scale, expectation)
+    divisor = tensor_scale.equals(0.0).where(1.0, tensor_scale)
+    wanted = row / elements.highest / divisor
+
+    def scales_of(wanted: Value) -> Value:
+        bounded = wanted.clip(0.0, scale_highest)
+        spacing = body.op("Max", abs(last_place(bounded * scale_factor)), least_spacing)
+        large = spacing * ROUNDING_FACTOR
+        return ((bounded + large) - large) * tensor_scale
+
+    def quantize(x: Value, scales: Value) -> Value:
+        y = x / scales.on_flat(lambda scales: scales.equals(0.0).where(1.0, scales))
+        return y.on_flat(lambda y: elements.quantize(y.clip(elements.lowest, elements.highest)))
+
+    def best() -> Value:
+        def candidates() -> Value:
+            return scales_of(body.op("Concat", *(wanted * factor for factor in SCALE_FACTORS), axis=0))
+
+        return least_error_scale(finite, len(SCALE_FACTORS), candidates, shape, quantize)
+
+    scale = body.branch(elements.is_mse, best, lambda: scales_of(wanted)).reshape(shape)
+    rounded = quantize(finite, scale)
+    specials = blocks - finite  # zero where the input is finite, else the input
+    total = specials.reduce("L1", BLOCK_AXIS)
+    kept = body.branch(passes, lambda: scale, lambda: scale + (total - total))
+    out = rounded * kept
+    out = body.branch(passes, lambda: out + specials, lambda: out)
+    return body.function(operator, narrowed(layout.join(out), x), operator.defaults)
 
 
 def bfp_function(opset: int) -> FunctionProto:

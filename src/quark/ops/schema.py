@@ -1,12 +1,14 @@
-"""The four operators of domain `com.amd.quark`: their inputs, attributes, defaults and legal values.
+"""The operators of domain `com.amd.quark`: their inputs, attributes, defaults and legal values.
 
     MXQuantizeDequantize      the OCP microscaling formats
     BFPQuantizeDequantize     block float ("to_bfp") and shared microexponents ("to_bfp_prime")
+    FloatScaleQuantizeDequantize   blocks whose scale is a small float, times one number for the tensor (NVFP4)
     ExtendedQuantizeLinear    x / scale + zero_point in the zero point's type, also where ONNX Runtime's own has none
     ExtendedDequantizeLinear  (x - zero_point) * scale
 
-Names and defaults are those of existing files. Two attributes are ours, `scale_rule` and `nonfinite`; files without
-them keep their meaning. The block operators ignore `axis` for tensors of rank 0 and 1.
+Names and defaults are those of existing files. FloatScaleQuantizeDequantize is ours, and so are two attributes of the
+other block operators, `scale_rule` and `nonfinite`; files without them keep their meaning. The block operators ignore
+`axis` for tensors of rank 0 and 1.
 
 A BFP value has one sign bit, eight bits of shared exponent and `bit_width - 9` magnitude bits.
 """
@@ -20,7 +22,7 @@ from types import MappingProxyType
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import BLOCK_FORMATS, MX_ELEMENTS, sign_magnitude
-from quark.formats.spec import BlockFormat, NonFinite, Rounding, ScaleRule, SubBlocks
+from quark.formats.spec import BlockFormat, FloatFormat, NonFinite, Rounding, ScaleRule, SubBlocks
 
 DOMAIN = "com.amd.quark"
 VERSION = 1
@@ -87,11 +89,13 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator with its inputs and attributes; each has one output."""
+    """An operator with its inputs, of which the last `optional_inputs` may be absent, and attributes; each has one
+    output."""
 
     name: str
     inputs: tuple[str, ...]
     attributes: tuple[Attribute, ...]
+    optional_inputs: int = 0
 
     @property
     def defaults(self) -> dict[str, AttributeValue]:
@@ -153,6 +157,23 @@ BFP_QUANTIZE_DEQUANTIZE = Operator(
         replace(NONFINITE, default=None),  # passthrough for to_bfp, block_nan for the others
     ),
 )
+TENSOR_SCALE = "tensor_scale"  # one float32 number; if it is absent, it is found from x
+FLOAT_SCALES = tuple(name for name, element in MX_ELEMENTS.items() if isinstance(element, FloatFormat))
+FLOAT_SCALE_QUANTIZE_DEQUANTIZE = Operator(
+    "FloatScaleQuantizeDequantize",
+    ("x", TENSOR_SCALE),
+    (
+        Attribute("element_dtype", "fp4_e2m1", tuple(MX_ELEMENTS)),
+        Attribute("scale_dtype", "fp8_e4m3", FLOAT_SCALES),
+        AXIS,
+        Attribute("block_size", 16, minimum=1),
+        replace(ROUNDING_MODE, default=ROUNDING_MODES.index(Rounding.HALF_EVEN)),
+        replace(SCALE_RULE, choices=(ScaleRule.FLOOR.value, ScaleRule.MSE.value)),
+        NONFINITE,
+    ),
+    optional_inputs=1,
+)
+BLOCK_OPERATORS = (MX_QUANTIZE_DEQUANTIZE.name, BFP_QUANTIZE_DEQUANTIZE.name, FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name)
 EXTENDED_AXIS = Attribute("axis", 0)
 EXTENDED_QUANTIZE_LINEAR = Operator("ExtendedQuantizeLinear", ("x", "scale", "zero_point"), (EXTENDED_AXIS,))
 EXTENDED_DEQUANTIZE_LINEAR = Operator("ExtendedDequantizeLinear", ("x", "scale", "zero_point"), (EXTENDED_AXIS,))
@@ -163,6 +184,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
         for operator in (
             MX_QUANTIZE_DEQUANTIZE,
             BFP_QUANTIZE_DEQUANTIZE,
+            FLOAT_SCALE_QUANTIZE_DEQUANTIZE,
             EXTENDED_QUANTIZE_LINEAR,
             EXTENDED_DEQUANTIZE_LINEAR,
         )
@@ -175,21 +197,28 @@ def default_bfp_nonfinite(bfp_method: str) -> NonFinite:
     return NonFinite.PASSTHROUGH if bfp_method == TO_BFP else NonFinite.BLOCK_NAN
 
 
-def quantizer_of(op_type: str, attributes: Mapping[str, object]) -> tuple[BlockQuantizer, int, bool]:
+def quantizer_of(
+    op_type: str, attributes: Mapping[str, object], tensor_scale: float | None = None
+) -> tuple[BlockQuantizer, int, bool]:
     """What a block operator with these attributes computes: the quantizer, its axis, and whether the input is rounded
-    to bfloat16 first. Absent attributes have the operator's defaults; illegal values are errors.
+    to bfloat16 first. Absent attributes have the operator's defaults; illegal values are errors. `tensor_scale` is the
+    number in the input of that name; None if it is absent.
 
     >>> quantizer, axis, _ = quantizer_of("MXQuantizeDequantize", {"element_dtype": "fp4_e2m1"})
     >>> str(quantizer.format), axis, quantizer.rounding.value
     ('mxfp4_e2m1', 1, 'half_away')
     """
-    block_operators = (MX_QUANTIZE_DEQUANTIZE.name, BFP_QUANTIZE_DEQUANTIZE.name)
-    if op_type not in block_operators:
-        raise unknown_name("block operator", op_type, block_operators)
+    if op_type not in BLOCK_OPERATORS:
+        raise unknown_name("block operator", op_type, BLOCK_OPERATORS)
     values = OPERATORS[op_type].resolve(attributes)
     if op_type == MX_QUANTIZE_DEQUANTIZE.name:
         element = MX_ELEMENTS[str(values["element_dtype"])]
         fmt = _named(BlockFormat("mx", element, int(values["block_size"])))
+    elif op_type == FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name:
+        element, scale = MX_ELEMENTS[str(values["element_dtype"])], MX_ELEMENTS[str(values["scale_dtype"])]
+        assert isinstance(scale, FloatFormat), scale
+        name = f"{scale}_scaled"
+        fmt = _named(BlockFormat(name, element, int(values["block_size"]), scale=scale, has_tensor_scale=True))
     else:
         method, size = str(values["bfp_method"]), int(values["block_size"])
         magnitude_bits = int(values["bit_width"]) - BIT_WIDTH_OVERHEAD
@@ -212,6 +241,7 @@ def quantizer_of(op_type: str, attributes: Mapping[str, object]) -> tuple[BlockQ
         ScaleRule(values["scale_rule"]),
         ROUNDING_MODES[int(values["rounding_mode"])],
         NonFinite(values.get("nonfinite", fmt.default_nonfinite)),
+        tensor_scale,
     )
     return quantizer, int(values["axis"]), bool(values.get("convert_to_bfloat_before_bfp", 0))
 
