@@ -10,7 +10,7 @@ loss, so that it can be read, compared, edited by hand, and handed to another fl
 How a tensor is quantized is one of
 
     AffineChoice       integers with a scale and a zero point; for channels of an axis, or groups along it
-    BlockChoice        blocks along an axis that share a power-of-two scale
+    BlockChoice        blocks along an axis that share a scale
     FloatChoice        float16 or bfloat16
     DynamicChoice      integers whose scale is found at run time
 """
@@ -42,6 +42,7 @@ _MOST_INPUTS = 1 << 31
 _MOST_RANK = 64
 _MOST_BLOCK = 1 << 20
 _MOST_BITS, _MOST_EXPONENT_BITS = 32, 8
+_FLOAT_SCALE_FIELDS = ("scale", "has_tensor_scale")
 
 
 class Role(str, Enum):
@@ -247,19 +248,26 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
         kind = "float" if isinstance(fmt.element, FloatFormat) else "int"
         return {
             "kind": "block",
-            "format": fmt.name if is_known else {**asdict(fmt), "element_kind": kind},
+            "format": fmt.name if is_known else {**_format_to_dict(fmt), "element_kind": kind},
             "block_size": fmt.block_size,
             "axis": choice.axis,
             "scale_rule": quantizer.scale_rule.value,
             "rounding": quantizer.rounding.value,
             "nonfinite": quantizer.nonfinite.value,
             "to_bfloat16_first": choice.to_bfloat16_first,
+            **({} if quantizer.tensor_scale is None else {"tensor_scale": quantizer.tensor_scale}),
         }
     kind = next(name for name, cls in _PLAIN_KINDS.items() if isinstance(choice, cls))
     if isinstance(choice, AffineChoice):
         numbers = {name: _numbers_to_json(getattr(choice, name)) for name in ("scale", "zero_point")}
         return {"kind": kind, "format": choice.format, **numbers, "axis": choice.axis, "group_size": choice.group_size}
     return {"kind": kind, **asdict(choice)}
+
+
+def _format_to_dict(fmt: BlockFormat) -> dict[str, Any]:
+    """The fields of a format; those about float scales only if it has one."""
+    fields = asdict(fmt)
+    return fields if fmt.scale is not None else {k: v for k, v in fields.items() if k not in _FLOAT_SCALE_FIELDS}
 
 
 def _choice_from(fields: Fields) -> Choice:
@@ -270,6 +278,7 @@ def _choice_from(fields: Fields) -> Choice:
             ScaleRule(fields.text("scale_rule", [each.value for each in ScaleRule])),
             Rounding(fields.text("rounding", [each.value for each in Rounding])),
             NonFinite(fields.text("nonfinite", [each.value for each in NonFinite])),
+            fields.number("tensor_scale") if fields.has("tensor_scale") else None,
         )
         return BlockChoice(
             quantizer, fields.integer("axis", -_MOST_RANK, _MOST_RANK), fields.boolean("to_bfloat16_first")
@@ -330,12 +339,7 @@ def _format_from(choice: Fields) -> BlockFormat:
     inner = fields.mapping("element")
     element: FloatFormat | IntFormat
     if fields.text("element_kind", ("float", "int")) == "float":
-        element = FloatFormat(
-            inner.text("name"),
-            inner.integer("exponent_bits", 1, _MOST_EXPONENT_BITS),
-            inner.integer("mantissa_bits", 0, _MOST_BITS),
-            Specials(inner.text("specials", [each.value for each in Specials])),
-        )
+        element = _small_float(inner)
     else:
         element = IntFormat(
             inner.text("name"),
@@ -356,4 +360,15 @@ def _format_from(choice: Fields) -> BlockFormat:
         fields.boolean("flush_subnormals"),
         fields.boolean("carry"),
         NonFinite(fields.text("default_nonfinite", [each.value for each in NonFinite])),
+        _small_float(fields.mapping("scale")) if fields.has("scale") else None,
+        fields.boolean("has_tensor_scale") if fields.has("has_tensor_scale") else False,
+    )
+
+
+def _small_float(fields: Fields) -> FloatFormat:
+    return FloatFormat(
+        fields.text("name"),
+        fields.integer("exponent_bits", 1, _MOST_EXPONENT_BITS),
+        fields.integer("mantissa_bits", 0, _MOST_BITS),
+        Specials(fields.text("specials", [each.value for each in Specials])),
     )

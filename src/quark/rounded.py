@@ -80,6 +80,7 @@ def block_values(array: Array, choice: BlockChoice) -> Array:
         scale_rule=quantizer.scale_rule,
         rounding=quantizer.rounding,
         nonfinite=quantizer.nonfinite,
+        tensor_scale=quantizer.tensor_scale,
     )
     return np.asarray(kept)
 

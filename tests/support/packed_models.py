@@ -22,13 +22,20 @@ def rounded(shape, axis, fmt, rule="floor", seed=0, dtype=np.float32):
     """Numbers of very different sizes in a block format."""
     random = np.random.default_rng(seed)
     x = random.standard_normal(shape) * np.exp(random.standard_normal(shape))
-    return np.asarray(quantize_dequantize(x.astype(dtype), fmt, axis, scale_rule=rule))
+    scale = tensor_scale_of(fmt)
+    return np.asarray(quantize_dequantize(x.astype(dtype), fmt, axis, scale_rule=rule, tensor_scale=scale))
+
+
+def tensor_scale_of(fmt):
+    """The tensor scale of all weights here, for formats that have one: some blocks saturate, and some vanish."""
+    return float(np.float32(0.0037)) if get_format(fmt).has_tensor_scale else None
 
 
 def mark(name, fmt, axis, output, rule="floor", domain=CONSTANT_DOMAIN):
     fmt = get_format(fmt)
     op_type, attributes = block_attributes(BlockQuantizer(fmt, ScaleRule(rule), nonfinite=fmt.default_nonfinite), axis)
-    return helper.make_node(op_type, [name], [output], name=f"{name}_mark", domain=domain, **attributes)
+    inputs = [name] if tensor_scale_of(fmt) is None else [name, f"{name}_{fmt}_scale"]
+    return helper.make_node(op_type, inputs, [output], name=f"{name}_mark", domain=domain, **attributes)
 
 
 def model_of(weights, nodes=(), opset=17, inputs=(), outputs=()):
@@ -37,6 +44,8 @@ def model_of(weights, nodes=(), opset=17, inputs=(), outputs=()):
     for name, (array, node) in weights.items():
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         constants.append(numpy_helper.from_array(array, name))
+        for scale in node.input[1:]:
+            constants.append(numpy_helper.from_array(np.array(tensor_scale_of("nvfp4"), np.float32), scale))
         cast = helper.make_node("Cast", ["x"], [f"{name}_x"], to=kind)
         add = helper.make_node("Add", [node.output[0], f"{name}_x"], [f"y_{name}"])
         body += [node, cast, add]

@@ -24,6 +24,7 @@ from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, Me
 from quark.decide.view import Array, Constant, Graph, Node
 from quark.errors import InvalidValueError, ModelError, unknown_name
 from quark.formats.affine import integer_format
+from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
 from quark.plan import (
     AffineChoice,
@@ -182,8 +183,23 @@ class _Chooser:
         if request.tensor in self._values:
             rank = len(self._constant(request.tensor).shape)
             chosen = chosen if -rank <= chosen < rank else rank - 1
-        choice = BlockChoice(spec.quantizer, chosen, spec.to_bfloat16_first)
+        quantizer = self._with_tensor_scale(request, spec)
+        choice = BlockChoice(quantizer, chosen, spec.to_bfloat16_first)
         return choice, _reason(f"{reason}, {spec.quantizer.scale_rule.value}", self._type_override(request))
+
+    def _with_tensor_scale(self, request: Request, spec: BlockSpec) -> BlockQuantizer:
+        """The quantizer with the tensor scale of a constant, or of a measured range if the spec wants that."""
+        quantizer = spec.quantizer
+        if not quantizer.format.has_tensor_scale:
+            return quantizer
+        if request.tensor in self._values:
+            array = self._constant(request.tensor).array()
+            return quantizer.fixed(array.astype(np.float32, copy=False))
+        if not spec.is_calibrated:
+            return quantizer
+        found = self._ranges[request.tensor, spec]
+        reach = np.float32(max(-found.lowest, found.highest))
+        return replace(quantizer, tensor_scale=float(reach / np.float32(quantizer.format.reach)))
 
     def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
         if not spec.is_scaled:

@@ -1,7 +1,7 @@
 """What a user wants of a tensor, before anything is known of its values.
 
     AffineSpec     integers with a scale and a zero point, found by a method of `quark.ranges`
-    BlockSpec      blocks that share a power-of-two scale
+    BlockSpec      blocks that share a scale
     FloatSpec      float16, bfloat16, or an 8-bit float with a scale
     DynamicSpec    integers whose scale is found at run time
 
@@ -100,16 +100,34 @@ class AffineSpec:
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """Blocks of `quantizer` along `axis`; where `follows_reduction`, along the axis that the reader sums over."""
+    """Blocks of `quantizer` along `axis`; where `follows_reduction`, along the axis that the reader sums over.
+    `is_calibrated`: if the format has a tensor scale, that of an activation comes from its measured range, instead of
+    being found at every run."""
 
     quantizer: BlockQuantizer
     axis: int = 1
     follows_reduction: bool = True
     to_bfloat16_first: bool = False
+    is_calibrated: bool = False
 
     @property
     def format(self) -> str:
         return str(self.quantizer.format)
+
+    @property
+    def method(self) -> RangeMethod:
+        return MinMax()
+
+    @property
+    def integer(self) -> IntFormat:
+        return integer_format("int8")
+
+    @property
+    def is_symmetric(self) -> bool:
+        return True
+
+    def observed_method(self) -> RangeMethod:
+        return self.method
 
 
 @dataclass(frozen=True)
@@ -167,11 +185,13 @@ class DynamicSpec:
 
 
 TensorSpec: TypeAlias = AffineSpec | BlockSpec | FloatSpec | DynamicSpec
-MeasuredSpec: TypeAlias = AffineSpec | FloatSpec
+MeasuredSpec: TypeAlias = AffineSpec | FloatSpec | BlockSpec
 
 
 def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
     """True if the choice needs a measured range."""
+    if isinstance(spec, BlockSpec):
+        return spec.is_calibrated and spec.quantizer.format.has_tensor_scale
     return isinstance(spec, AffineSpec) or (isinstance(spec, FloatSpec) and spec.is_scaled and not spec.is_dynamic)
 
 

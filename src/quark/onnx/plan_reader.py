@@ -51,7 +51,7 @@ from quark.onnx.file_graph import read_graph
 from quark.onnx.graph import attribute, graphs_in, input_value, is_constant, readers
 from quark.onnx.view import operator_facts
 from quark.ops.onnx_nodes import CONSTANT_DOMAIN
-from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, DOMAIN, MX_QUANTIZE_DEQUANTIZE, quantizer_of
+from quark.ops.schema import BLOCK_OPERATORS, DOMAIN, quantizer_of
 from quark.plan import (
     AffineChoice,
     BlockChoice,
@@ -69,7 +69,7 @@ Array = NDArray[Any]
 
 QUANTIZE = ("QuantizeLinear", "ExtendedQuantizeLinear")
 DEQUANTIZE = ("DequantizeLinear", "ExtendedDequantizeLinear")
-BLOCK = (MX_QUANTIZE_DEQUANTIZE.name, BFP_QUANTIZE_DEQUANTIZE.name)
+BLOCK = BLOCK_OPERATORS
 DYNAMIC = "DynamicQuantizeLinear"
 INTEGER_PRODUCTS = ("ConvInteger", "MatMulInteger")
 DYNAMIC_LSTM = "DynamicQuantizeLSTM"
@@ -393,7 +393,13 @@ class QuantizedGraph:
         attributes = {key: attr.value for key, attr in node.attributes.items()}
 
         def decide() -> BlockChoice:
-            return BlockChoice(*quantizer_of(node.op_type, attributes))
+            given = input_value(node, 1)
+            if given is None:
+                return BlockChoice(*quantizer_of(node.op_type, attributes))
+            scale = _optional_array(given)
+            if scale is None or scale.size != 1:
+                raise ModelError(f"node '{_name(node)}' ({node.op_type}): its tensor scale is not one constant number")
+            return BlockChoice(*quantizer_of(node.op_type, attributes, float(scale.reshape(()))))
 
         hint = _stem(node.name, node.op_type)
         if node.domain == DOMAIN:

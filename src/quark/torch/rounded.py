@@ -35,5 +35,6 @@ def rounded(x: torch.Tensor, choice: Choice | None) -> torch.Tensor:
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
+            tensor_scale=quantizer.tensor_scale,
         )
     return result

@@ -7,7 +7,7 @@ rounding. Each output keeps the way with the least squared error, so that none i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -236,6 +236,8 @@ def _others(
     if isinstance(spec, FloatSpec) and spec.is_eight_bits:
         return _eight_bit_floats(weight, best, inner, spec, options)
     choice = choice_without_scales(spec)
+    if isinstance(choice, BlockChoice):
+        choice = replace(choice, quantizer=choice.quantizer.fixed(weight.astype(np.float32)))
     tries = [_Try(rounded(weight, choice).astype(np.float64))]
     power = np.diagonal(inner)
     scales = None
@@ -289,7 +291,7 @@ def _stored(values: Array, choice: Any) -> _Try:
 
 def _has_plain_blocks(fmt: BlockFormat) -> bool:
     """True if a block has one scale that can be chosen at will."""
-    return fmt.sub_blocks is None and not fmt.carry
+    return fmt.sub_blocks is None and not fmt.carry and fmt.scale is None
 
 
 def _block_scales(values: Array, power: Array, choice: BlockChoice) -> Array:

@@ -89,6 +89,7 @@ class _Blocks(Quantizer):
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
+            tensor_scale=quantizer.tensor_scale,
         )
         return rounded
 

@@ -139,6 +139,7 @@ class LearnedBlocks(LearnedWeight):
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
+            tensor_scale=quantizer.tensor_scale,
         )
         assert isinstance(rounded, torch.Tensor)
         return rounded

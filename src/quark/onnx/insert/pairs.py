@@ -25,7 +25,7 @@ from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
 from quark.onnx.graph import add_initializer, add_node, opset
 from quark.onnx.large_tensors import ComputedTensor, Piece, is_large_model, is_large_tensor, pieces
-from quark.ops.onnx_nodes import CONSTANT_DOMAIN, block_attributes
+from quark.ops.onnx_nodes import CONSTANT_DOMAIN, block_attributes, stored_tensor_scale
 from quark.ops.schema import DOMAIN, VERSION
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.rounded import block_values, parameters_of
@@ -155,7 +155,10 @@ def block_node(model: ir.Model, value: ir.Value, choice: BlockChoice, domain: st
     """The operator of com.amd.quark, or the mark of the same name on a constant."""
     op_type, attributes = block_attributes(choice.quantizer, choice.axis, choice.to_bfloat16_first)
     model.opset_imports.setdefault(domain, VERSION)
-    result = _behind(model, op_type, [value], f"{value.name}_{op_type}", value, domain, dict(attributes))
+    inputs, scale = [value], stored_tensor_scale(choice.quantizer)
+    if scale is not None:
+        inputs.append(add_initializer(model, f"{value.name}_scale", np.array(scale, np.float32)))
+    result = _behind(model, op_type, inputs, f"{value.name}_{op_type}", value, domain, dict(attributes))
     result.type, result.shape = value.type, value.shape
     return result
 

@@ -5,6 +5,9 @@ keeps all numbers that stay in range. So each block gets the smallest scale at w
 sub-block the finest unit. The result is compared with the weight byte by byte. A weight in the format is restored
 exactly, whatever the scale rule and the rounding were, and any other weight is refused.
 
+Scales that are floats are found again with the tensor's scale, which is known: the largest number of a block is one of
+the few elements times its scale. The first of these scales that restores the whole block is taken.
+
 Tensors are viewed as [outer, length, inner], with the blocks along the middle; the last block may be short.
 """
 
@@ -20,7 +23,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.formats.packing import decode_elements, encode_elements
-from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat, ElementFormat, IntFormat
+from quark.formats.quantize import quantize_dequantize
+from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat, ElementFormat, FloatFormat, IntFormat
 from quark.onnx.large_tensors import pieces
 
 Array = NDArray[Any]
@@ -88,13 +92,21 @@ class Geometry:
 @dataclass(frozen=True, eq=False)
 class BlockCodes:
     """A weight in codes: one byte an element, [outer, length, inner]; one an exponent (+ 127), [outer, blocks, inner];
-    one a microexponent, [outer, sub-blocks, inner], where blocks have several sub-blocks."""
+    one a microexponent, [outer, sub-blocks, inner], where blocks have several sub-blocks. If scales are floats,
+    `exponents` are their codes, and `tensor_scale` is what all of them are multiplied by."""
 
     format: BlockFormat
     geometry: Geometry
     elements: Bytes
     exponents: Bytes
     shifts: Bytes | None = None
+    tensor_scale: float = 1.0
+
+    @property
+    def scales_of_codes(self) -> NDArray[np.float32]:
+        """The scale of every byte of `exponents`."""
+        fmt = self.format
+        return POWERS if fmt.scale is None else np.float32(self.tensor_scale) * float_scales(fmt.scale)
 
     @property
     def has_minus_zero(self) -> bool:
@@ -108,7 +120,7 @@ class BlockCodes:
         numbers = _numbers(self.format.element)[self.elements[outer, along]]
         size, last = self.geometry.size, along.stop
         exponents = self.exponents[outer, along.start // size : -(-last // size)]
-        scales = _spread(POWERS[exponents], size, last - along.start)
+        scales = _spread(self.scales_of_codes[exponents], size, last - along.start)
         if self.shifts is not None:
             sub = self.geometry.sub_size
             shifts = self.shifts[outer, along.start // sub : -(-last // sub)]
@@ -127,7 +139,9 @@ def obstacle(fmt: BlockFormat, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def encode(tensor: ir.TensorProtocol, fmt: BlockFormat, axis: int) -> BlockCodes | None:
+def encode(
+    tensor: ir.TensorProtocol, fmt: BlockFormat, axis: int, tensor_scale: float | None = None
+) -> BlockCodes | None:
     """The codes for exactly this weight, of float32, float16 or bfloat16; None if it is not in the format."""
     geometry = Geometry.of(fmt, tuple(tensor.shape.numpy()), axis)
     outer, inner = geometry.outer, geometry.inner
@@ -137,18 +151,25 @@ def encode(tensor: ir.TensorProtocol, fmt: BlockFormat, axis: int) -> BlockCodes
         np.empty((outer, geometry.length, inner), np.uint8),
         np.empty((outer, geometry.blocks, inner), np.uint8),
         np.empty((outer, geometry.sub_blocks, inner), np.uint8) if geometry.sub_size else None,
+        1.0 if tensor_scale is None else tensor_scale,
     )
     for piece in pieces(tensor, geometry.axis, geometry.size):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            _encode_piece(piece.array.astype(np.float32, copy=False), codes, piece.outer, piece.along)
+            _encode_piece(piece.array, codes, piece.outer, piece.along)
             decoded = codes.values(piece.outer, piece.along).astype(piece.array.dtype, copy=False)
         if decoded.tobytes() != piece.array.tobytes():
             return None
     return codes
 
 
-def _encode_piece(x: NDArray[np.float32], codes: BlockCodes, outer: slice, along: slice) -> None:
+def _encode_piece(array: Array, codes: BlockCodes, outer: slice, along: slice) -> None:
     fmt, size = codes.format, codes.geometry.size
+    x = array.astype(np.float32, copy=False)
+    if fmt.scale is not None:
+        found, elements = _with_float_scales(_padded(array, size), fmt, np.float32(codes.tensor_scale))
+        codes.exponents[outer, along.start // size : -(-along.stop // size)] = found
+        codes.elements[outer, along] = elements.reshape(x.shape[0], -1, x.shape[2])[:, : x.shape[1]]
+        return
     exponents = _exponents(_padded(x, size), fmt.element)
     codes.exponents[outer, along.start // size : -(-along.stop // size)] = exponents - SCALE_MIN_EXPONENT
     each = _spread(exponents, size, x.shape[1])
@@ -160,6 +181,42 @@ def _encode_piece(x: NDArray[np.float32], codes: BlockCodes, outer: slice, along
         each = each - _spread(shifts, sub, x.shape[1])
     units = x * np.ldexp(np.float32(1), -each)
     codes.elements[outer, along] = _codes(fmt.element)[units.view(np.uint32) >> 16]
+
+
+def _with_float_scales(blocks: Array, fmt: BlockFormat, tensor_scale: np.float32) -> tuple[Bytes, Bytes]:
+    """The codes of scales, [outer, blocks, inner], and of elements, in the shape of the blocks. A block that no scale
+    restores gets codes of other numbers."""
+    assert fmt.scale is not None
+    scale, numbers, dtype = fmt.scale, _numbers(fmt.element), blocks.dtype
+    blocks = blocks.astype(np.float32, copy=False)
+    largest = np.abs(blocks).max(axis=2)
+    table = tensor_scale * float_scales(scale)
+    codes = np.full(largest.shape, encode_elements(scale, np.ones(1, np.float32))[0], np.uint8)  # for blocks of zeros
+    elements = np.zeros(blocks.shape, np.uint8)
+    is_open = largest > 0
+    for element in sorted({float(each) for each in numbers if each > 0}, reverse=True):
+        wanted = np.clip(largest / np.float32(element) / tensor_scale, 0, scale.max)
+        tried = encode_elements(scale, np.asarray(quantize_dequantize(np.nan_to_num(wanted), scale))).astype(np.uint8)
+        steps = table[tried][:, :, None]
+        units = np.clip(np.nan_to_num(blocks / steps), fmt.element.grid.lowest, fmt.element.grid.highest)
+        own = encode_elements(fmt.element, np.asarray(quantize_dequantize(units, fmt.element))).astype(np.uint8)
+        restored = (numbers[own] * steps).astype(dtype, copy=False)  # a weight of 16 bits was rounded to them
+        is_found = is_open & (restored == blocks).all(axis=2)
+        codes, elements = np.where(is_found, tried, codes), np.where(is_found[:, :, None], own, elements)
+        is_open &= ~is_found
+        if not is_open.any():
+            break
+    # zeros keep their sign
+    is_minus_zero = (blocks == 0) & np.signbit(blocks)
+    elements[is_minus_zero] = encode_elements(fmt.element, np.array([-0.0], np.float32))[0]
+    return codes, elements
+
+
+@lru_cache(maxsize=8)
+def float_scales(scale: FloatFormat) -> NDArray[np.float32]:
+    """The number of every code of a scale; codes of NaN and Inf, which no finite number needs, are 0."""
+    numbers = _numbers(scale)
+    return np.asarray(np.where(np.isfinite(numbers), numbers, 0), np.float32)
 
 
 def _padded(x: Array, size: int) -> Array:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -251,11 +252,16 @@ class _Packing:
                 continue
             for quantizer, choice in zip(found, choices, strict=True):
                 assert isinstance(choice, BlockChoice)
+                choice = replace(choice, quantizer=choice.quantizer.fixed(tensor.numpy()))
                 new = editing.fresh(f"{name}_{choice.format}")
                 editing.add_constant(new, _rounded(tensor, choice, new), editing.constants[name])
                 node = self._protos[quantizer.node]
                 node.domain, node.input[0] = CONSTANT_DOMAIN, new
-                self._marks[new] = quantizer
+                if choice.quantizer.tensor_scale is not None and len(node.input) == 1:
+                    scale = editing.fresh(f"{new}_scale")
+                    editing.add_constant(scale, ir.Tensor(np.array(choice.quantizer.tensor_scale, np.float32)))
+                    node.input.append(scale)
+                self._marks[new] = replace(quantizer, decide=partial(_same, choice))
                 notes[new] = f"was in float behind {node.op_type}: rounded first, the float numbers are not kept"
             editing.remove_constant(name)
         if notes:
@@ -321,7 +327,7 @@ class _Packing:
         fmt = choice.quantizer.format
         stored: Stored | str = self._float_obstacle(name, tensor) or obstacle(fmt, shape) or self.form.obstacle(fmt)
         if not stored:
-            codes = encode(tensor, fmt, choice.axis)
+            codes = encode(tensor, fmt, choice.axis, choice.quantizer.tensor_scale)
             stored = f"not all of its numbers are in '{fmt}'" if codes is None else self.form.store(name, codes, tensor)
         if isinstance(stored, str):
             self.left.append(LeftWeight(name, tensor.nbytes, stored))
@@ -344,6 +350,10 @@ class _Packing:
         if tensor.nbytes < 2 * MIN_SAVED_BYTES:
             return f"it has {tensor.nbytes} bytes: the nodes that unpack it would take as many"
         return ""
+
+
+def _same(choice: BlockChoice) -> BlockChoice:
+    return choice
 
 
 def _rounded(tensor: ir.TensorProtocol, choice: BlockChoice, name: str) -> ir.TensorProtocol:

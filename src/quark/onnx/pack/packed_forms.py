@@ -209,6 +209,8 @@ def native_obstacle(fmt: BlockFormat) -> str:
     """Why ONNX, or the installed one, has no type for weights of that format; empty if there is one."""
     if fmt.sub_blocks is not None:
         return f"ONNX has no type for the microexponents of '{fmt}'; the profiles portable and custom take it"
+    if fmt.scale is not None:
+        return f"ONNX's DequantizeLinear takes no scales of {fmt.scale}; the profiles portable and custom take '{fmt}'"
     kind = TYPES.get(str(fmt.element))
     if kind is None:
         return f"ONNX has no type for the elements of '{fmt}'; the profiles portable and custom take it"

@@ -1,7 +1,7 @@
 """The nodes that unpack a weight, in standard operators of any opset from 13 on.
 
     numbers = the layout's reading of the codes
-    scales  = table[exponents], times table[microexponents] if the format has them
+    scales  = table[exponents], times table[microexponents] if the format has them, times the tensor's scale if it has
     weight  = numbers * scales, in the shape of the weight
 
 Everything is exact: elements and scales are float32, and so is the weight. If blocks divide the axis, a scale is
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quark.formats.spec import SCALE_MIN_EXPONENT, BlockFormat
-from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry, joined, parted
+from quark.onnx.pack.block_codes import BlockCodes, Bytes, Geometry, float_scales, joined, parted
 from quark.onnx.pack.layouts import Layout, Shared, Writer, block_dims, is_in_rows, rows_of
 
 Array = NDArray[Any]
@@ -33,6 +33,7 @@ FUNCTION_VERSION = 1
 EXPONENTS, SHIFTS = "exponents", "shifts"
 MIN_ROW = 32  # products of shorter rows take twice as long an element, and longer ones are no faster
 SCALES = "scales"  # both, in words: the exponent is the upper byte
+TENSOR_SCALE = "tensor_scale"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class Unpacking:
 
     def planes(self, codes: BlockCodes) -> dict[str, Array]:
         """All tensors of the weight by role."""
+        planes = self._block_planes(codes)
+        if self.format.scale is not None:
+            planes[TENSOR_SCALE] = np.array(codes.tensor_scale, np.float32)
+        return planes
+
+    def _block_planes(self, codes: BlockCodes) -> dict[str, Array]:
         geometry = self.geometry
         if self._is_in_rows:
             result = self.layout.planes(_rows(codes.elements, geometry.size), rows_of(geometry))
@@ -98,6 +105,8 @@ class Unpacking:
         """The type and the number of elements of each of these tensors."""
         geometry = self.geometry
         result = self.layout.sizes(geometry.count)
+        if self.format.scale is not None:
+            result[TENSOR_SCALE] = (np.float32, 1)
         if self._has_words:
             return result | {SCALES: (np.uint16, geometry.outer * geometry.blocks * geometry.inner)}
         result[EXPONENTS] = (np.uint8, geometry.outer * geometry.blocks * geometry.inner)
@@ -127,7 +136,8 @@ class Unpacking:
             if self._shift_bits:
                 stored = parted(planes[SHIFTS].reshape(-1), self._shift_bits)
                 shifts = stored[: shifts.size].reshape(shape)
-        return BlockCodes(fmt, geometry, elements, exponents, shifts)
+        tensor_scale = float(planes[TENSOR_SCALE].reshape(())) if fmt.scale is not None else 1.0
+        return BlockCodes(fmt, geometry, elements, exponents, shifts, tensor_scale)
 
     def write(self, writer: Writer) -> str:
         """Write all nodes; return the name of the weight, which has its shape and type."""
@@ -201,7 +211,12 @@ class Unpacking:
         return np.asarray(np.ldexp(np.float32(1), np.minimum(exponents, 127)), np.float32)
 
     def _scales(self, writer: Writer) -> str:
-        """2^e for all blocks, in the units of the layout's numbers."""
+        """The scales of all blocks, in the units of the layout's numbers."""
+        if self.format.scale is not None:
+            numbers = float_scales(self.format.scale) * np.float32(1 / self.layout.unit)
+            table = writer.table(f"{self.format.scale}.{int(self.layout.unit)}", numbers)
+            factors = writer.op("Gather", [table, writer.op("Cast", [writer.plane(EXPONENTS)], to=TensorProto.INT32)])
+            return writer.op("Mul", [factors, writer.plane(TENSOR_SCALE)])
         table = writer.table(f"powers.{int(self.layout.unit)}", self._powers)
         return writer.op("Gather", [table, writer.op("Cast", [writer.plane(EXPONENTS)], to=TensorProto.INT32)])
 

@@ -23,6 +23,7 @@ from quark.onnx.quantization.config.data_type import (
     MXFP6E3M2,
     MXFP8E4M3,
     MXFP8E5M2,
+    NVFP4,
     DataType,
     MXInt8,
 )
@@ -89,7 +90,11 @@ def blocks(name: str, description: str, /, *types: DataType | Any, **options: An
 
 def _attributes(*types: DataType | Any) -> dict[str, Any]:
     """The extra options that describe these block types."""
-    options = {ExtendedQuantType.QBFP: "BFPAttributes", ExtendedQuantType.QMX: "MXAttributes"}
+    options = {
+        ExtendedQuantType.QBFP: "BFPAttributes",
+        ExtendedQuantType.QMX: "MXAttributes",
+        ExtendedQuantType.QNVFP4: "NVFP4Attributes",
+    }
     return {options[each.map_onnx_format]: dict(each.attributes) for each in types if isinstance(each, DataType)}
 
 
@@ -202,6 +207,8 @@ BLOCK_PRESETS = (
     blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3, BiasCorrection=True),
     blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse"),
     blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8, Protect="auto"),
+    blocks("NVFP4", "4-bit floats, 16 share an 8-bit float scale, one scale a tensor", NVFP4, BiasCorrection=True,
+           WeightScaleRule="mse"),
 )
 MIXED_BLOCK_PRESETS = (
     mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16),
@@ -275,7 +282,7 @@ def unknown_preset(name: object) -> UnknownNameError:
     """Return the error for a name that is not a preset.
 
     >>> str(unknown_preset("MXINT9"))
-    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 68."
+    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 70."
     """
     nearest = difflib.get_close_matches(str(name).upper(), PRESETS, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else ""

@@ -277,6 +277,7 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
+            tensor_scale=quantizer.tensor_scale,
         )
         tensors = {name: torch.from_numpy(packed.codes), f"{name}.{BLOCK_SCALES}": torch.from_numpy(packed.scales)}
         stored = Stored("packed", choice.format, array.shape, "float32", (BLOCK_SCALES,))

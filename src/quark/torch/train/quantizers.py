@@ -287,6 +287,7 @@ class BlockFakeQuantizer(_FixedQuantizer):
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
+            tensor_scale=quantizer.tensor_scale,
         )
 
 

@@ -19,11 +19,12 @@ from quark.errors import refuse_unknown_fields, unknown_name
 from quark.onnx.quantization.config.quant_types import (
     BFP_FAMILY,
     MX_FAMILY,
+    NVFP4_FAMILY,
     ExtendedQuantType,
     QuantType,
     format_of_type,
 )
-from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, MX_QUANTIZE_DEQUANTIZE
+from quark.ops.schema import BFP_QUANTIZE_DEQUANTIZE, FLOAT_SCALE_QUANTIZE_DEQUANTIZE, MX_QUANTIZE_DEQUANTIZE
 
 
 @refuse_unknown_fields
@@ -63,7 +64,11 @@ class DataType:
         return self.name
 
 
-BLOCK_OPERATORS = {BFP_FAMILY: BFP_QUANTIZE_DEQUANTIZE.name, MX_FAMILY: MX_QUANTIZE_DEQUANTIZE.name}
+BLOCK_OPERATORS = {
+    BFP_FAMILY: BFP_QUANTIZE_DEQUANTIZE.name,
+    MX_FAMILY: MX_QUANTIZE_DEQUANTIZE.name,
+    NVFP4_FAMILY: FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name,
+}
 
 HALF_EVEN = 2  # as the attribute rounding_mode counts
 
@@ -114,6 +119,17 @@ MXFP6E3M2 = _microscaling("MXFP6E3M2", "fp6_e3m2", "rceil")
 MXFP6E2M3 = _microscaling("MXFP6E2M3", "fp6_e2m3", "even")
 MXFP4E2M1 = _microscaling("MXFP4E2M1", "fp4_e2m1", "even")
 MXInt8 = _microscaling("MXInt8", "int8", "floor")
+NVFP4 = DataType(
+    "NVFP4",
+    ExtendedQuantType.QNVFP4,
+    attributes={
+        "element_dtype": "fp4_e2m1",
+        "scale_dtype": "fp8_e4m3",
+        "axis": 1,
+        "block_size": 16,
+        "rounding_mode": HALF_EVEN,
+    },
+)
 
 DATA_TYPES: Mapping[str, DataType] = MappingProxyType(
     {value.name: value for value in list(vars().values()) if isinstance(value, DataType)}

@@ -80,12 +80,13 @@ from quark.onnx.quantization.config.run_fields import (
     ROTATION,
     SMOOTH,
 )
-from quark.onnx.quantization.config.tensor_specs import BFP_OPERATOR, MX_OPERATOR
+from quark.onnx.quantization.config.tensor_specs import BFP_OPERATOR, MX_OPERATOR, NVFP4_OPERATOR
 
 POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 _MIN_MSE_MODES = one_of("All", "MostCommon", "Percentile")
 _STREAMING = "calibration is a stream: it keeps no activations, and needs no workers"
 _MX_ATTRIBUTES = mapping(f"a dictionary of the attributes of {MX_OPERATOR}")
+_NVFP4_ATTRIBUTES = mapping(f"a dictionary of the attributes of {NVFP4_OPERATOR}")
 _BFP_ATTRIBUTES = mapping(f"a dictionary of the attributes of {BFP_OPERATOR}")
 
 _choose, _insert, _calibrate = (partial(Into, step) for step in ("choose", "insert", "calibrate"))
@@ -102,8 +103,13 @@ _NUMBER_OPTIONS: tuple[Option, ...] = (
         "WeightScaleRule",
         one_of(*(each.value for each in ScaleRule)),
         ForSpecs(),
-        "the scale rule of weights in microscaling formats, where it is not that of MXAttributes; 'mse' tries three",
+        "the scale rule of weights in microscaling formats and NVFP4, where it is not that of the attributes; 'mse' "
+        "tries several scales",
     ),
+    Option("NVFP4Attributes", _NVFP4_ATTRIBUTES, ForSpecs(), "the block format of type QNVFP4"),
+    Option("TensorScale", one_of("dynamic", "calibrated"), ForSpecs(),
+           "the tensor scale of activations in NVFP4: 'dynamic' finds it at every run, 'calibrated' takes it from the "
+           "range that the calibration data had"),
     Option("BFPAttributes", _BFP_ATTRIBUTES, ForSpecs(), "the block format of type QBFP"),
     Option("BlockPlacement", one_of(*(each.value for each in BlockPlacement)),
            _choose("block_placement", BlockPlacement),

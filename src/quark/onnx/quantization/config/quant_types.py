@@ -71,6 +71,7 @@ class ExtendedQuantType(_Named):
     QBFloat16 = 8
     QBFP = 9  # block float and microexponents, as BFPAttributes say
     QMX = 10  # the OCP microscaling formats, as MXAttributes say
+    QNVFP4 = 21  # blocks with float scales, as NVFP4Attributes say
 
 
 class VitisQuantType(_Named):
@@ -120,11 +121,12 @@ _FORMATS_OF_TYPES = {
     "QFloat16": "float16",
     "QBFloat16": "bfloat16",
 }
-BFP_FAMILY, MX_FAMILY = "QBFP", "QMX"
+BFP_FAMILY, MX_FAMILY, NVFP4_FAMILY = "QBFP", "QMX", "QNVFP4"
 
 
 def format_of_type(quant_type: Any) -> str:
-    """The name of a quant type in quark.formats; for QBFP and QMX, whose attributes say the format, that name itself.
+    """The name of a quant type in quark.formats; for QBFP, QMX and QNVFP4, whose attributes say the format, that name
+    itself.
 
     >>> format_of_type(ExtendedQuantType.QUInt16), format_of_type(ExtendedQuantType.QMX)
     ('uint16', 'QMX')
@@ -132,7 +134,7 @@ def format_of_type(quant_type: Any) -> str:
     if not isinstance(quant_type, QUANT_TYPES):
         raise InvalidValueError(f"{quant_type!r}: expected a member of {' or '.join(c.__name__ for c in QUANT_TYPES)}")
     name = quant_type.name
-    if name in (BFP_FAMILY, MX_FAMILY):
+    if name in (BFP_FAMILY, MX_FAMILY, NVFP4_FAMILY):
         return str(name)
     if name not in _FORMATS_OF_TYPES:
         raise InvalidValueError(

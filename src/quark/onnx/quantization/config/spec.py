@@ -24,6 +24,7 @@ from quark.onnx.quantization.config.data_type import (
     MXFP6E3M2,
     MXFP8E4M3,
     MXFP8E5M2,
+    NVFP4,
     BFloat16,
     DataType,
     Float16,
@@ -297,6 +298,13 @@ class MXInt8Spec(Float16Spec):
     """OCP microscaling, 8-bit integers."""
 
     data_type: DataType = MXInt8
+
+
+@dataclass(eq=False)
+class NVFP4Spec(Float16Spec):
+    """4-bit floats in blocks of 16, with scales of 8-bit floats (E4M3) and one float32 scale for the tensor."""
+
+    data_type: DataType = NVFP4
 
 
 @refuse_unknown_fields

@@ -54,7 +54,12 @@ from quark.ranges import (
 )
 
 MX_OPERATOR, BFP_OPERATOR = "MXQuantizeDequantize", "BFPQuantizeDequantize"
-ATTRIBUTE_OPTIONS = {MX_OPERATOR: "MXAttributes", BFP_OPERATOR: "BFPAttributes"}
+NVFP4_OPERATOR = "FloatScaleQuantizeDequantize"
+ATTRIBUTE_OPTIONS = {
+    MX_OPERATOR: "MXAttributes",
+    BFP_OPERATOR: "BFPAttributes",
+    NVFP4_OPERATOR: "NVFP4Attributes",
+}
 MOVING_AVERAGE_CONSTANT = 0.01
 _FLOATS = {"float16": "QFloat16", "bfloat16": "QBFloat16"}
 
@@ -127,6 +132,7 @@ class SpecOptions:
     has_int16_scale: bool = False
     block_placement: BlockPlacement = BlockPlacement.COMPUTE
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by operator: MXAttributes, BFPAttributes
+    has_calibrated_tensor_scales: bool = False
 
 
 # MinMSEModeFloatScale. Without it the histogram decides, which is as good as all values for all but tiny weights.
@@ -170,6 +176,7 @@ def spec_options(draft: Draft) -> SpecOptions:
         has_int16_scale=values.get("Int16Scale", False),
         block_placement=draft.of("choose").get("block_placement", defaults.block_placement),
         attributes={op: dict(values[option]) for op, option in ATTRIBUTE_OPTIONS.items() if option in values},
+        has_calibrated_tensor_scales=values.get("TensorScale") == "calibrated",
     )
 
 
@@ -203,7 +210,7 @@ def _activation(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
 
 def _weight(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
     spec = tensor_spec(tensor, options, options.is_weight_scaled)
-    if isinstance(spec, BlockSpec) and options.weight_scale_rule and tensor.data_type.operator == MX_OPERATOR:
+    if isinstance(spec, BlockSpec) and options.weight_scale_rule and tensor.data_type.operator != BFP_OPERATOR:
         return replace(spec, quantizer=replace(spec.quantizer, scale_rule=options.weight_scale_rule))
     if not isinstance(spec, AffineSpec):
         return spec
@@ -279,7 +286,9 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
         quantizer, axis, to_bfloat16_first = quantizer_of(operator, attributes)
     except (InvalidValueError, UnsupportedTypeError) as error:
         raise type(error)(f"option '{ATTRIBUTE_OPTIONS[operator]}': {error}") from error
-    return BlockSpec(quantizer, axis, options.follows_reduction, to_bfloat16_first)
+    return BlockSpec(
+        quantizer, axis, options.follows_reduction, to_bfloat16_first, options.has_calibrated_tensor_scales
+    )
 
 
 def draft_overrides(draft: Draft, options: SpecOptions, default: LayerSpec) -> None:
@@ -367,8 +376,10 @@ def _operator_is(operator: str) -> Callable[[TensorSpec | None], bool]:
         if not isinstance(spec, BlockSpec):
             return False
         fmt = spec.quantizer.format
+        if fmt.scale is not None:
+            return operator == NVFP4_OPERATOR
         is_bfp = fmt.sub_blocks is not None or fmt.name.startswith(("bfp", "block_float"))
-        return is_bfp == (operator == BFP_OPERATOR)
+        return operator == (BFP_OPERATOR if is_bfp else MX_OPERATOR)
 
     return is_user
 
@@ -412,7 +423,15 @@ _RELEVANT: Mapping[str, _Relevance] = {
         ("weight",),
     ),
     "MXAttributes": _Relevance(_operator_is(MX_OPERATOR), "no tensor is of type QMX"),
-    "WeightScaleRule": _Relevance(_operator_is(MX_OPERATOR), "no weight is of type QMX", ("weight",)),
+    "WeightScaleRule": _Relevance(
+        lambda spec: _operator_is(MX_OPERATOR)(spec) or _operator_is(NVFP4_OPERATOR)(spec),
+        "no weight is of type QMX or QNVFP4",
+        ("weight",),
+    ),
+    "NVFP4Attributes": _Relevance(_operator_is(NVFP4_OPERATOR), "no tensor is of type QNVFP4"),
+    "TensorScale": _Relevance(
+        _operator_is(NVFP4_OPERATOR), "no activation is of type QNVFP4", ("activation", "output"), idle="dynamic"
+    ),
     "BFPAttributes": _Relevance(_operator_is(BFP_OPERATOR), "no tensor is of type QBFP"),
     "RefineBlockAxis": _Relevance(lambda spec: isinstance(spec, BlockSpec), "no tensor has blocks"),
     "BF16WithClip": _FLOAT,

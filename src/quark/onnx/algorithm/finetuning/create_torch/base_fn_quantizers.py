@@ -45,6 +45,7 @@ class BFPQuantizer(torch.nn.Module):
             scale_rule=chosen.scale_rule,
             rounding=chosen.rounding,
             nonfinite=chosen.nonfinite,
+            tensor_scale=chosen.tensor_scale,
         )
 
 
