@@ -44,8 +44,8 @@ def model_of(weights, nodes=(), opset=17, inputs=(), outputs=()):
     for name, (array, node) in weights.items():
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         constants.append(numpy_helper.from_array(array, name))
-        for scale in node.input[1:]:
-            constants.append(numpy_helper.from_array(np.array(tensor_scale_of("nvfp4"), np.float32), scale))
+        scale = np.array(tensor_scale_of("nvfp4"), np.float32)
+        constants += [numpy_helper.from_array(scale, each) for each in node.input[1:]]
         cast = helper.make_node("Cast", ["x"], [f"{name}_x"], to=kind)
         add = helper.make_node("Add", [node.output[0], f"{name}_x"], [f"y_{name}"])
         body += [node, cast, add]

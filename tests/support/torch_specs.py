@@ -44,7 +44,7 @@ SPECS: dict[str, LayerSpec] = {
     "int4 groups": LayerSpec(None, affine("int4", group_size=4)),
     "dynamic": LayerSpec(DynamicSpec("uint8"), affine()),
     "bfloat16": everywhere(FloatSpec("bfloat16")),
-    **{name: LayerSpec(blocks(name), blocks(name)) for name in ("mxfp4_e2m1", "mxint8", "mx6", "bfp16")},
+    **{name: LayerSpec(blocks(name), blocks(name)) for name in ("mxfp4_e2m1", "mxint8", "mx6", "bfp16", "nvfp4")},
 }
 POWERS_OF_TWO = ("non-overflow", "power-of-two mse", "tqt")
 

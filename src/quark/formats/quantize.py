@@ -155,7 +155,11 @@ def block_neighbours(x: Array, axis: int, quantizer: BlockQuantizer) -> Pair:
         if fmt.scale is not None and quantizer.scale_rule is ScaleRule.FLOOR:
             # with another largest element, a block would have another scale when it is quantized again
             sizes = np.abs(quantized.elements)
-            pair = tuple(np.where(sizes == sizes.max(axis=0), quantized.elements, each) for each in pair)
+            is_largest = sizes == sizes.max(axis=0)
+            pair = (
+                np.where(is_largest, quantized.elements, pair[0]),
+                np.where(is_largest, quantized.elements, pair[1]),
+            )
         for out, elements in zip((lower, upper), pair, strict=True):
             place.store(out, (elements * scales).astype(np.float32))
     return lower, upper

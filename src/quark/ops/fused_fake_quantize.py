@@ -26,7 +26,7 @@ import torch
 
 from quark.formats.affine import Granularity
 from quark.formats.arrays import FLOAT32, TorchKind, array_kind
-from quark.formats.block import BlockQuantizer
+from quark.formats.block import BlockQuantizer, find_tensor_scale
 from quark.formats.native import FakeKind, FakeQuantizer, NativeFakeQuantize, Rows, native_fake_quantize
 from quark.formats.spec import NonFinite, Rounding, ScaleRule
 
@@ -309,10 +309,16 @@ def quantize_dequantize_on_cuda(x: torch.Tensor, axis: int, quantizer: BlockQuan
     lanes = math.prod(shape[:axis]) * blocks_in_row * inner
     tile = max(1, _TILE // rows)
     grid = quantizer.format.element.grid
+    scale_grid = None if quantizer.format.scale is None else quantizer.format.scale.grid
+    tensor_scale = find_tensor_scale(array_kind(x), source, quantizer, FLOAT32)
     with _on_device(x):
         kernels.blocks_kernel[(-(-lanes // tile),)](
-            *(source, out, shape[axis], inner, blocks_in_row, lanes, size),
+            *(source, out, source if tensor_scale is None else tensor_scale),
+            *(shape[axis], inner, blocks_in_row, lanes, size),
             *(grid.lowest, grid.highest, 2.0**grid.min_exponent),
+            *((0.0, 1.0) if scale_grid is None else (scale_grid.highest, 2.0**scale_grid.min_exponent)),
+            scale_mantissa_bits=0 if scale_grid is None else scale_grid.mantissa_bits,
+            has_float_scale=scale_grid is not None,
             axis=1 if inner == 1 else 0,
             rows=rows,
             tile=tile,

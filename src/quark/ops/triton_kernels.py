@@ -226,14 +226,37 @@ def sub_block_maximum(v, size: tl.constexpr, axis: tl.constexpr):
 
 
 @triton.jit
+def float_scale(amax, tensor_scale, highest, scale_highest, scale_min_unit, scale_mantissa_bits: tl.constexpr):
+    """The bits of the float scale of a block with that largest magnitude: the tensor's scale times a small float."""
+    largest = amax.to(tl.float32, bitcast=True)
+    factor = tl.load(tensor_scale)
+    divisor = tl.where(factor == 0, 1.0, factor)
+    wanted = tl.div_rn(tl.div_rn(largest, highest + tl.zeros_like(largest)), divisor + tl.zeros_like(largest))
+    bounded = tl.minimum(wanted, scale_highest)
+    unit = tl.maximum((bounded.to(tl.int32, bitcast=True) & INFINITY).to(tl.float32, bitcast=True), scale_min_unit)
+    scale = round_to_spacing(bounded, unit, scale_mantissa_bits, HALF_EVEN) * factor
+    return scale.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def quotient(value, scale, lowest, highest):
+    """value over a float scale, given by its bits, within the limits; 0 if the scale is 0."""
+    divisor = scale.to(tl.float32, bitcast=True)
+    y = tl.div_rn(value, tl.where(divisor == 0, 1.0, divisor) + tl.zeros_like(value))
+    return tl.where(divisor == 0, 0.0, tl.minimum(tl.maximum(y, lowest), highest))
+
+
+@triton.jit
 def blocks_kernel(
-    x, out, n, inner, blocks_in_row, lanes, block_size, lowest, highest, min_unit,
+    x, out, tensor_scale, n, inner, blocks_in_row, lanes, block_size, lowest, highest, min_unit,
+    scale_highest, scale_min_unit, scale_mantissa_bits: tl.constexpr, has_float_scale: tl.constexpr,
     increment: tl.constexpr, emax: tl.constexpr, mantissa_bits: tl.constexpr, is_uniform: tl.constexpr,
     sub_block: tl.constexpr, max_shift: tl.constexpr, flushes: tl.constexpr, carries: tl.constexpr,
     rounding: tl.constexpr, passes: tl.constexpr,
     axis: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr, is_long: tl.constexpr,
 ):  # fmt: skip
-    """`axis` is the axis of blocks in the tile. `min_unit` is the power of two at the grid's lowest normal number.
+    """`axis` is the axis of blocks in the tile. `min_unit` is the power of two at the grid's lowest normal number, and
+    `scale_min_unit` that of float scales. `tensor_scale` points to the tensor's scale, and matters for these only.
     `passes`: NaN and Inf are copied. `is_long`: places need more than 31 bits, with which a GPU divides slowly."""
     row = tl.expand_dims(tl.arange(0, rows), 1 - axis)
     if is_long:
@@ -253,10 +276,15 @@ def blocks_kernel(
         is_bad = block_maximum(magnitudes, axis) >= INFINITY
     magnitudes = tl.where(is_finite, magnitudes, 0)
     value = tl.where(is_finite, given, 0.0)
-    scale = scale_bits(block_maximum(magnitudes, axis), increment, emax)
+    amax = block_maximum(magnitudes, axis)
+    scale = (
+        float_scale(amax, tensor_scale, highest, scale_highest, scale_min_unit, scale_mantissa_bits)
+        if has_float_scale
+        else scale_bits(amax, increment, emax)
+    )
     if flushes:
         value = tl.where(magnitudes < SMALLEST_NORMAL_BITS, 0.0, value)
-    y = value * inverse_of(scale)
+    y = quotient(value, scale, lowest, highest) if has_float_scale else value * inverse_of(scale)
     if sub_block > 0:
         own = scale_bits(sub_block_maximum(magnitudes, sub_block, axis), increment, emax)
         unit = own.to(tl.float32, bitcast=True) * inverse_of(scale)

@@ -42,7 +42,7 @@ Change = tuple[str, Any]
 
 DIRECT = (
     *("BF16", "A16W8", "INT8_CNN_DEFAULT", "A8W8", "S8S8_AAWS", "XINT8", "MXINT8", "MX9", "BFP16"),
-    *("MXFP8E4M3", "MXFP8E5M2", "MX6", "MXFP6E2M3", "MXFP6E3M2", "MXFP4E2M1", "MX4"),
+    *("MXFP8E4M3", "MXFP8E5M2", "MX6", "MXFP6E2M3", "MXFP6E3M2", "NVFP4", "MXFP4E2M1", "MX4"),
 )
 FOR_TRANSFORMERS = ("INT8_TRANSFORMER_DEFAULT", "MATMUL_NBITS", "INT4_WEIGHT_ONLY_GPTQ")
 MIXED = ("S16S16_MIXED_S8S8", "BF16_MIXED_MXINT8")
@@ -154,7 +154,7 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
         add("FP16")
         add("BF16")
     else:
-        for name in ("MX4", "MXFP4E2M1", "MX6", "MXFP6E2M3", "MXFP6E3M2", "MXINT8", "MX9"):
+        for name in ("MX4", "MXFP4E2M1", "NVFP4", "MX6", "MXFP6E2M3", "MXFP6E3M2", "MXINT8", "MX9"):
             add(name, "+WEIGHTS", WEIGHTS)
         if has_products:
             add("MATMUL_NBITS")

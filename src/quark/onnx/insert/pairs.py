@@ -269,6 +269,8 @@ def quantized_constant(model: ir.Model, value: ir.Value, choice: Choice, options
         integers = add_initializer(model, f"{value.name}_quantized", stored(model, codes(source, choice)))
         return dequantizer(model, integers, choice, value)
     if isinstance(choice, BlockChoice):
+        if choice.quantizer.format.has_tensor_scale:  # pieces of a constant have one scale
+            choice = replace(choice, quantizer=choice.quantizer.fixed(source.numpy()))
         numbers = add_initializer(model, f"{value.name}_{choice.format}", stored(model, block_numbers(source, choice)))
         return block_node(model, numbers, choice, CONSTANT_DOMAIN)
     if isinstance(choice, FloatChoice):

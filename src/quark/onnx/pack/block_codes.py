@@ -106,7 +106,9 @@ class BlockCodes:
     def scales_of_codes(self) -> NDArray[np.float32]:
         """The scale of every byte of `exponents`."""
         fmt = self.format
-        return POWERS if fmt.scale is None else np.float32(self.tensor_scale) * float_scales(fmt.scale)
+        if fmt.scale is None:
+            return POWERS
+        return np.asarray(np.float32(self.tensor_scale) * float_scales(fmt.scale), np.float32)
 
     @property
     def has_minus_zero(self) -> bool:

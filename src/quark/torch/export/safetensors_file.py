@@ -9,7 +9,8 @@ parameter is stored in the bits of its format:
 
     codes      integers of 8 bits and more, in their own type; scale and zero point beside them
     packed     integers of fewer bits, and blocks with their scales, as `quark.formats.packing` has them
-    float      float16 and bfloat16 numbers; and any number that none of the others restores exactly
+    float      float16 and bfloat16 numbers; weights in NVFP4, whose tensor scale follows from the float numbers; and
+               any number that none of the others restores exactly
 
 The loaded parameter goes through a quantizer again, which must return the same numbers. Some block formats do not: a
 block whose largest number was rounded up to the next power of two would get a larger scale. Its numbers are restored a
@@ -268,7 +269,7 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
         }
         kind = "packed" if is_packed else "codes"
         stored = Stored(kind, choice.format, array.shape, "float32", (SCALE, ZERO_POINT))
-    elif isinstance(choice, BlockChoice):
+    elif isinstance(choice, BlockChoice) and not choice.quantizer.format.has_tensor_scale:
         quantizer = choice.quantizer
         packed = pack(
             quantize_dequantize(array, "bfloat16") if choice.to_bfloat16_first else array,
@@ -277,7 +278,6 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
-            tensor_scale=quantizer.tensor_scale,
         )
         tensors = {name: torch.from_numpy(packed.codes), f"{name}.{BLOCK_SCALES}": torch.from_numpy(packed.scales)}
         stored = Stored("packed", choice.format, array.shape, "float32", (BLOCK_SCALES,))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -273,9 +273,15 @@ class _FixedQuantizer(Quantizer):
 
 
 class BlockFakeQuantizer(_FixedQuantizer):
-    """A block format; the gradient passes through unchanged."""
+    """A block format; the gradient passes through unchanged. The tensor scale of a weight, if its format has one,
+    follows the weight while it is trained."""
 
     _choice: BlockChoice
+
+    def __init__(self, tensor: str, role: Role, choice: BlockChoice) -> None:
+        if role is not Role.ACTIVATION:
+            choice = replace(choice, quantizer=replace(choice.quantizer, tensor_scale=None))
+        super().__init__(tensor, role, choice)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantizer = self._choice.quantizer

@@ -14,7 +14,7 @@ for the others.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import new_class
 from typing import Any, ClassVar
 
@@ -292,6 +292,21 @@ class BFP16Spec(BlocksSpec, dtype=Dtype.bfp16):
     """Block float: 8-bit integers, 8 share an exponent."""
 
 
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class NVFP4Spec(BlocksSpec, dtype=Dtype.nvfp4):
+    """4-bit floats, 16 share a scale of an 8-bit float (E4M3), and all blocks of a tensor one float32 scale.
+
+    `is_dynamic` is about activations: None or True finds the tensor's scale at every run, False takes it from the
+    calibrated range.
+    """
+
+    is_dynamic: bool | None = None
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        return replace(super().to_quantization_spec(), is_dynamic=self.is_dynamic)
+
+
 __all__ = [
     "BFP16Spec",
     "Bfloat16Spec",
@@ -319,6 +334,7 @@ __all__ = [
     "MX4Spec",
     "MX6Spec",
     "MX9Spec",
+    "NVFP4Spec",
     "OCP_MXFP4Spec",
     "OCP_MXFP6E2M3Spec",
     "OCP_MXFP6E3M2Spec",

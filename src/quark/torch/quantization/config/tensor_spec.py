@@ -64,7 +64,7 @@ MX_FORMATS = {
 }
 _MICROEXPONENTS = (Dtype.mx4, Dtype.mx6, Dtype.mx9)
 _CASTS = (Dtype.float16, Dtype.bfloat16)
-_BLOCKS = frozenset({Dtype.mx, Dtype.bfp16, *_MICROEXPONENTS, *MX_FORMATS} - {Dtype.int8})
+_BLOCKS = frozenset({Dtype.mx, Dtype.bfp16, Dtype.nvfp4, *_MICROEXPONENTS, *MX_FORMATS} - {Dtype.int8})
 _EIGHT_BIT_FLOATS = (Dtype.fp8_e4m3, Dtype.fp8_e5m2)
 _SCHEMES = {
     QSchemeType.per_tensor: PerTensorMinMaxObserver,
@@ -116,7 +116,7 @@ class QuantizationSpec:
     power-of-two scale comes from the observer or from `scale_type` pof2. `is_dynamic`: ranges are found at run time;
     with per_channel, for each token of a language model.
 
-    Blocks (mx with `mx_element_dtype`, fp8, fp6, fp4; mx4, mx6, mx9; bfp16): `group_size` is the block size, the
+    Blocks (mx with `mx_element_dtype`, fp8, fp6, fp4; mx4, mx6, mx9; bfp16; nvfp4): `group_size` is the block size, the
     format's own where None; `ch_axis` the axis that blocks run along, None for the one that the layer sums over.
     `scale_calculation_mode` is the rule for the shared power of two: even (of MX where None), floor (of others), ceil,
     rceil or mse. Their scales are always computed from the data, so `is_dynamic` has no effect.
@@ -199,9 +199,10 @@ class QuantizationSpec:
             rule = ScaleRule(self.scale_calculation_mode)
         rounding = Rounding.HALF_AWAY if self.round_method is RoundType.round else Rounding.HALF_EVEN
         quantizer = BlockQuantizer(fmt, rule, rounding, fmt.default_nonfinite)
+        is_calibrated = fmt.has_tensor_scale and self.is_dynamic is False
         if self.ch_axis is None:
-            return BlockSpec(quantizer)
-        return BlockSpec(quantizer, self.ch_axis, follows_reduction=False)
+            return BlockSpec(quantizer, is_calibrated=is_calibrated)
+        return BlockSpec(quantizer, self.ch_axis, follows_reduction=False, is_calibrated=is_calibrated)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as JSON can hold it."""
@@ -411,12 +412,15 @@ def _block_problems(spec: QuantizationSpec) -> Iterator[str]:
 
 
 def _block_rule_problems(spec: QuantizationSpec) -> Iterator[str]:
-    if spec.scale_format not in (None, "e8m0"):
-        yield f"scale_format {spec.scale_format!r}: scales of blocks are powers of two; use 'e8m0' or leave it out"
-    rules = [each.value for each in ScaleRule]
+    fmt = _block_format(spec)
+    usual = "e8m0" if fmt.scale is None else "e4m3"
+    if spec.scale_format not in (None, usual):
+        hint = "; Dtype.nvfp4 has scales of e4m3" if spec.scale_format == "e4m3" else ""
+        yield f"scale_format {spec.scale_format!r}: scales of '{fmt}' are {usual}; use '{usual}' or leave it out{hint}"
+    rules = [each.value for each in fmt.scale_rules]
     if spec.scale_calculation_mode is not None and spec.scale_calculation_mode not in rules:
         raise unknown_name("scale_calculation_mode", spec.scale_calculation_mode, rules)
-    sub_blocks = _block_format(spec).sub_blocks
+    sub_blocks = fmt.sub_blocks
     if sub_blocks is not None and spec.group_size is not None and spec.group_size % sub_blocks.size:
         yield f"group_size {spec.group_size}: expected a multiple of {sub_blocks.size}, the size of a sub-block"
     if spec.symmetric is False:

@@ -62,6 +62,7 @@ class Dtype(Enum):
     mx6 = "mx6"
     mx9 = "mx9"
     bfp16 = "bfp16"
+    nvfp4 = "nvfp4"
 
     @staticmethod
     def from_str(s: str) -> Dtype:
