@@ -11,7 +11,7 @@ How a tensor is quantized is one of
 
     AffineChoice       integers with a scale and a zero point; for channels of an axis, or groups along it
     BlockChoice        blocks along an axis that share a scale
-    FloatChoice        float16 or bfloat16
+    FloatChoice        float16, bfloat16, or an 8-bit float, with a scale if it needs one
     DynamicChoice      integers whose scale is found at run time
 """
 
@@ -34,6 +34,7 @@ from quark.formats.catalog import FORMATS, get_format
 from quark.formats.spec import BlockFormat, FloatFormat, IntFormat, NonFinite, Rounding, ScaleRule, Specials, SubBlocks
 
 PLAN_VERSION = 1
+EIGHT_BIT_FLOATS = ("fp8_e4m3", "fp8_e5m2")
 _MOST_LISTED = 4096  # numbers that a person might still look at
 _FLOAT_KINDS, _INTEGER_KINDS = ("<f4", "<f8"), ("|i1", "|u1", "<i2", "<u2", "<i4", "<i8")
 
@@ -109,15 +110,31 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class FloatChoice:
-    """float16 or bfloat16 of the value divided by `scale`; what is beyond its range saturates where `is_saturating`,
-    else becomes Inf."""
+    """A small float of the value divided by its scale: one for the tensor, or one for each channel of `axis`. Values
+    beyond the range saturate where `is_saturating`, else become Inf. 8-bit floats always saturate, Inf too; NaN stays
+    NaN."""
 
     format: str
     is_saturating: bool = False
-    scale: float = 1.0
+    scale: tuple[float, ...] = (1.0,)
+    axis: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.scale or (self.axis is None and len(self.scale) != 1):
+            raise InvalidValueError(f"{len(self.scale)} scales of {self.format} without an axis")
+
+    @property
+    def is_eight_bits(self) -> bool:
+        """True for E4M3 and E5M2, which the standard's QuantizeLinear has."""
+        return self.format in EIGHT_BIT_FLOATS
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if values are divided by anything but 1."""
+        return self.scale != (1.0,)
 
     def __str__(self) -> str:
-        return self.format
+        return self.format if self.axis is None else f"{self.format} per channel"
 
 
 @dataclass(frozen=True)
@@ -261,6 +278,10 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     if isinstance(choice, AffineChoice):
         numbers = {name: _numbers_to_json(getattr(choice, name)) for name in ("scale", "zero_point")}
         return {"kind": kind, "format": choice.format, **numbers, "axis": choice.axis, "group_size": choice.group_size}
+    if isinstance(choice, FloatChoice) and choice.axis is None:
+        return {"kind": kind, "format": choice.format, "is_saturating": choice.is_saturating, "scale": choice.scale[0]}
+    if isinstance(choice, FloatChoice):
+        return {"kind": kind, **asdict(choice), "scale": _numbers_to_json(choice.scale)}
     return {"kind": kind, **asdict(choice)}
 
 
@@ -288,7 +309,9 @@ def _choice_from(fields: Fields) -> Choice:
     if kind == "dynamic":
         return DynamicChoice(fmt.name)
     if kind == "float":
-        return FloatChoice(fmt.name, fields.boolean("is_saturating"), fields.number("scale"))
+        axis = fields.integer("axis", -_MOST_RANK, _MOST_RANK) if fields.has("axis") else None
+        scale = (fields.number("scale"),) if axis is None else _numbers_from(fields, "scale", (int, float))
+        return FloatChoice(fmt.name, fields.boolean("is_saturating"), scale, axis)
     zero_point = _numbers_from(fields, "zero_point", (int,))
     if isinstance(fmt, IntFormat) and not all(fmt.qmin <= each <= fmt.qmax for each in zero_point):
         fields.refuse("zero_point", f"integers from {fmt.qmin} to {fmt.qmax}, as {fmt.name} has them")

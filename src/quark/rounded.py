@@ -38,10 +38,12 @@ def rounded(array: Array, choice: Choice) -> Array:
     if isinstance(choice, BlockChoice):
         return block_values(wide, choice)
     if isinstance(choice, FloatChoice):
-        scale = np.float32(choice.scale)
+        scale = float_scale(choice, wide.ndim)
+        highest = float(get_format(choice.format).max)
         if choice.format == "float16":
-            highest = float(get_format(choice.format).max)
             small = np.clip(wide / scale, -highest, highest).astype(np.float16).astype(np.float32)
+        elif choice.is_eight_bits:  # Inf saturates
+            small = np.asarray(quantize_dequantize(np.clip(wide / scale, -highest, highest), choice.format))
         else:
             small = np.asarray(quantize_dequantize(wide / scale, choice.format))
         return np.asarray(small * scale)
@@ -83,6 +85,14 @@ def block_values(array: Array, choice: BlockChoice) -> Array:
         tensor_scale=quantizer.tensor_scale,
     )
     return np.asarray(kept)
+
+
+def float_scale(choice: FloatChoice, rank: int) -> Array:
+    """Return the scale of a small float, in a shape that broadcasts with data of that rank."""
+    scale = np.array(choice.scale, np.float32)
+    if choice.axis is None:
+        return scale.reshape(())
+    return scale.reshape([-1 if axis == choice.axis % rank else 1 for axis in range(rank)])
 
 
 def parameters_of(choice: AffineChoice, shape: tuple[int, ...]) -> AffineParameters:

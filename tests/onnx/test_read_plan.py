@@ -77,7 +77,9 @@ def as_stored(planned, read):
             if scale == read.scale:
                 return AffineChoice(planned.format, scale, planned.zero_point, planned.axis, planned.group_size)
     if isinstance(planned, FloatChoice) and isinstance(read, FloatChoice):
-        return FloatChoice(planned.format, read.is_saturating, planned.scale)
+        scale = tuple(np.array(planned.scale, np.float16).tolist())  # beside float16 data
+        scale = scale if planned.is_eight_bits and scale == read.scale else planned.scale
+        return replace(planned, is_saturating=read.is_saturating, scale=scale)
     return planned
 
 
@@ -172,7 +174,7 @@ def test_a_plan_that_was_read_makes_the_same_file_again():
     choices = [
         TensorChoice(node.inputs[i].name, role, choice, (Reader(node.name, i),)) for node, i, role, choice in rows
     ]
-    small = FloatChoice("float16", scale=2.0)
+    small = FloatChoice("float16", scale=(2.0,))
     choices.append(TensorChoice("relu_out", Role.ACTIVATION, small, (Reader("sigmoid", 0),)))
     choices.append(TensorChoice(output, Role.ACTIVATION, AffineChoice("int8", (0.5,), (0,)), (Reader("", 0),)))
     texts = []
@@ -381,13 +383,25 @@ def test_scales_for_groups():
 
 
 def test_what_a_plan_cannot_say_is_an_error():
+    net = Net(opset=21)
+    x, scales = net.input("x", (1, 4)), net.constant(np.array([[0.5, 0.25]], np.float32))
+    zeros = helper.make_tensor("zeros", TensorProto.FLOAT8E4M3FN, [1, 2], [0.0, 0.0])
+    net.initializers.append(zeros)
+    blocks = {"axis": 1, "block_size": 2}
+    codes = net.node("QuantizeLinear", x, scales, "zeros", **blocks)
+    y = net.node("DequantizeLinear", codes, scales, "zeros", **blocks)
+    with pytest.raises(ModelError, match="fp8_e4m3 with scales for blocks fits no plan"):
+        read_plan(net.model(y))
+
+
+def test_float8_with_a_scale_for_each_channel_is_read_from_opset_19():
     net = Net(opset=19)
     x, scales = net.input("x", (1, 2)), net.constant(np.array([0.5, 0.25], np.float32))
     zeros = helper.make_tensor("zeros", TensorProto.FLOAT8E4M3FN, [2], [0.0, 0.0])
     net.initializers.append(zeros)
     y = net.node("DequantizeLinear", net.node("QuantizeLinear", x, scales, "zeros"), scales, "zeros")
-    with pytest.raises(ModelError, match="fp8_e4m3 with 2 scales fits no plan"):
-        read_plan(net.model(y))
+    (row,) = read_plan(net.model(y)).tensors
+    assert row.choice == FloatChoice("fp8_e4m3", is_saturating=True, scale=(0.5, 0.25), axis=1)
 
 
 def test_a_block_operator_with_an_illegal_attribute_is_an_error():

@@ -61,7 +61,7 @@ def choices_of(weight: Array) -> Iterator[tuple[str, Choice]]:
     yield "mx6 along outputs", blocks("mx6", 0)
     yield "float16", FloatChoice("float16")
     yield "bfloat16", FloatChoice("bfloat16")
-    yield "float16 scaled", FloatChoice("float16", scale=0.37)
+    yield "float16 scaled", FloatChoice("float16", scale=(0.37,))
 
 
 def dense(outputs: int, length: int) -> WeightLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quark.decide.specs import AffineSpec, Algorithm, BlockSpec, DynamicSpec, FloatSpec, LayerSpec, Learning, TensorSpec
@@ -28,6 +29,7 @@ def everywhere(spec: TensorSpec) -> LayerSpec:
     return LayerSpec(spec, spec, spec, spec)
 
 
+_FLOAT8 = FloatSpec("fp8_e4m3", is_saturating=True, is_scaled=True)
 _CHANNELS = affine(is_per_channel=True)
 _UNSIGNED = affine("uint8", is_symmetric=False)
 _TQT = affine(is_power_of_two=True, learning=Learning(Algorithm.TQT))
@@ -43,6 +45,9 @@ SPECS: dict[str, LayerSpec] = {
     "lsq": LayerSpec(_LSQ, affine("int4", is_per_channel=True, learning=_LSQ.learning), output=_LSQ),
     "int4 groups": LayerSpec(None, affine("int4", group_size=4)),
     "dynamic": LayerSpec(DynamicSpec("uint8"), affine()),
+    "fp8_e4m3": LayerSpec(_FLOAT8, replace(_FLOAT8, is_per_channel=True)),
+    "fp8_e5m2": LayerSpec(*[replace(_FLOAT8, format="fp8_e5m2")] * 2),
+    "int8 and int4 groups": LayerSpec(affine(), affine("int4", group_size=8), output=affine()),
     "bfloat16": everywhere(FloatSpec("bfloat16")),
     **{name: LayerSpec(blocks(name), blocks(name)) for name in ("mxfp4_e2m1", "mxint8", "mx6", "bfp16", "nvfp4")},
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quark.decide.end_layers import OPTION
 from quark.decide.operators import channel_axis, is_embedding, reduction_axis, weight_inputs
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
 from quark.decide.placement import FusedActivation, Placement, Request
@@ -41,6 +42,7 @@ from quark.ranges import MinMax, TensorRange, range_of
 
 RangeKey = tuple[str, MeasuredSpec]
 _OF_TABLE = "the table's"
+_LEAST_FLOAT = float(np.finfo(np.float32).smallest_subnormal)
 _LEAST_SOFTMAX_SUM = 1 / 128  # of the scale times positions, with a sixth to spare
 _OVERRIDDEN = "TensorQuantOverrides over "  # prefix of the reason for every choice that an override affected
 
@@ -142,6 +144,7 @@ class _Chooser:
         self._weights: dict[Reader, AffineChoice | None] = {}
         self._plain: dict[tuple[str, TensorSpec, ChannelAxis | None], AffineChoice] = {}
         self._softmaxes = {node.outputs[0].name: node for node in graph if node.op_type == "Softmax"}
+        self._ends = {*placement.first_layers, *placement.last_layers}
         self._of_tables: dict[RangeKey, TensorRange] = {}
         self._tables = {  # by the tensor of its rows
             graph.by_name[each.consumer.node].outputs[0].name: each
@@ -169,11 +172,15 @@ class _Chooser:
             found = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
         if found is None:
             return None
+        ends, choice, reason = self._options.ends, *found
+        if ends and ends.layer and request.consumer.node in self._ends:
+            is_wider = request.spec in (ends.layer.activation, ends.layer.weight)
+            reason += f"; {OPTION}" if is_wider else ""
         first = None
         if request.first is not None:  # for the writer, so that the axes of this reader do not matter
             before = self.decide(replace(request, spec=request.first, first=None, consumer=Reader("", 0)))
             first = None if before is None else before.choice
-        return Decision(request, *found, first)
+        return Decision(request, choice, reason, first)
 
     def _block(self, request: Request, spec: BlockSpec) -> tuple[Choice, str]:
         node = self._nodes.get(request.consumer.node)
@@ -204,17 +211,40 @@ class _Chooser:
     def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
         if not spec.is_scaled:
             return FloatChoice(spec.format, spec.is_saturating), _reason("cast", self._type_override(request))
+        axis, node = None, self._nodes.get(request.consumer.node)
         if request.role is Role.ACTIVATION:
             found = self._ranges[request.tensor, spec]
-            reach = max(-found.lowest, found.highest)
+            low, high = np.array([found.lowest]), np.array([found.highest])
         else:
-            array = self._values[request.tensor].array()
-            assert array is not None, request.tensor
-            reach = float(np.abs(array.astype(np.float64)).max(initial=0.0))
-        top = float(get_format(spec.format).max) if spec.format == "float16" else 2.0
-        scale = float(np.float32(reach / top)) or 1.0
-        reason = _reason(f"scaled so that {reach:.6g} becomes {top:g}", self._type_override(request))
-        return FloatChoice(spec.format, spec.is_saturating, scale), reason
+            constant = self._constant(request.tensor)
+            channels = None if node is None else self._channels(node, request, spec, len(constant.shape))
+            axis = None if channels is None else channels.axis
+            low, high = constant.extremes(axis)
+        reach = np.maximum(-low.astype(np.float64), high)
+        top = 2.0 if spec.format == "bfloat16" else float(get_format(spec.format).max)
+        scale = (reach / top).astype(np.float32)
+        scale[scale < (np.finfo(np.float32).tiny if spec.is_eight_bits else _LEAST_FLOAT)] = 1.0
+        where = "" if axis is None else f" in each channel of axis {axis}"
+        reason = f"scaled so that {reach.max(initial=0.0):.6g} becomes {top:g}"
+        if spec.is_eight_bits:
+            reason = f"{spec.method}: the largest magnitude becomes {top:g}{where or f', {reach[0]:.6g}'}"
+        choice = FloatChoice(spec.format, spec.is_saturating, tuple(scale.astype(float).tolist()), axis)
+        if spec.is_eight_bits and request.role is Role.WEIGHT and node is not None:
+            choice = self._fitted_float(node, choice, constant)
+        return choice, _reason(reason, self._type_override(request))
+
+    def _fitted_float(self, node: Node, weight: FloatChoice, constant: Constant) -> FloatChoice:
+        """The choice for a weight of 8-bit floats, with scales at which ONNX Runtime can round its bias to 32 bits."""
+        bias, data = node.input(2), self._by_consumer.get(Reader(node.name, 0))
+        is_known = data is not None and data.role is Role.ACTIVATION and isinstance(data.spec, FloatSpec)
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or bias is None or bias.constant is None:
+            return weight
+        if data is None or not is_known or not _has_scales_of_outputs(node, weight, constant):
+            return weight
+        assert isinstance(data.spec, FloatSpec)
+        activation, _ = self._float(data, data.spec)
+        assert isinstance(activation, FloatChoice)
+        return fit_weight_to_bias(weight, constant.array(), activation.scale[0], bias.constant.array())
 
     def _type_override(self, request: Request) -> TensorOverride | None:
         """The override that gave the request its type, which is not one of integers."""
@@ -312,13 +342,14 @@ class _Chooser:
             fitted = replace(fitted, scale=tuple(int16_scale(each, is_upward=True) for each in fitted.scale))
         return fitted
 
-    def _channels(self, node: Node, request: Request, spec: AffineSpec, rank: int) -> ChannelAxis | None:
+    def _channels(self, node: Node, request: Request, spec: AffineSpec | FloatSpec, rank: int) -> ChannelAxis | None:
         override, index = self._overrides.get(request.tensor), request.consumer.index
-        if spec.group_size is not None:
+        is_integer = isinstance(spec, AffineSpec)
+        if isinstance(spec, AffineSpec) and spec.group_size is not None:
             axis = reduction_axis(node, index) if spec.axis is None else spec.axis
             return None if axis is None else ChannelAxis(axis % rank, spec.group_size)
         if override is not None and override.axis is not None:
-            if spec.is_power_of_two:
+            if isinstance(spec, AffineSpec) and spec.is_power_of_two:
                 raise InvalidValueError(f"TensorQuantOverrides of '{override.tensor}': axis with power-of-two scales")
             return ChannelAxis(_axis_of(override.axis, rank, f"TensorQuantOverrides of '{override.tensor}'"))
         is_fixed = override is not None and override.scale is not None and len(override.scale) == 1
@@ -327,7 +358,7 @@ class _Chooser:
             return None
         data = self._by_consumer.get(Reader(node.name, 0))
         is_dynamic = data is not None and isinstance(data.spec, DynamicSpec)
-        if not spec.is_symmetric and node.op_type == "Conv" and is_dynamic:
+        if is_integer and not spec.is_symmetric and node.op_type == "Conv" and is_dynamic:
             return None  # ConvInteger has one zero point for a weight, which only symmetric channels share
         configured = dict(self._options.channel_axes).get(node.op_type)
         if configured is not None:
@@ -380,7 +411,7 @@ class _Chooser:
         return constant
 
 
-def _has_scales_of_outputs(node: Node, weight: AffineChoice, constant: Constant | None) -> bool:
+def _has_scales_of_outputs(node: Node, weight: AffineChoice | FloatChoice, constant: Constant | None) -> bool:
     """Whether each channel of the result has one scale, which its bias can share."""
     if weight.axis is None or constant is None:
         return True

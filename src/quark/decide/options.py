@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quark.decide.end_layers import EndLayers
 from quark.decide.specs import AffineSpec, FloatSpec, LayerSpec, TensorSpec
 from quark.errors import InvalidValueError
 
@@ -130,8 +131,11 @@ class ChoiceOptions:
     has_float_products: bool = False  # Gemm and MatMul hand float to nodes in float, also for an NPU's transformers
     has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
     is_trained: bool = False
+    ends: EndLayers | None = None  # wider types for the first and the last layers
 
     def __post_init__(self) -> None:
+        if self.ends is not None:
+            self.ends.check(self.default)
         layers = [self.default, *(spec for _, spec in (*self.by_op_type, *self.by_node))]
         for spec in (each for layer in layers if layer for each in (layer.activation, layer.weight, layer.bias)):
             if self.is_trained or not isinstance(spec, AffineSpec) or not spec.is_power_of_two:
@@ -150,6 +154,8 @@ class ChoiceOptions:
 
     def goes_everywhere(self, spec: TensorSpec | None) -> bool:
         """Whether the spec is for every tensor, and not for the operands of products alone."""
-        if isinstance(spec, AffineSpec) or (self.is_trained and isinstance(spec, FloatSpec)):
+        if isinstance(spec, AffineSpec):
+            return True
+        if self.is_trained and isinstance(spec, FloatSpec) and not spec.is_eight_bits:
             return True
         return spec is not None and not self.has_products_only

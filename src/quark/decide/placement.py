@@ -9,7 +9,9 @@ A quantized node reads its data quantized, and what it computes is quantized for
     - an operator that only moves values is quantized where a neighbour is, and shares the scale;
     - of LSTM, GRU and RNN the weights are quantized, and their data if blocks or floats are, or ONNX Runtime has a
       kernel for it; the state stays float, and so do results for readers in float;
-    - a quantizer goes before a dropout, never behind it, because dropout enlarges values during training.
+    - a quantizer goes before a dropout, never behind it, because dropout enlarges values during training;
+    - weights of convolutions in groups of 4 bits or fewer have 8 bits and a scale for each channel instead, if they
+      are summed along an axis too short for a group, as those of depthwise convolutions are.
 
 `ChoiceOptions.is_trained` says what is different if the network is trained afterwards. Tensors that must have the same
 scale form a group; of a group, only those are measured that the others follow from.
@@ -21,10 +23,20 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from quark.decide.operators import BOUNDS, OTHER, Kind, OperatorFacts, facts, has_dynamic_kernel, is_embedding
+from quark.decide.end_layers import first_layers, last_layers
+from quark.decide.operators import (
+    BOUNDS,
+    OTHER,
+    Kind,
+    OperatorFacts,
+    facts,
+    has_dynamic_kernel,
+    is_embedding,
+    reduction_axis,
+)
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
 from quark.decide.selection import facts_of, is_compute_only, lone_table, named_nodes, select_nodes, tied_tables
-from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, LayerSpec, TensorSpec
+from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, GroupRule, LayerSpec, TensorSpec
 from quark.decide.view import Graph, Node, Value
 from quark.plan import Reader, Role, SkippedNode
 
@@ -33,6 +45,7 @@ from quark.plan import Reader, Role, SkippedNode
 _ALIGNMENT_OPTION = {"Flatten": "Reshape", "Squeeze": "Reshape", "Unsqueeze": "Reshape"}
 _OPTIONAL = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Transpose", "Reshape")
 
+FEWEST_IN_GROUP = 16  # elements along the summed axis for which larger groups are formed
 
 Member = TypeVar("Member", bound=Hashable)
 
@@ -93,6 +106,8 @@ class Placement:
     fused: tuple[FusedActivation, ...]
     skipped: tuple[SkippedNode, ...]
     derived: frozenset[str] = field(default_factory=frozenset)  # tensors whose range follows from others of their group
+    first_layers: tuple[str, ...] = ()  # names of nodes, if KeepFirstLast is set
+    last_layers: tuple[str, ...] = ()
 
 
 def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) -> Placement:
@@ -117,6 +132,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
         tuple(placer.fused.values()),
         tuple(sorted(skipped + idle, key=lambda each: order[each.node])),
         frozenset(placer.derived),
+        *((tuple(each(graph)) for each in (first_layers, last_layers)) if options.ends else ()),
     )
 
 
@@ -395,7 +411,7 @@ class _Placer:
         if role is Role.BIAS:
             return spec.bias if self._options.has_quantized_bias else None
         if known.kind is Kind.COMPUTE:
-            return spec.weight
+            return _without_short_groups(node, spec.weight)
         activation, weight = spec.activation, spec.weight
         if known.kind is Kind.RECURRENT or (not self._is_trained and self._has_table(node)):
             if not isinstance(weight, AffineSpec) or not isinstance(activation, DynamicSpec):
@@ -433,6 +449,30 @@ def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
         return positions.get(each.tensor, -1), 0, reader, each.reader.index, consumer, each.consumer.index
 
     return sorted(requests, key=key)
+
+
+def _without_short_groups(node: Node, weight: TensorSpec | None) -> TensorSpec | None:
+    """The spec of a weight. Groups along an axis of a few elements would store a scale for every few codes: more than 8
+    bits an element take, for less accuracy."""
+    constant = None if (value := node.input(1)) is None else value.constant
+    if not isinstance(weight, AffineSpec) or weight.group_size is None or constant is None:
+        return weight
+    axis = reduction_axis(node, 1) if weight.axis is None else weight.axis
+    if (
+        node.op_type not in ("Conv", "ConvTranspose")
+        or weight.integer.bits > 4
+        or axis is None
+        or constant.shape[axis] >= min(FEWEST_IN_GROUP, weight.group_size)
+    ):
+        return weight
+    return replace(
+        weight,
+        format="int8" if weight.integer.signed else "uint8",
+        is_per_channel=True,
+        group_size=None,
+        axis=None,
+        group_rule=GroupRule.RANGE,
+    )
 
 
 def _is_other_type(one: TensorSpec, other: TensorSpec) -> bool:

@@ -6,7 +6,8 @@ A bias of 32 bits is added to the sum of products, so that its scale is the prod
 
 Where the bias does not fit into 32 bits at that scale, the weight's scale is raised until it does: the weight loses a
 fraction of a bit, where a saturated bias would lose everything (`ChoiceOptions.has_fitted_weights` turns this off). A
-channel whose weights are all zero has no scale of its own; it gets one at which its bias is exact to 24 bits.
+channel whose weights are all zero has no scale of its own; it gets one at which its bias is exact to 24 bits. Scales of
+8-bit floats are fitted alike, although their biases stay float: ONNX Runtime rounds those by itself in the same way.
 
 A scale that is trained starts from zero point 0 and uses all codes. A scale that a user fixes for a tensor by name
 (`TensorOverride`) goes before all of this.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,11 +31,14 @@ from quark.errors import InvalidValueError
 from quark.formats.affine import choose_affine
 from quark.formats.catalog import get_format
 from quark.formats.power_of_two import scale_of_position
-from quark.plan import AffineChoice
+from quark.plan import AffineChoice, FloatChoice
 from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
 
 MAX_BIAS_CODE = 2.0**31 * (1 - 2.0**-20)  # with room for the rounding of scales
+# ONNX Runtime does not saturate, and correction and finetuning change biases later; a wider scale costs floats nothing.
+MAX_FLOAT8_BIAS_CODE = 2.0**24
 _ZERO_CHANNEL_BITS = 24
+Scaled = TypeVar("Scaled", AffineChoice, FloatChoice)
 _SMALLEST_FITTED_SCALE = 2.0**-100
 _SMALLEST_THRESHOLD = 2.0**-100
 _MAX_INT16, _MAX_INT16_SHIFT, _SMALLEST_INT16_SCALE = 2.0**15 - 1, 16, 2.0**-14
@@ -132,10 +137,11 @@ def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
 
 
 def fit_weight_to_bias(
-    weight: AffineChoice, values: Array, activation_scale: float, bias: Array, *, is_raised: bool = True
-) -> AffineChoice:
+    weight: Scaled, values: Array, activation_scale: float, bias: Array, *, is_raised: bool = True
+) -> Scaled:
     """The weight's choice with scales raised where the bias would overflow 32 bits, unless `is_raised` is False, and
     chosen for the bias where a channel of the weight is all zeros."""
+    most = MAX_BIAS_CODE if isinstance(weight, AffineChoice) else MAX_FLOAT8_BIAS_CODE
     scale = np.array(weight.scale)
     wanted = np.abs(bias.astype(np.float64).ravel()) / activation_scale
     if wanted.size != scale.size:
@@ -146,11 +152,11 @@ def fit_weight_to_bias(
         others = tuple(i for i in range(values.ndim) if i != weight.axis % values.ndim)
         is_zero = np.asarray(~values.any(axis=others))
     is_free = is_zero & (wanted > 0)
-    fitting = np.maximum(scale, wanted / MAX_BIAS_CODE) if is_raised else scale
+    fitting = np.maximum(scale, wanted / most) if is_raised else scale
     fitted = np.where(is_free, fine, fitting).astype(np.float32)
     if (fitted == scale).all():
         return weight
-    return AffineChoice(weight.format, _floats(fitted), weight.zero_point, weight.axis, weight.group_size)
+    return replace(weight, scale=_floats(fitted))
 
 
 def derived_bias(format: str, activation: AffineChoice, weight: AffineChoice) -> AffineChoice:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from quark.decide.end_layers import OPTION, first_layers, last_layers
 from quark.decide.operators import (
     FEWEST_TABLE_NUMBERS,
     OPERATORS,
@@ -101,6 +102,7 @@ class _Selector:
         for pattern, spec in options.by_node:
             found = self._matching((pattern,), words.by_node)
             self._by_node.update(dict.fromkeys(found, (spec, f"'{pattern}'")))
+        self._ends = frozenset((*first_layers(graph), *last_layers(graph)) if options.ends else ())
         self._kept_float = dict(selection.kept_float)
         self._between: set[str] = set()  # on a path from the first nodes of an excluded subgraph to its last ones
         for starts, ends in selection.excluded_subgraphs:
@@ -113,13 +115,18 @@ class _Selector:
             self._inside &= self._reachable(self._matching(selection.output_nodes, "output_nodes"), _predecessors)
 
     def spec_of(self, node: Node) -> tuple[LayerSpec | None, str]:
-        """The spec by name, else by operator, else the default; and what it comes from."""
+        """The spec by name, else by operator, else the default, wider for first and last layers if that is asked for;
+        and what it comes from."""
         if node.name in self._by_node:
             return self._by_node[node.name]
+        found: tuple[LayerSpec | None, str] = (self._options.default, "the configuration")
         for kind, spec in self._options.by_op_type:
             if kind in node.kinds:
-                return spec, f"'{kind}'"
-        return self._options.default, "the configuration"
+                found = spec, f"'{kind}'"
+                break
+        if self._options.ends is not None and node.name in self._ends:
+            found = self._options.ends.of(found[0]), OPTION
+        return found
 
     def obstacle(self, node: Node) -> str:
         """Why the node stays in float; empty if it does not."""
@@ -145,6 +152,8 @@ class _Selector:
         spec, source = self.spec_of(node)
         if spec is not None:
             return ""
+        if source == OPTION:
+            return f"{OPTION} leaves the first and the last layers in float"
         if self._options.is_trained:
             return f"left in float by {source}"
         return "its layer or operator type is configured to stay in float"

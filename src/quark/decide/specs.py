@@ -18,9 +18,8 @@ from quark.errors import InvalidValueError
 from quark.formats.affine import integer_format
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import IntFormat
+from quark.plan import EIGHT_BIT_FLOATS
 from quark.ranges import KLJ, MeanMagnitude, MinMax, RangeMethod, ThreeSigma
-
-EIGHT_BIT_FLOATS = ("fp8_e4m3", "fp8_e5m2")
 
 
 class Algorithm(str, Enum):
@@ -136,9 +135,10 @@ class FloatSpec:
     divided by a scale first, so that the largest magnitude of calibration becomes the type's largest number (float16)
     or 2 (bfloat16, whose precision is the same everywhere).
 
-    8-bit floats (`is_eight_bits`) are always scaled and saturating, and only language models have them.
+    8-bit floats (`is_eight_bits`) are always scaled and saturating; the largest magnitude becomes their largest number.
     `is_per_channel`: a scale for each output of a weight, or for each token of an activation. `is_dynamic`: the scale
-    is found at run time.
+    is found at run time. Both for activations are for language models alone. `axis`: where a weight's channels lie, if
+    not where the operator has them. `method` finds the range of an activation.
     """
 
     format: str
@@ -146,15 +146,13 @@ class FloatSpec:
     is_scaled: bool = False
     is_per_channel: bool = False
     is_dynamic: bool = False
+    axis: int | None = None
+    method: RangeMethod = field(default_factory=MinMax)
 
     @property
     def is_eight_bits(self) -> bool:
         """True for E4M3 and E5M2."""
         return self.format in EIGHT_BIT_FLOATS
-
-    @property
-    def method(self) -> RangeMethod:
-        return MinMax()
 
     @property
     def integer(self) -> IntFormat:
@@ -219,10 +217,11 @@ def words_of(layer: LayerSpec) -> str:
 
 def bits_of(layer: LayerSpec) -> tuple[float, float]:
     """The bits of an element of activations and of weights, with its part of a block's scale; 32 where it is float."""
-    return _bits(layer.activation), _bits(layer.weight)
+    return bits_of_spec(layer.activation), bits_of_spec(layer.weight)
 
 
-def _bits(spec: TensorSpec | None) -> float:
+def bits_of_spec(spec: TensorSpec | None) -> float:
+    """The bits of an element, with its part of a block's scale; 32 for float."""
     if spec is None:
         return 32.0
     if isinstance(spec, BlockSpec):

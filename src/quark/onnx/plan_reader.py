@@ -49,10 +49,12 @@ from quark.formats.catalog import FORMATS
 from quark.formats.spec import IntFormat
 from quark.onnx.file_graph import read_graph
 from quark.onnx.graph import attribute, graphs_in, input_value, is_constant, readers
+from quark.onnx.insert.float8 import APART
 from quark.onnx.view import operator_facts
 from quark.ops.onnx_nodes import CONSTANT_DOMAIN
 from quark.ops.schema import BLOCK_OPERATORS, DOMAIN, quantizer_of
 from quark.plan import (
+    EIGHT_BIT_FLOATS,
     AffineChoice,
     BlockChoice,
     Choice,
@@ -195,7 +197,7 @@ def read_plan(source: str | os.PathLike[str] | onnx.ModelProto | bytes | ir.Mode
     """Return the plan that a quantized model carries out. A model in float has an empty one.
 
     `source` is a file, a model, or its bytes. Raises ModelError if it is not an ONNX model, or if a quantizer in it
-    does something that a plan cannot express, such as float8 with a scale for each channel.
+    does something that a plan cannot express, such as float8 with a scale for each block.
     """
     return QuantizedGraph(source if isinstance(source, ir.Model) else read_graph(source)).plan()
 
@@ -311,6 +313,10 @@ class QuantizedGraph:
 
     def _read(self, node: ir.Node) -> None:
         """Note what the node does to its input, and which quantized numbers it reads."""
+        first = input_value(node, 0)
+        if node.op_type == "Sum" and len(node.inputs) == 1 and first in self._numbers and _stem(node.name, APART):
+            self._numbers[node.outputs[0]] = self._numbers[first]
+            return
         for index, value in enumerate(node.inputs):
             if value in self._numbers:
                 self._add(self._numbers[value], Reader(_name(node), index), node)
@@ -621,15 +627,14 @@ def _linear(node: ir.Node, tensor: str, source: ir.Value, is_fixed: bool, codes:
         if not is_held(scale):
             return DynamicChoice(dtype.name.lower())
         numbers, name = _array(scale), _SHORT_FLOATS.get(dtype) or _FLOAT8.get(dtype)
-        if name is not None:
-            if numbers.size != 1:
-                raise ModelError(
-                    f"node '{_name(node)}' ({node.op_type}): {name} with {numbers.size} scales fits no plan"
-                )
-            return FloatChoice(name, scale=float(numbers.reshape(())))
         axis = None
         if numbers.size > 1 or (numbers.ndim and "axis" in node.attributes):
             axis = int(attribute(node, "axis", 0 if node.domain == DOMAIN else 1))
+        if name is not None:
+            if numbers.ndim > 1:
+                raise ModelError(f"node '{_name(node)}' ({node.op_type}): {name} with scales for blocks fits no plan")
+            scales = tuple(numbers.astype(np.float64).ravel().tolist())
+            return FloatChoice(name, name in EIGHT_BIT_FLOATS, scales, axis)
         size = int(attribute(node, "block_size", 0)) or None
         return _affine(node, dtype, numbers, _optional_array(zero_point), axis, size)
 

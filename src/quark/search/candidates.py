@@ -41,8 +41,9 @@ from quark.search.trial import Limits, Stage, Trial, is_within, pareto_front
 Change = tuple[str, Any]
 
 DIRECT = (
-    *("BF16", "A16W8", "INT8_CNN_DEFAULT", "A8W8", "S8S8_AAWS", "XINT8", "MXINT8", "MX9", "BFP16"),
-    *("MXFP8E4M3", "MXFP8E5M2", "MX6", "MXFP6E2M3", "MXFP6E3M2", "NVFP4", "MXFP4E2M1", "MX4"),
+    *("BF16", "A16W8", "INT8_CNN_DEFAULT", "A8W8", "S8S8_AAWS", "XINT8", "MXINT8", "MX9", "BFP16", "FP8E4M3"),
+    *("MXFP8E4M3", "MXFP8E5M2", "MX6", "MXFP6E2M3", "MXFP6E3M2", "MXFP8E4M3_MXFP4E2M1", "A8W4", "NVFP4", "MXFP4E2M1"),
+    "MX4",
 )
 FOR_TRANSFORMERS = ("INT8_TRANSFORMER_DEFAULT", "MATMUL_NBITS", "INT4_WEIGHT_ONLY_GPTQ")
 MIXED = ("S16S16_MIXED_S8S8", "BF16_MIXED_MXINT8")
@@ -148,7 +149,7 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
         for name in of_transformers if is_transformer else of_cnns:
             add(name)
     elif target is Target.GPU:
-        for name in ("MXFP8E4M3", "MXINT8"):
+        for name in ("MXFP8E4M3", "MXINT8", "FP8E4M3"):
             add(name)
         rows.append(_candidate("BF16_MIXED_MXINT8", "BF16_MIXED_MXINT8", Stage.MIXED))
         add("FP16")

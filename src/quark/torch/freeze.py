@@ -24,12 +24,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from quark.decide.scales import derived_bias, fit_weight_to_bias
 from quark.errors import ModelError
-from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.plan import AffineChoice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, replace_input, set_attribute
 from quark.torch.insert import insert_nodes
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, settle_positions, with_state
-from quark.torch.train.quantizers import AffineQuantizer, LearnedQuantizer, Quantizer
+from quark.torch.train.quantizers import AffineQuantizer, Float8FakeQuantizer, LearnedQuantizer, Quantizer
 
 _WEIGHT, _BIAS = 1, 2  # the places of weight and bias among a layer's inputs
 
@@ -86,16 +86,21 @@ def _fix_numbers(network: QuantizedNetwork) -> None:
                 "the network or run a batch through it before you freeze it, or hand data to quantize_model"
             )
         choice = quantizer.choice()
-        if not isinstance(choice, AffineChoice):
+        if not isinstance(choice, AffineChoice) and not isinstance(quantizer, Float8FakeQuantizer):
             continue
+        assert isinstance(choice, (AffineChoice, FloatChoice))
         if not all(0 < scale < math.inf for scale in choice.scale):
             raise ModelError(
                 f"the scale of '{quantizer.tensor}' ({path}) became NaN, Inf or 0 in training: look for a loss or a "
                 "gradient that is not finite, and lower the learning rate of scales and thresholds"
             )
+        if isinstance(quantizer, Float8FakeQuantizer):
+            quantizer.follows = False
+            continue
         if isinstance(quantizer, AffineQuantizer):
             quantizer.follows = None
             continue
+        assert isinstance(choice, AffineChoice)
         fixed = AffineQuantizer(quantizer.tensor, quantizer.role, choice, ())
         fixed.name = quantizer.name
         set_attribute(network, path, fixed.to(next(quantizer.parameters()).device))

@@ -24,6 +24,7 @@ from quark.torch.train.quantizers import (
     AffineQuantizer,
     BlockFakeQuantizer,
     DynamicQuantizer,
+    Float8FakeQuantizer,
     FloatFakeQuantizer,
     FollowedRange,
     LearnedQuantizer,
@@ -102,7 +103,7 @@ def quantizer_for(network: Network, each: Chosen) -> Quantizer:
     if isinstance(choice, BlockChoice):
         return BlockFakeQuantizer(tensor, role, choice)
     if isinstance(choice, FloatChoice):
-        return FloatFakeQuantizer(tensor, role, choice)
+        return (Float8FakeQuantizer if choice.is_eight_bits else FloatFakeQuantizer)(tensor, role, choice)
     spec = request.spec
     if isinstance(choice, DynamicChoice):
         assert isinstance(spec, DynamicSpec)

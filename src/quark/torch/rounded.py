@@ -6,8 +6,10 @@ import torch
 
 from quark.formats.affine import AffineParameters, Granularity, code_dtype, integer_format, quantize_dequantize_affine
 from quark.formats.arrays import array_kind
+from quark.formats.catalog import get_format
 from quark.formats.quantize import quantize_dequantize
 from quark.plan import AffineChoice, Choice, DynamicChoice, FloatChoice
+from quark.rounded import float_scale
 
 
 def rounded(x: torch.Tensor, choice: Choice | None) -> torch.Tensor:
@@ -25,7 +27,12 @@ def rounded(x: torch.Tensor, choice: Choice | None) -> torch.Tensor:
         parameters = AffineParameters(scale, zero_point, fmt, choice.axis, choice.group_size)
         result = quantize_dequantize_affine(values, parameters)
     elif isinstance(choice, FloatChoice):
-        result = quantize_dequantize(values / choice.scale, choice.format) * choice.scale
+        scale = torch.from_numpy(float_scale(choice, values.dim())).to(values.device)
+        scaled = values / scale
+        if choice.is_eight_bits:  # Inf saturates
+            highest = float(get_format(choice.format).max)
+            scaled = scaled.clamp(-highest, highest)
+        result = (quantize_dequantize(scaled, choice.format) * scale).to(values.dtype)
     else:
         quantizer = choice.quantizer
         result = quantize_dequantize(

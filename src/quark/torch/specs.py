@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quark.decide.end_layers import EndLayers
 from quark.decide.options import ChoiceOptions, Selection, SelectionWords, Target
 from quark.decide.specs import AffineSpec, LayerSpec
 from quark.features.bias_correction.options import TorchBiasCorrectionOptions
@@ -51,6 +52,7 @@ class Settings:
     kv_cache: KvCacheOptions | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)  # options of other features of features/order.py
+    ends: EndLayers | None = None  # wider types for the first and the last layers
 
     def options_of(self, feature: str) -> Any:
         """The options of a feature of features/order.py; None if it is off."""
@@ -72,6 +74,7 @@ class Settings:
             aligned=frozenset({"Concat", "Pad", "Slice", "Transpose", "Reshape", *pools}),
             has_activation_constants=True,
             is_trained=True,
+            ends=self.ends,
         )
 
     def _with_bias(self, layer: LayerSpec) -> LayerSpec:

@@ -173,7 +173,35 @@ def test_formats_of_single_nodes_are_pairs_and_say_types():
         ({"crypto_mode": True, "use_external_data_format": True}, InvalidValueError, "nothing is written to disk"),
         ({"calibrate_method": "MinMax"}, UnsupportedTypeError, "field 'calibrate_method': 'MinMax' has type str"),
         ({"weight_type": CalibrationMethod.MinMax}, UnsupportedTypeError, "like QuantType.QInt8"),
-        ({"weight_type": QuantType.QFLOAT8E4M3FN}, InvalidValueError, "MXFP8E4M3"),
+        (
+            {"weight_type": QuantType.QFLOAT8E4M3FN, "extra_options": {"QuantizeBias": True}},
+            InvalidValueError,
+            "biases stay float",
+        ),
+        (
+            {"activation_type": QuantType.QFLOAT8E4M3FN, "calibrate_method": CalibrationMethod.Entropy},
+            InvalidValueError,
+            "use MinMax or Percentile",
+        ),
+        ({"extra_options": {"WeightGroupSize": 24}}, InvalidValueError, "16, 32, 64, 128 or 256"),
+        (
+            {"weight_type": ExtendedQuantType.QInt16, "extra_options": {"WeightGroupSize": 32}},
+            InvalidValueError,
+            "int4, uint4, int8, uint8",
+        ),
+        ({"extra_options": {"KeepFirstLast": "mxfp4_e2m1"}}, InvalidValueError, "mxfp8_e4m3"),
+        (
+            {
+                "activation_type": ExtendedQuantType.QMX,
+                "weight_type": ExtendedQuantType.QMX,
+                "extra_options": {
+                    "MXAttributes": {"element_dtype": "fp4_e2m1"},
+                    "KeepFirstLast": "int8",
+                },
+            },
+            InvalidValueError,
+            "use a type in blocks",
+        ),
         ({"per_channel": 1}, UnsupportedTypeError, "field 'per_channel': 1 has type int, expected True or False"),
         ({"nodes_to_exclude": "conv"}, UnsupportedTypeError, "a list of strings"),
         ({"subgraphs_to_exclude": ["conv"]}, UnsupportedTypeError, "pairs of lists of names"),

@@ -30,13 +30,17 @@ BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "
 def test_the_names_are_those_of_the_public_surface():
     plain = [*INTEGERS, *BLOCKS, "VINT8", "U8U8_AAWA", "UINT8_DYNAMIC_QUANT", "FP16", "BF16", "MATMUL_NBITS"]
     plain += [f"INT4_WEIGHT_ONLY{suffix}" for suffix in ("", "_GPTQ", "_AWQ")]
+    floats, narrow = ["FP8E4M3", "FP8E5M2"], ["A8W4", "A16W4"]
+    two_blocks = [f"{name}_MXFP4E2M1" for name in ("MXFP8E4M3", "MXFP6E2M3", "MXINT8")] + ["MXFP8E4M3_MXFP6E2M3"]
+    plain += [*floats, *narrow, *two_blocks]
     pairs = ["BF16_BFP16", "BF16_MXINT8", "MX9_INT8"]
     mixed = ["S16S16_MIXED_S8S8", "BF16_MIXED_BFP16", "BF16_MIXED_MXINT8"]
     sized = [f"INT{b}_{k}_{v}" for b in (8, 16) for k in ("CNN", "TRANSFORMER") for v in ("DEFAULT", "ACCURATE")]
     adaround = [f"{name}_ADAROUND" for name in INTEGERS]
     adaquant = [f"{name}_ADAQUANT" for name in (*INTEGERS, "FP16", "BF16", *BLOCKS, *mixed[1:])]
+    adaquant += [f"{name}_ADAQUANT" for name in (*floats, *narrow, *two_blocks)]
     assert sorted(PRESETS) == sorted([*plain, *pairs, *mixed, *sized, *adaround, *adaquant])
-    assert len(PRESETS) == 68
+    assert len(PRESETS) == 84
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -78,7 +82,7 @@ def test_an_unknown_name_offers_the_nearest(call):
         call = DefaultConfigMapping.__getitem__
     with pytest.raises(UnknownNameError) as error:
         call("MXINT9")
-    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 68."
+    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 84."
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -88,7 +92,7 @@ def test_every_preset_says_in_one_line_what_it_is(name):
 
 
 def test_the_mapping_holds_all_and_gives_fresh_objects():
-    assert len(DefaultConfigMapping) == 68
+    assert len(DefaultConfigMapping) == 84
     assert "XINT8" in DefaultConfigMapping
     assert DefaultConfigMapping["XINT8"] is not DefaultConfigMapping["XINT8"]
 

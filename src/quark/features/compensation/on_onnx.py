@@ -17,11 +17,12 @@ from quark.features.compensation.options import CompensationOptions
 from quark.features.compensation.rounding import Grid, best_weights, compensated, descended, squared_error
 from quark.features.finetuning.layers import TrainedLayer
 from quark.formats.affine import integer_format
+from quark.formats.catalog import get_format
 from quark.onnx.deciding import Decision, Work, quantized_error
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.progress import track
-from quark.plan import AffineChoice, BlockChoice, SkippedNode
-from quark.rounded import parameters_of, rounded
+from quark.plan import AffineChoice, BlockChoice, FloatChoice, SkippedNode
+from quark.rounded import float_scale, parameters_of, rounded
 
 Array = NDArray[Any]
 NAME = "compensation"
@@ -174,6 +175,10 @@ def _grid(layer: TrainedLayer, weight: Array) -> Grid | str:
     if isinstance(choice, BlockChoice):
         units = _blocks(choice.axis, choice.quantizer.format.block_size, layer, weight.shape)
         return "its blocks go across outputs" if units is None else block_grid(choice, units)
+    if isinstance(choice, FloatChoice) and choice.is_scaled:
+        scale = np.broadcast_to(float_scale(choice, weight.ndim), weight.shape).astype(np.float64)
+        element: Any = get_format(choice.format)
+        return independent(FixedScales(layout.to_matrices(scale), None, element), columns)
     return independent(rounded_alone(choice), columns)
 
 

@@ -16,7 +16,7 @@ from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
 from quark.formats.quantize import affine_neighbours, block_neighbours, element_neighbours, quantize_dequantize
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
-from quark.rounded import parameters_of
+from quark.rounded import float_scale, parameters_of
 
 Array = NDArray[Any]
 
@@ -52,7 +52,7 @@ def quantizer_of(choice: Choice, shape: tuple[int, ...], device: torch.device) -
     if isinstance(choice, BlockChoice):
         return _Blocks(choice)
     if isinstance(choice, FloatChoice):
-        return _Floats(choice)
+        return _Floats(choice, tensor_of(float_scale(choice, len(shape)), device))
     raise InvalidValueError(f"{choice}: its scale is not known before run time")
 
 
@@ -94,17 +94,23 @@ class _Blocks(Quantizer):
         return rounded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Floats(Quantizer):
     choice: FloatChoice
+    scale: torch.Tensor
 
     def values(self, x: torch.Tensor) -> torch.Tensor:
-        scaled = x / self.choice.scale
+        scaled = x / self.scale
         if self.choice.format == "float16":
             highest = float(get_format("float16").max)
-            return scaled.clamp_(-highest, highest).to(torch.float16).to(x.dtype) * self.choice.scale
+            return scaled.clamp_(-highest, highest).to(torch.float16).to(x.dtype) * self.scale
         rounded: torch.Tensor = quantize_dequantize(scaled, self.choice.format)
-        return rounded * self.choice.scale
+        return rounded * self.scale
+
+    def passes(self, x: torch.Tensor) -> torch.Tensor | None:
+        if not self.choice.is_eight_bits:
+            return None
+        return (x / self.scale).abs() <= float(get_format(self.choice.format).max)
 
 
 def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
@@ -118,8 +124,9 @@ def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
         return block_neighbours(wide, choice.axis if wide.ndim > 1 else 0, choice.quantizer)
     if isinstance(choice, FloatChoice):
         fmt: Any = get_format(choice.format)
-        lower, upper = element_neighbours(wide / np.float32(choice.scale), fmt)
-        return lower * np.float32(choice.scale), upper * np.float32(choice.scale)
+        scale = float_scale(choice, wide.ndim)
+        lower, upper = element_neighbours(wide / scale, fmt)
+        return lower * scale, upper * scale
     raise InvalidValueError(f"{choice}: its scale is not known before run time")
 
 

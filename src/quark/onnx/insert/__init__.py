@@ -31,6 +31,7 @@ from quark.onnx.graph import (
     replace_input,
 )
 from quark.onnx.insert.dynamic import Shared, insert_dynamic
+from quark.onnx.insert.float8 import keep_float8_apart
 from quark.onnx.insert.pairs import (
     InsertOptions,
     NBitsOptions,
@@ -76,6 +77,7 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
     if options.style is NodeStyle.QOPERATOR:
         to_qoperators(model)
     keep_float(model)
+    keep_float8_apart(model)
     remove_dead(model)
 
 
@@ -155,6 +157,8 @@ def _is_within(reader: ir.Node, low: float, high: float) -> bool:
     """True if the reader is a QuantizeLinear of the whole tensor whose codes stay within the bounds."""
     scale, zero_point = constant(input_value(reader, 1)), constant(input_value(reader, 2))
     if reader.op_type != "QuantizeLinear" or scale is None or zero_point is None or scale.size != 1:
+        return False
+    if zero_point.dtype.kind not in "iu":  # 8-bit floats
         return False
     limits = np.iinfo(zero_point.dtype)
     lowest = (limits.min - int(zero_point)) * float(scale)

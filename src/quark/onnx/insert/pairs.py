@@ -2,6 +2,9 @@
 
 integers       QuantizeLinear and DequantizeLinear: the standard's if its opset has the type, else those of
                com.microsoft (16 bits before opset 21, float16 data before 19), else ours (32 bits)
+8-bit floats   the standard's QuantizeLinear and DequantizeLinear, which saturate. It has them from opset 19 on, where a
+               zero point says the type; ONNX Runtime 1.31 does not open such a node behind a Relu or a Clip. From
+               opset 21 on an attribute says it, so that is what is needed
 blocks         one node of com.amd.quark
 float16 ...    our ExtendedQuantizeLinear and ExtendedDequantizeLinear with scale 1, or two Casts
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -34,18 +37,22 @@ MICROSOFT = "com.microsoft"
 # The opset from which the standard's QuantizeLinear takes this type.
 _OPSET_OF_WIDE_TYPES = 21
 _OPSET_OF_FLOAT16 = 19
+OPSET_OF_FLOAT8 = 21
 OPSET_OF_BLOCKS = 21
 
 _FLOAT16_TINY = float(np.finfo(np.float16).tiny)
 
 Array = NDArray[Any]
 Tensor = ir.TensorProtocol
+_Scaled = TypeVar("_Scaled", AffineChoice, FloatChoice)
 
 _STORAGE: Mapping[str, Any] = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
     "int4": ml_dtypes.int4,
     "uint4": ml_dtypes.uint4,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
 }
 
 
@@ -97,12 +104,12 @@ class InsertOptions:
 
 def quantizer_behind(model: ir.Model, value: ir.Value, choice: Choice, options: InsertOptions) -> ir.Value:
     """Quantize and dequantize a value; the result has its type and shape."""
-    if isinstance(choice, AffineChoice):
+    if isinstance(choice, AffineChoice) or (isinstance(choice, FloatChoice) and choice.is_eight_bits):
         result = affine_pair(model, value, choice)
     elif isinstance(choice, BlockChoice):
         result = block_node(model, value, choice)
     elif isinstance(choice, FloatChoice):
-        is_cast = options.has_casts and choice.scale == 1.0
+        is_cast = options.has_casts and not choice.is_scaled
         result = (_cast_pair if is_cast else _float_pair)(model, value, choice)
     else:
         raise ModelError(f"tensor '{value.name}': dynamic quantization belongs to Conv, Gemm or MatMul")
@@ -110,43 +117,48 @@ def quantizer_behind(model: ir.Model, value: ir.Value, choice: Choice, options: 
     return result
 
 
-def affine_pair(model: ir.Model, value: ir.Value, choice: AffineChoice) -> ir.Value:
+def affine_pair(model: ir.Model, value: ir.Value, choice: AffineChoice | FloatChoice) -> ir.Value:
     """QuantizeLinear and DequantizeLinear."""
     if needs_float32(value.dtype, choice):
         wide = cast(model, value, ir.DataType.FLOAT, f"{value.name}_wide")
         return cast(model, affine_pair(model, wide, choice), ir.DataType.FLOAT16, f"{value.name}_narrow")
-    scale, zero_point = affine_initializers(model, str(value.name), value, choice)
-    codes = _linear(model, "QuantizeLinear", [value, scale, zero_point], choice, value, value)
-    codes.type, codes.shape = zero_point.type, value.shape
-    result = _linear(model, "DequantizeLinear", [codes, scale, zero_point], choice, value, codes)
+    parameters = affine_initializers(model, str(value.name), value, choice)
+    codes = _linear(model, "QuantizeLinear", [value, *parameters], choice, value, value)
+    kind = ir.DataType.from_numpy(np.dtype(storage_type(choice.format)))
+    codes.type, codes.shape = ir.TensorType(kind), value.shape
+    result = _linear(model, "DequantizeLinear", [codes, *parameters], choice, value, codes)
     result.type, result.shape = value.type, value.shape
     return result
 
 
-def dequantizer(model: ir.Model, codes: ir.Value, choice: AffineChoice, original: ir.Value) -> ir.Value:
+def dequantizer(model: ir.Model, codes: ir.Value, choice: AffineChoice | FloatChoice, original: ir.Value) -> ir.Value:
     """DequantizeLinear behind the codes of a constant."""
     if needs_float32(original.dtype, choice):
         kind = ir.TensorType(ir.DataType.FLOAT)
         wide = ir.Value(name=original.name, type=kind, shape=original.shape, const_value=original.const_value)
         return cast(model, dequantizer(model, codes, choice, wide), ir.DataType.FLOAT16, f"{original.name}_narrow")
-    scale, zero_point = affine_initializers(model, str(original.name), original, choice)
-    has_zero_point = choice.format != "int32"  # the standard wants none there
-    inputs = [codes, scale, zero_point] if has_zero_point else [codes, scale]
-    result = _linear(model, "DequantizeLinear", inputs, choice, original, None)
+    parameters = affine_initializers(model, str(original.name), original, choice)
+    if choice.format == "int32":  # the standard wants no zero point there
+        parameters = parameters[:1]
+    result = _linear(model, "DequantizeLinear", [codes, *parameters], choice, original, None)
     result.type, result.shape = original.type, original.shape
     return result
 
 
-def needs_float32(dtype: ir.DataType | None, choice: AffineChoice) -> bool:
+def needs_float32(dtype: ir.DataType | None, choice: AffineChoice | FloatChoice) -> bool:
     """True for float16 data with scales that float16 cannot hold, or only as subnormal numbers."""
     return dtype is ir.DataType.FLOAT16 and min(map(abs, choice.scale)) < _FLOAT16_TINY
 
 
-def affine_initializers(model: ir.Model, name: str, like: ir.Value, choice: AffineChoice) -> tuple[ir.Value, ir.Value]:
-    """The scale in the type of the data, and the zero point in that of the codes."""
+def affine_initializers(
+    model: ir.Model, name: str, like: ir.Value, choice: AffineChoice | FloatChoice
+) -> tuple[ir.Value, ...]:
+    """The scale in the type of the data, and for integers the zero point in that of the codes."""
     dtype = np.float16 if like.dtype is ir.DataType.FLOAT16 else np.float32
     shape = parameter_shape(choice, tuple(size if isinstance(size, int) else 0 for size in like.shape or ()))
     scale = np.array(choice.scale, dtype).reshape(shape)
+    if isinstance(choice, FloatChoice):
+        return (add_initializer(model, f"{name}_scale", scale),)
     zero_point = np.array(choice.zero_point).astype(storage_type(choice.format)).reshape(shape)
     return add_initializer(model, f"{name}_scale", scale), add_initializer(model, f"{name}_zero_point", zero_point)
 
@@ -170,15 +182,21 @@ def storage_type(format: str) -> Any:
     return code_dtype(array_kind(np.empty(0)), integer_format(format))
 
 
-def parameter_shape(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[int, ...]:
+def parameter_shape(choice: AffineChoice | FloatChoice, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the scales for data of that shape, which matters for groups only."""
     if choice.axis is None:
         return ()
-    return (-1,) if choice.group_size is None else Granularity(choice.axis, choice.group_size).parameter_shape(shape)
+    size = choice.group_size if isinstance(choice, AffineChoice) else None
+    return (-1,) if size is None else Granularity(choice.axis, size).parameter_shape(shape)
 
 
 def _linear(
-    model: ir.Model, op_type: str, inputs: list[ir.Value], choice: AffineChoice, like: ir.Value, behind: ir.Value | None
+    model: ir.Model,
+    op_type: str,
+    inputs: list[ir.Value],
+    choice: AffineChoice | FloatChoice,
+    like: ir.Value,
+    behind: ir.Value | None,
 ) -> ir.Value:
     bits, domain = get_format(choice.format).bits, ""  # type: ignore[union-attr]
     needs_newer = bits in (4, 16) and opset(model) < _OPSET_OF_WIDE_TYPES
@@ -188,7 +206,14 @@ def _linear(
     elif needs_newer or is_half:
         domain = MICROSOFT
     attributes: dict[str, Any] = {} if choice.axis is None else {"axis": choice.axis}
-    if choice.group_size is not None:
+    if isinstance(choice, FloatChoice) and op_type == "QuantizeLinear":
+        attributes["output_dtype"] = int(ir.DataType.from_numpy(np.dtype(storage_type(choice.format))))
+    if isinstance(choice, FloatChoice) and opset(model) < OPSET_OF_FLOAT8:
+        raise ModelError(
+            f"tensor '{like.name}': {choice.format} needs opset {OPSET_OF_FLOAT8}, the model has {opset(model)}; set "
+            f"ConvertOpsetVersion to {OPSET_OF_FLOAT8}"
+        )
+    if isinstance(choice, AffineChoice) and choice.group_size is not None:
         if opset(model) < OPSET_OF_BLOCKS:
             raise ModelError(
                 f"tensor '{like.name}': scales for groups need opset {OPSET_OF_BLOCKS}, the model has {opset(model)}; "
@@ -204,7 +229,7 @@ def _linear(
 def _float_pair(model: ir.Model, value: ir.Value, choice: FloatChoice) -> ir.Value:
     """Convert to the small float and back by our operators, which saturate."""
     dtype = np.float16 if value.dtype is ir.DataType.FLOAT16 else np.float32
-    scale = add_initializer(model, f"{value.name}_scale", np.array(choice.scale, dtype))
+    scale = add_initializer(model, f"{value.name}_scale", np.array(choice.scale[0], dtype))
     zero_point = add_initializer(model, f"{value.name}_zero_point", np.array(0, storage_type(choice.format)))
     model.opset_imports.setdefault(DOMAIN, VERSION)
     codes: ir.Value = value
@@ -274,7 +299,12 @@ def quantized_constant(model: ir.Model, value: ir.Value, choice: Choice, options
         numbers = add_initializer(model, f"{value.name}_{choice.format}", stored(model, block_numbers(source, choice)))
         return block_node(model, numbers, choice, CONSTANT_DOMAIN)
     if isinstance(choice, FloatChoice):
-        if choice.scale != 1.0:
+        if choice.is_eight_bits and not options.has_pairs_on_weights:
+            codes_name = f"{value.name}_quantized"
+            return dequantizer(
+                model, add_initializer(model, codes_name, stored(model, small_floats(source, choice))), choice, value
+            )
+        if choice.is_eight_bits or choice.is_scaled:
             return quantizer_behind(model, value, choice, options)
         if is_implied(choice, options):
             return add_initializer(model, f"{value.name}_bf16", stored(model, _widened(source, choice)))
@@ -293,9 +323,7 @@ def stored(model: ir.Model, tensor: ComputedTensor) -> Tensor:
 def codes(source: Tensor, choice: AffineChoice, *, has_float32_scale: bool = False) -> ComputedTensor:
     """The integer codes, in the type in which they are stored. Their scale is stored in the type of the constant,
     unless it `has_float32_scale`, and the codes are computed with the stored scale."""
-    is_half = source.dtype is ir.DataType.FLOAT16 and not has_float32_scale
-    if is_half and not needs_float32(ir.DataType.FLOAT16, choice):
-        choice = replace(choice, scale=tuple(np.array(choice.scale, np.float16).tolist()))
+    choice = choice if has_float32_scale else _with_stored_scale(source, choice)
     kind = np.dtype(storage_type(choice.format))
 
     def compute() -> Iterator[Array]:
@@ -303,6 +331,13 @@ def codes(source: Tensor, choice: AffineChoice, *, has_float32_scale: bool = Fal
             yield array.astype(kind)
 
     return ComputedTensor(compute, ir.DataType.from_numpy(kind), _shape(source))
+
+
+def _with_stored_scale(source: Tensor, choice: _Scaled) -> _Scaled:
+    """The choice with scales as they are stored beside a float16 constant."""
+    if source.dtype is not ir.DataType.FLOAT16 or needs_float32(ir.DataType.FLOAT16, choice):
+        return choice
+    return replace(choice, scale=tuple(np.array(choice.scale, np.float16).tolist()))
 
 
 def code_pieces(source: Tensor, choice: AffineChoice) -> Iterator[tuple[Piece, Array]]:
@@ -338,12 +373,16 @@ def block_numbers(source: Tensor, choice: BlockChoice) -> ComputedTensor:
 
 
 def small_floats(source: Tensor, choice: FloatChoice) -> ComputedTensor:
-    """The numbers in float16 or bfloat16. They saturate, because a weight of Inf is useless."""
+    """The numbers over their scale in the small float. They saturate, because a weight of Inf is useless."""
     highest, kind = float(get_format(choice.format).max), np.dtype(storage_type(choice.format))
+    choice = _with_stored_scale(source, choice)
+    scale = np.array(choice.scale, np.float32)
+    axis = None if choice.axis is None else choice.axis % len(source.shape)
 
     def compute() -> Iterator[Array]:
-        for piece in pieces(source):
-            yield np.clip(piece.array.astype(np.float32), -highest, highest).astype(kind)
+        for piece in pieces(source, axis):
+            own = scale[0] if axis is None else scale[piece.along].reshape(1, -1, 1)  # the axis is the middle one
+            yield np.clip(piece.array.astype(np.float32) / own, -highest, highest).astype(kind)
 
     return ComputedTensor(compute, ir.DataType.from_numpy(kind), _shape(source))
 

@@ -164,6 +164,7 @@ def _quantize_graph(
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
             *_remarks(run.plan, samples, settings, obstacle),
+            *run.ends,
             *([run.compared.remark] if run.compared.remark is not None else []),
             *_absent_types(op_types, settings),
             *(remark for each in algorithms if (remark := idle_remark(each)) is not None),
@@ -205,6 +206,7 @@ class _Run:
     plan: QuantizationPlan
     expected: Sequence[Mapping[str, Any]]
     compared: Comparison
+    ends: tuple[str, ...] = ()  # what KeepFirstLast did, in words
 
     @property
     def outputs(self) -> tuple[OutputFidelity, ...]:
@@ -237,7 +239,9 @@ def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapp
     loaded.check_unchanged()
     compared = _compared(message, plan, samples, expected, providers)
     loaded.check_unchanged()
-    return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, compared)
+    kept = settings.choose.ends
+    ends = () if kept is None else (kept.remark(plan, placement.first_layers, placement.last_layers),)
+    return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, compared, ends)
 
 
 def _compared(

@@ -35,7 +35,7 @@ from quark.onnx.quantization.config.quant_types import (
     QuantType,
 )
 
-S8, U8 = QuantType.QInt8, QuantType.QUInt8
+S4, S8, U8 = QuantType.QInt4, QuantType.QInt8, QuantType.QUInt8
 S16, U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
 BF16 = ExtendedQuantType.QBFloat16
 MIN_MAX, PERCENTILE, MIN_MSE = CalibrationMethod.MinMax, CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
@@ -80,6 +80,12 @@ def floats(name: str, description: str, quant_type: Any, /, **options: Any) -> P
     return Preset(name, description, {**_EXTENDED, "activation_type": quant_type, "weight_type": quant_type}, options)
 
 
+def scaled_floats(name: str, description: str, quant_type: Any, /, **options: Any) -> Preset:
+    """8-bit floats with a scale for each activation and for each output channel of a weight."""
+    row = floats(name, description, quant_type, **options)
+    return row.with_fields(calibrate_method=MIN_MAX, per_channel=True)
+
+
 def blocks(name: str, description: str, /, *types: DataType | Any, **options: Any) -> Preset:
     """Block types: one for activations and weights, or one each. A quant type without attributes is used as it is."""
     activation, weight = types if len(types) == 2 else types * 2
@@ -89,7 +95,10 @@ def blocks(name: str, description: str, /, *types: DataType | Any, **options: An
 
 
 def _attributes(*types: DataType | Any) -> dict[str, Any]:
-    """The extra options that describe these block types."""
+    """The extra options that describe these block types; of two, the first is that of activations."""
+    activation, weight = types[0], types[-1]
+    if activation != weight and all(getattr(each, "map_onnx_format", None) is ExtendedQuantType.QMX for each in types):
+        return {"MXAttributes": dict(activation.attributes), "WeightMXAttributes": dict(weight.attributes)}
     options = {
         ExtendedQuantType.QBFP: "BFPAttributes",
         ExtendedQuantType.QMX: "MXAttributes",
@@ -194,6 +203,18 @@ INT16_TRANSFORMER = integers("INT16_TRANSFORMER_DEFAULT",
 FP16 = floats("FP16", "float16", ExtendedQuantType.QFloat16)
 BFLOAT16 = floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
 
+FP8_PRESETS = (
+    scaled_floats("FP8E4M3", "8-bit floats with 4 exponent bits, weights per channel, MinMax; standard QDQ nodes",
+        ExtendedQuantType.QFloat8E4M3FN, BiasCorrection=True),
+    scaled_floats("FP8E5M2", "8-bit floats with 5 exponent bits, weights per channel, MinMax; standard QDQ nodes",
+        ExtendedQuantType.QFloat8E5M2, BiasCorrection=True),
+)
+# Unsigned activations: at opset 21, which groups need, ONNX Runtime 1.31 fails to make some int8 activations unsigned.
+A8W4 = integers("A8W4", "uint8 activations, 4-bit weights in groups of 32, MinMax averaged over samples",
+    MIN_MAX, (U8, S4), WeightGroupSize=32, CalibMovingAverage=True, BiasCorrection=True)
+A16W4 = integers("A16W4", "16-bit activations, 4-bit weights in groups of 32, symmetric, MinMax",
+    MIN_MAX, (S16, S4), WeightGroupSize=32, ActivationSymmetric=True, AlignConcat=True, AlignSlice=False, FoldRelu=True,
+    AlignEltwiseQuantType=True, BiasCorrection=True)
 BLOCK_PRESETS = (
     blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
     blocks("MX4", "shared microexponents, 4 bits an element", MX4),
@@ -210,12 +231,23 @@ BLOCK_PRESETS = (
     blocks("NVFP4", "4-bit floats, 16 share an 8-bit float scale, one scale a tensor", NVFP4, BiasCorrection=True,
            WeightScaleRule="mse"),
 )
+TWO_BLOCK_PRESETS = (
+    blocks("MXFP8E4M3_MXFP4E2M1", "MXFP8E4M3 activations, MXFP4 weights", MXFP8E4M3, MXFP4E2M1,
+           BiasCorrection=True, WeightScaleRule="mse"),
+    blocks("MXFP6E2M3_MXFP4E2M1", "MXFP6E2M3 activations, MXFP4 weights", MXFP6E2M3, MXFP4E2M1,
+           BiasCorrection=True, WeightScaleRule="mse"),
+    blocks("MXINT8_MXFP4E2M1", "MXINT8 activations, MXFP4 weights", MXInt8, MXFP4E2M1,
+           BiasCorrection=True, WeightScaleRule="mse"),
+    blocks("MXFP8E4M3_MXFP6E2M3", "MXFP8E4M3 activations, MXFP6E2M3 weights", MXFP8E4M3, MXFP6E2M3,
+           BiasCorrection=True),
+)
 MIXED_BLOCK_PRESETS = (
     mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16),
     mixed("BF16_MIXED_MXINT8", "bfloat16, MXINT8 where it does no harm", BFLOAT16, MXInt8),
 )
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
-WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS)
+WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS, *FP8_PRESETS, A8W4, A16W4,
+    *TWO_BLOCK_PRESETS)
 
 # fmt: on
 
@@ -224,6 +256,8 @@ _ROWS = (
     VINT8,
     A8W8,
     A16W8,
+    A8W4,
+    A16W4,
     S8S8,
     U8S8,
     U8U8,
@@ -245,7 +279,9 @@ _ROWS = (
     ),
     FP16,
     BFLOAT16,
+    *FP8_PRESETS,
     *BLOCK_PRESETS,
+    *TWO_BLOCK_PRESETS,
     blocks("BF16_BFP16", "bfloat16 activations, block float weights", BF16, BFP16),
     blocks("BF16_MXINT8", "bfloat16 activations, MXINT8 weights", BF16, MXInt8),
     blocks("MX9_INT8", "MX9 activations, int8 weights", MX9, S8),
@@ -282,7 +318,7 @@ def unknown_preset(name: object) -> UnknownNameError:
     """Return the error for a name that is not a preset.
 
     >>> str(unknown_preset("MXINT9"))
-    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 70."
+    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 86."
     """
     nearest = difflib.get_close_matches(str(name).upper(), PRESETS, n=1)
     hint = f" Did you mean {nearest[0]}?" if nearest else ""

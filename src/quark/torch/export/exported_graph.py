@@ -25,10 +25,11 @@ from quark.decide.placement import FusedActivation
 from quark.errors import InvalidValueError
 from quark.formats.affine import integer_format
 from quark.onnx.graph import add_initializer, add_node, constant, fresh_name, is_read_once, readers, replace_input
+from quark.onnx.insert.pairs import OPSET_OF_FLOAT8
 from quark.onnx.load import load
 from quark.onnx.optimize import REWRITES, OptimizeOptions, optimize
 from quark.onnx.view import view_of
-from quark.plan import AffineChoice, Choice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.plan import AffineChoice, Choice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.torch.export.plan_of_taps import give_names, remove_taps, rename
 from quark.torch.export.translate import Tap, translate, with_taps
 
@@ -90,15 +91,18 @@ def choose_opset(choices: Sequence[Choice], *, is_half: bool, wanted: int | None
     """Return the opset for these choices, or the wanted one, if it is possible.
 
     18 is what torch's exporter writes and every supported ONNX Runtime takes. The standard's QuantizeLinear takes 16
-    and 4 bits and scales for groups from 21 on, and float16 data from 19 on.
+    and 4 bits and scales for groups from 21 on, and float16 data and 8-bit floats from 19 on.
     """
     integers = [each for each in choices if isinstance(each, AffineChoice)]
     has_groups = any(each.group_size is not None for each in integers)
+    has_float8 = any(isinstance(each, FloatChoice) and each.is_eight_bits for each in choices)
     if wanted is None:
         is_wide = is_half or has_groups or any(integer_format(each.format).bits in (4, 16) for each in integers)
-        return _WIDE_OPSET if is_wide else _PLAIN_OPSET
+        return _WIDE_OPSET if is_wide else OPSET_OF_FLOAT8 if has_float8 else _PLAIN_OPSET
     if wanted < _WIDE_OPSET and has_groups:
         raise InvalidValueError(f"opset {wanted}: scales for groups need {_WIDE_OPSET} or newer")
+    if wanted < OPSET_OF_FLOAT8 and has_float8:
+        raise InvalidValueError(f"opset {wanted}: 8-bit floats need {OPSET_OF_FLOAT8} or newer")
     return wanted
 
 

@@ -36,7 +36,7 @@ from quark.onnx.graph import (
     remove_dead,
     replace_input,
 )
-from quark.plan import AffineChoice, BlockChoice, Choice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.plan import AffineChoice, Choice, DynamicChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.rounded import parameter_shape
 from quark.torch.export.translate import TAP, TAP_DOMAIN, Tap
 
@@ -167,10 +167,10 @@ def transposed_choice(choice: Choice, shape: tuple[int, ...], perm: Sequence[int
     >>> transposed_choice(choice, (2, 16), (1, 0)).scale
     (1.0, 3.0, 2.0, 4.0)
     """
-    if not isinstance(choice, (AffineChoice, BlockChoice)) or choice.axis is None:
+    if isinstance(choice, DynamicChoice) or choice.axis is None:
         return choice
     axis = perm.index(choice.axis % len(shape))
-    if isinstance(choice, BlockChoice) or choice.group_size is None:
+    if not isinstance(choice, AffineChoice) or choice.group_size is None:
         return replace(choice, axis=axis)
     groups = parameter_shape(choice, shape)
     scale, zero_point = (

@@ -281,7 +281,7 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
         )
         tensors = {name: torch.from_numpy(packed.codes), f"{name}.{BLOCK_SCALES}": torch.from_numpy(packed.scales)}
         stored = Stored("packed", choice.format, array.shape, "float32", (BLOCK_SCALES,))
-    elif isinstance(choice, FloatChoice) and choice.scale == 1.0:
+    elif isinstance(choice, FloatChoice) and not choice.is_scaled:
         tensors = {name: torch.from_numpy(rounded(array, choice)).to(getattr(torch, choice.format))}
         stored = Stored("float", choice.format, array.shape, "float32")
     else:

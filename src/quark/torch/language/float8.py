@@ -57,4 +57,4 @@ class Float8Quantizer(Quantizer):
 
     def choice(self) -> Choice:
         """Without a fixed scale, 1 stands for it."""
-        return FloatChoice(self.spec.format, True, 1.0 if self.scale is None else float(self.scale))
+        return FloatChoice(self.spec.format, True, (1.0 if self.scale is None else float(self.scale),))

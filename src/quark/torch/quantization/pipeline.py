@@ -114,10 +114,10 @@ def _refuse_what_needs_modules(settings: Settings) -> None:
             "Face, and this model is quantized on its graph, where a tensor has one scale at run time; use per_tensor"
         )
     specs += [each for layer in layers if layer is not None for each in (layer.weight, layer.bias)]
-    if any(isinstance(each, FloatSpec) and each.is_eight_bits for each in specs):
+    if any(isinstance(each, FloatSpec) and each.is_dynamic for each in specs):
         raise UnsupportedOptionError(
-            "fp8 with a scale for a tensor or a channel is carried out on causal language models of Hugging Face, and "
-            "this model is quantized on its graph; use blocks (OCP_MXFP8E4M3Spec), or int8"
+            "fp8 with is_dynamic, a scale found at run time, is carried out on causal language models of Hugging Face, "
+            "and this model is quantized on its graph; use is_dynamic=False, or blocks (OCP_MXFP8E4M3Spec)"
         )
     if settings.kv_cache is not None:
         raise UnsupportedOptionError(
@@ -183,7 +183,7 @@ class ModelQuantizer:
         if is_language_model(model):
             if plan is not None:
                 raise UnsupportedOptionError("plan: language models are quantized by the configuration alone")
-            return quantize_language_model(model, dataloader, self._settings)
+            return quantize_language_model(model, dataloader, self._settings_for_language())
         known = read_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
         return quantize_network(model, dataloader, self._settings, known)
 
@@ -222,7 +222,16 @@ class ModelQuantizer:
             raise UnsupportedTypeError("keep_excluded_layers_as_original_model_state: expected True or False")
         layout = layout_of(custom_mode, None, pack_method)
         place = given[0] if given else "cpu"
-        quantize_checkpoint(pretrained_model_path, save_path, self._settings, dataloader, layout, place)
+        settings = self._settings_for_language()
+        quantize_checkpoint(pretrained_model_path, save_path, settings, dataloader, layout, place)
+
+    def _settings_for_language(self) -> Settings:
+        if self._settings.ends is not None:
+            raise UnsupportedOptionError(
+                "keep_first_last: language models are quantized module by module, without a graph that says which come "
+                "first and last; name them in layer_quant_config, or leave the head in float by exclude"
+            )
+        return self._settings
 
     @staticmethod
     def freeze(model: Any) -> Any:

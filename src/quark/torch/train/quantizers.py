@@ -5,6 +5,7 @@
     TqtQuantizer        learns its threshold, the step is a power of two
     BlockFakeQuantizer  blocks with a shared power-of-two scale
     FloatFakeQuantizer  float16 or bfloat16
+    Float8FakeQuantizer 8-bit floats with a scale; a weight's follows the weight while it is trained
     DynamicQuantizer    scale and zero point of the values that it is given
 
 Their numbers are parameters and buffers, so `state_dict`, `to(device)` and optimizers handle them as usual. `choice()`
@@ -25,6 +26,7 @@ from torch import nn
 from quark.errors import InvalidValueError
 from quark.formats.affine import AffineParameters, Granularity, choose_affine, code_dtype, find_ranges, integer_format
 from quark.formats.arrays import array_kind
+from quark.formats.catalog import get_format
 from quark.formats.spec import IntFormat
 from quark.ops.fake_quantize import affine_fake_quantize, block_fake_quantize, code_limits, lsq, tqt
 from quark.plan import AffineChoice, BlockChoice, Choice, DynamicChoice, FloatChoice, Role
@@ -304,6 +306,35 @@ class FloatFakeQuantizer(_FixedQuantizer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return block_fake_quantize(x, self._choice.format)
+
+
+class Float8FakeQuantizer(Quantizer):
+    """8-bit floats of values divided by a scale, for the tensor or for each channel of an axis. Values beyond the range
+    saturate and get no gradient. The scale of a weight is found again from its largest magnitudes at every step of
+    training while `follows` is set."""
+
+    scale: torch.Tensor
+
+    def __init__(self, tensor: str, role: Role, choice: FloatChoice) -> None:
+        super().__init__(tensor, role)
+        self.format, self.axis = choice.format, choice.axis
+        self.follows = role is not Role.ACTIVATION
+        self.register_buffer("scale", _of_channels(choice.scale, choice.axis))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        top = float(get_format(self.format).max)
+        if self.follows and self.training:
+            with torch.no_grad():
+                low, high = find_ranges(x.detach(), self.axis)
+                scale = torch.maximum(-low, high) / top
+                self.scale.copy_(torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale))
+        spread = self.scale
+        if self.axis is not None:
+            spread = spread.reshape([-1 if axis == self.axis % x.dim() else 1 for axis in range(x.dim())])
+        return (block_fake_quantize((x / spread).clamp(-top, top), self.format) * spread).to(x.dtype)
+
+    def choice(self) -> FloatChoice:
+        return FloatChoice(self.format, True, tuple(self.scale.double().reshape(-1).tolist()), self.axis)
 
 
 class DynamicQuantizer(_FixedQuantizer):

@@ -105,6 +105,10 @@ Int32 = DataType("Int32", ExtendedQuantType.QInt32, TensorProto.INT32)
 UInt32 = DataType("UInt32", ExtendedQuantType.QUInt32, TensorProto.UINT32)
 Float16 = DataType("Float16", ExtendedQuantType.QFloat16, TensorProto.FLOAT16)
 BFloat16 = DataType("BFloat16", ExtendedQuantType.QBFloat16, TensorProto.BFLOAT16)
+Int4 = DataType("Int4", QuantType.QInt4, TensorProto.INT4)
+UInt4 = DataType("UInt4", QuantType.QUInt4, TensorProto.UINT4)
+FP8E4M3 = DataType("FP8E4M3", ExtendedQuantType.QFloat8E4M3FN, TensorProto.FLOAT8E4M3FN)
+FP8E5M2 = DataType("FP8E5M2", ExtendedQuantType.QFloat8E5M2, TensorProto.FLOAT8E5M2)
 BFP16 = DataType(
     "BFP16",
     ExtendedQuantType.QBFP,

@@ -245,7 +245,8 @@ def channel_axes(value: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple((op_type, each["axis"] if isinstance(each, Mapping) else each) for op_type, each in value.items())
 
 
-_GROUP_SIZES = (16, 32, 64, 128, 256)
+GROUP_SIZES = (16, 32, 64, 128, 256)
+GROUP_SIZE = Kind("16, 32, 64, 128 or 256", is_integer, lambda value: value in GROUP_SIZES)
 GPTQ_KEYS = {
     "Bits": integer(2, 16),
     "BlockSize": integer(1),
@@ -257,7 +258,7 @@ NBITS_KEYS = {
     "GroupSize": Kind(
         "16, 32, 64, 128 or 256, or -1 for one scale per output",
         is_integer,
-        lambda value: value in (-1, *_GROUP_SIZES),
+        lambda value: value in (-1, *GROUP_SIZES),
     ),
     "Symmetric": BOOL,
     "Bits": Kind("2, 4 or 8", is_integer, lambda value: value in (2, 4, 8)),
@@ -265,7 +266,7 @@ NBITS_KEYS = {
     "Algorithm": one_of("DEFAULT", "RTN", "HQQ", "GPTQ", "AWQ"),
     "Form": one_of(*(each.value for each in WeightForm)),
     "EmbeddingBits": Kind("2, 4 or 8, or 0 for float", is_integer, lambda value: value in (0, 2, 4, 8)),
-    "EmbeddingGroupSize": Kind("16, 32, 64, 128 or 256", is_integer, lambda value: value in _GROUP_SIZES),
+    "EmbeddingGroupSize": GROUP_SIZE,
 }
 _NBITS_RULES = {
     **dict.fromkeys(("DEFAULT", "RTN", "GPTQ", "AWQ"), GroupRule.SEARCHED),

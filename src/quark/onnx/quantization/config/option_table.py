@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from quark.decide.end_layers import END_TYPES, EndLayers
+from quark.decide.end_layers import OPTION as KEEP_FIRST_LAST
 from quark.decide.options import BlockPlacement
 from quark.features.bias_correction.options import CorrectionInputs
 from quark.features.equalization.options import ClipTreatment
@@ -20,6 +22,7 @@ from quark.onnx.quantization.config.option_kinds import (
     BOOL,
     CALIBRATION_METHOD,
     GPTQ_KEYS,
+    GROUP_SIZE,
     NAMES,
     NBITS_KEYS,
     PAIRS,
@@ -99,6 +102,8 @@ _rotation = partial(Steers, ROTATION, "rotation")
 _NUMBER_OPTIONS: tuple[Option, ...] = (
     # Block formats and floats
     Option("MXAttributes", _MX_ATTRIBUTES, ForSpecs(), "the microscaling format of type QMX"),
+    Option("WeightMXAttributes", _MX_ATTRIBUTES, ForSpecs(),
+           "the microscaling format of weights of type QMX, where it is not that of MXAttributes"),
     Option(
         "WeightScaleRule",
         one_of(*(each.value for each in ScaleRule)),
@@ -126,6 +131,9 @@ _NUMBER_OPTIONS: tuple[Option, ...] = (
     Option("ActivationSymmetric", BOOL, ForSpecs(), "activations have their zero in the middle"),
     Option("WeightSymmetric", BOOL, ForSpecs(), "weights have their zero in the middle"),
     Option("WeightsSymmetric", BOOL, ForSpecs("WeightSymmetric"), "another spelling of WeightSymmetric"),
+    Option("WeightGroupSize", GROUP_SIZE, ForSpecs(),
+           "weights of 4 or 8 bits have a scale for so many neighbours along the axis that is summed over, searched "
+           "for the least squared error; where that axis has fewer than 16, 8 bits with a scale for each channel"),
     Option("QuantizeBias", BOOL, ForSpecs(), "biases are quantized"),
     Option("Int32Bias", BOOL, ForSpecs(),
            "int32 biases at the product of activation and weight scale; False: the weight's type"),
@@ -198,6 +206,9 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
            "tables that Gather takes rows from, too, if one scale does for their rows"),
     Option("EnableSubgraph", BOOL, IntoBoth(("selection", "has_bodies"), ("load", "has_bodies")),
            "the bodies of If, Loop and Scan are quantized too"),
+    Option(KEEP_FIRST_LAST, one_of(*END_TYPES), _choose("ends", EndLayers.named),
+           "the type of the first and the last layers, where theirs is narrower: products with a constant weight that "
+           "no other comes before, or behind; 'float' leaves them in float"),
     Option("WeightsOnly", BOOL, _choose("is_weights_only"), "activations stay float"),
     Option("ForceQuantizeNoInputCheck", BOOL, _choose("has_forced_movers"),
            "MaxPool, Reshape ... even where their input is float"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.decide.options import ChoiceOptions, PositionOptions, Selection, Target
-from quark.decide.specs import AffineSpec, DynamicSpec, LayerSpec
+from quark.decide.specs import AffineSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, unknown_name
 from quark.features.bias_correction.options import BiasCorrectionOptions
 from quark.features.equalization.options import CrossLayerOptions
@@ -25,7 +25,7 @@ from quark.features.smooth_quant.options import SmoothOptions
 from quark.formats.affine import integer_format
 from quark.npu import RULE_NAMES
 from quark.onnx.calibrate.passes import CalibrationOptions
-from quark.onnx.insert.pairs import OPSET_OF_BLOCKS, InsertOptions, NBitsOptions, NodeStyle, WeightForm
+from quark.onnx.insert.pairs import OPSET_OF_BLOCKS, OPSET_OF_FLOAT8, InsertOptions, NBitsOptions, NodeStyle, WeightForm
 from quark.onnx.load import LoadOptions
 from quark.onnx.optimize import FOR_NPUS, FUSIONS, OptimizeOptions
 from quark.onnx.quantization.config.algorithm import (
@@ -224,8 +224,8 @@ _DECIDED_BY_NBITS: Mapping[str, Any] = {
 
 
 def _nbits_spec(draft: Draft) -> LayerSpec:
-    """UseMatMulNBits: weights of MatMul and Gemm in groups of a few bits, tables of embeddings too if asked for, all
-    else float."""
+    """UseMatMulNBits: weights of MatMul and Gemm in groups of a few bits, with DequantizeLinear those of convolutions,
+    tables of embeddings too if asked for, all else float."""
     values = {**draft.run.extra_options, **draft.spec_values}
     given = [name for name, same in _DECIDED_BY_NBITS.items() if values.get(name, same) != same]
     for name in [*given, *(["op_types_to_quantize"] if draft.run.op_types_to_quantize else [])]:
@@ -236,6 +236,7 @@ def _nbits_spec(draft: Draft) -> LayerSpec:
     op_types = {"MatMul", "Gemm"}
     if nbits.form is WeightForm.DEQUANTIZE_LINEAR:  # which has blocks from that opset on
         draft.put("load", "least_opset", OPSET_OF_BLOCKS)
+        op_types |= {"Conv", "ConvTranspose"}
     draft.put("selection", "needs_constant_matmul_operand", True)
     draft.put("selection", "needs_weight_matrix", nbits.form is WeightForm.MATMUL_NBITS)
     sign = "" if nbits.is_symmetric else "u"
@@ -283,6 +284,10 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
     mix = mix_options(draft, style)
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
     specs += [LayerSpec(each.spec, each.spec) for each in choose.overrides]
+    specs += [] if choose.ends is None else [choose.ends.layer]
+    needed = max((_least_opset(each) for each in specs if each is not None), default=0)
+    if needed > draft.of("load").get("least_opset", LoadOptions().least_opset):
+        draft.put("load", "least_opset", needed)
     protect = ProtectOptions(**draft.of("protect"))
     if "mac_budget" in draft.of("protect") and protect.mode is not ProtectMode.AUTO:
         draft.remarks.append("ProtectBudget: Protect is not 'auto', so that there is nothing for it to limit")
@@ -306,6 +311,14 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
         config=without_places(record),
         remarks=tuple(dict.fromkeys(remarks)),
     )
+
+
+def _least_opset(layer: LayerSpec) -> int:
+    """The opset from which the standard has these types."""
+    tensors = (layer.activation, layer.weight, layer.output)
+    has_groups = any(isinstance(each, AffineSpec) and each.group_size is not None for each in tensors)
+    has_float8 = any(isinstance(each, FloatSpec) and each.is_eight_bits for each in tensors)
+    return OPSET_OF_BLOCKS if has_groups else OPSET_OF_FLOAT8 if has_float8 else 0
 
 
 def _optimize_options(draft: Draft) -> OptimizeOptions:
@@ -406,7 +419,8 @@ def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
     usual = QuantizationConfig()
     names = ("debug_mode", "log_severity_level")
     remarks = [f"{each}: {_LOGGING}" for each in names if getattr(run, each) not in (getattr(usual, each), None)]
-    if not isinstance(default.weight, AffineSpec):
+    has_scales = isinstance(default.weight, FloatSpec) and default.weight.is_eight_bits
+    if not isinstance(default.weight, AffineSpec) and not has_scales:
         given = [each for each in ("per_channel", "reduce_range") if getattr(run, each)]
         given += [each for each in ("AddQDQPairToWeight",) if run.extra_options.get(each)]
         remarks += [f"{each}: weights are not of integers with a scale" for each in given]

@@ -71,6 +71,8 @@ class ExtendedQuantType(_Named):
     QBFloat16 = 8
     QBFP = 9  # block float and microexponents, as BFPAttributes say
     QMX = 10  # the OCP microscaling formats, as MXAttributes say
+    QFloat8E4M3FN = 11
+    QFloat8E5M2 = 12
     QNVFP4 = 21  # blocks with float scales, as NVFP4Attributes say
 
 
@@ -120,6 +122,9 @@ _FORMATS_OF_TYPES = {
     "QUInt32": "uint32",
     "QFloat16": "float16",
     "QBFloat16": "bfloat16",
+    "QFLOAT8E4M3FN": "fp8_e4m3",  # as ONNX Runtime spells it
+    "QFloat8E4M3FN": "fp8_e4m3",
+    "QFloat8E5M2": "fp8_e5m2",
 }
 BFP_FAMILY, MX_FAMILY, NVFP4_FAMILY = "QBFP", "QMX", "QNVFP4"
 
@@ -138,8 +143,8 @@ def format_of_type(quant_type: Any) -> str:
         return str(name)
     if name not in _FORMATS_OF_TYPES:
         raise InvalidValueError(
-            f"{type(quant_type).__name__}.{name}: there are no kernels for it. For 8-bit floats in blocks use the "
-            "preset MXFP8E4M3 or MXFP8E5M2"
+            f"{type(quant_type).__name__}.{name}: not a type that weights or activations are quantized to; expected "
+            f"{', '.join(_FORMATS_OF_TYPES)}, {BFP_FAMILY} or {MX_FAMILY}"
         )
     return _FORMATS_OF_TYPES[name]
 

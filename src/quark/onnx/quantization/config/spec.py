@@ -16,6 +16,8 @@ from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown
 from quark.files.foreign import short
 from quark.onnx.quantization.config.data_type import (
     BFP16,
+    FP8E4M3,
+    FP8E5M2,
     MX4,
     MX6,
     MX9,
@@ -28,10 +30,12 @@ from quark.onnx.quantization.config.data_type import (
     BFloat16,
     DataType,
     Float16,
+    Int4,
     Int8,
     Int16,
     Int32,
     MXInt8,
+    UInt4,
     UInt8,
     UInt16,
     UInt32,
@@ -67,7 +71,8 @@ class ScaleType(Enum):
 
 
 class QuantGranularity(Enum):
-    """What has a scale of its own: the tensor, or each output channel of a weight. Group is refused when asked for."""
+    """What has a scale of its own: the tensor, each output channel of a weight, or each group of `group_size` elements
+    of a weight along the axis that is summed over."""
 
     Tensor = 0
     Channel = 1
@@ -77,7 +82,8 @@ class QuantGranularity(Enum):
 @refuse_unknown_fields
 @dataclass(eq=False)
 class QTensorConfig:
-    """How a tensor is quantized. For types without a scale (floats and blocks) only `data_type` counts.
+    """How a tensor is quantized. For types without a scale (float16, bfloat16 and blocks) only `data_type` counts.
+    `group_size` goes with QuantGranularity.Group, for weights of 4 or 8 bits.
 
     Two of them are equal if their fields are, whatever their class.
     """
@@ -87,6 +93,7 @@ class QTensorConfig:
     calibration_method: CalibMethod
     quant_granularity: QuantGranularity
     data_type: DataType
+    group_size: int | None = None
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set `symmetric`."""
@@ -122,7 +129,9 @@ class QTensorConfig:
         'CalibMethod.Percentile'
         """
         values = {each.name: getattr(self, each.name) for each in fields(QTensorConfig)}
-        return {name: value if name == "symmetric" else str(value) for name, value in values.items()}
+        group_size = values.pop("group_size")
+        plain = {name: value if name == "symmetric" else str(value) for name, value in values.items()}
+        return plain if group_size is None else {**plain, "group_size": group_size}
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> QTensorConfig:
@@ -144,6 +153,10 @@ class QTensorConfig:
             elif key == "symmetric":
                 if not isinstance(value, bool):
                     raise UnsupportedTypeError(f"{key} of a tensor config: {short(value)}, expected true or false")
+                parsed[key] = value
+            elif key == "group_size":
+                if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                    raise UnsupportedTypeError(f"{key} of a tensor config: {short(value)}, expected an integer")
                 parsed[key] = value
             else:
                 by_text = {str(member): member for member in _ENUMS[key]}
@@ -216,6 +229,22 @@ class UInt32Spec(UInt8Spec):
 
 
 @dataclass(eq=False)
+class Int4Spec(Int8Spec):
+    """int4, for weights."""
+
+    calibration_method: CalibMethod = CalibMethod.MinMax
+    data_type: DataType = Int4
+
+
+@dataclass(eq=False)
+class UInt4Spec(UInt8Spec):
+    """uint4 with a zero point, for weights."""
+
+    calibration_method: CalibMethod = CalibMethod.MinMax
+    data_type: DataType = UInt4
+
+
+@dataclass(eq=False)
 class Float16Spec(Int8Spec):
     """float16."""
 
@@ -228,6 +257,20 @@ class BFloat16Spec(Float16Spec):
     """bfloat16."""
 
     data_type: DataType = BFloat16
+
+
+@dataclass(eq=False)
+class FP8E4M3Spec(Float16Spec):
+    """8-bit floats of 4 exponent bits with a scale."""
+
+    data_type: DataType = FP8E4M3
+
+
+@dataclass(eq=False)
+class FP8E5M2Spec(Float16Spec):
+    """8-bit floats of 5 exponent bits with a scale."""
+
+    data_type: DataType = FP8E5M2
 
 
 @dataclass(eq=False)

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quark.decide.options import BlockPlacement, TensorOverride
-from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec
+from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec, GroupRule, LayerSpec, TensorSpec, is_measured
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
 from quark.formats.spec import ScaleRule
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS, DataType
+from quark.onnx.quantization.config.option_kinds import GROUP_SIZES
 from quark.onnx.quantization.config.option_treatments import Draft
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
@@ -61,7 +62,9 @@ ATTRIBUTE_OPTIONS = {
     NVFP4_OPERATOR: "NVFP4Attributes",
 }
 MOVING_AVERAGE_CONSTANT = 0.01
-_FLOATS = {"float16": "QFloat16", "bfloat16": "QBFloat16"}
+_CASTS = {"float16": "QFloat16", "bfloat16": "QBFloat16"}
+_FLOATS = {**_CASTS, "fp8_e4m3": "QFloat8E4M3FN", "fp8_e5m2": "QFloat8E5M2"}
+_GROUPED = ("int4", "uint4", "int8", "uint8")  # of which the standard's DequantizeLinear takes blocks
 
 _METHODS: Mapping[Any, tuple[CalibMethod, ScaleType]] = {
     CalibrationMethod.MinMax: (CalibMethod.MinMax, ScaleType.Float32),
@@ -96,12 +99,15 @@ def layer_of(config: QuantizationConfig, values: Mapping[str, Any]) -> QLayerCon
         QuantGranularity.Tensor,
         data_type_of(config.activation_type),
     )
+    group_size = values.get("WeightGroupSize")
+    granularity = QuantGranularity.Channel if config.per_channel else QuantGranularity.Tensor
     weight = QTensorConfig(
         values.get("WeightSymmetric", not is_unsigned),
         scale_type,
         weight_method,
-        QuantGranularity.Channel if config.per_channel else QuantGranularity.Tensor,
+        granularity if group_size is None else QuantGranularity.Group,
         data_type_of(config.weight_type),
+        group_size,
     )
     return QLayerConfig(activation=activation, weight=weight)
 
@@ -133,6 +139,7 @@ class SpecOptions:
     block_placement: BlockPlacement = BlockPlacement.COMPUTE
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by operator: MXAttributes, BFPAttributes
     has_calibrated_tensor_scales: bool = False
+    weight_attributes: dict[str, Any] | None = None  # WeightMXAttributes: of weights in MX, instead of the above
 
 
 # MinMSEModeFloatScale. Without it the histogram decides, which is as good as all values for all but tiny weights.
@@ -177,6 +184,7 @@ def spec_options(draft: Draft) -> SpecOptions:
         block_placement=draft.of("choose").get("block_placement", defaults.block_placement),
         attributes={op: dict(values[option]) for op, option in ATTRIBUTE_OPTIONS.items() if option in values},
         has_calibrated_tensor_scales=values.get("TensorScale") == "calibrated",
+        weight_attributes=dict(values["WeightMXAttributes"]) if "WeightMXAttributes" in values else None,
     )
 
 
@@ -194,6 +202,8 @@ def layer_spec(layer: QLayerConfig, options: SpecOptions, base: LayerSpec | None
     bias: TensorSpec | None = usual_bias(activation, weight, options)
     if layer.bias:
         bias = tensor_spec(layer.bias, options, is_scaled=False)
+        if (isinstance(bias, FloatSpec) and bias.is_eight_bits) or layer.bias.group_size is not None:
+            raise InvalidValueError(f"bias of {layer.bias.data_type}: biases have no 8-bit floats and no groups")
         if isinstance(bias, AffineSpec) and bias.format == "int32":
             bias = AffineSpec("int32")
         elif isinstance(bias, AffineSpec) and not bias.is_power_of_two:
@@ -209,7 +219,11 @@ def _activation(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
 
 
 def _weight(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
+    if options.weight_attributes is not None and tensor.data_type.operator == MX_OPERATOR:
+        options = replace(options, attributes={**options.attributes, MX_OPERATOR: options.weight_attributes})
     spec = tensor_spec(tensor, options, options.is_weight_scaled)
+    if isinstance(spec, FloatSpec):
+        return replace(spec, method=MinMax())
     if isinstance(spec, BlockSpec) and options.weight_scale_rule and tensor.data_type.operator != BFP_OPERATOR:
         return replace(spec, quantizer=replace(spec.quantizer, scale_rule=options.weight_scale_rule))
     if not isinstance(spec, AffineSpec):
@@ -233,6 +247,10 @@ def usual_bias(
     """The bias of a layer whose config has none."""
     if options.has_quantized_bias is False:
         return None
+    if isinstance(weight, FloatSpec) and weight.is_eight_bits:
+        if options.has_quantized_bias:
+            raise InvalidValueError(f"option 'QuantizeBias' with weights of {weight.format}: their biases stay float")
+        return None
     if not isinstance(activation, AffineSpec) or not isinstance(weight, AffineSpec):
         is_wanted = options.has_quantized_bias or options.block_placement is BlockPlacement.ALL
         return weight if is_wanted and isinstance(weight, (BlockSpec, FloatSpec)) else None
@@ -255,14 +273,18 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
     if not isinstance(data_type, DataType):
         raise UnsupportedTypeError(f"data_type {data_type!r}: expected one of quark.onnx.quantization.config.data_type")
     operator = data_type.operator
-    if operator is None and data_type.format in _FLOATS:
+    if (tensor.quant_granularity is QuantGranularity.Group) != (tensor.group_size is not None):
+        raise InvalidValueError(
+            f"{tensor.quant_granularity} with group_size {tensor.group_size}: QuantGranularity.Group goes with the "
+            "size of a group, such as 32 (option WeightGroupSize)"
+        )
+    if tensor.group_size is not None:
+        return _grouped_spec(tensor)
+    if operator is None and data_type.format in _CASTS:
         return FloatSpec(data_type.format, options.is_saturating, is_scaled)
+    if operator is None and data_type.format in _FLOATS:
+        return _float8_spec(tensor, options)
     if operator is None:
-        if tensor.quant_granularity is QuantGranularity.Group:
-            raise UnsupportedOptionError(
-                "QuantGranularity.Group: a spec has no place for the size of a group. For weights of MatMul in groups "
-                "set UseMatMulNBits and MatMulNBitsParams, as the preset MATMUL_NBITS does"
-            )
         is_per_channel = tensor.quant_granularity is QuantGranularity.Channel
         is_power_of_two = tensor.scale_type is ScaleType.PowerOf2
         if is_power_of_two and is_per_channel:
@@ -288,6 +310,35 @@ def tensor_spec(tensor: QTensorConfig, options: SpecOptions, is_scaled: bool) ->
         raise type(error)(f"option '{ATTRIBUTE_OPTIONS[operator]}': {error}") from error
     return BlockSpec(
         quantizer, axis, options.follows_reduction, to_bfloat16_first, options.has_calibrated_tensor_scales
+    )
+
+
+def _grouped_spec(tensor: QTensorConfig) -> AffineSpec:
+    """A weight with scales for groups. Where MatMul, Gemm and Conv sum over too few elements for a group, placement
+    gives 8 bits with a scale for each channel."""
+    name, size = tensor.data_type.format, tensor.group_size
+    if name not in _GROUPED or tensor.scale_type is not ScaleType.Float32:
+        raise InvalidValueError(
+            f"groups of {size} with {tensor.data_type} and {tensor.scale_type}: expected {', '.join(_GROUPED)} with "
+            "ScaleType.Float32"
+        )
+    if isinstance(size, bool) or not isinstance(size, int) or size not in GROUP_SIZES:
+        raise InvalidValueError(f"group_size {size!r}: expected {', '.join(map(str, GROUP_SIZES))}")
+    return AffineSpec(name, is_symmetric=tensor.symmetric, group_size=size, group_rule=GroupRule.SEARCHED)
+
+
+def _float8_spec(tensor: QTensorConfig, options: SpecOptions) -> FloatSpec:
+    if tensor.scale_type is not ScaleType.Float32:
+        raise InvalidValueError(f"{tensor.data_type} with {tensor.scale_type}: its scale is any number; use Float32")
+    if tensor.calibration_method not in (CalibMethod.MinMax, CalibMethod.Percentile):
+        raise InvalidValueError(
+            f"{tensor.data_type} with {tensor.calibration_method}: that method weighs the steps of integers, and "
+            "floats have none; use MinMax or Percentile"
+        )
+    is_per_channel = tensor.quant_granularity is QuantGranularity.Channel
+    method = range_method(tensor, options)
+    return FloatSpec(
+        tensor.data_type.format, is_saturating=True, is_scaled=True, is_per_channel=is_per_channel, method=method
     )
 
 
@@ -365,7 +416,7 @@ class _Relevance:
 
 def _method_is(*classes: type) -> Callable[[TensorSpec | None], bool]:
     def is_user(spec: TensorSpec | None) -> bool:
-        method = spec.method if isinstance(spec, AffineSpec) else None
+        method = spec.method if spec is not None and is_measured(spec) else None
         return isinstance(method.method if isinstance(method, PowerOfTwoRange) else method, classes)
 
     return is_user
@@ -393,7 +444,9 @@ def _is_power_of_two(spec: TensorSpec | None) -> bool:
 
 
 _ACTIVATIONS = ("activation", "output")
-_FLOAT = _Relevance(lambda spec: isinstance(spec, FloatSpec), "no tensor is float16 or bfloat16")
+_FLOAT = _Relevance(
+    lambda spec: isinstance(spec, FloatSpec) and not spec.is_eight_bits, "no tensor is float16 or bfloat16"
+)
 _LAYERWISE = _Relevance(_method_is(LayerwisePercentile), "no range is found by LayerwisePercentile", _ACTIVATIONS)
 _INTEGER_BIAS = _Relevance(_is_integer, "no bias is of integers", ("bias",))
 _RELEVANT: Mapping[str, _Relevance] = {
@@ -409,7 +462,10 @@ _RELEVANT: Mapping[str, _Relevance] = {
     # ranges of weights may be found by MinMax, too, but never by an average
     "CalibMovingAverage": _Relevance(
         lambda spec: (
-            isinstance(spec, AffineSpec) and isinstance(spec.method, MinMax) and spec.method.moving_average is not None
+            spec is not None
+            and is_measured(spec)
+            and isinstance(spec.method, MinMax)
+            and spec.method.moving_average is not None
         ),
         "no activation's range is found by MinMax",
     ),
@@ -423,6 +479,7 @@ _RELEVANT: Mapping[str, _Relevance] = {
         ("weight",),
     ),
     "MXAttributes": _Relevance(_operator_is(MX_OPERATOR), "no tensor is of type QMX"),
+    "WeightMXAttributes": _Relevance(_operator_is(MX_OPERATOR), "no weight is of type QMX", ("weight",)),
     "WeightScaleRule": _Relevance(
         lambda spec: _operator_is(MX_OPERATOR)(spec) or _operator_is(NVFP4_OPERATOR)(spec),
         "no weight is of type QMX or QNVFP4",

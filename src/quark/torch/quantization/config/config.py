@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import nn
 
+from quark.decide.end_layers import EndLayers
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.features.bias_correction.options import TorchBiasCorrectionOptions
@@ -131,7 +132,7 @@ def _check_float(name: str, spec: FloatSpec) -> None:
     if not is_activation and spec.is_dynamic:
         raise InvalidValueError(f"{name} with is_dynamic: it is known beforehand; use is_dynamic=False")
     if name == "bias":
-        raise InvalidValueError("bias with fp8: biases of language models stay in float; leave it out")
+        raise InvalidValueError("bias with fp8: biases stay in float; leave it out")
 
 
 _MOST_BITS = 16  # of an operand; a float32 has 24 of precision
@@ -155,6 +156,9 @@ class Config:
     `min_kv_scale`: no scale is smaller. `kv_cache_post_rope`: quantize what enters the cache, and not what the
     projections return.
 
+    `keep_first_last` names a type for the first and the last layers, where theirs is narrower: int8, fp8_e4m3,
+    fp8_e5m2, mxint8, mxfp8_e4m3, mxfp8_e5m2, or float. A layer that `layer_quant_config` names keeps what it says.
+
     `npu_rules` makes the result fit AMD's NPU; None: if everything is int8,
     symmetric, with one power-of-two scale for a tensor.
     """
@@ -171,6 +175,7 @@ class Config:
     kv_cache_post_rope: bool = False
     npu_rules: bool | None = None
     seed: int = 0
+    keep_first_last: str | None = None
 
     def __post_init__(self) -> None:
         self.settings()
@@ -231,6 +236,7 @@ class Config:
             seed=self.seed,
             kv_cache=self._kv_cache(),
             config=self.to_dict(),
+            ends=None if self.keep_first_last is None else EndLayers.named(self.keep_first_last),
         )
 
     def _kv_cache(self) -> KvCacheOptions | None:
@@ -310,6 +316,7 @@ class Config:
             **kv_cache,
             "npu_rules": self.npu_rules,
             "seed": self.seed,
+            **({} if self.keep_first_last is None else {"keep_first_last": self.keep_first_last}),
         }
 
     @classmethod

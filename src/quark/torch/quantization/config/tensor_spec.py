@@ -189,6 +189,7 @@ class QuantizationSpec:
                 is_scaled=True,
                 is_per_channel=is_per_channel,
                 is_dynamic=bool(self.is_dynamic),
+                axis=self.ch_axis if is_per_channel and not self.is_dynamic else None,
             )
         if self.dtype not in _BLOCKS:
             return _affine_spec(self)

@@ -1,0 +1,133 @@
+"""The first and the last layers of a network, and the wider types that they get (KeepFirstLast).
+
+A layer is a product with a constant weight: Conv, ConvTranspose, Gemm, MatMul, LSTM ... It is first if there is no
+other on any path from the inputs of the graph to it, and last if there is none from it to the outputs. A network with
+several inputs has several first layers, such as the first convolution of each branch; Q, K and V of a transformer's
+first block read the same tensor and are all first. A network with several outputs has several last layers, such as the
+last convolution of each head. A product of two activations is no layer and is passed over.
+
+These layers see the raw input and make the decision, and have few weights: a wider type there gains more accuracy for
+its size than anywhere else. Only what is narrower than the wider type changes; an activation of 8 bits stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from quark.decide.operators import Kind, facts
+from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec, LayerSpec, TensorSpec, bits_of_spec
+from quark.decide.view import Graph, Node
+from quark.errors import InvalidValueError, unknown_name
+from quark.formats.catalog import get_format
+from quark.formats.quantize import choose_quantizer
+from quark.formats.spec import BlockFormat, ScaleRule
+from quark.plan import EIGHT_BIT_FLOATS, QuantizationPlan
+
+OPTION = "KeepFirstLast"
+FLOAT = "float"
+_BLOCK_RULES = {"mxfp8_e4m3": ScaleRule.RCEIL, "mxfp8_e5m2": ScaleRule.RCEIL, "mxint8": ScaleRule.FLOOR}
+END_TYPES = (FLOAT, "int8", *EIGHT_BIT_FLOATS, *_BLOCK_RULES)
+
+
+@dataclass(frozen=True)
+class EndLayers:
+    """What first and last layers get: `layer` where their own types are narrower; None leaves them in float. `label` is
+    what the user wrote."""
+
+    label: str
+    layer: LayerSpec | None
+
+    @staticmethod
+    def named(label: str) -> EndLayers:
+        """What a user calls by the name of a type: one of END_TYPES. Integers and 8-bit floats have a scale for each
+        output channel of a weight and for the whole of an activation, found by MinMax.
+
+        >>> EndLayers.named("mxfp8_e4m3").layer.weight.format
+        'mxfp8_e4m3'
+        """
+        if label not in END_TYPES:
+            raise unknown_name(f"type for {OPTION}", label, END_TYPES)
+        if label == FLOAT:
+            return EndLayers(label, None)
+        if label in _BLOCK_RULES:
+            fmt = get_format(label)
+            assert isinstance(fmt, BlockFormat), label
+            blocks = BlockSpec(choose_quantizer(fmt, scale_rule=_BLOCK_RULES[label]))
+            return EndLayers(label, LayerSpec(blocks, blocks))
+        if label in EIGHT_BIT_FLOATS:
+            small = FloatSpec(label, is_saturating=True, is_scaled=True)
+            return EndLayers(label, LayerSpec(small, replace(small, is_per_channel=True)))
+        return EndLayers(label, LayerSpec(AffineSpec(label), AffineSpec(label, is_per_channel=True)))
+
+    def of(self, own: LayerSpec | None) -> LayerSpec | None:
+        """The types of a layer that would have `own`."""
+        if own is None or self.layer is None:
+            return None
+        activation, weight = _wider(own.activation, self.layer.activation), _wider(own.weight, self.layer.weight)
+        return replace(own, activation=activation, weight=weight)
+
+    def remark(self, plan: QuantizationPlan, first: Iterable[str], last: Iterable[str]) -> str:
+        """Say in words which layers the plan has wider for this."""
+        kept = {reader.node for each in plan if each.reason.endswith(OPTION) for reader in each.readers}
+        kept |= {each.node for each in plan.skipped if each.reason.startswith(OPTION)}
+        parts = [
+            f"{word} {', '.join(found)}"
+            for word, names in (("first", first), ("last", last))
+            if (found := [name for name in names if name in kept])
+        ]
+        return f"{OPTION} {self.label}: {'; '.join(parts) or 'no first or last layer has narrower types'}"
+
+    def check(self, own: LayerSpec) -> None:
+        """Raise if the activations of a network in blocks would become integers, which go on other tensors too."""
+        if self.layer is None or own.activation is None:
+            return
+        activation = _wider(own.activation, self.layer.activation)
+        if isinstance(activation, AffineSpec) and not isinstance(own.activation, AffineSpec):
+            raise InvalidValueError(
+                f"option '{OPTION}' = {self.label!r} with activations of {own.activation.format}: integers would also "
+                "go on what these layers compute; use a type in blocks, such as 'mxfp8_e4m3'"
+            )
+
+
+def _wider(own: TensorSpec | None, wide: TensorSpec | None) -> TensorSpec | None:
+    if own is None or wide is None or int(bits_of_spec(own)) >= int(bits_of_spec(wide)):
+        return own
+    if isinstance(own, BlockSpec) and isinstance(wide, BlockSpec):
+        return replace(wide, axis=own.axis, follows_reduction=own.follows_reduction)
+    return wide
+
+
+def first_layers(graph: Graph) -> list[str]:
+    """The names of the first layers, in the order of the graph."""
+    return _ends(graph.nodes, lambda node: [value.producer for value in node.inputs if value is not None])
+
+
+def last_layers(graph: Graph) -> list[str]:
+    """The names of the last layers, in the order of the graph."""
+    found = _ends(
+        list(reversed(graph.nodes)),
+        lambda node: [reader for value in node.outputs for reader, _ in value.readers],
+    )
+    return list(reversed(found))
+
+
+def _ends(ordered: Iterable[Node], neighbours: Callable[[Node], list[Node | None]]) -> list[str]:
+    """The layers with no other layer behind them in the direction of `neighbours`, which were visited before."""
+    has_layer: set[str] = set()  # nodes that are layers, or have one in that direction
+    found = []
+    for node in ordered:
+        is_behind = any(each is not None and each.name in has_layer for each in neighbours(node))
+        if _is_layer(node) and not is_behind:
+            found.append(node.name)
+        if is_behind or _is_layer(node):
+            has_layer.add(node.name)
+    return found
+
+
+def _is_layer(node: Node) -> bool:
+    known = facts(node)
+    if known is None or known.kind not in (Kind.COMPUTE, Kind.RECURRENT) or known.weight is None:
+        return False
+    weight = node.input(known.weight)
+    return weight is not None and weight.constant is not None
