@@ -162,7 +162,7 @@ class _Selector:
         spec, _ = self.spec_of(node)
         known = facts_of(node, spec, self._options)
         if known is None:
-            return "no quantized form is known"
+            return node.why_float or "no quantized form is known"
         layer = spec if spec is not None and self._options.is_trained else self._options.default
         if layer not in self._op_types:
             self._op_types[layer] = _selected_op_types(self._options, layer)

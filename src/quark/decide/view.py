@@ -122,6 +122,7 @@ class Node:
     is_inner: bool = False  # inside a subgraph: it appears only among the readers of a value
     is_plumbing: bool = False  # no layer to a user: sizes, copies
     is_transparent: bool = False  # hands its input on unchanged: dropout at inference, copies
+    why_float: str = ""  # the reason to give where it has no quantized form; empty: that none is known
     reads_float_for: str = ""  # the node whose quantizer comes behind it, so that it has to read float
     settings: Callable[[str], Any] = lambda name: MISSING
 

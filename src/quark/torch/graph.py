@@ -8,6 +8,7 @@ it came from one.
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import warnings
 from collections.abc import Iterator
@@ -19,13 +20,36 @@ from torch import fx, nn
 
 from quark.errors import ModelError
 
+CALL = "quark_call"  # the entry of `meta` that has the call a network was captured for (capture/signature.py)
+
 
 class Network(fx.GraphModule):
-    """A captured network. What belongs to it beside the graph lies in `meta`, which copies keep."""
+    """A captured network. What belongs to it beside the graph lies in `meta`, which copies keep.
+
+    It is called as the model was, by position and by name; its graph takes the tensors of that call.
+    """
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        call = vars(self).get("meta", {}).get(CALL)
+        if call is not None:
+            kind = type(self)
+            flat: Any = kind.forward
+
+            def forward(self: Any, *arguments: Any, **by_name: Any) -> Any:
+                return flat(self, *call.tensors(arguments, by_name))
+
+            own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            known = [each for each in call.signature.python.parameters.values() if each.name != "self"]
+            vars(forward)["__signature__"] = inspect.Signature([own, *known])
+            kind.forward = forward
+        return code
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with _quiet_copies():
-            return super().__deepcopy__(memo)
+            made = super().__deepcopy__(memo)
+        made.recompile()  # its meta is copied last
+        return made
 
     def __reduce__(self) -> NoReturn:
         """Refused: torch would write a file that cannot be read again."""

@@ -1,6 +1,8 @@
 """Rewrite the graph into the form that is quantized, without changing what it computes.
 
+    drop_empty_parts       empty caches are left out of concatenations
     decompose_attention    products of queries, keys and values, which the fused operator hides
+    separate_weights       products with a weight whose bias comes first get the order of linear layers
     fuse_batch_norm        a convolution or linear layer and the batch norm behind it become one layer that trains
 
 They are applied in the order of `REWRITES`.
@@ -16,6 +18,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.torch.graph import Network, attribute_of, is_call, module_of, rank_of, set_attribute, shape_of
+from quark.torch.operators import input_first_linear, masked_softmax
 from quark.torch.train.conv_batch_norm import (
     CONVOLUTIONS,
     TRANSPOSED,
@@ -47,10 +50,9 @@ def optimize(network: Network) -> None:
 def decompose_attention(network: Network) -> None:
     """Write attention as products and a softmax, in place, so that the operands of both products can be quantized.
 
-        attention(q, k, v) = softmax(q k^T * scale) v,     scale = 1 / sqrt(width) unless given
+        attention(q, k, v) = softmax(q k^T * scale + mask) v,     scale = 1 / sqrt(width) unless given
 
-    Masked, causal and grouped attention, and attention with dropout, stay the fused operator, in float: a mask of -inf
-    has no codes.
+    A softmax with a mask stays in float (`masked_softmax`). Attention with dropout stays the fused operator, in float.
     """
     graph = network.graph
     for node in list(graph.nodes):
@@ -59,29 +61,83 @@ def decompose_attention(network: Network) -> None:
         query, key, value = node.args[:3]
         given = {**dict(zip(_ATTENTION_DEFAULTS, node.args[3:], strict=False)), **node.kwargs}
         options = {**_ATTENTION_DEFAULTS, **given}
-        scale = options.pop("scale")
-        shape = shape_of(query) if isinstance(query, fx.Node) else None
-        if scale is None and shape is not None and isinstance(shape[-1], int):
-            scale = 1 / math.sqrt(shape[-1])
-        if scale is None or any(options[name] != _ATTENTION_DEFAULTS[name] for name in options):
+        shapes = [shape_of(each) if isinstance(each, fx.Node) else None for each in (query, key)]
+        if shapes[0] is None or shapes[1] is None or options["dropout_p"]:
+            continue
+        scale = options["scale"]
+        if scale is None and isinstance(shapes[0][-1], int):
+            scale = 1 / math.sqrt(shapes[0][-1])
+        repeats = 1
+        if options["enable_gqa"]:
+            counts = [shape[-3] if isinstance(shape[-3], int) else 0 for shape in shapes if shape is not None]
+            repeats = counts[0] // counts[1] if all(counts) else 0
+        if scale is None or not repeats:
             continue
         with graph.inserting_before(node):
+            mask = options["attn_mask"]
+            if options["is_causal"]:
+                mask = _causal_mask(graph, node, query, key)
+            if repeats > 1:
+                key, value = (_call(graph, node, aten.repeat_interleave.self_int, x, repeats, -3) for x in (key, value))
             transposed = _call(graph, node, aten.transpose.int, key, -2, -1)
             scores = _call(graph, node, aten.matmul.default, query, transposed)
-            scaled = _call(graph, node, aten.mul.Tensor, scores, scale)
-            weights = _call(graph, node, aten.softmax.int, scaled, -1)
+            scores = _call(graph, node, aten.mul.Tensor, scores, scale)
+            if mask is None:
+                weights = _call(graph, node, aten.softmax.int, scores, -1)
+            else:
+                weights = _call(graph, node, masked_softmax, scores, mask)
             result = _call(graph, node, aten.matmul.default, weights, value)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 
 
-def _call(graph: fx.Graph, like: fx.Node, target: Any, *arguments: Any) -> fx.Node:
+def _causal_mask(graph: fx.Graph, node: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
+    """Add the mask of the positions up to a query's own."""
+    device = query.meta["val"].device
+    sizes = [shape[-2] for each in (query, key) if (shape := shape_of(each)) is not None]
+    ranges = []
+    for source, size in zip((query, key), sizes, strict=True):
+        count = (
+            size
+            if isinstance(size, int)
+            else _call(graph, node, aten.sym_size.int, source, source.meta["val"].dim() - 2)
+        )
+        ranges.append(_call(graph, node, aten.arange.default, count, device=device))
+    own = _call(graph, node, aten.unsqueeze.default, ranges[0], -1)
+    return _call(graph, node, aten.ge.Tensor, own, ranges[1])
+
+
+def drop_empty_parts(network: Network) -> None:
+    """Leave empty tensors without a shape out of concatenations, in place, as the first step of a cache of Hugging Face
+    has them: ONNX does not."""
+    for node in list(network.graph.nodes):
+        parts = node.args[0] if is_call(node, aten.cat.default) else ()
+        shapes = [shape_of(each) for each in parts] if isinstance(parts, (list, tuple)) else []
+        kept = [each for each, shape in zip(parts, shapes, strict=False) if shape != (0,)]
+        if not kept or len(kept) == len(shapes):
+            continue
+        node.args = (kept, *node.args[1:])
+        if len(kept) == 1:
+            node.replace_all_uses_with(kept[0])
+            network.graph.erase_node(node)
+
+
+def separate_weights(network: Network) -> None:
+    """Write `addmm(bias, x, weight)`, as the Conv1D of Hugging Face computes it, as a linear layer with the usual order
+    of inputs, in place."""
+    for node in network.graph.nodes:
+        if is_call(node, aten.addmm.default) and not node.kwargs and attribute_of(network, node.args[2]) is not None:
+            bias, x, weight = node.args
+            node.target, node.args = input_first_linear, (x, weight, bias)
+
+
+def _call(graph: fx.Graph, like: fx.Node, target: Any, *arguments: Any, **named: Any) -> fx.Node:
     """Add a call that comes from the same module as another node, with the shape of its result."""
-    made = graph.call_function(target, arguments)
+    made = graph.call_function(target, arguments, named)
     made.meta = {key: value for key, value in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
     values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in arguments]
     if all(each is not None for each in values):
-        made.meta["val"] = target(*values)
+        made.meta["val"] = target(*values, **named)
     return made
 
 
@@ -152,4 +208,4 @@ def _path(network: Network, layer: fx.Node) -> str:
     return f"{path or str(layer.name)}_batch_norm" if is_shared or not path else path
 
 
-REWRITES = (decompose_attention, fuse_batch_norm)
+REWRITES = (drop_empty_parts, decompose_attention, separate_weights, fuse_batch_norm)

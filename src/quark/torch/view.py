@@ -29,6 +29,7 @@ from quark.torch.graph import (
     rank_of,
     shape_of,
 )
+from quark.torch.operators import input_first_linear, masked_softmax
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ ATEN_NAMES: dict[str, str] = {
     "Squeeze": "squeeze.dim squeeze.default squeeze.dims",
     "Unsqueeze": "unsqueeze.default",
     "Slice": "slice.Tensor narrow.default",
-    "Gather": "select.int index_select.default",
+    "Gather": "select.int index_select.default embedding.default",
     "Split": "split.Tensor split_with_sizes.default chunk.default unbind.int",
     "Expand": "expand.default",
     "Tile": "repeat.default",
@@ -110,7 +111,14 @@ def _targets(names: str) -> Iterator[Any]:
 
 
 _OP_TYPES: dict[Any, str] = {each: op_type for op_type, names in ATEN_NAMES.items() for each in _targets(names)}
+_OP_TYPES[input_first_linear] = "Gemm"
 _FLOAT_TYPES: dict[Any, str] = {each: op_type for op_type, names in _FLOAT_ONLY.items() for each in _targets(names)}
+_WHY_FLOAT: dict[Any, str] = {
+    **dict.fromkeys(
+        (masked_softmax, aten.masked_fill.Scalar, aten.masked_fill.Tensor), "applies a mask, whose -inf has no codes"
+    ),
+    aten.scaled_dot_product_attention.default: "attention with dropout, or of unknown shape, stays one operator",
+}
 _TRANSPARENT_TARGETS = frozenset(_targets(_TRANSPARENT))
 
 
@@ -188,6 +196,7 @@ def _node(network: fx.GraphModule, origin: fx.Node) -> Node:
         has_quantized_form=has_form,
         is_plumbing=is_transparent or not is_float(origin),
         is_transparent=is_transparent,
+        why_float=_WHY_FLOAT.get(origin.target, ""),
         settings=lambda name: _setting(network, origin, op_type, name),
     )
 
@@ -237,7 +246,7 @@ def _setting(network: fx.GraphModule, node: fx.Node, op_type: str, name: str) ->
         arguments = module.operation.arguments if isinstance(module, ConvBatchNorm) else tuple(node.args[3:])
         return int(arguments[3]) if len(arguments) > 3 else 1  # type: ignore[arg-type]
     if op_type == "Gemm" and name in ("transA", "transB"):
-        return None if name == "transA" else 1  # the data has any rank
+        return None if name == "transA" else int(node.target is not input_first_linear)  # the data has any rank
     if op_type == "HardSigmoid":
         return {"alpha": 1 / 6, "beta": 0.5}.get(name, MISSING)
     if op_type == "Clip" and name == "bounds":

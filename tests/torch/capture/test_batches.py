@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from quark.errors import InvalidValueError
-from quark.torch.capture import Batches, inputs_of_batch
+from quark.torch.capture import Batches, CallSignature, read_batch
 
 X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 0])
 
@@ -29,12 +29,12 @@ X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 0])
     ids=["tensor", "tuple", "list", "mapping", "other name", "nested", "array"],
 )
 def test_the_inputs_are_found(item: Any) -> None:
-    (found,) = inputs_of_batch(item, ["x"])
+    (found,) = read_batch(item, CallSignature(("x",)))[1]
     assert torch.equal(found, X)
 
 
 def test_several_inputs_come_in_the_order_of_the_model() -> None:
-    first, second = inputs_of_batch({"b": Y, "a": X}, ["a", "b"])
+    first, second = read_batch({"b": Y, "a": X}, CallSignature(("a", "b")))[1]
     assert torch.equal(first, X)
     assert torch.equal(second, Y)
 
@@ -50,24 +50,24 @@ def test_several_inputs_come_in_the_order_of_the_model() -> None:
 )
 def test_what_has_no_inputs_is_refused(item: Any, message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        inputs_of_batch(item, ["x"])
+        read_batch(item, CallSignature(("x",)))[1]
 
 
 def test_an_empty_loader_is_refused() -> None:
     empty = DataLoader(TensorDataset(X[:0]), batch_size=2)
     with pytest.raises(InvalidValueError, match="the calibration data is empty"):
-        Batches(empty, ["x"])
+        Batches(empty, CallSignature(("x",)))
 
 
 def test_what_cannot_be_iterated_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="expected a DataLoader.*got int"):
-        Batches(3, ["x"])
+        Batches(3, CallSignature(("x",)))
 
 
 @pytest.mark.parametrize("most_in_memory", [1 << 30, 0], ids=["in memory", "in a file"])
 def test_batches_of_a_generator_can_be_read_again(most_in_memory: int) -> None:
     given = [torch.rand(2, 3, dtype=torch.float16), torch.randint(0, 9, (4, 3)), torch.rand(1, 3).double()]
-    batches = Batches((each for each in given), ["x"], most_in_memory)
+    batches = Batches((each for each in given), CallSignature(("x",)), most_in_memory)
     for _ in range(2):
         assert all(torch.equal(a, b) and a.dtype == b.dtype for (a,), b in zip(batches, given, strict=True))
     assert len(batches) == 3
@@ -75,5 +75,5 @@ def test_batches_of_a_generator_can_be_read_again(most_in_memory: int) -> None:
 
 
 def test_a_batch_is_not_changed_by_who_reads_it() -> None:
-    batches = Batches([np.ones((1, 2), np.float32)], ["x"])
+    batches = Batches([np.ones((1, 2), np.float32)], CallSignature(("x",)))
     assert next(iter(batches))[0].dtype is torch.float32

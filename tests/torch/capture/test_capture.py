@@ -151,7 +151,7 @@ def test_tied_weights_stay_tied() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    from quark.torch.capture import input_names
+    from quark.torch.capture import signature_of
 
     with pytest.raises(ModelError, match="expected a torch.nn.Module.*quark.onnx"):
-        input_names("model.onnx")
+        signature_of("model.onnx")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +53,6 @@ def test_none_is_left_out_and_an_input_is_an_output(kind: str, tmp_path: Path) -
     report = write_onnx(Returning(kind), X, tmp_path / "m.onnx")
     assert report.parity is not None
     assert report.parity.sqnr_db > 60
-
-
-class Halves(torch.nn.Module):
-    """Two inputs through one layer, as one batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = self.layer(torch.cat([x, 2 * x])).chunk(2)
-        return first * second
-
-
-def test_a_free_batch_cannot_be_cut_by_chunk(tmp_path: Path) -> None:
-    line = rf"node 'chunk' .*{re.escape(Path(__file__).name)}:\d+, cannot be written.*by slices.*dynamic_batch=False"
-    with pytest.raises(ExportError, match=line):
-        write_onnx(Halves(), X, tmp_path / "m.onnx")
-    write_onnx(Halves(), X, tmp_path / "m.onnx", dynamic_batch=False)
 
 
 def test_an_example_that_the_network_does_not_run_on(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def broken(path: Path, initializer: str, factor: float, target: Path) -> Path:
 def test_a_wrong_scale_of_a_weight_names_its_layer(layer, exported, tmp_path) -> None:
     network, path, values = exported
     wrong = broken(path, f"{layer}.weight_scale", 1.2, tmp_path / "wrong.onnx")
-    batches = samples_around((example_of("plain"),), has_dynamic_batch=True)
+    batches = samples_around((example_of("plain"),), [{0}])
     with pytest.raises(ParityError, match=f"first layer that differs.*'{layer}'") as info:
         check_parity(network, wrong, batches, values)
     found = info.value.report.first_divergence
@@ -98,12 +98,12 @@ def test_a_wrong_export_is_refused_and_the_file_left(monkeypatch, tmp_path) -> N
 
 def test_samples_begin_with_the_example_and_integers_stay() -> None:
     x, ids = torch.randn(3, 4), torch.arange(3)
-    (batch,) = samples_around((x, ids), has_dynamic_batch=True)
+    (batch,) = samples_around((x, ids), [{0}, {0}])
     assert batch[0].shape == (SAMPLES, 4)
     assert torch.equal(batch[0][:3], x)
     assert not torch.equal(batch[0][3:6], x)
     assert torch.equal(batch[1], torch.arange(SAMPLES) % 3)
-    assert [each[0].shape[0] for each in samples_around((x, ids), has_dynamic_batch=False)] == [3, 3]
+    assert [each[0].shape[0] for each in samples_around((x, ids), [set(), set()])] == [3, 3]
 
 
 def test_a_report_is_one_line_and_json() -> None:

@@ -14,10 +14,11 @@ underscore. Patterns of a configuration still match the model's own names.
 
 from __future__ import annotations
 
-import inspect
+import functools
 import keyword
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ from torch.export import ExportedProgram
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.errors import ModelError
-from quark.torch.capture.batches import Batch
-from quark.torch.capture.program import export_for_training
+from quark.torch.capture.batches import read_batch
+from quark.torch.capture.program import DynamicShapes, export_for_training
+from quark.torch.capture.signature import Call, signature_of
 from quark.torch.graph import (
+    CALL,
     Network,
     attribute_of,
     copy_graph,
@@ -50,31 +53,14 @@ _ALIASES = (aten.dropout.default,)  # returns its input in eval mode, though its
 _FOLDERS = (QUANTIZERS, "dropouts")
 
 
-def input_names(model: nn.Module | ExportedProgram) -> list[str]:
-    """Return the inputs without which the model does not run."""
-    if isinstance(model, ExportedProgram):
-        return [str(name) for name in model.graph_signature.user_inputs]
-    if isinstance(model, fx.GraphModule):
-        return [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"expected a torch.nn.Module, an exported program or its module, got {type(model).__name__}; ONNX files go "
-            "to quark.onnx"
-        )
-    parameters = inspect.signature(model.forward).parameters.values()
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    required = [each.name for each in positional if each.default is each.empty] + _names_by_keyword(model)
-    return required or [each.name for each in positional[:1]] or ["x"]
-
-
-def _names_by_keyword(model: nn.Module) -> list[str]:
-    """Required inputs that can only be passed by name."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
-
-
-def capture(model: nn.Module | ExportedProgram, example: Callable[[], Batch]) -> Network:
-    """Return the model as a network, in eval mode. `example` returns a batch, for models that have to be traced."""
+def capture(
+    model: nn.Module | ExportedProgram,
+    example: Callable[[], Any],
+    dynamic_shapes: DynamicShapes | None = None,
+    call: Call | None = None,
+) -> Network:
+    """Return the model as a network, in eval mode. `example` returns a batch, for models that have to be traced: that
+    of `call`, or what `read_batch` takes. `dynamic_shapes` is that of `export_for_training`."""
     if isinstance(model, (QuantizedNetwork, FrozenNetwork)):
         raise ModelError(
             f"the model is a {type(model).__name__}, which quantize_model or freeze returned: pass the float model "
@@ -85,21 +71,15 @@ def capture(model: nn.Module | ExportedProgram, example: Callable[[], Batch]) ->
     elif isinstance(model, fx.GraphModule) and _is_exported(model):
         module = model
     else:
-        batch = example()  # first: it also refuses what is not a module
-        for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers()):
-            first, *rest = name.split(".")
-            is_held = hasattr(fx.GraphModule, first) or first == "meta"
-            if (is_held and not hasattr(nn.Module, first)) or any(map(keyword.iskeyword, (first, *rest))):
-                raise ModelError(
-                    f"{type(model).__name__} has '{name}', a name that torch's graph modules cannot hold: rename it in "
-                    "the model's code (and in its state_dict), for example with a trailing underscore"
-                )
+        signature = signature_of(model)  # first: it also refuses what is not a module
+        batch = example()
+        if call is None:
+            call, batch = read_batch(batch, signature, "the example input")
+        _check_names(model)
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
-        inputs = [each.to(device) for each in batch]
-        names = _names_by_keyword(model)
-        count = len(inputs) - len(names)
-        named = dict(zip(names, inputs[count:], strict=True))
-        module = export_for_training(model, inputs[:count], named).module()
+        arguments, named = call.split([each.to(device) for each in batch])
+        with _constants_set(model, call.constants):
+            module = export_for_training(model, arguments, named, dynamic_shapes=dynamic_shapes).module()
     if not isinstance(module, fx.GraphModule):
         raise ModelError(f"the exported program returned a {type(module).__name__}: expected a graph module")
     graph = copy_graph(module.graph)
@@ -120,8 +100,39 @@ def capture(model: nn.Module | ExportedProgram, example: Callable[[], Batch]) ->
     graph.eliminate_dead_code()
     network.delete_all_unused_submodules()
     graph.lint()
+    if call is not None and call.signature.python is not None:
+        network.meta[CALL] = call
     network.recompile()
     return network.eval()
+
+
+def _check_names(model: nn.Module) -> None:
+    """Raise ModelError if the model has an attribute whose name a graph module cannot hold."""
+    for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers()):
+        first, *rest = name.split(".")
+        is_held = hasattr(fx.GraphModule, first) or first == "meta"
+        if (is_held and not hasattr(nn.Module, first)) or any(map(keyword.iskeyword, (first, *rest))):
+            raise ModelError(
+                f"{type(model).__name__} has '{name}', a name that torch's graph modules cannot hold: rename it in "
+                "the model's code (and in its state_dict), for example with a trailing underscore"
+            )
+
+
+@contextmanager
+def _constants_set(model: nn.Module, constants: Mapping[str, Any]) -> Iterator[None]:
+    """Let the model's forward be called with these arguments, which are then no inputs of its graph."""
+    if not constants:
+        yield
+        return
+    own = vars(model).get("forward")
+    model.forward = functools.partial(model.forward, **constants)
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
 
 
 def _is_exported(module: fx.GraphModule) -> bool:

@@ -5,6 +5,8 @@ The batch stays free. The tracer would treat a batch of 1 as a property of the m
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import inspect
 import linecache
 import traceback
@@ -19,8 +21,10 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from quark.errors import ModelError
+from quark.errors import InvalidValueError, ModelError
+from quark.torch.capture.signature import PLAIN
 
+DynamicShapes = Mapping[str, Mapping[int, Any] | Sequence[Any] | None]
 _NOT_THE_MODELS = (Path(torch.__file__).parent, Path(__file__).parents[1])  # code of torch and of quark.torch
 
 
@@ -30,11 +34,17 @@ def export_for_training(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_batch: bool = True,
+    dynamic_shapes: DynamicShapes | None = None,
 ) -> ExportedProgram:
     """Export a model on any version of torch. The model keeps its mode and is not changed.
 
     `dynamic_batch`: the first axis is left free for every tensor that has the same length there as the first tensor. If
-    the model fixes it, it stays fixed, with a warning.
+    the model fixes it, it stays fixed, with a warning. So does the length of token ids and masks, the second axis of
+    integer and boolean tensors with two axes, and every axis of the same length behind the first of other inputs.
+
+    `dynamic_shapes` says instead which axes are free, by the names of arguments: `{"input_ids": {0: "batch", 1:
+    "sequence"}}`. An axis has a name, a `torch.export.Dim`, or None if it is fixed; axes with the same name have
+    the same size. Inputs that are not named have fixed shapes.
 
     >>> program = export_for_training(nn.Linear(4, 2), (torch.rand(1, 4),))
     >>> program.module()(torch.rand(7, 4)).shape
@@ -46,9 +56,10 @@ def export_for_training(
     given = (arguments, dict(kwargs or {}))
     tensors = [value for value in pytree.tree_leaves(given) if isinstance(value, torch.Tensor) and value.dim()]
     with _in_eval_mode(model):
-        if not dynamic_batch or not tensors:
+        if not tensors or (not dynamic_batch and dynamic_shapes is None):
             return _export(model, *given)
         batch = int(tensors[0].shape[0])
+        lengths = {int(x.shape[1]) for x in tensors if x.dim() == 2 and not x.is_floating_point()} - {0, 1}
 
         def has_batch(value: Any) -> bool:
             return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == batch
@@ -56,16 +67,70 @@ def export_for_training(
         def repeated(value: Any) -> Any:
             return value.repeat(2, *[1] * (value.dim() - 1)) if batch == 1 and has_batch(value) else value
 
-        shapes = pytree.tree_map(lambda value: {0: Dim.AUTO} if has_batch(value) else None, given)
+        def free_axes(value: Any, has_lengths: bool) -> dict[int, Any] | None:
+            sizes = value.shape if isinstance(value, torch.Tensor) else ()
+            axes = [axis for axis, size in enumerate(sizes) if axis and has_lengths and int(size) in lengths]
+            return dict.fromkeys([0, *axes] if has_batch(value) else axes, Dim.AUTO) or None
+
         longer, longer_named = pytree.tree_map(repeated, given)
-        program = _export(model, longer, longer_named, shapes)
-        names = set(program.graph_signature.user_inputs)
-        values = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
-        lengths = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape[:1]]
-        if batch != 1 or any(isinstance(size, torch.SymInt) for size in lengths):
+        if dynamic_shapes is not None:
+            shapes = _named_shapes(model, given, dynamic_shapes)
+            is_free = any(axes and axes.get(0) is not None for axes in (*shapes[0], *shapes[1].values()))
+            return _export(model, longer, longer_named, shapes) if is_free else _export(model, *given, shapes)
+        shapes = pytree.tree_map(lambda value: free_axes(value, bool(lengths)), given)
+        try:
+            program = _export(model, longer, longer_named, shapes)
+        except ModelError:
+            if not lengths:
+                raise
+            batch_alone = pytree.tree_map(lambda value: free_axes(value, False), given)
+            program = _export(model, longer, longer_named, batch_alone)
+        if lengths and not _has_free_axis(program, 1):
+            warnings.warn(f"{type(model).__name__} fixes the length of its input: {min(lengths)}", stacklevel=2)
+        if batch != 1 or _has_free_axis(program, 0):
             return program
         warnings.warn(f"{type(model).__name__} fixes its batch: it was exported for a batch of {batch}", stacklevel=2)
         return _export(model, *given)
+
+
+def _has_free_axis(program: ExportedProgram, axis: int) -> bool:
+    """True if an input of the program has no fixed size on that axis."""
+    names = set(program.graph_signature.user_inputs)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape[axis : axis + 1]]
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _named_shapes(
+    model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], shapes: DynamicShapes
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the free axes of all arguments, in the form of `given`."""
+    signature = inspect.signature(model.forward)
+    names = [*list(signature.parameters)[: len(given[0])], *given[1]]
+    strange = [name for name in shapes if name not in names]
+    if strange:
+        raise InvalidValueError(
+            f"dynamic_shapes: {', '.join(strange)} is not among the inputs, which are {', '.join(names)}"
+        )
+    dims: dict[str, Any] = {}
+
+    def dim_of(size: Any) -> Any:
+        return dims.setdefault(size, Dim(size)) if isinstance(size, str) else size
+
+    def axes_of(name: str, value: Any) -> Any:
+        axes = shapes.get(name)
+        if not axes:
+            return None
+        axes = dict(enumerate(axes)) if isinstance(axes, (list, tuple)) else dict(axes)
+        rank = value.dim() if isinstance(value, torch.Tensor) else 0
+        if any(not isinstance(axis, int) or not 0 <= axis < rank for axis in axes):
+            raise InvalidValueError(
+                f"dynamic_shapes: '{name}' has {rank} axes, counted from 0, and {sorted(map(str, axes))} were given"
+            )
+        return {axis: dim_of(size) for axis, size in axes.items()}
+
+    positional = tuple(axes_of(name, value) for name, value in zip(names, given[0], strict=False))
+    return positional, {name: axes_of(name, value) for name, value in given[1].items()}
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any = None) -> ExportedProgram:
@@ -82,9 +147,29 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sha
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            try:
+                return torch.export.export(model, args, kwargs, dynamic_shapes=free, strict=False)
+            except RuntimeError as error:
+                if "register a pytree" not in str(error) or not _register_outputs(model, args, kwargs):
+                    raise
             return torch.export.export(model, args, kwargs, dynamic_shapes=free, strict=False)
         except Exception as error:
             raise ModelError(why_not_run(model, args, kwargs) or _why_not_captured(model, error)) from error
+
+
+def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Let torch see into dataclasses and caches of Hugging Face that the model returns; True if there are any."""
+    with torch.no_grad():
+        leaves = pytree.tree_leaves(model(*args, **kwargs))
+    kinds = {type(leaf) for leaf in leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))}
+    for kind in kinds:
+        if kind.__name__ == "DynamicCache" and kind.__module__.startswith("transformers"):
+            importlib.import_module("transformers.integrations.executorch").register_dynamic_cache_export_support()
+        elif dataclasses.is_dataclass(kind):
+            torch.export.register_dataclass(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+        else:
+            return False
+    return bool(kinds)
 
 
 @contextmanager

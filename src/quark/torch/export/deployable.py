@@ -15,12 +15,13 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from quark.errors import InvalidValueError, QuarkError
+from quark.errors import InvalidValueError, QuarkError, UnsupportedOptionError
 from quark.plan import DynamicChoice
 from quark.text import get_logger
-from quark.torch.capture import capture, input_names, inputs_of_batch
+from quark.torch.capture import DynamicShapes, capture
+from quark.torch.capture.batches import LABELS
 from quark.torch.freeze import freeze
-from quark.torch.graph import Network
+from quark.torch.graph import CALL, Network
 from quark.torch.train.networks import QuantizedNetwork
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
@@ -48,7 +49,9 @@ class ParityError(ExportError):
         self.report = report
 
 
-def deployable(model: nn.Module | ExportedProgram, example_input: Any = None) -> fx.GraphModule:
+def deployable(
+    model: nn.Module | ExportedProgram, example_input: Any = None, dynamic_shapes: DynamicShapes | None = None
+) -> fx.GraphModule:
     """Return the network to export, in eval mode and on the CPU.
 
     It is the given network, or a copy if it has to be frozen, moved or converted from bfloat16 or float64 to float32,
@@ -57,10 +60,14 @@ def deployable(model: nn.Module | ExportedProgram, example_input: Any = None) ->
     """
     modules = model.modules() if isinstance(model, fx.GraphModule) else ()
     if isinstance(model, Network) or any(isinstance(module, Quantizer) for module in modules):
+        if dynamic_shapes is not None:
+            raise UnsupportedOptionError(
+                "dynamic_shapes: the network was captured already, and has the free axes of then; hand dynamic_shapes "
+                "to quantize_model"
+            )
         network = frozen(model)
     else:
-        names = input_names(model)
-        network = capture(model, lambda: inputs_of_batch(example_input, names, "example_input"))
+        network = capture(model, lambda: example_input, dynamic_shapes)
     tensors = [*network.parameters(), *network.buffers()]
     is_elsewhere = any(tensor.device.type != "cpu" for tensor in tensors)
     others = sorted({str(tensor.dtype) for tensor in tensors if tensor.dtype in _IN_FLOAT32})
@@ -114,7 +121,10 @@ def example_inputs(network: fx.GraphModule, example: Any) -> Inputs:
     """
     names = [str(node.target) for node in network.graph.nodes if node.op == "placeholder"]
     if isinstance(example, Mapping):
-        if set(example) != set(names):
+        call = network.meta.get(CALL)
+        constants = {} if call is None else call.constants
+        given = {name for name in example if name in names or (name not in LABELS and name not in constants)}
+        if given != set(names):
             raise InvalidValueError(
                 f"example input has {', '.join(map(str, example)) or 'nothing'}, and the network takes "
                 f"{', '.join(names)}: use these names"
@@ -129,7 +139,8 @@ def example_inputs(network: fx.GraphModule, example: Any) -> Inputs:
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, torch.Tensor):
             raise InvalidValueError(f"example input '{name}': expected a tensor, got {type(value).__name__}")
-        if value.is_floating_point() and not bool(value.isfinite().all()):
+        is_finite = value.isfinite() | value.isneginf() if "mask" in name else value.isfinite()
+        if value.is_floating_point() and not bool(is_finite.all()):
             raise InvalidValueError(f"example input '{name}' holds NaN or Inf: expected a typical input")
     kinds = {each.dtype for each in network.parameters() if each.is_floating_point()}
     kind = kinds.pop() if len(kinds) == 1 else None
@@ -142,31 +153,58 @@ def batch_size(example: Sequence[torch.Tensor]) -> int:
     return next((int(each.shape[0]) for each in example if each.dim()), 1)
 
 
-def samples_around(example: Sequence[torch.Tensor], *, has_dynamic_batch: bool) -> list[Inputs]:
-    """Return batches to compare on: the example itself, and with noise added to floats.
+def free_axes(network: fx.GraphModule, example: Sequence[torch.Tensor], *, has_dynamic_batch: bool) -> list[set[int]]:
+    """Return the axes of each input whose size is free in the file.
 
-    With a dynamic batch it is one batch of `SAMPLES`, else two of the example's size.
+    The first axis is free, unless the batch is to be fixed, for inputs that have the batch of the example there; other
+    axes are if the network was captured so.
+    """
+    size = batch_size(example)
+    found = []
+    for node, x in zip((each for each in network.graph.nodes if each.op == "placeholder"), example, strict=True):
+        traced = node.meta.get("val")
+        sizes = tuple(traced.shape) if isinstance(traced, torch.Tensor) else ()
+        axes = {axis for axis, each in enumerate(sizes) if axis and not isinstance(each, int)}
+        has_batch = has_dynamic_batch and x.dim() > 0 and x.shape[0] == size
+        found.append(axes | ({0} if has_batch else set()))
+    return found
+
+
+def samples_around(example: Sequence[torch.Tensor], free: Sequence[set[int]]) -> list[Inputs]:
+    """Return batches to compare on: the example itself, and with noise added to floats. `free` has the free axes.
+
+    With a free batch it is one batch of `SAMPLES`, else two of the example's size. If other axes are free, a batch with
+    half of their lengths follows.
     """
     generator = torch.Generator().manual_seed(0)
 
     def noisy(x: torch.Tensor, first: int) -> torch.Tensor:
         """With noise from row `first` on."""
-        if not x.is_floating_point() or not x.dim():
+        if not x.is_floating_point() or not x.dim() or bool(x.isinf().any()):
             return x
         noise = torch.randn(x.shape, generator=generator) * (_NOISE * float(x.float().std(correction=0)))
         noise[:first] = 0
         return x + noise.to(x.dtype)
 
-    if not has_dynamic_batch:
-        return [tuple(example), tuple(noisy(x, 0) for x in example)]
-    size = batch_size(example)
-    batch = []
-    for x in example:
-        if x.dim() > 0 and x.shape[0] == size:
+    if not any(0 in axes for axes in free):
+        batches = [tuple(example), tuple(noisy(x, 0) for x in example)]
+    else:
+        size = batch_size(example)
+        batch = []
+        for x, axes in zip(example, free, strict=True):
             copies = -(-SAMPLES // size)
-            x = noisy(torch.cat([x] * copies)[:SAMPLES], size)
-        batch.append(x)
-    return [tuple(batch)]
+            batch.append(noisy(torch.cat([x] * copies)[:SAMPLES], size) if 0 in axes else x)
+        batches = [tuple(batch)]
+    lengths = {int(x.shape[axis]) for x, axes in zip(example, free, strict=True) for axis in axes if axis}
+    if lengths and min(lengths) > 3:
+
+        def shortened(x: torch.Tensor, axes: set[int]) -> torch.Tensor:
+            for axis in axes - {0}:
+                x = x.narrow(axis, 0, int(x.shape[axis]) // 2)
+            return x.contiguous()
+
+        batches.append(tuple(map(shortened, batches[0], free)))
+    return batches
 
 
 @contextlib.contextmanager

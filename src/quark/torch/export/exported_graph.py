@@ -45,9 +45,10 @@ _MOVES = frozenset({"Concat", "Flatten", "MaxPool", "Reshape", "Slice", "Split",
 
 
 def exported_graph(
-    network: fx.GraphModule, example: Sequence[torch.Tensor], *, opset: int | None, has_dynamic_batch: bool
+    network: fx.GraphModule, example: Sequence[torch.Tensor], free: Sequence[set[int]], *, opset: int | None
 ) -> tuple[ir.Model, QuantizationPlan, dict[str, ir.Value]]:
-    """Return what the network computes without its quantizers, and the plan that says where they were.
+    """Return what the network computes without its quantizers, and the plan that says where they were. `free` has the
+    free axes of each input.
 
     The third result has the computed values by their names in torch, without those that are rounded for an integer
     kernel.
@@ -56,7 +57,7 @@ def exported_graph(
     choices = [tap.choice for tap in taps if tap.choice is not None]
     is_half = any(each.dtype is torch.float16 for each in (*example, *network.parameters()))
     version = choose_opset(choices, is_half=is_half, wanted=opset)
-    model = load(translate(tapped, example, opset=version, has_dynamic_batch=has_dynamic_batch)).model
+    model = load(translate(tapped, example, free, opset=version)).model
     own_plan = getattr(network, "plan", None)  # a frozen network has one, a float one does not
     own_choices = own_plan if isinstance(own_plan, QuantizationPlan) else ()
     rewrites = _REWRITES if choices else frozenset[str]()

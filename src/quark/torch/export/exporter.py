@@ -23,8 +23,9 @@ from quark.onnx.save import SaveOptions, check_output, finish, write_model, writ
 from quark.plan import QuantizationPlan
 from quark.report.console import Console
 from quark.text import get_logger
+from quark.torch.capture import DynamicShapes
 from quark.torch.export.config.config import ExporterConfig
-from quark.torch.export.deployable import deployable, example_inputs, samples_around
+from quark.torch.export.deployable import deployable, example_inputs, free_axes, samples_around
 from quark.torch.export.exported_graph import NEWEST_OPSET, exported_graph
 from quark.torch.export.language import LanguageModel, insert_language, language_graph
 from quark.torch.export.parity import ParityReport, check_parity
@@ -69,6 +70,7 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     check: bool = True,
     has_external_data: bool = False,
     has_cache: bool = False,
+    dynamic_shapes: DynamicShapes | None = None,
     example_input: Any = None,
     path: str | os.PathLike[str] | None = None,
     opset: int | None = None,
@@ -80,7 +82,9 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     `input_args` is a tensor, a tuple of them or a dictionary by name. `opset_version` None takes the oldest from 18 on
     that supports the types; for 13 to 17, ONNX's converter has to know every operator. `input_names` and `output_names`
     name the inputs and outputs of the file, in order. `verbose` prints its nodes. The batch is dynamic unless
-    `dynamic_batch` is False, which fixes it to that of the example. A network that still trains is frozen first, in a
+    `dynamic_batch` is False, which fixes it to that of the example; axes that the network was captured with as free
+    stay free, such as the length of token ids. `dynamic_shapes` says which axes are free when a float model is traced
+    here, as for `export_for_training`. A network that still trains is frozen first, in a
     copy. `check` runs the file in ONNX Runtime and compares it with the network: a ParityError names the first layer
     that differs, and the file is kept for inspection.
 
@@ -131,6 +135,7 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
         has_external_data=has_external_data,
         names=names,
         has_cache=has_cache,
+        dynamic_shapes=dynamic_shapes,
     )
     remarks = {
         "uint4_int4_flag": (uint4_int4_flag, "types of 4 bits are always written as such"),
@@ -206,6 +211,7 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     has_external_data: bool = False,
     names: GraphNames | None = None,
     has_cache: bool = False,
+    dynamic_shapes: DynamicShapes | None = None,
 ) -> ExportReport:
     """Write a network as the ONNX file `path`; see `export_onnx`."""
     target = check_output(path)
@@ -216,11 +222,12 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     options = SaveOptions(has_external_data=has_external_data)
     if has_cache or is_language_model(model):
         return _write_language_model(model, example_input, target, options, opset, names, check, has_cache)
-    network = deployable(model, example_input)
+    network = deployable(model, example_input, dynamic_shapes)
     example = example_inputs(network, example_input)
     older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None
     wanted = opset if older is None else TORCH_OPSET
-    graph, plan, computed = exported_graph(network, example, opset=wanted, has_dynamic_batch=dynamic_batch)
+    free = free_axes(network, example, has_dynamic_batch=dynamic_batch)
+    graph, plan, computed = exported_graph(network, example, free, opset=wanted)
     plan = plan if names is None else names.give(graph, plan)
     version = older or graph.opset_imports[""]
     insert(graph, plan, InsertOptions(has_casts=True))
@@ -229,8 +236,7 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
     parity = None
     if check:
-        batches = samples_around(example, has_dynamic_batch=dynamic_batch)
-        parity = check_parity(network, target, batches, values)
+        parity = check_parity(network, target, samples_around(example, free), values)
         _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
     return ExportReport(target, plan, parity, version)
 

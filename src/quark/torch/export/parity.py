@@ -37,7 +37,7 @@ from quark.onnx.session import open_session
 from quark.plan import Role
 from quark.text import json_value
 from quark.torch.export.deployable import Inputs, ParityError
-from quark.torch.graph import layer_name
+from quark.torch.graph import CALL, layer_name
 from quark.torch.graph import outputs_of as output_nodes
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
@@ -259,7 +259,7 @@ class GraphReference:
         """The results of nodes."""
         recorder = _Recorder(self.network, set(wanted))
         with torch.no_grad():
-            recorder.run(*inputs)
+            recorder.run(*inputs, enable_io_processing=False)
         return recorder.values
 
     def layer_of(self, tensor: str) -> str:
@@ -288,7 +288,8 @@ class _Recorder(fx.Interpreter):
 def outputs_of(network: fx.GraphModule, inputs: Inputs) -> list[Array]:
     """The outputs of the network, flat and as arrays."""
     with torch.no_grad():
-        result = network(*inputs)
+        call = network.meta.get(CALL)  # inputs of the graph are not always the first parameters of the model
+        result = network(*inputs) if call is None else network(**dict(zip(call.names, inputs, strict=True)))
     return [numpy_of(each) for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
 
 

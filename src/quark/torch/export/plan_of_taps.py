@@ -41,6 +41,7 @@ from quark.rounded import parameter_shape
 from quark.torch.export.translate import TAP, TAP_DOMAIN, Tap
 
 BATCH = "batch"
+_AXES = {(2, 1): "sequence", (3, 1): "sequence", (4, 2): "height", (4, 3): "width"}
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"  # torch's word for sizes of inputs
 _MADE_UP = re.compile(r"(val|n|node)_?\w*\d+")
@@ -250,12 +251,17 @@ def values_of(model: ir.Model) -> Iterable[ir.Value]:
 
 
 def _name_batch(model: ir.Model) -> None:
-    """Rename the symbols that torch gave to first axes of inputs, in all shapes."""
+    """Rename the symbols that torch gave to free axes of inputs, in all shapes: `batch` for the first axis, `sequence`
+    for the second of inputs with two or three axes, `height` and `width` for images."""
     names: dict[str, str] = {}
     for value in model.graph.inputs:
-        first = value.shape[0] if value.shape else None
-        if isinstance(first, ir.SymbolicDim) and first.value and first.value not in names:
-            names[first.value] = f"{BATCH}_{len(names)}" if names else BATCH
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, ir.SymbolicDim) or not size.value or size.value in names:
+                continue
+            word = BATCH if axis == 0 else _AXES.get((len(value.shape or ()), axis), f"{value.name}_{axis}")
+            numbered = (word if number == 0 else f"{word}_{number}" for number in range(len(names) + 1))
+            free = (each for each in numbered if axis == 0 or each not in names.values())
+            names[size.value] = next(free)  # one batch for all inputs
     rename_sizes(model, names)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from quark.plan import Choice, Role
 from quark.torch.capture import why_not_run
 from quark.torch.export.deployable import ExportError, batch_size, quiet
 from quark.torch.graph import attribute_of, copy_graph, is_float, layer_name, module_of, source_line
+from quark.torch.operators import input_first_linear
 from quark.torch.train.quantizers import Quantizer
 
 TAP_DOMAIN, TAP = "com.microsoft", "QuarkTap"
@@ -51,6 +53,8 @@ def with_taps(network: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tap, ...]]
     """
     with quiet():
         graph = copy_graph(network.graph)
+    graph.set_codegen(fx.graph.CodeGen())  # flat inputs and outputs: a file knows no others
+    _slice_free_parts(graph)
     taps: list[Tap] = []
 
     def add(source: fx.Node, role: Role, choice: Choice | None) -> fx.Node:
@@ -77,6 +81,42 @@ def with_taps(network: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tap, ...]]
             for user in others:
                 user.replace_input_with(node, mark)
     return fx.GraphModule(network, graph), tuple(taps)
+
+
+def _slice_free_parts(graph: fx.Graph) -> None:
+    """Write chunks and splits along an axis of free size as slices, in place, since torch's exporter does not write
+    sequences of free sizes.
+
+        chunk(x, n)[i] = x[i s : (i + 1) s],   s = ceil(size / n)         split(x, s)[i] likewise
+    """
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        cuts = (aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default)
+        if node.op != "call_function" or node.target not in cuts or not _cuts_free_axis(node):
+            continue
+        parts = [user for user in node.users if user.target is operator.getitem]
+        if len(parts) != len(node.users):
+            continue
+        source, given = node.args[:2]
+        axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+        with graph.inserting_before(node):
+            if node.target is aten.chunk.default:
+                size = graph.call_function(aten.sym_size.int, (source, axis))
+                more = graph.call_function(operator.add, (size, given - 1))
+                given = graph.call_function(operator.floordiv, (more, given))
+            bounds: list[Any] = [0]
+            for number in range(len(node.meta["val"])):
+                step = given[number] if isinstance(given, (list, tuple)) else given
+                bounds.append(graph.call_function(operator.add, (bounds[-1], step)))
+        for part in parts:
+            with graph.inserting_before(part):
+                arguments = (source, axis, bounds[part.args[1]], bounds[part.args[1] + 1])
+                cut = graph.call_function(aten.slice.Tensor, arguments)
+            cut.meta, name = dict(part.meta), str(part.name)
+            part.replace_all_uses_with(cut)
+            graph.erase_node(part)
+            cut.name = name
+        graph.erase_node(node)
 
 
 def tap_operator() -> Any:
@@ -108,23 +148,25 @@ def _is_markable(network: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "get_attr":
         value = attribute_of(network, node)
         return value is not None and value.is_floating_point()
+    if node.target is input_first_linear:
+        return True
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
     computes = len(returns) == 1 and str(returns[0].type) == "Tensor" and not _is_tap(node)
     return computes and any(each.op == "get_attr" or _is_tap(each) for each in node.all_input_nodes)
 
 
 def translate(
-    network: fx.GraphModule, example: Sequence[torch.Tensor], *, opset: int, has_dynamic_batch: bool
+    network: fx.GraphModule, example: Sequence[torch.Tensor], free: Sequence[set[int]], *, opset: int
 ) -> onnx.ModelProto:
-    """Return the network as ONNX, with nodes for its taps. An ExportError names what cannot be translated."""
+    """Return the network as ONNX, with nodes for its taps. `free` has the free axes of each input. An ExportError names
+    what cannot be translated."""
     inputs, shapes = tuple(example), None
-    if has_dynamic_batch:
-        size = batch_size(inputs)
-        is_batch = [each.dim() > 0 and each.shape[0] == size for each in inputs]
-        if size == 1:  # torch treats a size of 1 as a constant
-            inputs = tuple(torch.cat([x, x]) if batched else x for x, batched in zip(inputs, is_batch, strict=True))
-        # torch 2.6 knows this value and not yet its type's name
-        shapes = tuple({0: torch.export.Dim.DYNAMIC} if batched else None for batched in is_batch)
+    if any(free):
+        if batch_size(inputs) == 1:  # torch treats a size of 1 as a constant
+            inputs = tuple(torch.cat([x, x]) if 0 in axes else x for x, axes in zip(inputs, free, strict=True))
+        # torch 2.6 knows these values and not yet their type's name
+        kinds = {True: torch.export.Dim.AUTO, False: torch.export.Dim.DYNAMIC}
+        shapes = tuple({axis: kinds[axis > 0] for axis in sorted(axes)} or None for axes in free)
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
@@ -152,10 +194,10 @@ def translate_program(program: torch.export.ExportedProgram, opset: int) -> torc
         type_constraints=[("T", _FLOATS, "")],
         attributes=[schema.Attribute("number", schema.AttrType.INT, "", required=True)],
     )
-    operator = onnxscript.values.Op(onnxscript.values.Opset(TAP_DOMAIN, 1), TAP, signature)
+    mark = onnxscript.values.Op(onnxscript.values.Opset(TAP_DOMAIN, 1), TAP, signature)
 
     def tap(x: Any, number: int) -> Any:
-        return operator(x, number=number)
+        return mark(x, number=number)
 
     try:
         with quiet():
@@ -189,10 +231,6 @@ def _untranslated(error: BaseException, program: torch.export.ExportedProgram) -
             node = None
     reason = first_line(error)
     advice = "Replace the operator by others in the model's code, or leave that part out of the network"
-    if node is None and any("SplitToSequence" in text for text in messages):
-        node = next((each for each in program.graph.nodes if _cuts_free_axis(each)), None)
-        reason = "it cuts an axis whose size is free into parts, which torch's exporter does not write"
-        advice = "Take the parts by slices (x[:n], x[n:], n being a size), or export with dynamic_batch=False"
     if node is None:
         return ExportError(f"torch's exporter cannot write the network as ONNX: {reason}. {advice}")
     line = source_line(node)

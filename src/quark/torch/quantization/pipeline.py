@@ -21,7 +21,7 @@ from quark.features.mixed_precision.plan import MixedPlan
 from quark.features.order import call, features_missing
 from quark.files.foreign import REPORT, read_json
 from quark.plan import QuantizationPlan
-from quark.torch.capture import Batch, Batches, capture, input_names
+from quark.torch.capture import Batch, Batches, DynamicShapes, capture, signature_of
 from quark.torch.deciding import Decision, Work
 from quark.torch.freeze import freeze
 from quark.torch.insert import insert
@@ -47,6 +47,7 @@ def quantize_network(
     loader: Iterable[Any] | None,
     settings: Settings,
     plan: QuantizationPlan | MixedPlan | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
 ) -> QuantizedNetwork:
     """Quantize a model by the settings; with a plan, its layers get the types of the plan. The model is not changed."""
     _refuse_what_needs_modules(settings)
@@ -61,7 +62,9 @@ def quantize_network(
             )
         return next(iter(batches))
 
-    network = capture(model, example)
+    if dynamic_shapes is None and batches is not None:
+        dynamic_shapes = batches.dynamic_shapes
+    network = capture(model, example, dynamic_shapes, None if batches is None else batches.call)
     optimize(network)
     settings = settings if plan is None else with_plan(network, settings, plan)
     work = Work(network, None if loader is None else batches, settings)  # no random numbers in the place of data
@@ -132,7 +135,7 @@ def _is_empty(loader: Any) -> bool:
 
 def _batches(model: nn.Module | ExportedProgram, loader: Iterable[Any] | None, settings: Settings) -> Batches | None:
     if loader is not None:
-        return Batches(loader, input_names(model))
+        return Batches(loader, signature_of(model))
     if not isinstance(model, ExportedProgram) or model.example_inputs is None:
         return None
     warnings.warn(
@@ -147,7 +150,7 @@ def _batches(model: nn.Module | ExportedProgram, loader: Iterable[Any] | None, s
         return torch.randn(tensor.shape, generator=generator) if is_float else tensor
 
     random = [tuple(map(random_like, model.example_inputs[0])) for _ in range(_RANDOM_BATCHES)]
-    return Batches(random, input_names(model))
+    return Batches(random, signature_of(model))
 
 
 class ModelQuantizer:
@@ -167,25 +170,30 @@ class ModelQuantizer:
         model: nn.Module | ExportedProgram,
         dataloader: Iterable[Any] | None = None,
         plan: QuantizationPlan | MixedPlan | str | os.PathLike[str] | None = None,
+        *,
+        dynamic_shapes: DynamicShapes | None = None,
     ) -> Any:
         """Return the model with quantizers in it, calibrated and in eval mode. It trains like any other module.
 
         `model` is an exported program, its module, or a plain module, which is traced with the first batch; it is not
-        changed. `dataloader` yields tensors, tuples with labels last, or dictionaries. Without one, only types that
-        need no ranges can be used, or random numbers are taken for an exported program, with a warning. With an empty
-        one, `[]`, steps and thresholds that are learned start from the first batch that the result sees. `plan` is a
-        plan that quark.onnx made for the ONNX file of the same model, or a file that holds one: layers get the types
-        decided there, and everything else comes from the configuration.
+        changed. `dataloader` yields tensors, tuples with labels last, or dictionaries, as tokenizers of Hugging Face
+        make them; the result is called as the model is. Without one, only types that need no ranges can be used, or
+        random numbers are taken for an exported program, with a warning. With an empty one, `[]`, steps and thresholds
+        that are learned start from the first batch that the result sees. `plan` is a plan that quark.onnx made for the
+        ONNX file of the same model, or a file that holds one: layers get the types decided there, and everything else
+        comes from the configuration. `dynamic_shapes` is that of `export_for_training`; without it the batch is free,
+        as are the length of token ids and every axis whose size differs between batches.
 
         A causal language model of Hugging Face is quantized layer by layer instead, in place, and returned as what it
         is: see `quark.torch.language`. Its data are token ids, or dictionaries of what the model takes.
         """
         if is_language_model(model):
-            if plan is not None:
-                raise UnsupportedOptionError("plan: language models are quantized by the configuration alone")
+            if plan is not None or dynamic_shapes is not None:
+                name = "plan" if plan is not None else "dynamic_shapes"
+                raise UnsupportedOptionError(f"{name}: language models are quantized by the configuration alone")
             return quantize_language_model(model, dataloader, self._settings_for_language())
         known = read_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
-        return quantize_network(model, dataloader, self._settings, known)
+        return quantize_network(model, dataloader, self._settings, known, dynamic_shapes)
 
     def direct_quantize_checkpoint(  # noqa: PLR0913 - AMD Quark's arguments, and three more by keyword
         self,

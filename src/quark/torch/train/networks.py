@@ -93,6 +93,7 @@ def with_state(network: fx.GraphModule, kind: type[Network], state: Mapping[str,
     """Return a network of that kind with the same graph and parameters, and the state."""
     made = kind(network, network.graph)
     made.meta = {**network.meta, _STATE: dict(state)}
+    made.recompile()  # with the call that meta has
     made.training = network.training
     return made
 
