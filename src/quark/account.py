@@ -32,7 +32,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """The data behind the ranges: `samples` for calibration, `held_out` for the verdict."""
+    """The data behind the ranges: `samples` for calibration, run in `batches`, and `held_out` for the verdict."""
 
     source: str
     samples: int
@@ -41,6 +41,8 @@ class CalibrationFacts:
     is_random: bool = False
     is_verdict_on_calibration: bool = False
     is_verdict_skipped: bool = False  # not enough memory: a remark says how much is needed
+    preprocessing: str = ""  # what was done to image files, in words
+    batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Report:
     protection: ProtectionFacts | None = None  # if something was protected
     packing: PackingFacts | None = None
     measure: MeasureResult | None = None  # of the user's metric, if there is one
+    chosen_by: str = ""  # why this configuration, if the user named none
     auto: Mapping[str, Any] = field(default_factory=dict)  # what `--config auto` tried, as JSON
     card: Mapping[str, Any] = field(default_factory=dict)  # how to rebuild the file: quark.card.Card as JSON
 
@@ -153,6 +156,7 @@ class Report:
             "source": asdict(self.source),
             "result": asdict(self.result) if self.result else None,
             "config_name": self.config_name,
+            "chosen_by": self.chosen_by,
             "config": dict(self.config),
             "versions": dict(self.versions),
             "calibration": asdict(self.calibration),

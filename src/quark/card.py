@@ -221,6 +221,8 @@ def _data(fields: Fields) -> DataFacts:
     preprocessing = fields.mapping("preprocessing")
     for name, value in preprocessing.content.items():
         for each in value if isinstance(value, list) else [value]:
+            if name == "resize" and isinstance(each, str):
+                continue
             if isinstance(each, bool) or not (each is None or isinstance(each, (int, float))):
                 preprocessing.refuse(name, "a number, or some")
     return DataFacts(

@@ -61,7 +61,8 @@ def test_the_card_beside_the_model_is_that_inside_and_more(out):
     assert card.inside() == card_inside(out)
     assert card.result.bytes == out.stat().st_size
     assert card.paths == {"source": "float.onnx", "data": "calib"}
-    assert card.command == "quark quantize float.onnx OUT.onnx --config XINT8 --calib calib --num-calib 4"
+    command = "quark quantize float.onnx OUT.onnx --config XINT8 --calib calib --num-calib 4 --preprocess imagenet"
+    assert card.command == command
     assert (card.data.samples, card.data.count) == (4, 4)
 
 

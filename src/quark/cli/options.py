@@ -25,8 +25,7 @@ Change = tuple[str, Any]
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 DATA_PATHS = "DIR|FILE.npz"
-DEFAULT_PREPROCESS = "imagenet"
-DEFAULT_CONFIG = "XINT8"
+DEFAULT_PREPROCESS = "auto"
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 random_option = click.option(
@@ -38,9 +37,12 @@ random_option = click.option(
 preprocess_option = click.option(
     "--preprocess",
     default=DEFAULT_PREPROCESS,
-    metavar="imagenet|lite|none|FILE.yaml",
-    help="How images are converted to arrays: imagenet (short side 256, centre crop, ImageNet's mean and standard "
-    "deviation; the default), lite ((x - 127) / 128), none (0..255), or a YAML file.",
+    metavar="NAME|FILE.yaml",
+    help="How image files become arrays, as in training: imagenet (short side 256, centre crop, ImageNet's mean and "
+    "standard deviation), unit (crop, x / 255), minus_one_one (crop, x / 127.5 - 1), lite (crop, (x - 127) / 128), "
+    "none (crop, 0..255), letterbox (whole image with grey borders, x / 255), stretch (whole image, x / 255), or a "
+    "YAML file. auto, the default, takes imagenet for square inputs of 3 channels and up to 300 pixels, and none for "
+    "uint8; for other inputs, name one.",
 )
 
 

@@ -89,7 +89,7 @@ class Dataset:
 
 
 def open_dataset(
-    path: Path, network: Network, preprocess: str = "imagenet", limit: int | None = None, labels: Path | None = None
+    path: Path, network: Network, preprocess: str = "auto", limit: int | None = None, labels: Path | None = None
 ) -> Dataset:
     """Open the data for a network. `preprocess` is a name or a file, as for calibration; arrays are used unchanged."""
     if path.suffix.lower() == ".npz":

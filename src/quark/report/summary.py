@@ -140,7 +140,7 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "packed", f"{weights} at {packing.bits_per_weight:.2f} bits, {packing.profile}"
     if report.measure is not None:
         yield "measure", str(report.measure)
-    yield "config", report.config_name
+    yield "config", report.config_name + (f", {report.chosen_by}" if report.chosen_by else "")
     for role in Role:
         formats = report.formats(role)
         if formats:
@@ -152,12 +152,15 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     facts = report.calibration
     data = "RANDOM NUMBERS" if facts.is_random else facts.source
     if facts.methods:
-        yield "calibration", f"{count_of(facts.samples, 'sample')} ({data}), {listed(facts.methods)}"
+        batches = f" in {count_of(facts.batches, 'run')}" if 0 < facts.batches < facts.samples else ""
+        yield "calibration", f"{count_of(facts.samples, 'sample')}{batches} ({data}), {listed(facts.methods)}"
     elif facts.is_verdict_skipped:
         yield "calibration", "none needed"
     else:
         who = "algorithms and verdict" if report.algorithms else "verdict"
         yield "calibration", f"none needed; {who} on {data}"
+    if facts.preprocessing:
+        yield "images", facts.preprocessing
     if report.rewrites:
         yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
     algorithms = (

@@ -89,7 +89,7 @@ class Bench:
         parts += ["--calib", data.source] if isinstance(data.source, str) else []
         parts += [] if data.count is None else ["--num-calib", str(data.count)]
         parts += [] if data.batch_size == 1 else ["--batch-size", str(data.batch_size)]
-        parts += [] if data.preprocessing == "imagenet" else ["--preprocess", str(data.preprocessing)]
+        parts += [] if data.preprocessing == "auto" else ["--preprocess", str(data.preprocessing)]
         parts += [] if metric is None else ["--metric", metric]
         parts += ["--pack"] if trial.measured is not None and trial.measured.is_packed else []
         return shell_command(parts)

@@ -126,7 +126,7 @@ def search(  # noqa: PLR0913 - options of the public interface, by keyword
     data: PathLikeOrStr | None = None,
     folder: PathLikeOrStr | None = None,
     num_samples: int | None = None,
-    preprocessing: str = "imagenet",
+    preprocessing: str = "auto",
     metric: str | Measure | Callable[[Any], Any] | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> SearchResult:

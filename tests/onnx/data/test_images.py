@@ -134,3 +134,63 @@ def test_unknown_preprocessing_offers_the_known() -> None:
         find_preprocessing("imagnet")
     with pytest.raises(InvalidValueError, match="no_such"):
         find_preprocessing("no_such.yaml")
+
+
+@pytest.mark.parametrize(
+    ("preset", "lowest", "highest"), [("unit", 0.0, 1.0), ("minus_one_one", -1.0, 1.0), ("none", 0.0, 255.0)]
+)
+def test_presets_cover_the_range_that_their_name_promises(
+    tmp_path: Path, preset: str, lowest: float, highest: float
+) -> None:
+    Image.fromarray(np.repeat(np.array([[0, 255]], np.uint8), 64, 0).repeat(32, 1)).save(tmp_path / "a.png")
+    loaded = image_loader(InputInfo("x", FLOAT, (1, 3, 32, 32)), find_preprocessing(preset)).load(tmp_path / "a.png")
+    assert (loaded.min(), loaded.max()) == (lowest, highest)
+
+
+def test_letterbox_keeps_the_whole_image_and_its_shape(tmp_path: Path) -> None:
+    Image.fromarray(np.full((20, 40, 3), 255, np.uint8)).save(tmp_path / "a.png")
+    info = InputInfo("x", FLOAT, (1, 3, 32, 64))
+    loaded = image_loader(info, find_preprocessing("letterbox")).load(tmp_path / "a.png")
+    np.testing.assert_array_equal(loaded, np.ones((3, 32, 64), np.float32))  # 20 x 40 fits without borders
+    square = InputInfo("x", FLOAT, (1, 3, 64, 64))
+    loaded = image_loader(square, find_preprocessing("letterbox")).load(tmp_path / "a.png")
+    assert (loaded[:, 16:48] == 1).all()
+    np.testing.assert_allclose(loaded[:, :16], 114 / 255, rtol=1e-6)
+    np.testing.assert_allclose(loaded[:, 48:], 114 / 255, rtol=1e-6)
+
+
+def test_stretch_takes_rectangles_and_a_crop_refuses_them(tmp_path: Path) -> None:
+    path = write_images(tmp_path, 1)[0]
+    info = InputInfo("x", FLOAT, (1, 3, 32, 64))
+    assert image_loader(info, find_preprocessing("stretch")).load(path).shape == (3, 32, 64)
+    with pytest.raises(InvalidValueError, match="letterbox or stretch"):
+        image_loader(info, find_preprocessing("unit"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [((1, 3, 224, 224), FLOAT, "imagenet"), (("N", 32, 32, 3), FLOAT, "imagenet"), ((1, 64, 64, 3), np.uint8, "none")],
+)
+def test_auto_assumes_what_the_shape_tells_and_says_so(shape: Any, dtype: Any, expected: str) -> None:
+    loader = image_loader(InputInfo("x", np.dtype(dtype), shape), find_preprocessing("auto"))
+    assert loader.preprocessing.name == expected
+    assert str(loader).startswith(f"{expected}: ")
+    assert str(loader).endswith("assumed, because --preprocess was not given")
+    named = image_loader(InputInfo("x", np.dtype(dtype), shape), find_preprocessing(expected))
+    assert "assumed" not in str(named)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 640, 640), (1, 3, 320, 320), (1, 1, 28, 28), (1, 3, "H", "W"), (1, 3, 48, 320)]
+)
+def test_auto_refuses_where_a_guess_would_be_wild(shape: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"letterbox \(whole image") as error:
+        image_loader(InputInfo("x", FLOAT, shape), find_preprocessing("auto"))
+    assert "--preprocess" in str(error.value)
+
+
+def test_letterbox_of_a_free_size_asks_for_the_size() -> None:
+    info = InputInfo("x", FLOAT, ("N", 3, "H", "W"))
+    with pytest.raises(InvalidValueError, match="size: PIXELS"):
+        image_loader(info, find_preprocessing("letterbox"))
+    assert image_loader(info, Preprocessing(resize="letterbox", size=64)).width == 64

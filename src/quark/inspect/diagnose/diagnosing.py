@@ -51,7 +51,7 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
     sensitivity_samples: int = 8,
     histograms: int = 12,
     batch_size: int = 1,
-    preprocessing: Any = "imagenet",
+    preprocessing: Any = "auto",
     has_sensitivity: bool = True,
     use_random_data: bool = False,
 ) -> Diagnosis:

@@ -17,8 +17,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from quark.compare import batch_size_of
 from quark.errors import InvalidValueError, QuarkError
-from quark.onnx.data.images import Preprocessing, find_preprocessing
+from quark.onnx.data.images import AUTO, Preprocessing, find_preprocessing
 from quark.onnx.data.samples import InputInfo, Sample, Samples, SampleStore, as_sample, held_out_count, input_infos
 from quark.onnx.data.sources import (
     RANDOM_COUNT,
@@ -57,7 +58,7 @@ def open_samples(
     *,
     count: int | None = None,
     batch_size: int = 1,
-    preprocessing: str | Path | Preprocessing = "imagenet",
+    preprocessing: str | Path | Preprocessing = AUTO,
     seed: int = 0,
     use: int | None = None,
     random: RandomForm | None = None,
@@ -92,9 +93,10 @@ def open_samples(
         source = from_object(data, inputs, batch_size)
     if limit is None and source.spare is None and count is not None:
         limit = count + held_out_count(count)
-    store = SampleStore()
+    store, sizes = SampleStore(), []
     for sample in _checked(source, inputs, limit):
         store.append(sample)
+        sizes.append(batch_size_of(sample))
     total = len(store)
     if not total:
         raise InvalidValueError(
@@ -106,7 +108,7 @@ def open_samples(
         spare = max(total - wanted, min(held_out_count(total), total - 1)) if use else total
     elif source.spare is None and count is not None:
         spare = max(0, total - count)
-    return Samples(store, source.description, spare=spare, is_random=data is None)
+    return Samples(store, source.description, spare=spare, is_random=data is None, images=source.images, sizes=sizes)
 
 
 def _checked(source: SampleSource, inputs: Sequence[InputInfo], limit: int | None) -> Iterator[Sample]:
@@ -197,7 +199,7 @@ class PathDataReader(_StoredReader):
         model_input: str | Path | onnx.ModelProto,
         data_path: str | Path,
         input_shape: Mapping[str, Sequence[int]] | Sequence[Any] | None = None,
-        preprocessing: str | Path = "imagenet",
+        preprocessing: str | Path = AUTO,
     ) -> None:
         inputs = _with_shapes(_inputs_of(model_input), input_shape)
         source = from_path(Path(data_path), inputs, None, 1, find_preprocessing(preprocessing))

@@ -1,17 +1,23 @@
-"""Images of a folder, preprocessed as for a network trained on ImageNet.
+"""Images of a folder, prepared as the network was trained on them.
 
-    short side to `short_side`, bilinear -> centre crop to the model's size -> (pixel / divisor - mean) / std
+    resize, bilinear -> (pixel / divisor - mean) / std
 
-`imagenet` is the usual preprocessing, `lite` that of the EfficientNet-Lite family, (x - 127) / 128, and `none` leaves
-the pixels as they are, 0 to 255. A YAML file can set the fields of `Preprocessing`.
+    crop        the short side becomes `short_side`, then the centre is cut out
+    letterbox   the whole image fits inside the input; the rest is grey (114), as YOLO does it
+    stretch     the whole image gets the input's height and width
+
+A model file tells the size, the channels and the layout of its images, but neither the range of the numbers nor how
+images were resized. `auto` takes `imagenet` for what looks like a classifier of ImageNet's images: three channels, a
+square of at most 300 pixels. For other inputs it is an error that lists the names to choose from. A YAML file can set
+the fields of `Preprocessing`.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +39,10 @@ MOST_BYTES = 1 << 30  # of an image file
 MOST_SIDE = 1 << 14  # of an array made of an image
 MOST_ENTRIES = 10_000_000  # in a folder and those below
 _MOST_RESIZED = 1 << 25  # pixels of a resized image; beyond them only the part that is used is computed
+AUTO = "auto"
+RESIZES = ("crop", "letterbox", "stretch")
+_MOST_CLASSIFIED = 300  # pixels a side; larger inputs are more often those of detectors
+_GREY = 114  # around letterboxed images
 _DEFAULT_SIZE = 224
 _DEFAULT_SHORT_SIDE = 256
 _MARGIN = 32  # difference between the short side and the crop at other sizes
@@ -54,13 +64,14 @@ def _is_number(value: Any) -> bool:
 @dataclass(frozen=True)
 class Preprocessing:
     """(pixel / divisor - mean) / std for each channel; a single number is for all. `short_side` and `size` None depend
-    on the model: its own size or 224, and a short side of 256 for 224, else size + 32."""
+    on the model: its own size or 224, and a short side of 256 for 224, else size + 32. `resize` is one of RESIZES."""
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     divisor: float = 255.0
     short_side: int | None = None
     size: int | None = None
+    resize: str = "crop"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _as_numbers("mean", self.mean))
@@ -73,6 +84,22 @@ class Preprocessing:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= MOST_SIDE):
                 raise InvalidValueError(f"{name} {short(value)}: expected a number of pixels from 1 to {MOST_SIDE}")
+        if self.resize not in RESIZES:
+            raise unknown_name("resize", str(self.resize), RESIZES)
+        if self.resize != "crop" and self.short_side is not None:
+            raise InvalidValueError(f"short_side with resize '{self.resize}': it is for 'crop'; leave one of them out")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for a card. `resize` is left out if it is 'crop', the only way that there used to be."""
+        content = {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
+        if self.resize == "crop":
+            del content["resize"]
+        return content
+
+    @property
+    def name(self) -> str:
+        """The preset that this is, or 'custom'."""
+        return next((name for name, each in PRESETS.items() if each == self), "custom")
 
     def normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Normalize (height, width, channels). Computed in float64 unless it is exact in float32, and rounded once."""
@@ -85,19 +112,34 @@ class Preprocessing:
 PRESETS: Mapping[str, Preprocessing] = {
     "imagenet": Preprocessing(),
     "lite": Preprocessing(mean=(127.0,), std=(128.0,), divisor=1.0),
+    "unit": Preprocessing(mean=(0.0,), std=(1.0,)),
+    "minus_one_one": Preprocessing(mean=(0.5,), std=(0.5,)),
+    "letterbox": Preprocessing(mean=(0.0,), std=(1.0,), resize="letterbox"),
+    "stretch": Preprocessing(mean=(0.0,), std=(1.0,), resize="stretch"),
     "none": Preprocessing(mean=(0.0,), std=(1.0,), divisor=1.0),
+}
+MEANINGS: Mapping[str, str] = {
+    "imagenet": "crop, ImageNet's mean and standard deviation",
+    "lite": "crop, (x - 127) / 128",
+    "unit": "crop, x / 255",
+    "minus_one_one": "crop, x / 127.5 - 1",
+    "letterbox": "whole image with grey borders, x / 255",
+    "stretch": "whole image stretched, x / 255",
+    "none": "crop, 0 to 255",
 }
 
 
-def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing:
-    """A preset by name, or the contents of a YAML file."""
+def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing | None:
+    """A preset by name, or the contents of a YAML file. None for 'auto', which `image_loader` decides."""
     if isinstance(name, Preprocessing):
         return name
+    if str(name) == AUTO:
+        return None
     if str(name) in PRESETS:
         return PRESETS[str(name)]
     path = Path(name)
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise unknown_name("preprocessing", str(name), [*PRESETS, "FILE.yaml"])
+        raise unknown_name("preprocessing", str(name), [AUTO, *PRESETS, "FILE.yaml"])
     content = read_yaml(path, f"preprocessing file {path}", SETTINGS)
     known = [each.name for each in fields(Preprocessing)]
     if not isinstance(content, dict):
@@ -113,22 +155,48 @@ def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing:
 
 @dataclass(frozen=True)
 class ImageLoader:
-    """Turns files into arrays for one input, without the batch axis."""
+    """Turns files into arrays for one input, without the batch axis. `is_assumed` is True if nobody named the
+    preprocessing."""
 
     preprocessing: Preprocessing
-    size: int
+    height: int
+    width: int
     channels: int
     has_channels_last: bool
     dtype: np.dtype[Any]
+    is_assumed: bool = False
+
+    @property
+    def _short_side(self) -> int:
+        usual = _DEFAULT_SHORT_SIDE if self.height == _DEFAULT_SIZE else self.height + _MARGIN
+        return self.preprocessing.short_side or usual
+
+    def __str__(self) -> str:
+        """What is done to an image, for people."""
+        settings = self.preprocessing
+        how = {
+            "crop": f"short side {self._short_side}, centre {self.height} x {self.width}",
+            "letterbox": f"inside {self.height} x {self.width} with grey borders",
+            "stretch": f"stretched to {self.height} x {self.width}",
+        }[settings.resize]
+        mean, std = (" ".join(f"{each:g}" for each in values) for values in (settings.mean, settings.std))
+        values = "x" if settings.divisor == 1 else f"x / {settings.divisor:g}"
+        if any(settings.mean) or any(each != 1 for each in settings.std):
+            values = f"({values} - {mean}) / {std}"
+        values = "pixels 0 to 255" if self.dtype == np.uint8 or values == "x" else values
+        doubt = "; assumed, because --preprocess was not given" if self.is_assumed else ""
+        return f"{settings.name}: {how}, {values}{doubt}"
 
     def load(self, path: Path) -> npt.NDArray[Any]:
-        """Read, resize, crop and normalize an image. Raises InvalidValueError if it cannot be used."""
+        """Read, resize and normalize an image. Raises InvalidValueError if it cannot be used."""
         image = read_image(path, "L" if self.channels == 1 else "RGB")
+        settings = self.preprocessing
         try:
-            short = _DEFAULT_SHORT_SIDE if self.size == _DEFAULT_SIZE else self.size + _MARGIN
-            part = _resized_centre(image, self.preprocessing.short_side or short, self.size)
-            pixels = part.astype(np.float32).reshape(self.size, self.size, self.channels)
-            settings = self.preprocessing
+            if settings.resize == "crop":
+                part = _resized_centre(image, self._short_side, self.height)
+            else:
+                part = _whole(image, self.height, self.width, has_borders=settings.resize == "letterbox")
+            pixels = part.astype(np.float32).reshape(self.height, self.width, self.channels)
             if self.dtype == np.uint8:
                 values: npt.NDArray[Any] = pixels.astype(np.uint8)  # such a model normalizes by itself
             elif self.channels == 1 and len(settings.mean) > 1:
@@ -141,31 +209,60 @@ class ImageLoader:
         except MemoryError as error:
             width, height = image.size
             raise InvalidValueError(
-                f"image {path}: there is not enough memory to bring {width} x {height} pixels to {self.size} x "
-                f"{self.size}; scale the image down or take it out of the data"
+                f"image {path}: there is not enough memory to bring {width} x {height} pixels to {self.height} x "
+                f"{self.width}; scale the image down or take it out of the data"
             ) from error
 
 
-def image_loader(info: InputInfo, preprocessing: Preprocessing) -> ImageLoader:
+def image_loader(info: InputInfo, preprocessing: Preprocessing | None) -> ImageLoader:
     """The loader for an input of rank 4 with 1 or 3 channels, first or last. Free sizes are those of the preprocessing,
-    or 224."""
+    or 224. None chooses the preprocessing by the shape, and raises InvalidValueError if that would be a wild guess."""
     shape = info.shape
     if shape is None or len(shape) != 4 or not (info.dtype.kind in "f" or info.dtype == np.uint8):
         raise InvalidValueError(f"a folder of images for input {info}: expected a float tensor of rank 4")
     has_channels_last = shape[3] in (1, 3) and shape[1] not in (1, 3)
     channels = shape[3] if has_channels_last else shape[1] if isinstance(shape[1], int) else 3
-    sides = {each for each in (shape[1:3] if has_channels_last else shape[2:4]) if isinstance(each, int)}
-    if channels not in (1, 3) or len(sides) > 1:
-        raise InvalidValueError(f"a folder of images for input {info}: expected 1 or 3 channels and a square image")
-    own = next(iter(sides), None)
-    if own and own > MOST_SIDE:
+    sides = shape[1:3] if has_channels_last else shape[2:4]
+    if channels not in (1, 3):
+        raise InvalidValueError(f"a folder of images for input {info}: expected 1 or 3 channels")
+    if any(isinstance(each, int) and each > MOST_SIDE for each in sides):
         raise InvalidValueError(f"a folder of images for input {info}: expected at most {MOST_SIDE} pixels a side")
-    wanted = preprocessing.size
-    if own and wanted and own != wanted:
+    is_assumed = preprocessing is None
+    chosen = _assumed(info, int(channels), sides) if preprocessing is None else preprocessing
+    wanted = chosen.size
+    known = [each for each in sides if isinstance(each, int)]
+    if wanted and any(each != wanted for each in known):
         raise InvalidValueError(
-            f"preprocessing to {wanted} pixels for input {info}: leave size out, or set it to {own}"
+            f"preprocessing to {wanted} pixels for input {info}: leave size out, or set it to {known[0]}"
         )
-    return ImageLoader(preprocessing, own or wanted or _DEFAULT_SIZE, int(channels), has_channels_last, info.dtype)
+    other = wanted or (known[0] if known and chosen.resize == "crop" else _DEFAULT_SIZE)
+    if chosen.resize != "crop" and not wanted and len(known) < len(sides):
+        raise InvalidValueError(
+            f"preprocessing '{chosen.name}' for input {info}, whose size is free: give a YAML file with 'size: PIXELS' "
+            f"and 'resize: {chosen.resize}'"
+        )
+    height, width = (each if isinstance(each, int) else other for each in sides)
+    if chosen.resize == "crop" and height != width:
+        raise InvalidValueError(
+            f"preprocessing '{chosen.name}' for input {info}: a crop is square; choose letterbox or stretch, or a YAML "
+            "file with 'resize: stretch' and the mean and std of the network"
+        )
+    return ImageLoader(chosen, height, width, int(channels), has_channels_last, info.dtype, is_assumed)
+
+
+def _assumed(info: InputInfo, channels: int, sides: Sequence[int | str | None]) -> Preprocessing:
+    """The preprocessing that an input of this shape nearly always has."""
+    if info.dtype == np.uint8 and len({*sides}) == 1:
+        return PRESETS["none"]  # such a model normalizes by itself
+    known = {each for each in sides if isinstance(each, int)}
+    if channels == 3 and len(known) == 1 and max(known) <= _MOST_CLASSIFIED:
+        return PRESETS["imagenet"]
+    listing = ", ".join(f"{name} ({meaning})" for name, meaning in MEANINGS.items())
+    raise InvalidValueError(
+        f"a folder of images for input {info}: its shape does not tell how to prepare images, and a wrong guess would "
+        "give wrong ranges. Choose --preprocess (in Python: preprocessing=) as in training: "
+        f"{listing}, or a YAML file"
+    )
 
 
 def read_image(path: Path, mode: str) -> Image.Image:
@@ -233,6 +330,19 @@ def _resized_centre(image: Image.Image, short: int, size: int) -> npt.NDArray[np
     part = np.zeros((size, size, *pixels.shape[2:]), np.uint8)
     part[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left] = pixels
     return part
+
+
+def _whole(image: Image.Image, height: int, width: int, *, has_borders: bool) -> npt.NDArray[np.uint8]:
+    """The pixels of the whole image in this size: its own shape inside grey borders, or stretched."""
+    from PIL import Image
+
+    if not has_borders:
+        return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+    factor = min(width / image.width, height / image.height)
+    size = max(1, min(width, round(image.width * factor))), max(1, min(height, round(image.height * factor)))
+    page = Image.new(image.mode, (width, height), _GREY if image.mode == "L" else (_GREY,) * 3)
+    page.paste(image.resize(size, Image.Resampling.BILINEAR), ((width - size[0]) // 2, (height - size[1]) // 2))
+    return np.asarray(page)
 
 
 _WEIGHT_BITS = 22  # of a weight's fraction: PIL sums pixels as integers

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,9 @@ import onnx_ir as ir
 
 from quark.errors import InvalidValueError, ModelError, OutputError, UnsupportedTypeError
 from quark.files.output import is_disk_forbidden, temporary_file
+
+if TYPE_CHECKING:
+    from quark.onnx.data.images import ImageLoader
 
 HELD_OUT_EVERY = 8
 HELD_OUT_LIMIT = 16
@@ -197,8 +200,19 @@ class Samples:
 
     evaluated: Samples | None = None
 
-    def __init__(self, store: SampleStore, source: str, *, spare: int = 0, is_random: bool = False) -> None:
-        """The last `spare` samples of the store are beyond those asked for."""
+    def __init__(
+        self,
+        store: SampleStore,
+        source: str,
+        *,
+        spare: int = 0,
+        is_random: bool = False,
+        images: ImageLoader | None = None,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """The last `spare` samples of the store are beyond those asked for. `images` is how image files were read,
+        `sizes` are the rows of each sample if it is a batch."""
+        self.images = images
         self.source = source
         self.is_random = is_random
         self._store = store
@@ -222,6 +236,9 @@ class Samples:
         self._indices = [i for i in range(total - spare) if i not in held or self.is_held_out_shared]
         self.held_out = list(held.values())
         self._orders: dict[str, Sequence[int]] = {}
+        rows = sizes or [1] * total
+        self.rows = sum(rows[i] for i in self._indices)
+        self.held_out_rows = sum(rows[i] for i in held)
 
     @property
     def count(self) -> int:

@@ -39,11 +39,12 @@ _INDICES = 10
 @dataclass(frozen=True)
 class SampleSource:
     """Unchecked items, and a description of where they come from. `spare` is the number of items at the end to be held
-    out; None: all beyond the number asked for."""
+    out; None: all beyond the number asked for. `images` is how images were read, if they were."""
 
     items: Iterable[Any]
     description: str
     spare: int | None = None
+    images: ImageLoader | None = None
 
 
 def read_reader(reader: Any) -> Iterator[Any]:
@@ -65,7 +66,7 @@ def read_reader(reader: Any) -> Iterator[Any]:
 
 
 def from_path(
-    path: Path, inputs: Sequence[InputInfo], count: int | None, batch_size: int, preprocessing: Preprocessing
+    path: Path, inputs: Sequence[InputInfo], count: int | None, batch_size: int, preprocessing: Preprocessing | None
 ) -> SampleSource:
     """The samples of a folder of images or arrays, or of an array file."""
     if not os.path.lexists(path):
@@ -92,7 +93,7 @@ def from_path(
             )
         batches = [files[i : i + batch] for files in (chosen, spare) for i in range(0, len(files), batch)]
         return SampleSource(
-            _load_batches(loader, batches), f"{len(chosen)} images of {path}", spare=len(spare) // batch
+            _load_batches(loader, batches), f"{len(chosen)} images of {path}", spare=len(spare) // batch, images=loader
         )
     arrays = find_files(path, ARRAY_SUFFIXES)
     if not arrays:

@@ -21,7 +21,7 @@ class Data:
     source: Any = None
     count: int | None = None
     batch_size: int = 1
-    preprocessing: str | Path | Preprocessing = "imagenet"
+    preprocessing: str | Path | Preprocessing = "auto"
     is_random: bool = False
 
     def open(self, model: ir.Model, settings: Settings) -> Samples:

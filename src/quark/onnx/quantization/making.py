@@ -21,7 +21,7 @@ from quark.errors import InvalidValueError
 from quark.features.mixed_precision.options import ScoreKind
 from quark.files.foreign import REPORT, Fields, open_regular, parse_json, read_json
 from quark.measures import FunctionMeasure
-from quark.onnx.data import Preprocessing, Samples, find_preprocessing
+from quark.onnx.data import Preprocessing, Samples
 from quark.onnx.data.images import PRESETS as KNOWN_PREPROCESSING
 from quark.onnx.load import LoadedModel
 from quark.onnx.pack.editing import KEY as PACKED_KEY
@@ -34,7 +34,6 @@ from quark.onnx.versions import versions
 from quark.text import shell_command
 
 CONFIG_FILE = "config.yaml"  # in commands, for a config that is not a preset with changes
-USUAL_PREPROCESSING = "imagenet"
 _MOST_CHANGES = 12  # beyond them a file is easier to read
 
 Change = tuple[str, Any]
@@ -50,14 +49,12 @@ def data_facts(data: Data, samples: Samples, settings: Settings) -> DataFacts:
         kind = DataKind.RANDOM if source is None else DataKind.OBJECT
     else:
         kind = DataKind.FOLDER if path.is_dir() else DataKind.FILE
-    fields = asdict(find_preprocessing(data.preprocessing))
-    preprocessing = {name: list(each) if isinstance(each, tuple) else each for name, each in fields.items()}
     return DataFacts(
         kind=kind,
         name=path.resolve().name if path is not None else "" if source is None else type(source).__name__,
         count=data.count,
         batch_size=data.batch_size,
-        preprocessing=preprocessing if kind is DataKind.FOLDER else {},
+        preprocessing={} if samples.images is None else samples.images.preprocessing.to_dict(),
         samples=samples.count,
         held_out=len(samples.held_out),
         sha256=samples_digest(samples, samples.held_out),
@@ -134,9 +131,8 @@ def command_of(card: Card) -> str:
         parts += [] if data.count is None else ["--num-calib", str(data.count)]
         parts += [] if data.batch_size == 1 else ["--batch-size", str(data.batch_size)]
         if data.preprocessing:
-            wanted = Preprocessing(**data.preprocessing)
-            name = next((name for name, each in KNOWN_PREPROCESSING.items() if each == wanted), "preprocessing.yaml")
-            parts += [] if name == USUAL_PREPROCESSING else ["--preprocess", name]
+            name = Preprocessing(**data.preprocessing).name
+            parts += ["--preprocess", name if name in KNOWN_PREPROCESSING else "preprocessing.yaml"]
     return shell_command([*parts, *(["--pack", card.packing] if card.packing else [])])
 
 

@@ -262,9 +262,13 @@ def _compared(
 
 def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecked: bool) -> CalibrationFacts:
     methods = tuple(dict.fromkeys(str(spec.method) for _, spec in wanted))
-    count, held_out = samples.count if wanted else 0, len(samples.held_out)
+    count, batches = (samples.rows, samples.count) if wanted else (0, 0)
+    held_out = samples.held_out_rows if samples.held_out else 0
     shared = samples.is_held_out_shared
-    return CalibrationFacts(samples.source, count, held_out, methods, samples.is_random, shared, is_unchecked)
+    preprocessing = "" if samples.images is None else str(samples.images)
+    return CalibrationFacts(
+        samples.source, count, held_out, methods, samples.is_random, shared, is_unchecked, preprocessing, batches
+    )
 
 
 def _op_types(model: ir.Model) -> Mapping[str, str]:

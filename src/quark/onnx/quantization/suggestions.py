@@ -159,7 +159,7 @@ def try_all(
     *,
     seconds: float,
     num_samples: int | None = None,
-    preprocessing: Any = "imagenet",
+    preprocessing: Any = "auto",
     say: Say | None = None,
 ) -> Tried:
     """Try the changes that are worth it, for about as many seconds as are given; at least one is tried.

@@ -181,7 +181,7 @@ class PlainImages(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, images: LabelledImages, size: int) -> None:
         self._images = images
-        self._loader = ImageLoader(Preprocessing(), size, 3, has_channels_last=False, dtype=np.dtype(np.float32))
+        self._loader = ImageLoader(Preprocessing(), size, size, 3, has_channels_last=False, dtype=np.dtype(np.float32))
 
     def __len__(self) -> int:
         return len(self._images)
