@@ -58,9 +58,34 @@ def test_writes_a_model_that_runs_and_a_report(model, calib, out, config):
     assert result.stderr == ""
 
 
-def test_default_config_is_xint8(model, calib, out):
-    assert run("quantize", model, out, "--calib", calib).exit_code == 0
+def test_the_target_chooses_the_config_and_the_cpu_is_the_default(model, calib, out):
+    result = run("quantize", model, out, "--calib", calib)
+    assert result.exit_code == 0
+    assert json.loads(out.with_suffix(".json").read_text())["config_name"] == "INT8_CNN_DEFAULT"
+    assert "the default for cpu" in result.output
+    assert run("quantize", model, out, "--calib", calib, "--target", "npu").exit_code == 0
     assert json.loads(out.with_suffix(".json").read_text())["config_name"] == "XINT8"
+    result = run("quantize", model, out, "--calib", calib, "--target", "npu", "--config", "XINT8")
+    assert result.exit_code == 2
+    assert "give one of them, or --config auto" in result.output
+
+
+def test_changes_are_made_to_what_the_target_chooses(model, calib, out):
+    result = run("quantize", model, out, "--calib", calib, "--target", "gpu", "--set", "QuantizeBias=false")
+    assert result.exit_code == 0, result.output
+    options = json.loads(out.with_suffix(".json").read_text())["config"]["extra_options"]
+    assert options["WeightsOnly"] is True
+    assert options["QuantizeBias"] is False
+    assert "get_default_config('FP16')" in result.output
+    assert "config.extra_options['WeightsOnly'] = True" in result.output
+
+
+def test_the_summary_says_how_images_were_prepared(model, calib, out):
+    result = run("quantize", model, out, "--calib", calib)
+    assert "assumed, because --preprocess was not given" in " ".join(result.output.split())
+    result = run("quantize", model, out, "--calib", calib, "--preprocess", "unit")
+    assert "unit: short side" in " ".join(result.output.split())
+    assert json.loads(out.with_suffix(".json").read_text())["card"]["data"]["preprocessing"]["divisor"] == 255
 
 
 def test_json_is_the_report(model, calib, out):
@@ -73,7 +98,7 @@ def test_number_of_samples_and_batches(model, calib, out):
     arguments = ("--config", "A8W8", "--num-calib", 6, "--batch-size", 2)
     assert run("quantize", model, out, "--calib", calib, *arguments).exit_code == 0
     facts = json.loads(out.with_suffix(".json").read_text())["calibration"]
-    assert facts["samples"] + facts["held_out"] <= 6
+    assert (facts["samples"], facts["batches"], facts["held_out"]) == (6, 3, 2)
 
 
 def test_printed_python_does_the_same(model, calib, out):

@@ -59,8 +59,8 @@ from quark.onnx.quantization.config.files import changed, load_config
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.making import read_card
 from quark.onnx.quantization.reproduction import _find_data, settings_from
+from quark.onnx.quantization.targets import Target as SearchTarget
 from quark.plan import QuantizationPlan
-from quark.search.candidates import Target as SearchTarget
 from quark.search.candidates import ladder_for
 from quark.search.journal import Journal
 from quark.search.trial import Measurement, Trial
@@ -175,7 +175,7 @@ PASSES = {
     },
     "preprocessed_model_path": "float.onnx",
 }
-CANDIDATES = ladder_for(SearchTarget.ONNXRUNTIME, False, False, False)
+CANDIDATES = ladder_for(SearchTarget.CPU, False, False, False)
 EXTRA_OPTIONS = {
     "FastFinetune": {"NumIterations": 10, "LRAdjust": [0.5, 0.1], "TargetOpType": ["Conv"], "FixedSeed": 3},
     "TensorQuantOverrides": {"x": [{"quant_type": "QuantType.QInt8", "symmetric": True, "rmin": -1, "rmax": 2.5}]},

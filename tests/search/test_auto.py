@@ -156,7 +156,7 @@ def test_where_nothing_passes_nothing_is_written_and_the_trials_stay(
     model, calib, tmp_path, attempts, latencies, monkeypatch
 ):
     out = tmp_path / "out.onnx"
-    monkeypatch.setattr(auto, "ladder_for", lambda *_: ladder_for(Target.ONNXRUNTIME, False, False, False)[:2])
+    monkeypatch.setattr(auto, "ladder_for", lambda *_: ladder_for(Target.CPU, False, False, False)[:2])
     result = auto_quantize(model, calib, out, metric=_by_nodes)
     assert result.model is None
     assert "keep the float file" in result.statement
@@ -324,8 +324,8 @@ def test_the_kind_of_network_decides_what_comes_first():
     def names(*arguments):
         return [each.name for each in ladder_for(*arguments)]
 
-    assert names(Target.ONNXRUNTIME, False, False, False)[:2] == [FIRST, "INT8_TRANSFORMER_DEFAULT"]
-    assert names(Target.ONNXRUNTIME, True, True, True)[:4] == [
+    assert names(Target.CPU, False, False, False)[:2] == [FIRST, "INT8_TRANSFORMER_DEFAULT"]
+    assert names(Target.CPU, True, True, True)[:4] == [
         *("INT8_TRANSFORMER_DEFAULT", "INT8_TRANSFORMER_DEFAULT+UNPROTECTED", FIRST, "UINT8_DYNAMIC_QUANT")
     ]
     bits = [each.bits for each in ladder_for(Target.SIZE, False, True, False)]

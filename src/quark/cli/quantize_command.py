@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ from quark.cli.file_commands import PROFILES
 from quark.cli.options import (
     COUNT,
     DATA_PATHS,
-    DEFAULT_CONFIG,
     PATH,
     Calibration,
     Change,
@@ -36,6 +35,7 @@ from quark.onnx import quantize as quantize_model
 from quark.onnx.pack import profile_of
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.content import restored
+from quark.onnx.quantization.targets import usual_config
 from quark.onnx.save import check_output
 from quark.report.console import Console, Table, cell, plain_table
 from quark.report.quantities import count_of
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 DROP_EXCEEDED = 3  # exit status
 AUTO = "auto"
-TARGETS = ("onnxruntime", "npu", "gpu", "size")  # of quark.search.Target, which is slow to import
+TARGETS = ("cpu", "npu", "gpu", "size", "onnxruntime")  # the last is the earlier name of cpu
 
 
 def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
@@ -65,19 +65,18 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
 @click.argument("model_out", metavar="OUT", type=PATH)
 @click.option(
     "--config",
-    default=DEFAULT_CONFIG,
-    show_default=True,
     metavar="NAME|FILE.yaml|auto",
     help="A preset ('quark presets' lists them), a config file, or auto, which tries several presets and writes the "
-    "best result.",
+    "best result. Without it, --target chooses the preset.",
 )
 @click.option(
     "--target",
     "runs_on",
     type=click.Choice(TARGETS),
-    metavar="|".join(TARGETS),
-    help="What --config auto optimizes for. onnxruntime (the default): the fastest file on this machine. npu, gpu: the "
-    "formats that these compute fastest. size: the smallest file.",
+    metavar="|".join(TARGETS[:-1]),
+    help="Where the model will run. cpu (the default): INT8_CNN_DEFAULT, or INT8_TRANSFORMER_DEFAULT for transformers. "
+    "npu: XINT8. gpu: weights in float16. size: packed weights of 4 or 6 bits. With --config auto: what to optimize "
+    "for.",
 )
 @click.option(
     "--calib",
@@ -134,7 +133,7 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
 def quantize(
     model_in: Path,
     model_out: Path,
-    config: str,
+    config: str | None,
     runs_on: str | None,
     calib: Path | None,
     is_random: bool,
@@ -164,8 +163,8 @@ def quantize(
     is_auto = config == AUTO
     conflicts = (
         (
-            runs_on is not None and not is_auto,
-            "--target is for --config auto: give that, or a preset without --target",
+            runs_on is not None and not is_auto and config is not None,
+            f"--target chooses the preset, and --config {config} names one: give one of them, or --config auto",
         ),
         (is_auto and bool(changes), "--config auto chooses all options itself: leave --set out, or name a preset"),
         (is_auto and pack is not None, "--config auto packs where that makes the file smaller: leave --pack out"),
@@ -190,14 +189,14 @@ def quantize(
     if page is not None and calib is None and not is_random:
         raise click.UsageError("--report compares the models on data: give --calib, or --random")
     if page is not None:
-        check_page(page, model_in, model_out, calib, data, config, preprocess)
+        check_page(page, model_in, model_out, calib, data, config or "", preprocess)
     if data is not None:
         check_data(data)
     job: Quantization | AutoQuantization
     if is_auto:
         job = AutoQuantization(model_in, model_out, runs_on or TARGETS[0], calibration, metric, max_drop, data)
     else:
-        job = Quantization(model_in, model_out, config, changes, calibration, pack, metric)
+        job = Quantization(model_in, model_out, config, changes, calibration, pack, metric, runs_on)
     model = job.run(as_json)
     if model is None:
         raise SystemExit(DROP_EXCEEDED)
@@ -215,28 +214,30 @@ def quantize(
 
 @dataclass(frozen=True)
 class Quantization:
-    """One quantization by the preset or file called `config`, with some `changes`."""
+    """One quantization by the preset or file called `config`, or the usual one for `runs_on`, with some `changes`."""
 
     source: Path
     target: Path
-    config: str
+    config: str | None = None
     changes: tuple[Change, ...] = ()
     calibration: Calibration = field(default_factory=Calibration)
     pack: str | None = None  # the profile of packed weights
     metric: str | None = None
+    runs_on: str | None = None
 
     def run(self, as_json: bool = False) -> QuantizedModel:
         """Quantize, write, and print the summary or the report as JSON. Mistakes are found before the work."""
 
         function = self.metric.rpartition(":")[0] if self.metric else None  # FILE.py:FUNCTION
         calibration = self.calibration
-        _check_files(self.source, self.target, self.config, calibration.path, calibration.preprocess, function)
-        if self.pack is not None:
-            profile_of(self.pack)
-        # by name if nothing is changed, so that the report can name the preset
-        config = read_config(self.config, self.changes) if self.changes else self.config
-        model = quantize_model(self.source, config=config, metric=self.metric, **calibration.arguments())
-        model.save(self.target, self.pack)
+        _check_files(self.source, self.target, self.config or "", calibration.path, calibration.preprocess, function)
+        pack = self.pack
+        if pack is not None:
+            profile_of(pack)
+        elif self.config is None and self.changes:
+            pack = usual_config(self.runs_on or TARGETS[0], self.source).pack
+        model = quantize_model(self.source, metric=self.metric, **self._chosen(), **calibration.arguments())
+        model.save(self.target, pack)
         if as_json:
             say_json(model.report.to_json())
         else:
@@ -244,12 +245,27 @@ class Quantization:
             _say_written(self.target, self.python_lines())
         return model
 
+    def _chosen(self) -> dict[str, Any]:
+        """The arguments that choose the configuration."""
+        if self.changes:
+            return {"config": read_config(*self._base())}
+        # by name if nothing is changed, so that the report can name the preset
+        return {"target": self.runs_on} if self.config is None else {"config": self.config}
+
+    def _base(self) -> tuple[str, tuple[Change, ...]]:
+        """The preset or file, and all changes to it: those of the target come first."""
+        if self.config is not None:
+            return self.config, self.changes
+        usual = usual_config(self.runs_on or TARGETS[0], self.source)
+        return usual.preset, (*usual.options.items(), *self.changes)
+
     def python_lines(self) -> list[str]:
         """Return the equivalent Python program."""
         data = [f"{name}={value!r}" for name, value in self.calibration.arguments().items() if value is not None]
         measure = [] if self.metric is None else [f"metric={self.metric!r}"]
-        config = "config" if self.changes else repr(self.config)
-        arguments = ", ".join([repr(str(self.source)), *data, f"config={config}", *measure])
+        chosen = {"config": "config"} if self.changes else {k: repr(v) for k, v in self._chosen().items() if v}
+        named = [f"{name}={value}" for name, value in chosen.items()]
+        arguments = ", ".join([repr(str(self.source)), *data, *named, *measure])
         target = repr(str(self.target)) + ("" if self.pack is None else f", pack={self.pack!r}")
         config_lines = self._config_lines() if self.changes else []
         return ["import quark.onnx", *config_lines, f"quark.onnx.quantize({arguments}).save({target})"]
@@ -258,12 +274,13 @@ class Quantization:
         """Return the lines that make the changed config."""
 
         known = {each.name for each in fields(QuantizationConfig)}
-        if is_file_name(self.config):
+        base, changes = self._base()
+        if is_file_name(base):
             lines = ["from quark.onnx.quantization.config.files import load_config"]
-            lines.append(f"config = load_config({self.config!r})")
+            lines.append(f"config = load_config({base!r})")
         else:
-            lines = [f"config = quark.onnx.get_default_config({self.config!r})"]
-        for key, value in self.changes:
+            lines = [f"config = quark.onnx.get_default_config({base!r})"]
+        for key, value in changes:
             member = restored(value)  # 'QuantType.QInt8' is a member of an enum
             text = f"quark.onnx.{type(member).__name__}.{member.name}" if isinstance(member, Enum) else repr(value)
             *outer, last = key.split(".") if key in known else ["extra_options", *key.split(".")]

@@ -236,3 +236,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,8 +7,8 @@ Trial           one configuration with its size, drop and latency
 pareto_front    the trials that none beats;  ranked   all trials, the best first
 """
 
+from quark.onnx.quantization.targets import Target
 from quark.search.auto import AutoResult, Bound, Row, auto_quantize
-from quark.search.candidates import Target
 from quark.search.journal import Keep
 from quark.search.searching import FloatFacts, SearchResult, Wanted, search
 from quark.search.trial import Budget, Limits, Measurement, Stage, Trial, pareto_front, ranked

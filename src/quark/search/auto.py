@@ -1,8 +1,8 @@
 """`--config auto`: try presets that suit a network and its target, and return the best that is close enough to float.
 
-    onnxruntime   the fastest file on this machine; of files within 3 % of it, the smallest
-    npu, gpu      the first that is close enough, in the order of the speed of the formats there
-    size          the smallest file
+    cpu        the fastest file on this machine; of files within 3 % of it, the smallest
+    npu, gpu   the first that is close enough, in the order of the speed of the formats there
+    size       the smallest file
 
 Close enough is a verdict of ok and, if there is a measure (a metric, or labelled data), at most 1 % of it lost. A bound
 given by the user replaces both.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.compare import Verdict
-from quark.errors import InvalidValueError, unknown_name
+from quark.errors import InvalidValueError
 from quark.files.output import scratch_folder
 from quark.measures import Measure, MeasureResult
 from quark.onnx.calibrate import FloatRunner
@@ -34,10 +34,11 @@ from quark.onnx.macs import layer_macs, tensors_to_size
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.quantizer import QuantizedModel
+from quark.onnx.quantization.targets import Target
 from quark.onnx.save import check_output
 from quark.report.quantities import count_of, size_text
 from quark.search.attempt import PROFILE, Bench
-from quark.search.candidates import COSTS, Candidate, Target, Traits, ladder_for
+from quark.search.candidates import COSTS, Candidate, Traits, ladder_for
 from quark.search.journal import Journal, Keep
 from quark.search.judging import Judge
 from quark.search.searching import PathLikeOrStr, Wanted, prepare, weight_count
@@ -172,27 +173,25 @@ def auto_quantize(  # noqa: PLR0913 - options of the public interface, by keywor
     data: Any,
     output: PathLikeOrStr | None = None,
     *,
-    target: str = Target.ONNXRUNTIME.value,
+    target: str = Target.CPU.value,
     metric: str | Measure | Callable[[Any], Any] | None = None,
     max_drop: float | None = None,
     labelled: PathLikeOrStr | None = None,
     num_samples: int | None = None,
     batch_size: int = 1,
-    preprocessing: Any = "imagenet",
+    preprocessing: Any = "auto",
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> AutoResult:
     """Find and make the best quantized model for a target: `auto_quantize("in.onnx", images, "out.onnx")`.
 
-    `model` is a file, `data` is typical data, as for `quantize`. `target` is 'onnxruntime' (the fastest file), 'npu',
+    `model` is a file, `data` is typical data, as for `quantize`. `target` is 'cpu' (the fastest file), 'npu',
     'gpu' or 'size' (the smallest file). A model is accepted if its verdict is ok and, with a `metric` as for `quantize`
     or with `labelled` images, if at most 1 % of the measure is lost. `max_drop`, in percent, replaces both conditions.
 
     With an `output`, the model and its report are written there, and the same call resumes after an interruption.
     `on_progress` gets a line before and after each trial.
     """
-    known = [each.value for each in Target]
-    if target not in known:
-        raise unknown_name("target", target, known)
+    wanted_target = Target.of(target)
     if data is None:
         raise InvalidValueError(
             "config 'auto' needs data to judge by: give --calib (in Python: data), what the model will see; without "
@@ -215,9 +214,8 @@ def auto_quantize(  # noqa: PLR0913 - options of the public interface, by keywor
     judge, basis, samples = prepare(
         path, loaded, source, Wanted(), None if labelled is None else Path(labelled), measure, threads=1
     )
-    wanted_target = Target(target)
     is_packing = wanted_target is not Target.NPU
-    basis |= {"packing": PROFILE if is_packing else "none", "target": target}
+    basis |= {"packing": PROFILE if is_packing else "none", "target": wanted_target.value}
     traits = Traits(frozenset(node.op_type for node in loaded.model.graph))
     share = _product_share(loaded, samples.held_out[0] if samples.held_out else next(iter(samples)), traits)
     bound = Bound(measure is not None or judge.has_labels, max_drop)
@@ -318,7 +316,7 @@ class _Search:
             outcome, reason = "failed", trial.failure
             latency: float | None = None
             if trial.measured is not None:
-                if self.target in (Target.ONNXRUNTIME, Target.SIZE):  # for others, this machine's time means nothing
+                if self.target in (Target.CPU, Target.SIZE):  # for others, this machine's time means nothing
                     latency = trial.measured.latency_ratio
                     if latency is None:
                         latency = trial.measured.latency_ms / self.judge.latency_ms
@@ -331,7 +329,7 @@ class _Search:
             self.latest = None
             self.on_progress(f"  {candidate.name}: {row_text(row, self.float_bytes)}")
         passed = [row for row in self.rows if row.outcome == "passed"]
-        if self.target is Target.ONNXRUNTIME:
+        if self.target is Target.CPU:
             self._measure_together(passed)
         taken = self._best()
         made: QuantizedModel | None = None
@@ -361,7 +359,7 @@ class _Search:
             return None
         if self.target is Target.SIZE:
             return min(passed, key=lambda row: _figures(row).size_bytes)
-        if self.target is Target.ONNXRUNTIME:
+        if self.target is Target.CPU:
             most = ALIKE_IN_SPEED * min(_latency(row) for row in passed)
             return min((row for row in passed if _latency(row) <= most), key=lambda row: _figures(row).size_bytes)
         return passed[0]
@@ -394,7 +392,7 @@ class _Search:
             if best is not None and least >= _figures(best).size_bytes:
                 return f"its file would take {size_text(int(least))} at least, and {best.name} is smaller"
             return ""
-        if best is not None and self.target is not Target.ONNXRUNTIME:
+        if best is not None and self.target is not Target.CPU:
             return f"{best.name} passed, and comes before it"
         if candidate.preset in ("FP16", "BF16"):
             return f"{best.name} passed and is smaller" if best is not None else ""
@@ -467,13 +465,13 @@ class _Search:
             if self.target in (Target.NPU, Target.GPU):
                 better = f"the first that passed, in the order of speed on the {self.target.value}"
             statement = f"{taken.name}: {better}; {row_text(taken, self.float_bytes)}"
-            if self.target is Target.ONNXRUNTIME and _latency(taken) > ALIKE_IN_SPEED:
+            if self.target is Target.CPU and _latency(taken) > ALIKE_IN_SPEED:
                 statement += ". It is slower than float on this machine: take it for its size, or keep the float file"
             for i, row in enumerate(rows):
                 if row.outcome == "passed" and row.name == taken.name:
                     rows[i] = replace(row, outcome="taken", reason="")
                 elif row.outcome == "passed":
-                    is_slower = self.target is Target.ONNXRUNTIME and _latency(row) > _latency(taken)
+                    is_slower = self.target is Target.CPU and _latency(row) > _latency(taken)
                     rows[i] = replace(row, reason=f"{'slower' if is_slower else 'larger'} than {taken.name}")
             value, float_value = _figures(taken).value, self.judge.float_value
             if self.measure is not None and value is not None and float_value is not None:

@@ -24,7 +24,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from statistics import median
 from typing import Any
 
@@ -35,6 +34,7 @@ from quark.onnx.quantization.config.content import merged
 from quark.onnx.quantization.config.data_type import MXFP4E2M1
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.presets import PRESETS, unknown_preset
+from quark.onnx.quantization.targets import Target
 from quark.report.quantities import size_text
 from quark.search.trial import Limits, Stage, Trial, is_within, pareto_front
 
@@ -51,15 +51,6 @@ _MIXED_BITS = (6.0, 5.0)  # average bits of a weight
 COSTS: Mapping[Stage, float] = {Stage.DIRECT: 1.0, Stage.RECIPE: 1.5, Stage.MIXED: 6.0, Stage.FINETUNED: 20.0}
 STAGES = tuple(Stage)
 WEIGHTS: tuple[Change, ...] = (("WeightsOnly", True),)
-
-
-class Target(str, Enum):
-    """Where a network is to run, for `quark.search.auto`."""
-
-    ONNXRUNTIME = "onnxruntime"  # its integer kernels on this machine's processor
-    NPU = "npu"  # AMD's
-    GPU = "gpu"  # one that computes in 16-bit floats or microscaling formats
-    SIZE = "size"  # anywhere: only the size of the file counts
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
     def add(preset: str, suffix: str = "", changes: tuple[Change, ...] = (), base: str = "") -> None:
         rows.append(_candidate(preset + suffix, preset, Stage.DIRECT, changes, base))
 
-    if target is Target.ONNXRUNTIME:
+    if target is Target.CPU:
         pair = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
         first, second = reversed(pair) if is_transformer else pair
         add(first)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -17,20 +19,30 @@ from quark.account import FileFacts, PackingFacts, Report
 from quark.compare import Verdict, worst_text
 from quark.errors import InvalidValueError
 from quark.measures import Measure, MeasureResult
+from quark.onnx.data import Preprocessing
+from quark.onnx.data.sources import read_reader
 from quark.onnx.growth import growth
 from quark.onnx.large_tensors import Message, split
 from quark.onnx.pack import pack_message
+from quark.onnx.quant_utils import CalibrationDataReader
+from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import placed
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
+from quark.onnx.quantization.targets import PORTABLE, Target, usual_config
 from quark.onnx.save import SaveOptions, check_output, together, write_model, write_text
 from quark.onnx.settings import Settings
 from quark.plan import QuantizationPlan
-from quark.report.summary import print_summary
+from quark.report.summary import print_summary, summary_text
 from quark.text import get_logger, silent
 
-Source = str | os.PathLike[str] | onnx.ModelProto | bytes
+Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | bytes
+# a path, an array, arrays by input, or any iterable of samples, such as a list of dicts or a torch DataLoader
+CalibrationData: TypeAlias = (
+    str | os.PathLike[str] | np.ndarray[Any, Any] | Mapping[str, Any] | Iterable[Any] | CalibrationDataReader
+)
+ConfigSource: TypeAlias = str | os.PathLike[str] | QuantizationConfig | QConfig | Config
 
 AUTO = "auto"  # the name of the configuration that is searched for
 
@@ -51,8 +63,11 @@ class QuantizedModel:
         source: Source | None,
         data: Any = None,
         reads: Iterable[Any] = (),
+        pack: str | None = None,
     ) -> None:
-        """`source`, `data` and `reads` are what was read. Those that are files are never overwritten."""
+        """`source`, `data` and `reads` are what was read. Those that are files are never overwritten. `pack` is how
+        weights are packed unless `save` is told otherwise."""
+        self._pack = pack
         self._outcome = outcome
         self._save_options = save_options
         self._source, self._data = _path(source), _path(data)  # arrays are not held
@@ -84,20 +99,36 @@ class QuantizedModel:
         """The same model, with the configurations that were tried and what was measured in its report."""
         account = replace(self._outcome.account, auto=auto, measure=measure)
         outcome = replace(self._outcome, account=account)
-        return QuantizedModel(outcome, self._save_options, self._source, self._data, self._reads)
+        return QuantizedModel(outcome, self._save_options, self._source, self._data, self._reads, self._pack)
+
+    def summary(self, columns: int = 80) -> str:
+        """Return the summary as text: the verdict, what was quantized and how, and how close the outputs are."""
+        return summary_text(self.report, columns)
+
+    def __repr__(self) -> str:
+        return self.summary().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        return f"<pre>{html.escape(self.summary(100))}</pre>"
 
     @property
     def plan(self) -> QuantizationPlan:
         """The formats, scales and readers of all quantized tensors."""
         return self._outcome.account.plan
 
-    def save(self, path: str | os.PathLike[str], pack: str | None = None) -> Path:
+    def save(self, path: str | os.PathLike[str], pack: str | bool | None = None) -> Path:
         """Write the model, and the report as JSON beside it: model.onnx and model.json. The report has the card from
         which `quark reproduce` builds the file again.
 
-        `pack` stores weights of block formats in their true width: 'portable', 'custom' or 'native', see
-        docs/packed_files.md. If nothing can be packed, because integers already are, the log says so.
+        `pack` stores weights of block formats in their true width: True or 'portable', 'custom' or 'native', see
+        docs/packed_files.md. If nothing can be packed, because integers already are, the log says so. None packs if
+        the target was 'size', and False never does.
         """
+        if pack is None:
+            pack = self._pack
+        elif isinstance(pack, bool):
+            pack = PORTABLE if pack else None
         target = check_output(path, self._source, self._data, *self._reads)
         self._outcome.check_unchanged()
         content = self._outcome.message if self._model is None else self._model
@@ -127,29 +158,37 @@ class QuantizedModel:
             logger.log(logging.INFO if found.is_by_design else logging.WARNING, "%s", found.text)
 
 
-def quantize(
+def quantize(  # noqa: PLR0913 - options of the public interface, by keyword
     model: Source,
-    data: Any = None,
-    config: Any = "XINT8",
+    data: CalibrationData | None = None,
+    config: ConfigSource | None = None,
     *,
+    target: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
     num_samples: int | None = None,
     batch_size: int = 1,
-    preprocessing: Any = "imagenet",
+    preprocessing: str | Path | Preprocessing = "auto",
     metric: str | Measure | Callable[[Any], Any] | None = None,
     use_random_data: bool = False,
 ) -> QuantizedModel:
-    """Quantize a model: `quantize("in.onnx", images, "XINT8").save("out.onnx")`.
+    """Quantize a model: `quantize("in.onnx", images).save("out.onnx")`.
 
     `data` is what the model will see: an ONNX Runtime reader, any iterable of dicts or arrays, a torch DataLoader, an
     array, a .npz file or a folder of images. A configuration that needs calibration is refused without data, unless
     `use_random_data` is True or the configuration has the option UseRandomData; ranges found on random numbers are
     meaningless, and the report says so.
 
-    `config` is the name of a preset, a YAML or JSON file, or a configuration object. 'auto' tries several presets and
-    takes the fastest whose outputs are close enough to the float model's: `auto_quantize` has more options.
+    `transform` is applied to each item of `data` before it is used: `transform=lambda batch: batch["pixel_values"]`
+    for a loader whose batches hold more than the model reads.
+
+    `config` is the name of a preset, a YAML or JSON file, or a configuration object. Without one, `target` and the
+    kind of network choose it: 'cpu' (the default), 'npu', 'gpu' or 'size', see `quark.onnx.quantization.targets`.
+    'auto' tries several presets and takes the best for the target whose outputs are close enough to the float model's:
+    `auto_quantize` has more options.
 
     From a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by
-    `preprocessing`: 'imagenet', 'lite', 'none', a YAML file or a `Preprocessing`.
+    `preprocessing`: 'imagenet', 'unit', 'letterbox' or another name of `quark.onnx.data.images.PRESETS`, a YAML file
+    or a `Preprocessing`. 'auto' takes what the shape of the input tells, and is an error if that is too little.
 
     `metric` is measured on both models, for `report.measure`: the name of a built-in measure (`quark.measures`), which
     compares them on the held-out samples, 'FILE.py:FUNCTION', or a function that takes an ONNX Runtime session and
@@ -157,21 +196,50 @@ def quantize(
     """
     if data is not None and use_random_data:
         raise InvalidValueError("data and use_random_data: give one of them")
+    if target is not None and config is not None and config != AUTO:
+        raise InvalidValueError(
+            f"config {config!r} and target {target!r}: a target chooses the config; give one of them"
+        )
+    if transform is not None:
+        data = _transformed(data, transform)
     if isinstance(config, str) and config == AUTO:
         # by its name: quark.search lies right of quark.onnx
         auto_quantize = import_module("quark.search").auto_quantize
         found = auto_quantize(
-            *(model, data), metric=metric, num_samples=num_samples, batch_size=batch_size, preprocessing=preprocessing
+            *(model, data),
+            target=Target.of(target or Target.CPU).value,
+            metric=metric,
+            num_samples=num_samples,
+            batch_size=batch_size,
+            preprocessing=preprocessing,
         )
         if found.model is None:
             raise InvalidValueError(f"config 'auto': {found.statement}")
         return cast(QuantizedModel, found.model)
-    settings = settings_of(config)
+    pack, chosen_by = None, ""
+    if config is None:
+        usual = usual_config(target or Target.CPU, model)
+        settings, pack, chosen_by = settings_of(usual.config()), usual.pack, usual.reason
+        settings = replace(settings, name=usual.name)
+    else:
+        settings = settings_of(config)
     measure = None if metric is None else Measure.of(metric)
     source = Data(data, num_samples, batch_size, preprocessing, use_random_data)
     outcome = quantize_graph(model, source, settings, measure)
+    outcome = replace(outcome, account=replace(outcome.account, chosen_by=chosen_by))
     _warn(outcome.account)
-    return QuantizedModel(outcome, settings.save, model, data, files_read(settings, config, preprocessing, metric))
+    reads = files_read(settings, config, preprocessing, metric)
+    return QuantizedModel(outcome, settings.save, model, data, reads, pack)
+
+
+def _transformed(data: Any, transform: Callable[[Any], Any]) -> Iterator[Any]:
+    """The items of the data after `transform`. Paths and whole arrays have no items that a function could take."""
+    if data is None or isinstance(data, (str, os.PathLike, Mapping, np.ndarray)):
+        what = "no data" if data is None else f"data of type {type(data).__name__}"
+        raise InvalidValueError(
+            f"transform with {what}: it is for data that is read item by item, such as a DataLoader, a list or a reader"
+        )
+    return map(transform, read_reader(data) if callable(getattr(data, "get_next", None)) else data)
 
 
 class ModelQuantizer:
