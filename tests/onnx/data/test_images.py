@@ -191,6 +191,7 @@ def test_auto_refuses_where_a_guess_would_be_wild(shape: Any) -> None:
 
 def test_letterbox_of_a_free_size_asks_for_the_size() -> None:
     info = InputInfo("x", FLOAT, ("N", 3, "H", "W"))
-    with pytest.raises(InvalidValueError, match="size: PIXELS"):
+    with pytest.raises(InvalidValueError, match="letterbox:640"):
         image_loader(info, find_preprocessing("letterbox"))
-    assert image_loader(info, Preprocessing(resize="letterbox", size=64)).width == 64
+    loader = image_loader(info, find_preprocessing("letterbox:64"))
+    assert (loader.width, loader.preprocessing.name) == (64, "letterbox:64")

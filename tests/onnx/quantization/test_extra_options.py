@@ -169,7 +169,6 @@ def settings_with_config_of(base: Settings, options: dict[str, object]) -> Setti
         ("MinMSEModeFloatScale", "All"),
         ("EvalDataReader", [{"x": 1}]),
         ("MaxLoopNum", 5),
-        ("QuantizeFP16", True),
         ("AdjustBiasScale", False),
         ("CLESteps", 2),
         ("CLEScaleAppendBias", True),

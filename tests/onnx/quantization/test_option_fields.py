@@ -49,6 +49,7 @@ def settings(**options) -> Settings:
         ({"FixShapes": "[1,3]"}, "load", "fixed_shapes", (("", (1, 3)),)),
         ({"RemoveInputInit": False}, "load", "has_initializers_as_inputs", True),
         ({"ConvertFP16ToFP32": True}, "load", "has_fp16_converted", True),
+        ({"QuantizeFP16": True}, "load", "is_fp16_kept", True),
         ({"PortableFunctions": False}, "save", "has_portable_functions", False),
     ],
 )

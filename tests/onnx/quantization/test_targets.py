@@ -113,3 +113,29 @@ def test_a_result_shows_its_summary_in_a_shell_and_in_a_notebook() -> None:
 def test_public_names_are_listed() -> None:
     assert {"quantize", "auto_quantize", "get_default_config", "ModelQuantizer"} <= set(dir(quark.onnx))
     assert not {"import_module", "TYPE_CHECKING", "require_onnxruntime"} & set(dir(quark.onnx))
+
+
+def float16_model() -> onnx.ModelProto:
+    """A float16 network with a Concat, which has an integer kernel with float32 scales only."""
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float16), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="conv"),
+        helper.make_node("MaxPool", ["a"], ["b"], name="pool", kernel_shape=[1, 1]),
+        helper.make_node("Concat", ["a", "b"], ["c"], name="concat", axis=1),
+        helper.make_node("GlobalAveragePool", ["c"], ["y"], name="mean"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["N", 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT16, ["N", 8, 1, 1])
+    graph = helper.make_graph(nodes, "half", [x], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def test_a_float16_model_computes_in_float32_for_integer_presets_and_says_so() -> None:
+    samples = np.random.default_rng(0).random((8, 3, 8, 8)).astype(np.float16)
+    result = quark.onnx.quantize(float16_model(), samples, "INT8_CNN_DEFAULT")
+    assert result.report.verdict.value == "ok"
+    assert [port.type.tensor_type.elem_type for port in result.model.graph.input] == [TensorProto.FLOAT16]
+    assert "float16 converted to float32" in result.summary()
+    assert "QuantizeFP16=true" in result.summary()
+    kept = quark.onnx.quantize(float16_model(), samples, "MXINT8")
+    assert not any("float16" in remark for remark in kept.report.remarks)

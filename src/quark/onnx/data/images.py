@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +98,10 @@ class Preprocessing:
 
     @property
     def name(self) -> str:
-        """The preset that this is, or 'custom'."""
-        return next((name for name, each in PRESETS.items() if each == self), "custom")
+        """The preset that this is, as `find_preprocessing` takes it, or 'custom'."""
+        size = "" if self.size is None else f":{self.size}"
+        without_size = replace(self, size=None)
+        return next((f"{name}{size}" for name, each in PRESETS.items() if each == without_size), "custom")
 
     def normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Normalize (height, width, channels). Computed in float64 unless it is exact in float32, and rounded once."""
@@ -130,13 +132,15 @@ MEANINGS: Mapping[str, str] = {
 
 
 def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing | None:
-    """A preset by name, or the contents of a YAML file. None for 'auto', which `image_loader` decides."""
+    """A preset by name, with the size behind a colon for inputs of free size ('letterbox:640'), or the contents of a
+    YAML file. None for 'auto', which `image_loader` decides."""
     if isinstance(name, Preprocessing):
         return name
     if str(name) == AUTO:
         return None
-    if str(name) in PRESETS:
-        return PRESETS[str(name)]
+    preset, colon, size = str(name).partition(":")
+    if preset in PRESETS and (not colon or size.isdecimal()):
+        return replace(PRESETS[preset], size=int(size)) if colon else PRESETS[preset]
     path = Path(name)
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise unknown_name("preprocessing", str(name), [AUTO, *PRESETS, "FILE.yaml"])
@@ -238,8 +242,8 @@ def image_loader(info: InputInfo, preprocessing: Preprocessing | None) -> ImageL
     other = wanted or (known[0] if known and chosen.resize == "crop" else _DEFAULT_SIZE)
     if chosen.resize != "crop" and not wanted and len(known) < len(sides):
         raise InvalidValueError(
-            f"preprocessing '{chosen.name}' for input {info}, whose size is free: give a YAML file with 'size: PIXELS' "
-            f"and 'resize: {chosen.resize}'"
+            f"preprocessing '{chosen.name}' for input {info}, whose size is free: add the pixels, as in "
+            f"'{chosen.resize}:640'"
         )
     height, width = (each if isinstance(each, int) else other for each in sides)
     if chosen.resize == "crop" and height != width:
@@ -261,7 +265,7 @@ def _assumed(info: InputInfo, channels: int, sides: Sequence[int | str | None]) 
     raise InvalidValueError(
         f"a folder of images for input {info}: its shape does not tell how to prepare images, and a wrong guess would "
         "give wrong ranges. Choose --preprocess (in Python: preprocessing=) as in training: "
-        f"{listing}, or a YAML file"
+        f"{listing}, or a YAML file; for a free size add the pixels, as in 'letterbox:640'"
     )
 
 

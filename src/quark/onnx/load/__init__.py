@@ -51,6 +51,8 @@ class LoadOptions:
     least_opset: int = MIN_OPSET
     has_fp16_converted: bool = False  # float16 weights and activations become float32 before anything else
     has_fp16_ports: bool = False  # the same, but float16 inputs and outputs of the graph stay, with a Cast
+    needs_float32: bool = False  # the same, because of the configuration; a remark says so
+    is_fp16_kept: bool = False  # float16 stays, whatever the configuration needs
     fixed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     has_initializers_as_inputs: bool = False  # initializers that are also inputs stay inputs, and may change
     has_bodies: bool = False  # subgraphs are quantized too, so that nothing is said of leaving them in float
@@ -113,10 +115,15 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     drop_empty_inputs(carved.proto)
     model = to_graph(carved, views, read.name)
     remarks += normalize(model, read.name, keeps_inputs=options.has_initializers_as_inputs)
-    is_half_converted = options.has_fp16_converted or options.has_fp16_ports
+    is_needed = options.needs_float32 and not options.is_fp16_kept
+    is_half_converted = options.has_fp16_converted or options.has_fp16_ports or is_needed
     kinds = [*unusual, ir.DataType.FLOAT16] if is_half_converted else unusual
     kept = [ir.DataType.DOUBLE, *([] if options.has_fp16_converted else [ir.DataType.FLOAT16])]
-    remarks += convert_to_float32(model, kinds, read.name, kept)
+    converted = convert_to_float32(model, kinds, read.name, kept)
+    if is_needed and not (options.has_fp16_converted or options.has_fp16_ports):
+        reason = ", because integer operators have float32 scales; QuantizeFP16=true leaves float16"
+        converted = [each + reason if each.startswith("float16") else each for each in converted]
+    remarks += converted
     check_layers(model, read.name)
     ends = {str(value.name) for value in model.graph.outputs} - {str(value.name) for value in model.graph.inputs}
     remarks += fix_shapes(model, tuple(each for each in options.fixed_shapes if each[0] not in ends))

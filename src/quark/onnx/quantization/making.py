@@ -22,7 +22,6 @@ from quark.features.mixed_precision.options import ScoreKind
 from quark.files.foreign import REPORT, Fields, open_regular, parse_json, read_json
 from quark.measures import FunctionMeasure
 from quark.onnx.data import Preprocessing, Samples
-from quark.onnx.data.images import PRESETS as KNOWN_PREPROCESSING
 from quark.onnx.load import LoadedModel
 from quark.onnx.pack.editing import KEY as PACKED_KEY
 from quark.onnx.quantization.config.config import QuantizationConfig
@@ -132,7 +131,7 @@ def command_of(card: Card) -> str:
         parts += [] if data.batch_size == 1 else ["--batch-size", str(data.batch_size)]
         if data.preprocessing:
             name = Preprocessing(**data.preprocessing).name
-            parts += ["--preprocess", name if name in KNOWN_PREPROCESSING else "preprocessing.yaml"]
+            parts += ["--preprocess", "preprocessing.yaml" if name == "custom" else name]
     return shell_command([*parts, *(["--pack", card.packing] if card.packing else [])])
 
 

@@ -295,7 +295,11 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
     return Settings(
         choose,
         name,
-        load=LoadOptions(has_fp16_converted=run.convert_fp16_to_fp32, **draft.of("load")),
+        load=LoadOptions(
+            has_fp16_converted=run.convert_fp16_to_fp32,
+            needs_float32=isinstance(default.activation, AffineSpec),
+            **draft.of("load"),
+        ),
         optimize=_optimize_options(draft),
         equalize=equalize,
         calibrate=CalibrationOptions(providers=tuple(run.execution_providers or ()), **draft.of("calibrate")),
