@@ -1,15 +1,17 @@
-# Two commands on a fresh machine (python3 >= 3.10 with venv, a C++ compiler, make, cmake):
+# Two commands on a fresh machine:
 #
-#     make demo      the embedded network, quantized in many ways
-#     make test      every check; ends with pytest's closing line
+#     make demo      the embedded network, quantized in many ways. Needs python3 >= 3.10 with venv, and sets up .venv-demo
+#     make test      every check; ends with pytest's closing line. Also needs a C++ compiler, make and cmake, and sets up
+#                    .venv
 #
-# Both set up .venv first. `make help` lists the rest.
+# `make help` lists the rest.
 #
 # .venv holds an editable install: what you edit is what runs, with or without make, and only the library is rebuilt
 # when csrc/ changes. That the wheel is complete shows in .venv-oldest, which has the wheel and not the sources.
 
 PYTHON ?= python3
 VENV := .venv
+DEMO := .venv-demo
 OLDEST := .venv-oldest
 OLDEST_RUNTIME := 1.20.0
 RELEASE := .venv-release
@@ -44,8 +46,8 @@ help:
 	@echo "make install      set up $(VENV) and nothing else"
 	@echo "make clean        remove environments, builds and caches"
 
-demo: install
-	@$(BIN)/quark demo
+demo: $(DEMO)/.stamp
+	@$(DEMO)/bin/quark demo
 
 test: lint generated test-oldest test-unit
 
@@ -139,6 +141,16 @@ test-oldest: $(OLDEST)/.stamp
 
 install: $(VENV)/.stamp
 
+# Light: neither torch nor tools, and without the compiled operators, which would take longer to build than to do without.
+$(DEMO)/.stamp: pyproject.toml constraints.txt $(PACKAGE_SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 is too old: 3.10 or newer is needed")'
+	@echo "1 of 3: making $(DEMO)"
+	@test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	@echo "2 of 3: installing quark and ONNX Runtime (about 100 MB to download)"
+	@QUARK_PURE_PYTHON=1 $(DEMO)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt ".[cpu]"
+	@echo "3 of 3: quantizing"
+	@touch $@
+
 # Without build isolation: the pinned build tools, and a build folder that the next build can reuse.
 $(VENV)/.stamp: pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 is too old: 3.10 or newer is needed")'
@@ -169,5 +181,5 @@ $(RELEASE)/.stamp: constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(RELEASE) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DEMO) $(OLDEST) $(RELEASE) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

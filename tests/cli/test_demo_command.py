@@ -1,12 +1,11 @@
 """`quark demo`: the embedded network through presets."""
 
 import json
-import sys
 
 import pytest
 from commands import assert_one_line_error, run
 
-from quark.demo.showcase import CALIBRATION_COUNT, PRESETS, _calibration
+from quark.demo.showcase import CALIBRATION_COUNT, GOOD_FOR, PRESETS, _calibration
 from quark.onnx.quantization.presets import PRESETS as ALL_PRESETS
 
 
@@ -30,7 +29,7 @@ def test_table_fits_80_columns():
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "MXINT8" in result.stdout
-    assert result.stderr == ""
+    assert result.stderr == "1 of 1: MXINT8\n"
 
 
 def test_calibrates_on_training_digits_only():
@@ -52,6 +51,13 @@ def test_unknown_preset():
     assert_one_line_error(run("demo", "MXINT9"), "MXINT8")
 
 
-def test_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert_one_line_error(run("demo"), "scikit-learn", "quark-quantizer[demo]")
+def test_every_preset_of_the_demo_says_what_it_is_good_for():
+    assert set(GOOD_FOR) == set(PRESETS)
+    result = run("demo", "MXFP4E2M1", "UINT8_DYNAMIC_QUANT")
+    assert GOOD_FOR["MXFP4E2M1"] in " ".join(result.stdout.split())
+
+
+def test_packed_files_of_block_formats_are_smaller():
+    rows = {row["preset"]: row for row in json.loads(run("demo", "XINT8", "MXFP4E2M1", "--json").stdout)["rows"]}
+    assert rows["XINT8"]["packed_bytes"] < rows["float32"]["packed_bytes"]
+    assert rows["MXFP4E2M1"]["packed_bytes"] < rows["MXFP4E2M1"]["bytes"]
