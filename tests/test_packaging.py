@@ -44,7 +44,7 @@ def test_missing_onnxruntime_is_explained(module):
     done = run_python(f"{WITHOUT_ONNXRUNTIME}import {module}")
     assert done.returncode == 1
     assert "MissingDependencyError" in done.stderr
-    for choice in ("quark-quantizer[cpu]", "onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-directml"):
+    for choice in ("pip install onnxruntime'", "onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-directml"):
         assert choice in done.stderr
 
 

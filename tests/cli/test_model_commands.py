@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import click
+import numpy as np
+import onnx
 import pytest
 import yaml
 from commands import assert_one_line_error, run
@@ -190,3 +192,27 @@ def test_the_table_of_commands_has_their_first_lines():
         command = main.get_command(context, name)
         assert command is not None
         assert (command.name, (command.help or "").splitlines()[0]) == (name, text)
+
+
+def test_every_command_is_described_in_a_sentence_that_fits():
+    for name, (_, text) in main_module.COMMANDS.items():
+        assert len(text) <= 60, name
+        assert text.endswith("."), name
+    assert max(map(len, run("--help").output.splitlines())) <= 80
+
+
+def test_options_that_people_guess_lead_to_the_right_ones():
+    result = run("quantize", "in.onnx", "out.onnx", "--preset", "XINT8")
+    assert result.exit_code == 2
+    assert "--config" in result.output
+
+
+def test_models_with_other_inputs_cannot_be_compared(tmp_path):
+    for name in ("x", "images"):
+        ports = [onnx.helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, ["N", 4]) for each in (name, "y")]
+        graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", [name], ["y"])], "g", ports[:1], ports[1:])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 4), np.float32))
+    result = run("compare", tmp_path / "x.onnx", tmp_path / "images.onnx", "--data", tmp_path / "data.npz")
+    assert_one_line_error(result, "have the inputs x and images", "two forms of one network")

@@ -36,7 +36,7 @@ def test_none(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else real(name))
     (finding,) = onnxruntime()
     assert finding.health is Health.BROKEN
-    assert "quark-quantizer[cpu]" in finding.remedy
+    assert "pip install onnxruntime" in finding.remedy
 
 
 @pytest.mark.parametrize(

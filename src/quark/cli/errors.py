@@ -22,6 +22,15 @@ from quark.cli.terminal import flush, printable_streams, say, say_lines
 from quark.errors import QuarkError
 from quark.text import one_line
 
+# what people try, and what it is called here
+SYNONYMS = {
+    "--preset": "--config",
+    "--calibration": "--calib",
+    "--calibration-data": "--calib",
+    "--preprocessing": "--preprocess",
+    "--samples": "--num-calib",
+    "--num-samples": "--num-calib",
+}
 _HELP_ERRORS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # its message is the help; not in click 8.1
 
 
@@ -93,6 +102,11 @@ def _show(error: click.ClickException) -> None:
         error.show()
         return
     context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        known = {name for option in context.command.params for name in option.opts}
+        meant = SYNONYMS.get(error.option_name)
+        if meant in known:
+            error.possibilities = [meant]
     if context is not None:
         say_lines(context.get_usage(), err=True)
         if context.command.get_help_option(context) is not None:

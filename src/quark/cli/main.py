@@ -11,29 +11,40 @@ import click
 
 from quark.cli.errors import ErrorReportingGroup
 
-# name -> module of quark.cli and first line of the help, in the order in which `quark --help` lists them
-COMMANDS = {
-    "quantize": ("quantize_command", "Quantize the model IN and write it to OUT."),
-    "quantize-torch": ("quantize_torch_command", "Quantize, train and export a torchvision network."),
-    "quantize-llm": ("quantize_llm_command", "Quantize the language model in FOLDER and write it to OUT."),
-    "evaluate": ("evaluate_commands", "Measure the accuracy and speed of MODEL."),
-    "compare": ("evaluate_commands", "Compare two models on the same samples."),
-    "report": ("report_command", "Write an HTML report on where accuracy was lost."),
-    "debug": ("debug_command", "Find the first layer where two models diverge."),
-    "search": ("search_command", "Try configurations, cheapest first, and rank them."),
-    "reproduce": ("file_commands", "Rebuild a quantized file from its card and compare."),
-    "pack": ("file_commands", "Store quantized weights at their true bit width."),
-    "unpack": ("file_commands", "Restore the model that a packed file was made from."),
-    "convert": ("convert_command", "Convert a model with one of many small tools."),
-    "inspect": ("file_commands", "Show the operators, parameters and formats of MODEL."),
-    "lint": ("file_commands", "Check a quantized MODEL against the rules of AMD's NPU."),
-    "presets": ("catalog_commands", "List the presets, or print the preset NAME as YAML."),
-    "formats": ("catalog_commands", "Compare number formats: size, limits, fidelity."),
-    "prepare-data": ("example_scripts", "Sort ImageNet's images into class folders."),
-    "advanced-quantize": ("example_scripts", "Quantize for an NPU; print size and accuracy."),
-    "doctor": ("doctor_command", "Check this installation and suggest fixes."),
-    "demo": ("catalog_commands", "Quantize the bundled network with many presets."),
+# name -> module of quark.cli and first line of the help (60 characters at most), as `quark --help` lists them
+GROUPS = {
+    "Quantize": {
+        "quantize": ("quantize_command", "Quantize the model IN and write it to OUT."),
+        "search": ("search_command", "Try configurations, cheapest first, and rank them."),
+        "quantize-torch": ("quantize_torch_command", "Quantize, train and export a torchvision network."),
+        "quantize-llm": ("quantize_llm_command", "Quantize the language model in FOLDER into OUT."),
+    },
+    "Judge the result": {
+        "report": ("report_command", "Write an HTML report on where accuracy was lost."),
+        "compare": ("evaluate_commands", "Compare two models on the same samples."),
+        "evaluate": ("evaluate_commands", "Measure the accuracy and speed of MODEL."),
+        "debug": ("debug_command", "Find the first layer where two models diverge."),
+        "lint": ("file_commands", "Check a quantized MODEL against the rules of AMD's NPU."),
+        "inspect": ("file_commands", "Show the operators, parameters and formats of MODEL."),
+    },
+    "Work with files": {
+        "pack": ("file_commands", "Store quantized weights at their true bit width."),
+        "unpack": ("file_commands", "Restore the model that a packed file was made from."),
+        "convert": ("convert_command", "Convert a model with one of many small tools."),
+        "reproduce": ("file_commands", "Rebuild a quantized file from its card and compare."),
+    },
+    "Learn and check": {
+        "demo": ("catalog_commands", "Quantize the bundled network with many presets."),
+        "presets": ("catalog_commands", "List the presets, or print the preset NAME as YAML."),
+        "formats": ("catalog_commands", "Compare number formats: size, limits, fidelity."),
+        "doctor": ("doctor_command", "Check this installation and suggest fixes."),
+    },
+    "Example scripts of AMD's documents": {
+        "prepare-data": ("example_scripts", "Sort ImageNet's images into class folders."),
+        "advanced-quantize": ("example_scripts", "Quantize for an NPU; print size and accuracy."),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 class LazyGroup(ErrorReportingGroup):
@@ -49,12 +60,19 @@ class LazyGroup(ErrorReportingGroup):
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in group.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="quark-quantizer", prog_name="quark")
 @click.option("--debug", is_flag=True, help="Show the log, and the traceback of an error.")
 def main(debug: bool) -> None:
-    """Quantize neural networks and measure the result."""
+    """Quantize neural networks and measure the result.
+
+    \b
+    First steps:  quark quantize IN.onnx OUT.onnx --calib FOLDER
+                  quark report OUT.onnx --float IN.onnx --calib FOLDER
+    """

@@ -41,8 +41,8 @@ preprocess_option = click.option(
     help="How image files become arrays, as in training: imagenet (short side 256, centre crop, ImageNet's mean and "
     "standard deviation), unit (crop, x / 255), minus_one_one (crop, x / 127.5 - 1), lite (crop, (x - 127) / 128), "
     "none (crop, 0..255), letterbox (whole image with grey borders, x / 255), stretch (whole image, x / 255), or a "
-    "YAML file. letterbox:640 sets the size where the model leaves it free. auto, the default, takes imagenet for square inputs of 3 channels and up to 300 pixels, and none for "
-    "uint8; for other inputs, name one.",
+    "YAML file. letterbox:640 sets the size where the model leaves it free. auto, the default, takes imagenet for "
+    "square inputs of 3 channels and up to 300 pixels, and none for uint8; for other inputs, name one.",
 )
 
 

@@ -56,7 +56,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.option("--list-schemes", is_flag=True, help="List the schemes, and quantize nothing.")
 @json_option()
 def quantize_llm(folder: Path, out: Path | None, list_schemes: bool, as_json: bool, **options: Any) -> None:
-    """Quantize the language model in FOLDER and write it to OUT.
+    """Quantize the language model in FOLDER into OUT.
 
     FOLDER has config.json, safetensors and, for texts, a tokenizer, as Hugging Face saves them. Layers are quantized
     one after the other. Nothing is downloaded, and no code of the folder is run.
@@ -65,7 +65,7 @@ def quantize_llm(folder: Path, out: Path | None, list_schemes: bool, as_json: bo
         import torch  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "quantize-llm needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+            "quantize-llm needs torch, which is not installed: pip install torch safetensors transformers"
         ) from error
     from quark.torch.language.folders import quantize_folder
     from quark.torch.quantization.config.template import SCHEMES

@@ -103,7 +103,7 @@ def quantize_torch(**options: Any) -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "quantize-torch needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+            "quantize-torch needs torch, which is not installed: pip install torch onnxscript safetensors"
         ) from error
     from quark.vision.quantizing import Listener, quantize_classifier
     from quark.vision.training import choose_device, joined

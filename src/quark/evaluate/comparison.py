@@ -102,6 +102,13 @@ def compare(
             f"models '{first.path}' and '{second.path}' have {len(first.outputs)} and {len(second.outputs)} outputs: "
             f"expected as many in both"
         )
+    names = tuple({each.name for each in network.inputs} for network in (first, second))
+    if names[0] != names[1]:
+        raise ModelError(
+            f"models '{first.path}' and '{second.path}' have the inputs {', '.join(sorted(names[0]))} and "
+            f"{', '.join(sorted(names[1]))}: expected the same, because both run on the same samples. Give two forms of "
+            "one network, or rename the inputs of one"
+        )
     meter = MeasureMeter(measure, first) if isinstance(measure, OutputMeasure) else None
     tally = PairMeter(first.outputs, (first.path, second.path), meter)
     speeds: tuple[Speed, Speed] | None = None

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from quark.errors import MissingDependencyError
 
 CHOICES = (
-    'pip install "quark-quantizer[cpu]" runs everywhere; where the hardware wants it, install instead onnxruntime-gpu '
+    "'pip install onnxruntime' runs everywhere; where the hardware wants it, install instead onnxruntime-gpu "
     "(NVIDIA), onnxruntime-rocm or onnxruntime-migraphx (AMD), onnxruntime-directml (Windows) or onnxruntime-openvino "
     "(Intel). One only: they all import as onnxruntime"
 )

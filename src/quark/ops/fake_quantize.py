@@ -47,7 +47,7 @@ try:
     from quark.ops.fused_fake_quantize import Parameters, fused_fake_quantize, is_plain, quantize_dequantize_on_cuda
 except ImportError as error:
     raise MissingDependencyError(
-        "quark.ops.fake_quantize needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+        "quark.ops.fake_quantize needs torch, which is not installed: pip install torch"
     ) from error
 
 # Here both the step and its inverse are normal float32 numbers.

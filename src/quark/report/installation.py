@@ -244,7 +244,7 @@ def onnxruntime() -> Iterator[Finding]:
         detail = f"{len(names)} distributions overwrite each other's files: {', '.join(names)}"
         yield Finding("onnxruntime", Health.BROKEN, detail, "which of them runs is undefined", remedy)
     if not names and importlib.util.find_spec("onnxruntime") is None:
-        remedy = f"{shell_command(['pip', 'install', f'{OURS}[cpu]'])}, or the distribution for your hardware"
+        remedy = "pip install onnxruntime, or the distribution for your hardware"
         yield Finding("onnxruntime", Health.BROKEN, "not installed", _NO_RUNTIME, remedy)
         return
     yield _onnxruntime_module(names[0] if names else "onnxruntime")

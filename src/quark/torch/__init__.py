@@ -18,7 +18,7 @@ try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
     raise MissingDependencyError(
-        "quark.torch needs torch, which is not installed: pip install 'quark-quantizer[torch]'"
+        "quark.torch needs torch, which is not installed: pip install torch onnxscript safetensors"
     ) from error
 
 from quark.torch.capture import export_for_training

@@ -191,7 +191,7 @@ def _import_torch() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "EvaluateFunction is called with a torch.Tensor, and torch is not installed: "
-            "pip install 'quark-quantizer[torch]', or use L2Target or SQNRTarget, which need none"
+            "pip install torch, or use L2Target or SQNRTarget, which need none"
         ) from error
 
 

@@ -319,7 +319,11 @@ def unknown_preset(name: object) -> UnknownNameError:
 
     >>> str(unknown_preset("MXINT9"))
     "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 86."
+    >>> str(unknown_preset("int8"))
+    "no preset 'int8'. Did you mean INT8_CNN_DEFAULT or INT8_TRANSFORMER_DEFAULT? 'quark presets' lists all 86."
     """
-    nearest = difflib.get_close_matches(str(name).upper(), PRESETS, n=1)
-    hint = f" Did you mean {nearest[0]}?" if nearest else ""
+    wanted = str(name).upper()
+    longer = [each for each in PRESETS if wanted and each.startswith(f"{wanted}_") and each.endswith("_DEFAULT")]
+    nearest = longer[:2] or difflib.get_close_matches(wanted, PRESETS, n=1)
+    hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     return UnknownNameError(f"no preset {name!r}.{hint} 'quark presets' lists all {len(PRESETS)}.")

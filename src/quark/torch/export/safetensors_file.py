@@ -119,7 +119,7 @@ def export_safetensors(
     try:
         from safetensors.torch import save_file
     except ImportError as error:
-        raise MissingDependencyError("safetensors is not installed: pip install 'quark-quantizer[torch]'") from error
+        raise MissingDependencyError("safetensors is not installed: pip install safetensors") from error
     network = frozen(model)
     if not isinstance(network, FrozenNetwork):
         raise UnsupportedTypeError("model: expected a quantized network, got a float one; torch.save writes its state")

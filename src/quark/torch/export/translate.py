@@ -181,7 +181,7 @@ def translate(
 def translate_program(program: torch.export.ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     """Return an exported program as ONNX, with nodes for its taps. An ExportError names what cannot be translated."""
     if importlib.util.find_spec("onnxscript") is None:
-        raise MissingDependencyError("exporting to ONNX needs onnxscript: pip install 'quark-quantizer[torch]'")
+        raise MissingDependencyError("exporting to ONNX needs onnxscript: pip install onnxscript")
     import onnxscript
 
     schema = onnx.defs.OpSchema

@@ -137,7 +137,7 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise MissingDependencyError("safetensors is not installed: pip install 'quark-quantizer[torch]'") from error
+        raise MissingDependencyError("safetensors is not installed: pip install safetensors") from error
     open_regular(file, f"'{file}'", ModelError).close()
     try:
         with safe_open(file, framework="pt") as tensors:

@@ -201,7 +201,5 @@ def _transformers() -> Any:
     try:
         import transformers  # noqa: PLC0415 - heavy, and optional
     except ImportError as error:
-        raise MissingDependencyError(
-            "language models need transformers: pip install 'quark-quantizer[language]'"
-        ) from error
+        raise MissingDependencyError("language models need transformers: pip install transformers") from error
     return transformers

@@ -147,9 +147,7 @@ class _SourceModel:
         try:
             transformers = importlib.import_module("transformers")
         except ImportError as error:
-            raise MissingDependencyError(
-                "transformers is not installed: pip install 'quark-quantizer[language]'"
-            ) from error
+            raise MissingDependencyError("transformers is not installed: pip install transformers") from error
         try:
             config = transformers.AutoConfig.from_pretrained(
                 checkpoint.folder, local_files_only=True, trust_remote_code=False

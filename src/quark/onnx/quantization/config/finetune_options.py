@@ -178,7 +178,7 @@ def finetune_options(draft: Draft) -> FinetuneOptions:
     if (sys.modules["torch"] if is_known else importlib.util.find_spec("torch")) is None:
         raise MissingDependencyError(
             "finetuning (include_fast_ft=True) trains with torch, which is not installed: "
-            "pip install 'quark-quantizer[torch]', or set include_fast_ft=False"
+            "pip install torch, or set include_fast_ft=False"
         )
     device = _checked_optim_device(settings.get("OptimDevice", "cpu"))
     _check_infer_device(settings.get("InferDevice", "cpu"))
