@@ -87,3 +87,16 @@ def test_equal_trials_are_on_the_front_together():
 @given(trials())
 def test_trials_survive_json(some):
     assert [Trial.from_dict(json.loads(json.dumps(each.to_dict(), allow_nan=False))) for each in some] == some
+
+
+@settings(max_examples=40)
+@given(trials(), LIMITS)
+def test_what_the_target_gains_nothing_by_comes_behind_the_rest_within_the_limits(some, limits):
+    def gains(each: Trial) -> bool:
+        return each.figures.latency_ms <= 1.0
+
+    order = ranked(some, limits, gains)
+    within = [each for each in order if is_within(each, limits)]
+    assert [gains(each) for each in within] == sorted((gains(each) for each in within), reverse=True)
+    plain = [each for each in ranked(some, limits) if is_within(each, limits) and gains(each)]
+    assert [each for each in within if gains(each)] == plain

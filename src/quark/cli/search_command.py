@@ -11,7 +11,7 @@ import click
 from quark.cli.options import COUNT, DATA_PATHS, PATH, json_option, metric_option, preprocess_option
 from quark.cli.terminal import say, say_json
 from quark.report.console import Console, Table, cell, plain_table
-from quark.search import Budget, Keep, Wanted
+from quark.search import Budget, Keep, Target, Wanted
 from quark.search import search as run_search
 from quark.search.trial import is_within
 
@@ -49,6 +49,14 @@ def _names(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str
     help="size=25% (of the float file) or size=10MB; drop=1.0 (points of accuracy, or percent of --metric); "
     "latency=80% or latency=5ms (per sample); time=10m (for the search). Repeatable.",
 )
+@click.option(
+    "--target",
+    type=click.Choice(["cpu", "npu", "gpu", "size"]),
+    default="cpu",
+    show_default=True,
+    help="Where the model will run. Configurations that gain nothing there are ranked last: on a cpu those slower than "
+    "float, for npu and gpu those in formats that these do not compute, for size those whose verdict is not ok.",
+)
 @click.option("--out", type=PATH, metavar="DIR", help="Folder for the results (default: MODEL_search).")
 @click.option("--presets", callback=_names, metavar="A,B", help="Try only these presets.")
 @click.option("--formats", callback=_names, metavar="A,B", help="Try only these weight formats, such as int8,mxint8.")
@@ -73,6 +81,7 @@ def search(
     calib: Path,
     data: Path | None,
     budgets: tuple[str, ...],
+    target: str,
     out: Path | None,
     presets: tuple[str, ...],
     formats: tuple[str, ...],
@@ -98,7 +107,7 @@ def search(
 
     if data is None and (limit is not None or labels is not None):
         raise click.UsageError("--limit and --labels are about --data: give that, or leave them out")
-    wanted = Wanted(Budget.parse(budgets), presets, formats, limit, labels, Keep(keep))
+    wanted = Wanted(Budget.parse(budgets), presets, formats, limit, labels, Keep(keep), Target(target))
     result = run_search(
         model,
         calib,

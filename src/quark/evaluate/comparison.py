@@ -106,8 +106,8 @@ def compare(
     if names[0] != names[1]:
         raise ModelError(
             f"models '{first.path}' and '{second.path}' have the inputs {', '.join(sorted(names[0]))} and "
-            f"{', '.join(sorted(names[1]))}: expected the same, because both run on the same samples. Give two forms of "
-            "one network, or rename the inputs of one"
+            f"{', '.join(sorted(names[1]))}: expected the same, because both run on the same samples. Give two forms "
+            "of one network, or rename the inputs of one"
         )
     meter = MeasureMeter(measure, first) if isinstance(measure, OutputMeasure) else None
     tally = PairMeter(first.outputs, (first.path, second.path), meter)

@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from quark.card import samples_digest
+from quark.compare import Verdict
 from quark.errors import InvalidValueError
 from quark.measures import Measure
 from quark.onnx.data import Samples, input_infos, open_samples
 from quark.onnx.load import LoadedModel, load
 from quark.onnx.quantization.data import Data
+from quark.onnx.quantization.targets import Target
 from quark.onnx.versions import versions
 from quark.search.attempt import PROFILE, Bench
-from quark.search.candidates import Candidate, Situation, Traits, in_order, ladder, named, reason_to_skip
+from quark.search.candidates import Candidate, Situation, Traits, in_order, ladder, ladder_for, named, reason_to_skip
 from quark.search.journal import Journal, Keep
 from quark.search.judging import Judge, judge_on_folder, judge_on_held_out
 from quark.search.page import page
 from quark.search.trial import Budget, Limits, Trial, excess, is_within, pareto_front, ranked
 from quark.text import printable
 
+ALIKE_IN_SPEED = 1.03  # times float's latency: what measuring it twice may differ by
 PathLikeOrStr = str | PathLike[str]
 
 
@@ -35,7 +38,9 @@ PathLikeOrStr = str | PathLike[str]
 class Wanted:
     """What to search for, and among what: only these `presets`, or only weights in these `formats`.
 
-    `limit` and `labels` apply to the data that networks are judged on.
+    `limit` and `labels` apply to the data that networks are judged on. Configurations by which `target` gains nothing
+    are ranked behind the others: on a CPU those slower than float, for an NPU or a GPU those in formats that it does
+    not compute, for the size those that are not ok.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -44,6 +49,7 @@ class Wanted:
     limit: int | None = None
     labels: Path | None = None
     keep: Keep = Keep.BEST
+    target: Target = Target.CPU
 
     def __post_init__(self) -> None:
         if self.presets and self.formats:
@@ -164,6 +170,7 @@ def search(  # noqa: PLR0913 - options of the public interface, by keyword
         end=math.inf if budget.time is None else start + budget.time,
         on_trial=on_trial,
         metric=metric if isinstance(metric, str) else None,
+        target=wanted.target,
     )
     del loaded
     with contextlib.closing(journal):
@@ -223,6 +230,7 @@ class _Run:
     end: float
     on_trial: Callable[[Trial], None]
     metric: str | None = None  # the value of --metric
+    target: Target = Target.CPU
 
     def over(self, candidates: Sequence[Candidate]) -> SearchResult:
         trials: list[Trial] = []
@@ -252,8 +260,20 @@ class _Run:
             raise KeyboardInterrupt(printable(text)) from error
         return self._written(trials, skipped, reused)
 
+    def _gains(self, trial: Trial) -> bool:
+        """True if the target gains something by this configuration."""
+        figures = trial.figures
+        if self.target is Target.CPU:
+            ratio = figures.latency_ratio
+            ratio = figures.latency_ms / self.facts.latency_ms if ratio is None else ratio
+            return ratio <= ALIKE_IN_SPEED
+        if self.target is Target.SIZE:
+            return figures.verdict in ("", Verdict.OK.value)
+        ladders = (ladder_for(self.target, is_transformer, True, False) for is_transformer in (False, True))
+        return trial.preset in {each.preset for candidates in ladders for each in candidates}
+
     def _written(self, trials: Iterable[Trial], skipped: Iterable[tuple[str, str]], reused: int) -> SearchResult:
-        order = ranked(tuple(trials), self.limits)
+        order = ranked(tuple(trials), self.limits, self._gains)
         notes = tuple(dict.fromkeys(self.journal.notes))
         result = SearchResult(self.journal.folder, self.facts, self.limits, order, tuple(skipped), notes, reused)
         if result.nearest is not None:

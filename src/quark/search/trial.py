@@ -1,7 +1,8 @@
 """Trials, the budgets that they must keep to, and their ranking.
 
 A trial beats another if it is not worse in size, drop and latency, and better in one of them. The Pareto front contains
-all trials that none beats. Trials are ranked as follows; those within all limits come first, and among them
+all trials that none beats. Trials are ranked as follows; those within all limits come first, among them those by which
+the target gains something, and among these
 
     with a limit on the drop     the smallest file first. Files up to 5 % larger than the smallest count as equally
                                  small and are ordered by the next line; then those up to 5 % larger than the smallest
@@ -9,7 +10,7 @@ all trials that none beats. Trials are ranked as follows; those within all limit
     otherwise                    the least drop first; of equal ones those that none beats, then the least divergence
                                  from float, then the smallest file, then the fastest
 
-so the first is never beaten by another within the limits. Then come those beyond a limit, by the sum of their excesses
+so the first is never beaten by another of its group. Then come those beyond a limit, by the sum of their excesses
 as shares of the limits, and finally those that failed. Ties are ordered by name.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -276,8 +277,10 @@ def is_within(trial: Trial, limits: Limits) -> bool:
     )
 
 
-def ranked(trials: Iterable[Trial], limits: Limits) -> tuple[Trial, ...]:
-    """Return all trials, the best first."""
+def ranked(
+    trials: Iterable[Trial], limits: Limits, gains: Callable[[Trial], bool] = lambda trial: True
+) -> tuple[Trial, ...]:
+    """Return all trials, the best first. `gains` is True for trials by which the target gains something."""
     listed = sorted(trials, key=lambda each: each.name)
     within = [each for each in listed if is_within(each, limits)]
     front = {each.name for each in pareto_front(within)}
@@ -294,6 +297,7 @@ def ranked(trials: Iterable[Trial], limits: Limits) -> tuple[Trial, ...]:
             most = ALIKE_IN_SIZE * min(each.figures.size_bytes for each in rest)
             within += [each for each in rest if each.figures.size_bytes <= most]
             rest = [each for each in rest if each.figures.size_bytes > most]
+    within.sort(key=lambda each: not gains(each))
     beyond = [each for each in listed if each.measured is not None and not is_within(each, limits)]
     beyond.sort(key=lambda each: (excess(each.figures, limits), each.figures.drop))
     return (*within, *beyond, *(each for each in listed if each.measured is None))
