@@ -11,7 +11,8 @@ of its rounding, w and v the float and the rounded weights,
 
     E[y_float - y_quantized] = sum of (w - v) * E[x] - v * E[e]
 
-so that a pass over the samples only has to keep a few sums for each channel and sample.
+so that a pass over the samples only has to keep a few sums for each channel and sample. Biases of few bits are off
+themselves, and the layers behind them make up for that: `shifts.py`.
 
 `CorrectionInputs.QUANTIZED` then follows the quantized network layer by layer: the mean output of a layer, computed
 from what the layers before it made of the samples, is compared with the float network, and its bias is moved before the
@@ -51,6 +52,7 @@ from quark.features.bias_correction.layers import (
     phrase,
 )
 from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
+from quark.features.bias_correction.shifts import Shifts, bounds_of, is_coarse, pooled_activations
 from quark.features.bias_correction.taps import Taps, mean_products, tap_sums, taps_of
 from quark.onnx.calibrate import survey
 from quark.onnx.deciding import Decision, Work, quantized_error
@@ -67,7 +69,7 @@ from quark.onnx.progress import track
 from quark.onnx.save import SaveOptions, finish
 from quark.onnx.session import open_session, release_memory, running
 from quark.onnx.view import view_of
-from quark.plan import Choice, QuantizationPlan, Role, SkippedNode
+from quark.plan import Choice, QuantizationPlan, Reader, Role, SkippedNode
 from quark.rounded import rounded
 
 Array = NDArray[Any]
@@ -87,9 +89,11 @@ def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
     """The inputs of layers with constant weights, and what their biases are added to if that is compared."""
     if work.samples.is_random:
         return []
-    nodes = [node for node in view_of(work.model) if node.op_type in LAYER_TYPES and node.is_standard]
+    graph = view_of(work.model)
+    nodes = [node for node in graph if node.op_type in LAYER_TYPES and node.is_standard]
     nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
     found = [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
+    found += [value.name for value in pooled_activations(graph)]
     if options.inputs is CorrectionInputs.QUANTIZED:
         places = (bias_place(node, _obstacle) for node in nodes)
         found += [place[0].outputs[0].name for place in places if not isinstance(place, str)]
@@ -104,13 +108,14 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
     plan, positions = work.plan, work.positions
     is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
     before = quantized_error(work) if is_guarded else 0.0
-    corrected, left = _correct(work, options)
+    corrected, left, means = _correct(work, options)
     facts = [AlgorithmFacts(NAME, tuple(each.phrase for each in corrected), tuple(left))]
     changed = frozenset(each.tensor for each in corrected)
     if options.inputs is CorrectionInputs.QUANTIZED:
         followed, also = _follow(work, options)
         facts, changed = [*facts, followed], changed | also
     work.rechoose(changed)
+    _make_up_for_rounding(work, means)
     if not is_guarded or quantized_error(work) <= before:
         return facts
     kept = _best_quarters(work, corrected, (plan, positions), before)
@@ -210,11 +215,20 @@ class TapMeans:
 
     is_mergeable = True
 
-    def __init__(self, wanted: list[tuple[Taps, Choice | None]]) -> None:
+    def __init__(self, wanted: list[tuple[Taps, Choice | None]], bounds: tuple[float, float] | None = None) -> None:
+        """`bounds` are those of the Relu or Clip that computes the tensor."""
         self._means: dict[tuple[Taps, Choice | None], list[tuple[Array, Array]]] = {key: [] for key in wanted}
+        self._bounds = bounds
+        self._within: list[Array] = []
+        self._shape: tuple[int, ...] = ()
 
     def observe(self, x: Array) -> None:
         x = x.astype(np.float32, copy=False)
+        self._shape = x.shape
+        if self._bounds is not None and x.ndim > 1:
+            lowest, highest = self._bounds
+            is_within = (x > lowest) & (x < highest) if highest < np.inf else x > lowest
+            self._within.append(is_within.mean(axis=tuple(axis for axis in range(x.ndim) if axis != 1)))
         for key, sums in tap_sums(x, self._means):
             if not np.isfinite(sums.values).all():
                 raise InvalidValueError("has NaN or Inf")
@@ -227,22 +241,47 @@ class TapMeans:
     def merge(self, other: TapMeans) -> None:
         for key, found in other._means.items():
             self._means[key] += found
+        self._within += other._within
+        self._shape = self._shape or other._shape
 
     def means(self, taps: Taps, choice: Choice | None) -> tuple[Array, Array]:
         """The mean taps of the tensor, and of the error, [samples, channels, *kernel]."""
         found = self._means[taps, choice]
         return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
 
+    def share_within(self) -> Array | None:
+        """The share of positions strictly within the bounds, by channel; None without bounds."""
+        return np.mean(self._within, axis=0) if self._within else None
 
-def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[list[_Corrected], list[SkippedNode]]:
-    """Correct biases from the float network's activations; also returns the layers that were left out."""
+    def taps_of_shift(self, taps: Taps, shift: Array) -> Array:
+        """The mean taps [1, channels, *kernel] of a tensor that is `shift` in every position."""
+        if not taps.windows:
+            return shift[None]
+        sums, positions = taps.sums(np.ones((1, 1, *self._shape[2:]), np.float32))
+        return np.asarray(shift.reshape(1, -1, *[1] * len(taps.windows)) * sums / max(positions, 1))
+
+
+def _correct(
+    work: Decision, options: BiasCorrectionOptions
+) -> tuple[list[_Corrected], list[SkippedNode], Mapping[str, TapMeans]]:
+    """Correct biases from the float network's activations; also returns the layers that were left out, and what was
+    measured, by tensor."""
     found, left = _layers(work.model, work.plan)
     by_tensor: dict[str, list[tuple[Taps, Choice | None]]] = {}
+    bounds: dict[str, tuple[float, float] | None] = {}
     for layer in found:
         by_tensor.setdefault(layer.input, []).append((_taps(layer), layer.data))
+        value = layer.node.inputs[0]
+        bounds[layer.input] = bounds_of(None if value is None else value.producer)
+    if any(is_coarse(each.choice) for each in work.plan if each.role is Role.BIAS):
+        for value in pooled_activations(view_of(work.model)):
+            by_tensor.setdefault(value.name, [])
+            bounds[value.name] = bounds_of(value.producer)
+    else:
+        bounds.clear()
     means = survey(
         work.runner,
-        {name: TapMeans(wanted) for name, wanted in by_tensor.items()},
+        {name: TapMeans(wanted, bounds.get(name)) for name, wanted in by_tensor.items()},
         work.samples,
         work.settings.calibrate,
         sample_limit=options.sample_limit,
@@ -264,7 +303,27 @@ def _correct(work: Decision, options: BiasCorrectionOptions) -> tuple[list[_Corr
         before = layer.adder.origin.inputs[layer.bias_index].const_value
         tensor = str(set_constant(work.model, layer.adder.origin, layer.bias_index, corrected).name)
         changed.append(_Corrected(layer.name, tensor, before, phrase(layer, correction)))
-    return changed, left
+    return changed, left, means
+
+
+def _make_up_for_rounding(work: Decision, means: Mapping[str, TapMeans]) -> None:
+    """Let layers make up for what the rounding of the biases before them shifts. Scales stay as they are: what is added
+    is a small part of a step, and a bias near the end of its range is rounded as it would be anyway."""
+    choices = {reader: each.choice for each in work.plan for reader in each.readers if each.role is Role.BIAS}
+    if not any(map(is_coarse, choices.values())):
+        return
+    shares = {name: share for name, each in means.items() if (share := each.share_within()) is not None}
+    shifts = Shifts(shares)
+    for layer in _layers(work.model, work.plan)[0]:
+        bias, choice = layer.bias.array(), choices.get(Reader(layer.adder.name, layer.bias_index))
+        assert bias is not None, layer.name
+        shift, wanted = shifts.of(layer.node.inputs[0]), bias.astype(np.float64)
+        if shift is not None and layer.input in means:
+            taps = means[layer.input].taps_of_shift(_taps(layer), shift)
+            wanted = wanted - mean_products(layer.node.origin, layer.weights().astype(np.float64), taps)[0]
+            set_constant(work.model, layer.adder.origin, layer.bias_index, wanted.astype(bias.dtype))
+        if is_coarse(choice) and choice is not None:
+            shifts.left[layer.output] = rounded(wanted.astype(np.float32), choice) - wanted
 
 
 def mean_error(layer: Layer, exact: Array, values: Array, errors: Array) -> Array:
