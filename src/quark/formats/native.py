@@ -1,4 +1,5 @@
-"""The compiled kernels, called through ctypes: block formats on numpy arrays and CPU tensors, and trained quantizers.
+"""The compiled kernels, called through ctypes: block formats on numpy arrays and CPU tensors, trained quantizers, and
+the iterations of finetuning.
 
 The library is part of the installed package; nothing is compiled at import. If it is missing (a source tree that was
 never built) or switched off by the environment variable QUARK_NO_NATIVE=1, the array implementation does the same work,
@@ -272,3 +273,77 @@ def _raise_for(status: int, quantizer: FakeQuantizer, rows: Rows) -> None:
         raise MemoryError(f"gradients of {rows}")
     if status != 0:
         raise RuntimeError(f"the compiled code refused {quantizer} on {rows}")  # Python and C++ disagree
+
+
+class StepKind(IntEnum):
+    """What is learned of a weight, with the numbers of the compiled code."""
+
+    PLAIN = 0  # anything, by Adam alone
+    AFFINE = 1  # AdaQuant: the weight, rounded with a fixed scale
+    ADAROUND = 2  # AdaRound: which of two neighbours
+
+
+class WeightStep(ctypes.Structure):
+    """quark::WeightStep of csrc/formats/weight_step.h, field by field. Pointers are addresses of float32 numbers, 0 if
+    the kind has none; the caller guarantees that the memory is valid."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("step_size", ctypes.c_float),
+        ("root", ctypes.c_float),
+        ("exponent", ctypes.c_float),
+        ("regularization", ctypes.c_float),
+        ("padding", ctypes.c_int32),
+        ("count", ctypes.c_int64),
+        ("gradient", ctypes.c_void_p),
+        ("parameter", ctypes.c_void_p),
+        ("mean", ctypes.c_void_p),
+        ("square", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
+        ("second", ctypes.c_void_p),
+        ("third", ctypes.c_void_p),
+    )
+
+
+class RowErrors(ctypes.Structure):
+    """quark::RowErrors of csrc/formats/weight_step.h, field by field. Pointers as in WeightStep."""
+
+    _fields_ = (
+        ("groups", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("target_stride", ctypes.c_int64),
+        ("values", ctypes.c_void_p),
+        ("targets", ctypes.c_void_p),
+        ("lowest", ctypes.c_void_p),
+        ("highest", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+    )
+
+
+class NativeFinetuning:
+    """The functions of csrc/formats/weight_step.h. They run on the thread that calls them, without Python's lock."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._step = library.quark_weight_step
+        self._step.argtypes = (ctypes.POINTER(WeightStep),)
+        self._errors = library.quark_row_errors
+        self._errors.argtypes = (ctypes.POINTER(RowErrors),)
+
+    def step(self, step: WeightStep) -> None:
+        """Move the parameter by Adam, and compute the weights of the next iteration."""
+        if self._step(step):
+            raise RuntimeError(f"the compiled code refused a step of kind {step.kind} with {step.count} weights")
+
+    def errors(self, batch: RowErrors) -> None:
+        """Replace outputs by the gradient of their squared error, and add that up over the rows."""
+        if self._errors(batch):
+            raise RuntimeError(f"the compiled code refused {batch.groups} x {batch.rows} x {batch.outputs} outputs")
+
+
+@functools.cache
+def native_finetuning() -> NativeFinetuning | None:
+    """None if the compiled code is missing, from an earlier version, or switched off."""
+    library = load_library()
+    return None if library is None or not hasattr(library, "quark_weight_step") else NativeFinetuning(library)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from fitted_layers import (
     Array,
     affine,
@@ -20,9 +21,10 @@ from fitted_layers import (
     normal,
 )
 
+import quark.features.finetuning.fit as fitting
 from quark.features.finetuning.fit import are_outputs_separate, fit
 from quark.features.finetuning.options import Algorithm, FitOptions
-from quark.features.finetuning.problem import Activation, Bounds, Problem, WeightLayout
+from quark.features.finetuning.problem import Activation, Bounds, Part, Problem, Rows, WeightLayout
 from quark.features.finetuning.quantizers import neighbours
 from quark.plan import AffineChoice, Choice, FloatChoice
 from quark.rounded import rounded
@@ -205,3 +207,45 @@ def test_blocks_across_outputs_change_together_or_not_at_all(options: FitOptions
 )
 def test_which_outputs_share_no_block(layout: WeightLayout, choice: Choice, is_separate: bool) -> None:
     assert are_outputs_separate(layout, choice) is is_separate
+
+
+@pytest.mark.parametrize("matrices", [(1, 96, 4096), (96, 1, 40000), (1, 95, 1 << 20), (1, 2000, 1000), (1, 5, 3)])
+def test_parts_have_every_output_once(matrices: tuple[int, int, int]) -> None:
+    groups, outputs, _ = matrices
+    parts = fitting.parts_of(matrices, 256)
+    assert len(parts) in (1, 2, 4, 8)
+    numbers = torch.arange(groups * outputs).reshape(groups, outputs)
+    found = torch.cat([part.of(numbers).reshape(-1) for part in parts])
+    assert torch.equal(found, numbers.reshape(-1))
+    assert fitting.parts_of((1, 5, 3), 256) == [Part()]
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm), ids=str)
+@pytest.mark.parametrize("name", ["int8 per channel", "int4 per group", "mxfp4_e2m1", "bfp16 of bfloat16", "bfloat16"])
+@pytest.mark.parametrize("layout", [dense(16, 24), depthwise(16, 3)], ids=["dense", "depthwise"])
+def test_parts_are_fitted_as_the_whole_is(
+    algorithm: Algorithm, name: str, layout: WeightLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to rounding; and the same to the last bit on any number of processors."""
+    groups, outputs, length = layout.matrices
+    weight = normal(1, *layout.shape)
+    training, held_out = (
+        Rows(normal(seed, 300, groups, length), normal(seed + 1, 300, groups * outputs)) for seed in (2, 4)
+    )
+    bias, choice = normal(6, groups * outputs), dict(choices_of(weight))[name]
+    problem = Problem("layer", training, held_out, weight, layout, bias, choice, None, Bounds(0.0, 2.0))
+    options = FitOptions(algorithm=algorithm, iterations=30, learning_rate=0.02, batch_rows=64)
+    whole = fit(problem, options)
+    monkeypatch.setattr(fitting, "PART_WORK", 1)
+    monkeypatch.setattr(fitting, "SMALLEST_PART", 4)
+    assert len(fitting.parts_of(layout.matrices, 64)) == 4
+    found = {}
+    for processors in (1, 3):
+        monkeypatch.setattr(fitting, "processor_count", lambda count=processors: count)
+        found[processors] = fit(problem, options)
+    for parts in found.values():
+        assert parts.weight is not None
+        np.testing.assert_array_equal(parts.weight, found[1].weight)
+        np.testing.assert_array_equal(parts.bias, found[1].bias)
+    assert found[1].error_before == pytest.approx(whole.error_before, rel=1e-5)
+    assert found[1].error_after == pytest.approx(whole.error_after, rel=1e-2)

@@ -84,7 +84,10 @@ def test_the_gradient_of_all_rows(layout: WeightLayout, activation: Activation) 
     for batch_rows in (COUNT, 16, 1):  # in pieces of any size
         objective = RowObjective(tensors_of(problem), batch_rows, -1, 1.0, 0)
         for iteration in (0, 3):
-            assert_same(objective.gradient(iteration, weight, bias), wanted)
+            assert_same(objective.gradient(iteration, weight, bias, has_loss=True), wanted)
+            fused = objective.gradient(iteration, weight, bias)  # compiled, where nothing but bounds is behind
+            assert fused.loss is None
+            assert_same(replace(fused, loss=wanted.loss), wanted)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -96,7 +99,7 @@ def test_a_gram_matrix_says_the_same_as_all_rows(layout: WeightLayout) -> None:
     start = torch.from_numpy(normal(6, *weight.shape)), torch.from_numpy(normal(7, *bias.shape))
     objective = GramObjective(tensors, *start)
     wanted = expected(problem, weight, bias, problem.training.quantized, slice(None))
-    assert_same(objective.gradient(0, weight, bias), wanted)
+    assert_same(objective.gradient(0, weight, bias, has_loss=True), wanted)
 
 
 def test_a_gram_matrix_of_more_rows_than_are_taken_together() -> None:
@@ -106,7 +109,7 @@ def test_a_gram_matrix_of_more_rows_than_are_taken_together() -> None:
     weight, bias = state_of(problem_of(dense(2, 3)))
     objective = GramObjective(tensors_of(problem), weight, bias)
     wanted = expected(problem, weight * 2, bias, rows.quantized, slice(None))
-    assert_same(objective.gradient(0, weight * 2, bias), wanted)
+    assert_same(objective.gradient(0, weight * 2, bias, has_loss=True), wanted)
 
 
 def test_batches_follow_each_other() -> None:
@@ -115,7 +118,7 @@ def test_batches_follow_each_other() -> None:
     objective = RowObjective(tensors_of(problem), 8, 1, 1.0, 0)
     for iteration, start in ((0, 0), (1, 8), (4, 32)):
         wanted = expected(problem, weight, bias, problem.training.quantized, slice(start, start + 8))
-        assert_same(objective.gradient(iteration, weight, bias), wanted)
+        assert_same(objective.gradient(iteration, weight, bias, has_loss=True), wanted)
 
 
 def test_several_batches_are_one_gradient() -> None:
@@ -123,7 +126,7 @@ def test_several_batches_are_one_gradient() -> None:
     weight, bias = state_of(problem)
     objective = RowObjective(tensors_of(problem), 8, 3, 1.0, 0)
     wanted = expected(problem, weight, bias, problem.training.quantized, slice(0, 24))
-    assert_same(objective.gradient(0, weight, bias), wanted)
+    assert_same(objective.gradient(0, weight, bias, has_loss=True), wanted)
 
 
 @pytest.mark.parametrize(("count", "batch_rows"), [(127, 64), (191, 64), (64, 64), (5, 2), (128, 64), (7, 1), (3, 9)])
@@ -132,7 +135,7 @@ def test_every_row_is_seen_sooner_or_later(count: int, batch_rows: int) -> None:
     objective = RowObjective(tensors_of(problem), batch_rows, 1, 1.0, 0)
     weight, bias = torch.zeros(1, 1, 1), torch.zeros(1, 1)
     # the loss of a batch is the mean of its squared targets: each start gives another
-    losses = {round(float(objective.gradient(i, weight, bias).loss), 6) for i in range(count)}
+    losses = {round(float(objective.gradient(i, weight, bias, has_loss=True).loss), 6) for i in range(count)}
     assert len(losses) == max(1, count - batch_rows + 1)
 
 
@@ -172,7 +175,7 @@ def test_outputs_are_rounded_behind_the_activation(kind: str, layout: WeightLayo
     flat = product.reshape(COUNT, 6)
     behind = rounded(np.clip(flat, 0, 2), output[kind])
     errors = behind - np.clip(problem.training.targets, 0, 2)
-    found = RowObjective(tensors, COUNT, 1, 1.0, 0).gradient(0, weight, bias)
+    found = RowObjective(tensors, COUNT, 1, 1.0, 0).gradient(0, weight, bias, has_loss=True)
     assert float(found.loss) == pytest.approx(float(np.square(errors).sum() / COUNT), rel=1e-4)
     passes = (flat > 0) & (flat < 2)
     if kind != "bfp16":

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quark.features.finetuning.descent import descent
 from quark.features.finetuning.fit import BIAS_SHARE, LEAST_GAIN, LITTLE_WORK, threads_kept, train
-from quark.features.finetuning.learned_weights import learned_weights, learning_rate
+from quark.features.finetuning.learned_weights import LearnedWeights, RoundedWeights, TrainedWeights, learning_rate
 from quark.features.finetuning.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
 from quark.features.finetuning.problem import Array, Fitted, WeightLayout
-from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straight_through, tensor_of
+from quark.features.finetuning.quantizers import Quantizer, neighbours, quantizer_of, straight_through, tensor_of
 from quark.plan import Choice
 from quark.text import get_logger
 
@@ -214,30 +215,17 @@ class _Layer:
 
 
 class _Training:
-    """A state and a bias for each layer, and the optimizer that moves them. `rates` and `spreads` are the learning rate
-    and the RMS output of each layer."""
+    """A state and a bias for each layer, and what moves them. `rates` and `spreads` are the learning rate and the RMS
+    output of each layer."""
 
     def __init__(self, layers: list[_Layer], loudness: float, rates: tuple[float, ...], spreads: list[float]) -> None:
         self._layers = layers
-        self.states = [
-            learned_weights(
-                layer.weight,
-                layer.layer.weight_choice,
-                layer.quantizer,
-                lambda weight=layer.weight: torch.full_like(weight, loudness),  # type: ignore[misc]
-                layer.options,
-            )
-            for layer in layers
-        ]
+        self.states = [_state(layer, loudness) for layer in layers]
         self.biases = [None if layer.bias is None else layer.bias.clone() for layer in layers]
-        groups = []
+        self._descents = []
         for layer, state, bias, rate, spread in zip(layers, self.states, self.biases, rates, spreads, strict=True):
-            groups.append({"params": [state.parameter.view(-1)], "lr": rate})
-            if bias is not None:
-                is_adaquant = layer.options.algorithm is Algorithm.ADAQUANT
-                groups.append({"params": [bias.view(-1)], "lr": rate if is_adaquant else BIAS_SHARE * (spread or 1.0)})
-        self._optimizer = torch.optim.Adam(groups, fused=True)
-        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+            is_adaquant = layer.options.algorithm is Algorithm.ADAQUANT
+            self._descents.append(descent(state, bias, (rate, rate if is_adaquant else BIAS_SHARE * (spread or 1.0))))
 
     def is_decided(self) -> bool:
         return all(state.is_decided() for state in self.states)
@@ -245,9 +233,9 @@ class _Training:
     def leaves(self) -> list[Pair]:
         """Weights and biases that the loss is computed with, and whose gradients are wanted."""
         found: list[Pair] = []
-        for layer, state, bias in zip(self._layers, self.states, self.biases, strict=True):
+        for layer, own, bias in zip(self._layers, self._descents, self.biases, strict=True):
             seen = None if bias is None else layer.rounded_bias(bias.clone())
-            found.append((state.soft().requires_grad_(), None if seen is None else seen.requires_grad_()))
+            found.append((own.soft().detach().requires_grad_(), None if seen is None else seen.requires_grad_()))
         return found
 
     def rounded(self) -> Weights:
@@ -260,16 +248,16 @@ class _Training:
 
     def step(self, leaves: Weights, progress: float) -> None:
         """Move by the gradients of the leaves."""
-        gradients = []
-        for state, (weight, bias) in zip(self.states, leaves, strict=True):
-            gradients.append(state.gradient(_gradient(weight), progress))
-            if bias is not None:
-                gradients.append(_gradient(bias))
-        fading = self.states[0].fading(progress)
-        for group, rate, gradient in zip(self._optimizer.param_groups, self._rates, gradients, strict=True):
-            group["lr"] = rate * fading
-            group["params"][0].grad = gradient.reshape(-1).contiguous()
-        self._optimizer.step()
+        for own, (weight, bias) in zip(self._descents, leaves, strict=True):
+            own.step(_gradient(weight), None if bias is None else _gradient(bias), progress)
+
+
+def _state(layer: _Layer, loudness: float) -> LearnedWeights:
+    if layer.options.algorithm is Algorithm.ADAQUANT:
+        return TrainedWeights(layer.weight, layer.quantizer)
+    pair = neighbours(layer.weight.cpu().numpy(), layer.layer.weight_choice)
+    lower, upper = (tensor_of(each, layer.weight.device) for each in pair)
+    return RoundedWeights(layer.weight, lower, upper, torch.full_like(lower, loudness), layer.options)
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor:
@@ -316,12 +304,13 @@ class _BlockFit:
         batches = _Batches(self._problem, self._samples, self._options, self._device)
         held_out = sorted(self._problem.held_out)
 
-        def iterate(iteration: int, progress: float) -> None:
-            leaves = training.leaves()
-            loss = batches.descend(leaves)
-            training.step(leaves, progress)
-            if (iteration + 1) % self._options.log_period == 0:
-                _LOG.debug("%s: iteration %d, loss %.6g", self._problem.name, iteration + 1, float(loss))
+        def advance(start: int, end: int) -> None:
+            for iteration in range(start, end):
+                leaves = training.leaves()
+                loss = batches.descend(leaves)
+                training.step(leaves, iteration / self._options.iterations)
+                if (iteration + 1) % self._options.log_period == 0:
+                    _LOG.debug("%s: iteration %d, loss %.6g", self._problem.name, iteration + 1, float(loss))
 
         def look() -> bool:
             """Keep what is better; returns True if it is better by enough to go on."""
@@ -333,7 +322,7 @@ class _BlockFit:
             return has_gained
 
         is_decided_late = training.states[0].is_decided_late
-        return train(self._options, iterate, look, training.is_decided if is_decided_late else None)
+        return train(self._options, advance, look, training.is_decided if is_decided_late else None)
 
     def _results(
         self, before: float, after: float, iterations: int, rates: tuple[float, ...], remark: str = ""

@@ -19,13 +19,12 @@ weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from quark.features.finetuning.options import Algorithm, FitOptions
-from quark.features.finetuning.quantizers import Quantizer, neighbours, tensor_of
-from quark.plan import Choice
+from quark.features.finetuning.quantizers import Quantizer
+from quark.formats.native import StepKind
 
 STRETCH, SHIFT = 1.2, -0.1
 UNDECIDED = 0.02  # share of weights that may be between their neighbours at the end
@@ -49,6 +48,7 @@ class RoundedWeights:
         self._lower, self._upper, self._width = lower, upper, upper - lower
         self._sharpness = self._width / loudness.clamp(min=1e-30)
         self._options = options
+        self.regularization = options.regularization
         share = torch.where(self._width > 0, (weight - lower) / self._width.clamp(min=1e-38), 0.5).clamp_(0, 1)
         sigmoid = ((share - SHIFT) / STRETCH).clamp_(1e-6, 1 - 1e-6)
         self.parameter = torch.log(sigmoid / (1 - sigmoid))
@@ -86,8 +86,16 @@ class RoundedWeights:
 
     def is_decided(self) -> bool:
         """True if nearly all weights are at one of their neighbours."""
-        is_between = (self._share > 0.01) & (self._share < 0.99) & (self._width > 0)
-        return float(is_between.float().mean()) < UNDECIDED
+        return self.undecided() < UNDECIDED * self.parameter.numel()
+
+    def undecided(self) -> int:
+        """The number of weights that are between their neighbours."""
+        share = (torch.sigmoid(self.parameter) * STRETCH + SHIFT).clamp_(0, 1)
+        return int(((share > 0.01) & (share < 0.99) & (self._width > 0)).sum())
+
+    def fused(self) -> tuple[StepKind, tuple[torch.Tensor, ...]]:
+        """What the compiled code needs to know beside the parameter."""
+        return StepKind.ADAROUND, (self._lower, self._width, self._sharpness)
 
     def hard(self) -> torch.Tensor:
         """The weights as they will be: one neighbour or the other."""
@@ -107,6 +115,7 @@ class TrainedWeights:
     """The state of AdaQuant for one tensor."""
 
     is_decided_late = False
+    regularization = 0.0
 
     def __init__(self, weight: torch.Tensor, quantizer: Quantizer) -> None:
         self.parameter = weight.clone()
@@ -127,6 +136,18 @@ class TrainedWeights:
     def is_decided(self) -> bool:
         return False
 
+    def undecided(self) -> int:
+        return self.parameter.numel()
+
+    def beta(self, progress: float) -> float | None:
+        """There is no regularization."""
+        return None
+
+    def fused(self) -> tuple[StepKind, tuple[torch.Tensor, ...]]:
+        """What the compiled code needs to know beside the parameter: nothing if it does not round by itself."""
+        numbers = self._quantizer.affine_numbers(self.parameter)
+        return (StepKind.PLAIN, ()) if numbers is None else (StepKind.AFFINE, numbers)
+
     def hard(self) -> torch.Tensor:
         """The weights as they will be, before they are rounded."""
         return self.parameter
@@ -135,18 +156,7 @@ class TrainedWeights:
         return self._quantizer.values(self.parameter)
 
 
-def learned_weights(
-    weight: torch.Tensor,
-    choice: Choice,
-    quantizer: Quantizer,
-    loudness: Callable[[], torch.Tensor],
-    options: FitOptions,
-) -> RoundedWeights | TrainedWeights:
-    """The state of the algorithm that the options ask for. `loudness` is only computed if AdaRound needs it."""
-    if options.algorithm is Algorithm.ADAQUANT:
-        return TrainedWeights(weight, quantizer)
-    lower, upper = (tensor_of(each, weight.device) for each in neighbours(weight.cpu().numpy(), choice))
-    return RoundedWeights(weight, lower, upper, loudness(), options)
+LearnedWeights = RoundedWeights | TrainedWeights
 
 
 def learning_rate(options: FitOptions, error: float, weight: torch.Tensor, quantizer: Quantizer) -> float:

@@ -7,20 +7,26 @@ has the error
 
 so that an iteration costs the same however many rows there are, and sees all of them. That is less work than a batch
 if a row is shorter than two batches are long. A bias is one more column of ones.
+
+On the CPU the error of a batch behind bounds, its gradient and the sums over the rows are one pass of compiled code
+(csrc/formats/weight_step.h), unless outputs are rounded. The sums add up in another order than torch's.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quark.features.finetuning.problem import Bounds, Problem, Rows
+from quark.features.finetuning.problem import Bounds, Part, Problem, Rows
 from quark.features.finetuning.quantizers import Quantizer, quantizer_of, tensor_of
+from quark.formats.native import RowErrors, native_finetuning
 
 _PART = 4096  # rows that are looked at together
 
@@ -51,6 +57,30 @@ class Tensors:
     @property
     def is_linear(self) -> bool:
         return self._activation is None and self._rounding is None
+
+    @property
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What outputs are confined to, if that is all that happens to them: [groups, 1, outputs] each."""
+        if self._rounding is not None or not (self._activation is None or isinstance(self._activation, Bounds)):
+            return None
+        if isinstance(self._activation, Bounds):
+            return self._low, self._high
+        shape = (self._groups, 1, self._outputs)
+        low, high = (torch.full(shape, sign * math.inf, device=self.targets.device) for sign in (-1, 1))
+        return low, high
+
+    def part(self, part: Part) -> Tensors:
+        """The same rows for some of the outputs, which must not be rounded together."""
+        other = copy.copy(self)
+        other.quantized = self.quantized[part.groups]
+        other.float = None if self.float is None else self.float[part.groups]
+        other.targets = self.targets[part.groups, :, part.outputs].contiguous()
+        other._groups, _, other._outputs = other.targets.shape
+        if isinstance(self._activation, Bounds):
+            other._low, other._high = (
+                each[part.groups, :, part.outputs].contiguous() for each in (self._low, self._high)
+            )
+        return other
 
     def error(self, outputs: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The error behind the activation, and the slope from there back to the outputs."""
@@ -94,12 +124,16 @@ class Tensors:
         return flat.reshape(flat.shape[0], self._groups, self._outputs).transpose(0, 1)
 
 
-def outputs_of(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """[groups, rows, k] times [groups, outputs, k], plus the bias: [groups, rows, outputs]."""
+def outputs_of(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[groups, rows, k] times [groups, outputs, k], plus the bias: [groups, rows, outputs], contiguous."""
     if weight.shape[1] > 1:
-        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2), out=out)
     # the other way around: for one output of many groups, four times as fast on a processor
-    return torch.bmm(weight, inputs.transpose(1, 2)).transpose(1, 2) + bias.unsqueeze(1)
+    across = None if out is None else out.view(out.shape[0], 1, out.shape[1])
+    product = torch.bmm(weight, inputs.transpose(1, 2), out=across).add_(bias.unsqueeze(1))
+    return product.view(product.shape[0], product.shape[2], 1)
 
 
 def _grouped(rows: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -109,18 +143,20 @@ def _grouped(rows: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of weights [g, o, k] and bias [g, o]. `loss` is the mean over rows of the squared error, a tensor:
-    converting it to a number would wait for the device."""
+    """The gradient of weights [g, o, k] and bias [g, o], which the next call may overwrite. `loss` is the mean over
+    rows of the squared error if it was asked for, a tensor: converting it to a number would wait for the device."""
 
     weight: torch.Tensor
     bias: torch.Tensor
-    loss: torch.Tensor
+    loss: torch.Tensor | None = None
 
 
 class Objective(Protocol):
-    """What training minimizes: the loss and its gradient at each iteration."""
+    """What training minimizes: the gradient of the loss at each iteration, and the loss where it is asked for."""
 
-    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor) -> Gradient: ...
+    def gradient(
+        self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False
+    ) -> Gradient: ...
 
 
 class RowObjective:
@@ -135,28 +171,71 @@ class RowObjective:
             self._stride += 1
         self._drop_ratio = drop_ratio if tensors.float is not None else 1.0
         self._generator = torch.Generator(device=tensors.quantized.device).manual_seed(seed)
+        is_on_cpu = tensors.quantized.device.type == "cpu"
+        self._native = native_finetuning() if is_on_cpu and tensors.bounds is not None else None
+        self._buffers: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor) -> Gradient:
-        total: Gradient | None = None
+    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False) -> Gradient:
         seen = self._tensors.count if self._batches < 1 else self._rows * self._batches  # rows of an iteration
+        total: Gradient | None = None
         for part in self._parts(iteration):
             inputs = self._tensors.quantized[:, part]
             if self._drop_ratio < 1:
                 assert self._tensors.float is not None
                 chance = torch.rand(inputs.shape, generator=self._generator, device=inputs.device)
                 inputs = torch.where(chance < self._drop_ratio, inputs, self._tensors.float[:, part])
-            error, slope = self._tensors.error(outputs_of(inputs, weight, bias), part)
-            flat = error.reshape(-1)
-            loss = torch.dot(flat, flat) / seen
-            error = error if slope is None else error.mul_(slope)
-            of_weight = torch.bmm(error.transpose(1, 2), inputs).mul_(2 / seen)
-            found = Gradient(of_weight, error.sum(1).mul_(2 / seen), loss)
+            loss = None
+            if has_loss:  # apart from the gradient, whose last bits must not depend on what is logged
+                loss = self._tensors.error(outputs_of(inputs, weight, bias), part)[0].square().sum()
+            compute = self._composed if self._native is None else self._fused
+            error, sums = compute(inputs, part, weight, bias)
+            of_weight = torch.bmm(error.transpose(1, 2), inputs, out=self._buffer(weight.shape))
+            found = Gradient(of_weight.mul_(2 / seen), sums.mul_(2 / seen), None if loss is None else loss / seen)
             if total is None:
-                total = found
+                total = found if self._batches == 1 else replace(found, weight=found.weight.clone())
             else:
-                total = Gradient(total.weight + found.weight, total.bias + found.bias, total.loss + found.loss)
+                both = None if total.loss is None or found.loss is None else total.loss + found.loss
+                total = Gradient(total.weight + found.weight, total.bias + found.bias, both)
         assert total is not None
         return total
+
+    def _composed(
+        self, inputs: torch.Tensor, part: slice, weight: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradient of the squared error in the outputs but for a factor, and its sums over the rows."""
+        error, slope = self._tensors.error(outputs_of(inputs, weight, bias), part)
+        error = error if slope is None else error.mul_(slope)
+        return error, error.sum(1)
+
+    def _fused(
+        self, inputs: torch.Tensor, part: slice, weight: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `_composed` returns, by the compiled code."""
+        assert self._native is not None
+        groups, rows, _ = inputs.shape
+        targets, bounds = self._tensors.targets, self._bounds
+        outputs = outputs_of(inputs, weight, bias, self._buffer((groups, rows, weight.shape[1])))
+        sums = torch.empty(groups, weight.shape[1])
+        self._native.errors(
+            RowErrors(
+                *(groups, rows, weight.shape[1], targets.stride(0)),
+                *(outputs.data_ptr(), targets[:, part].data_ptr()),
+                *(each.data_ptr() for each in (*bounds, sums)),
+            )
+        )
+        return outputs, sums
+
+    @functools.cached_property
+    def _bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        bounds = self._tensors.bounds
+        assert bounds is not None
+        return bounds[0].contiguous(), bounds[1].contiguous()
+
+    def _buffer(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory that is used again: fresh pages cost more than the numbers in them."""
+        if shape not in self._buffers:
+            self._buffers[shape] = torch.empty(shape, device=self._tensors.quantized.device)
+        return self._buffers[shape]
 
     def _parts(self, iteration: int) -> list[slice]:
         count, rows = self._tensors.count, self._rows
@@ -174,20 +253,31 @@ class GramObjective:
         count = tensors.count
         ones = torch.ones_like(tensors.quantized[:, :, :1])
         self._origin = torch.cat([weight, bias.unsqueeze(-1)], -1)
-        self._gram: torch.Tensor | float = 0.0
-        self._cross: torch.Tensor | float = 0.0
-        self._square: torch.Tensor | float = 0.0
+        groups, outputs, length = self._origin.shape
+        device = weight.device
+        self._gram = torch.zeros(groups, length, length, device=device)
+        self._cross = torch.zeros(groups, outputs, length, device=device)
+        self._square = torch.zeros(groups, outputs, device=device)
         for start in range(0, count, _PART):
             part = slice(start, start + _PART)
             rows = torch.cat([tensors.quantized[:, part], ones[:, part]], -1)
             error = tensors.targets[:, part] - torch.bmm(rows, self._origin.transpose(1, 2))
-            self._gram = self._gram + torch.bmm(rows.transpose(1, 2), rows) / count
-            self._cross = self._cross + torch.bmm(error.transpose(1, 2), rows) / count
-            self._square = self._square + error.square().sum() / count
+            self._gram += torch.bmm(rows.transpose(1, 2), rows) / count
+            self._cross += torch.bmm(error.transpose(1, 2), rows) / count
+            self._square += error.square().sum(1) / count
 
-    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor) -> Gradient:
+    def part(self, part: Part) -> GramObjective:
+        """The same rows for some of the outputs."""
+        other = copy.copy(self)
+        other._gram = self._gram[part.groups]
+        other._origin, other._cross, other._square = (
+            part.of(each) for each in (self._origin, self._cross, self._square)
+        )
+        return other
+
+    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False) -> Gradient:
         moved = torch.cat([weight, bias.unsqueeze(-1)], -1).sub_(self._origin)
-        product = torch.bmm(moved, self._gram)  # type: ignore[arg-type]
-        loss = self._square + (moved * (product - 2 * self._cross)).sum()
+        product = torch.bmm(moved, self._gram)
+        loss = self._square.sum() + (moved * (product - 2 * self._cross)).sum() if has_loss else None
         slope = product.sub_(self._cross).mul_(2)
-        return Gradient(slope[..., :-1], slope[..., -1], torch.as_tensor(loss))
+        return Gradient(slope[..., :-1], slope[..., -1], loss)

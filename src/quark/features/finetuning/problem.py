@@ -22,6 +22,18 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some outputs of a layer: of all groups, or all outputs of some groups."""
+
+    groups: slice = field(default_factory=lambda: slice(None))
+    outputs: slice = field(default_factory=lambda: slice(None))
+
+    def of(self, matrices: Any) -> Any:
+        """Of a tensor [groups, outputs, ...], contiguous."""
+        return matrices[self.groups, self.outputs].contiguous()
+
+
+@dataclass(frozen=True)
 class WeightLayout:
     """The tensor of the model, first seen in `split` shape, then with its axes in the order of `order`, is
     weights[g, o, k] but for the last axes, which are flattened. Works on numpy arrays and torch tensors."""
@@ -46,6 +58,21 @@ class WeightLayout:
         back = [self.order.index(i) for i in range(len(self.order))]
         moved = moved.transpose(back) if isinstance(moved, np.ndarray) else moved.permute(back)
         return moved.reshape(self.shape)
+
+    @property
+    def can_narrow(self) -> bool:
+        """True if the outputs of a part are a tensor of the same kind: not for the scale of a normalization."""
+        return self.shape == (self.split[0] * self.split[1], *self.split[2:])
+
+    def narrowed(self, part: Part) -> WeightLayout:
+        """The layout of the weights of a part."""
+        split = list(self.split)
+        for axis, chosen in zip(self.order, (part.groups, part.outputs), strict=False):
+            split[axis] = len(range(*chosen.indices(split[axis])))
+        if tuple(split) == self.split:
+            return self
+        assert self.can_narrow, self
+        return WeightLayout((split[0] * split[1], *split[2:]), tuple(split), self.order)
 
 
 @dataclass(frozen=True)

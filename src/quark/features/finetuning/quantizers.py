@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
+from quark.features.finetuning.problem import Part, WeightLayout
 from quark.formats.affine import Granularity
 from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
@@ -35,6 +36,14 @@ class Quantizer(ABC):
 
     def passes(self, x: torch.Tensor) -> torch.Tensor | None:
         """True for numbers whose gradient goes through; None if all do."""
+        return None
+
+    def part(self, layout: WeightLayout, part: Part) -> Quantizer:
+        """The quantizer of a part of the weights, as matrices [groups, outputs, k]. No block may reach beyond it."""
+        return self
+
+    def affine_numbers(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """Scale, lowest and highest level of each number of x, if they are fixed."""
         return None
 
 
@@ -72,6 +81,13 @@ class _Affine(Quantizer):
         levels = (x / self.scale).round_()
         return (levels >= self.lowest) & (levels <= self.highest)
 
+    def part(self, layout: WeightLayout, part: Part) -> Quantizer:
+        numbers = (self.scale, self.lowest, self.highest)
+        return _Affine(*(part.of(layout.to_matrices(each.expand(layout.shape))) for each in numbers))
+
+    def affine_numbers(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        return tuple(each.expand(x.shape).contiguous() for each in (self.scale, self.lowest, self.highest))
+
 
 @dataclass(frozen=True)
 class _Blocks(Quantizer):
@@ -92,6 +108,21 @@ class _Blocks(Quantizer):
             tensor_scale=quantizer.tensor_scale,
         )
         return rounded
+
+    def part(self, layout: WeightLayout, part: Part) -> Quantizer:
+        return _BlocksOfMatrices(self, layout.narrowed(part))
+
+
+@dataclass(frozen=True)
+class _BlocksOfMatrices(Quantizer):
+    """Blocks lie along an axis of the model's tensor, not of the matrices."""
+
+    blocks: _Blocks
+    layout: WeightLayout
+
+    def values(self, x: torch.Tensor) -> torch.Tensor:
+        rounded: torch.Tensor = self.layout.to_matrices(self.blocks.values(self.layout.from_matrices(x)))
+        return rounded.contiguous()
 
 
 @dataclass(frozen=True, eq=False)

@@ -271,8 +271,10 @@ class _Split:
         span = slice(self._starts[sample], self._starts[sample + 1])
         is_held, places = self._is_held[span], self._places[span]
         for buffer, chosen in zip(buffers, (~is_held, is_held), strict=True):
-            if chosen.any():
-                buffer[:, places[chosen]] = rows[chosen].transpose(1, 0, 2)
+            if chosen.all():  # as most often, since whole samples are held out: nothing to copy first
+                buffer.transpose(1, 0, 2)[places] = rows
+            elif chosen.any():
+                buffer.transpose(1, 0, 2)[places[chosen]] = rows[chosen]
 
 
 def held_out(count: int) -> frozenset[int]:

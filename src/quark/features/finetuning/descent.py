@@ -1,0 +1,114 @@
+"""Move what is learned of a layer down its gradient, by Adam.
+
+On the CPU, compiled code does an iteration in one pass over the weights: the gradient of what is learned, Adam, and the
+weights that the next iteration computes with (csrc/formats/weight_step.h). On other devices, and without compiled code,
+torch does the same, which takes some 25 passes. With AVX-512, Adam and AdaQuant are torch's to the last bit, except for
+the last numbers of a tensor, fewer than 16. AdaRound's sigmoid and power differ from torch's in the last bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from quark.features.finetuning.learned_weights import LearnedWeights
+from quark.formats.native import NativeFinetuning, StepKind, WeightStep, native_finetuning
+
+MEAN_DECAY, SQUARE_DECAY = 0.9, 0.999  # Adam's, as published and in csrc/formats/weight_step_kernels.h
+
+
+class Descent(Protocol):
+    """The weights of a layer, and its bias if that is learned; `rates` are their learning rates."""
+
+    def soft(self) -> torch.Tensor:
+        """The weights that the loss is computed with; they may change with the next step."""
+
+    def step(self, of_weights: torch.Tensor, of_bias: torch.Tensor | None, progress: float) -> None:
+        """Move by the gradients of the weights that `soft` returned and of the bias."""
+
+
+def descent(state: LearnedWeights, bias: torch.Tensor | None, rates: Sequence[float]) -> Descent:
+    """The fastest there is. The state's parameter and the bias change in place."""
+    native = native_finetuning() if state.parameter.device.type == "cpu" else None
+    if native is None:
+        return TorchDescent(state, bias, rates)
+    return NativeDescent(native, state, bias, rates)
+
+
+class TorchDescent:
+    """In torch's operations, on any device."""
+
+    def __init__(self, state: LearnedWeights, bias: torch.Tensor | None, rates: Sequence[float]) -> None:
+        self._state, self._rates = state, rates
+        # seen as lines: a fused optimizer wants gradients that lie in memory as the parameters do
+        self._lines = [each.view(-1) for each in (state.parameter, bias) if each is not None]
+        groups = [{"params": [line], "lr": rate} for line, rate in zip(self._lines, rates, strict=False)]
+        self._optimizer = torch.optim.Adam(groups, fused=True)
+
+    def soft(self) -> torch.Tensor:
+        return self._state.soft()
+
+    def step(self, of_weights: torch.Tensor, of_bias: torch.Tensor | None, progress: float) -> None:
+        gradients = [self._state.gradient(of_weights, progress), of_bias]
+        fading = self._state.fading(progress)
+        groups = self._optimizer.param_groups
+        for line, group, rate, gradient in zip(self._lines, groups, self._rates, gradients, strict=False):
+            assert gradient is not None
+            group["lr"] = rate * fading
+            line.grad = gradient.reshape(-1).contiguous()
+        self._optimizer.step()
+
+
+class NativeDescent:
+    """In one pass of compiled code over the weights, and one over the bias."""
+
+    def __init__(
+        self, native: NativeFinetuning, state: LearnedWeights, bias: torch.Tensor | None, rates: Sequence[float]
+    ) -> None:
+        self._native, self._state, self._rates = native, state, rates
+        self._weights = state.soft().contiguous()
+        kind, numbers = state.fused()
+        self._held = [state.parameter, self._weights, bias, *numbers]  # the addresses below are of these
+        addresses = [each.data_ptr() for each in numbers] or [0, 0, 0]
+        self._steps = [self._described(kind, state.parameter, self._weights.data_ptr(), addresses)]
+        if bias is not None:
+            self._steps.append(self._described(StepKind.PLAIN, bias, 0, [0, 0, 0]))
+        self._iterations = 0
+
+    def _described(self, kind: StepKind, parameter: torch.Tensor, weights: int, numbers: Sequence[int]) -> WeightStep:
+        assert parameter.is_contiguous()
+        assert parameter.dtype is torch.float32
+        moments = torch.zeros(2, parameter.numel())
+        self._held.append(moments)
+        return WeightStep(
+            kind=kind,
+            count=parameter.numel(),
+            parameter=parameter.data_ptr(),
+            mean=moments[0].data_ptr(),
+            square=moments[1].data_ptr(),
+            weights=weights,
+            first=numbers[0],
+            second=numbers[1],
+            third=numbers[2],
+        )
+
+    def soft(self) -> torch.Tensor:
+        return self._weights
+
+    def step(self, of_weights: torch.Tensor, of_bias: torch.Tensor | None, progress: float) -> None:
+        self._iterations += 1
+        fading, beta = self._state.fading(progress), self._state.beta(progress)
+        for step, rate, gradient in zip(self._steps, self._rates, (of_weights, of_bias), strict=False):
+            assert gradient is not None
+            line = gradient.contiguous()
+            step.gradient = line.data_ptr()
+            step.step_size = rate * fading / (1 - MEAN_DECAY**self._iterations)
+            step.root = math.sqrt(1 - SQUARE_DECAY**self._iterations)
+            step.exponent = -1.0 if beta is None else beta - 1
+            step.regularization = 0.0 if beta is None else 2 * self._state.regularization * beta
+            self._native.step(step)
+        if self._steps[0].kind == StepKind.PLAIN:
+            self._weights = self._state.soft()
