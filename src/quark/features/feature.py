@@ -13,7 +13,8 @@ class Feature:
 
     With a `switch`, the extra option of that name turns it on, and `doc` says in docs/options.md what that does.
     `options` is the dataclass of its settings, of which fields made by `setting` are extra options as well. Features
-    without a switch have fields and options of their own in the configuration.
+    without a switch have fields and options of their own in the configuration. `data_use` says what a feature of the
+    ONNX road computes from calibration data, if it cannot run without, and random numbers cannot take its place.
     """
 
     folder: str
@@ -21,6 +22,7 @@ class Feature:
     doc: str = ""
     options: Any = None
     nouns: Mapping[str, str] = field(default_factory=dict)
+    data_use: str = ""
 
     def settings(self) -> dict[str, tuple[str, Any, str]]:
         """The extra options of its settings: the field, its default, and what it does."""

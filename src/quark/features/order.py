@@ -68,6 +68,12 @@ def options_in_use(settings: Settings) -> tuple[Any, ...]:
     return tuple(each for each in found if each is not None)
 
 
+def data_uses(settings: Settings) -> tuple[str, ...]:
+    """Why the features that are on need calibration data, where random numbers cannot take its place."""
+    on = (each for each in FEATURES if settings.options_of(each.folder) is not None)
+    return tuple(each.data_use for each in on if each.data_use)
+
+
 def features_missing(road: str, settings: Settings) -> tuple[str, ...]:
     """The folders of features that are on and do nothing on that road."""
     on = (each.folder for each in FEATURES if settings.options_of(each.folder) is not None)

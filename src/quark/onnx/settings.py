@@ -12,6 +12,7 @@ from quark.features.bias_correction.options import BiasCorrectionOptions, Correc
 from quark.features.equalization.options import CrossLayerOptions
 from quark.features.finetuning.options import FinetuneOptions
 from quark.features.mixed_precision.options import MixOptions
+from quark.features.order import data_uses
 from quark.features.protection.options import ProtectOptions
 from quark.features.rotation.options import RotationOptions
 from quark.features.smooth_quant.options import SmoothOptions
@@ -78,7 +79,7 @@ class Settings:
     @property
     def needs_data(self) -> bool:
         """True if samples, real or random, affect the result."""
-        return self.refine.finetune is not None or self._is_calibrated
+        return self.refine.finetune is not None or self._is_calibrated or bool(data_uses(self))
 
     @property
     def _is_calibrated(self) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx_models import Net, run_model
 
+from quark.errors import InvalidValueError
 from quark.onnx import get_default_config, quantize
 
 WIDTH = 32
@@ -47,10 +48,10 @@ def test_scaling_alone_changes_no_output(has_residual):
         np.testing.assert_allclose(run_model(made.model, feed)["y"], wanted, atol=2e-5 * np.abs(wanted).max())
 
 
-def test_without_data_nothing_is_done_and_the_report_says_so():
-    made = result(network(has_residual=False), None)
-    assert all(not each.changed for each in made.report.algorithms)
-    assert any("no calibration data was given" in each for each in made.report.remarks)
+@pytest.mark.parametrize("preset", ["INT4_WEIGHT_ONLY_AWQ", "INT4_WEIGHT_ONLY_GPTQ"])
+def test_presets_with_an_algorithm_cannot_do_without_data(preset: str):
+    with pytest.raises(InvalidValueError, match=f"config '{preset}' needs calibration data, and none was given"):
+        quantize(network(has_residual=False), None, preset)
 
 
 def test_the_bytes_are_the_same_each_time():

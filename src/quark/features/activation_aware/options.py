@@ -43,4 +43,5 @@ FEATURE = Feature(
     doc="weights of large inputs are scaled up before they are rounded, and scales are searched (AWQ)",
     options=ActivationAwareOptions,
     nouns={"AWQ": "group", "AWQ ranges": "layer"},
+    data_use="AWQ scales weights by the size of their layer's inputs",
 )

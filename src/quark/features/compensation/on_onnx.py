@@ -42,9 +42,6 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     """Round weights in place, and choose the scales of groups anew; those of an output that would be worse for it stay
     as they are. All of it is taken back if the network's outputs on held-out samples get worse: a layer knows nothing
     of those behind it."""
-    if work.samples.is_random or not work.samples.count:
-        reason = "no calibration data was given, and random numbers do not vary together as inputs do"
-        return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
     plan, before = work.plan, quantized_error(work) if work.expected else math.inf  # while there are no sums in memory
     found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}

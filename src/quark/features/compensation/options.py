@@ -66,4 +66,5 @@ FEATURE = Feature(
     doc="weights make up for each other's rounding, by how the inputs of their layer vary together (GPTQ)",
     options=CompensationOptions,
     nouns={"compensation": "layer"},
+    data_use="GPTQ rounds weights by how the inputs of their layer vary together",
 )
