@@ -136,3 +136,27 @@ def test_correlations_that_are_chance_do_no_harm():
         numbers = np.concatenate([run_model(made, {"x": each})["y"][0] for each in rows])
         errors.append(np.square(fresh @ (numbers - weight)).sum())
     assert errors[1] < 1.02 * errors[0]
+
+
+def test_few_samples_of_one_kind_do_less_harm_to_others(monkeypatch):
+    """Inputs lie near six directions that are the same in all eight samples, and others in the inputs that follow."""
+    net = Net(seed=3)
+    y = net.node("MatMul", net.input("x", (1, 64, 64)), net.weight(64, 48, name="w"), name="p", output="y")
+    model = net.model(y)
+    rng = np.random.default_rng(0)
+
+    def near(directions, count):
+        return rng.normal(size=(count, 6)) @ directions + 0.1 * rng.normal(size=(count, 64))
+
+    own, others = rng.normal(size=(6, 64)), rng.normal(size=(5, 6, 64))
+    few = [{"x": near(own, 64)[None].astype(np.float32)} for _ in range(8)]
+    fresh = np.concatenate([near(each, 300) for each in others])
+    weight = numpy_helper.to_array(next(each for each in model.graph.initializer if each.name == "w"))
+    errors = []
+    for share in (compensation.SHARE_OF_ONE_SAMPLE, 1e-9):
+        monkeypatch.setattr(compensation, "SHARE_OF_ONE_SAMPLE", share)
+        config = get_default_config("INT4_WEIGHT_ONLY_GPTQ")
+        config.print_summary = False
+        found = run_model(quantize(model, few, config).model, {"x": np.eye(64, dtype=np.float32)[None]})["y"][0]
+        errors.append(np.square(fresh @ (found - weight)).sum())
+    assert errors[0] < 0.8 * errors[1]

@@ -167,7 +167,10 @@ def test_presets_of_two_types():
 
 
 def test_presets_that_need_no_data():
-    assert settings_of("UINT8_DYNAMIC_QUANT").choose.default.activation == DynamicSpec("uint8")
+    dynamic = settings_of("UINT8_DYNAMIC_QUANT").choose.default
+    assert dynamic.activation == DynamicSpec("uint8")
+    assert isinstance(dynamic.weight, AffineSpec)
+    assert dynamic.weight.is_per_channel
     nbits = settings_of("MATMUL_NBITS")
     assert nbits.insert.matmul_nbits == NBitsOptions(4, 128, True, 1, embedding_bits=4)
     assert nbits.choose.default.activation is None

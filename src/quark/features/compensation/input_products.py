@@ -103,6 +103,7 @@ class Sums:
 
     layer: TrainedLayer
     data: Choice | None
+    sample_count: int
     row_count: int  # of one sample
     seen: int = 0  # rows so far
     inner: Array = field(init=False)
@@ -149,7 +150,7 @@ class InputProducts:
                 self.sums[layer.name] = each
                 return
         rows = max(FEWEST_ROWS, ROWS_PER_COLUMN * columns)
-        self.sums[layer.name] = Sums(layer, data, math.ceil(rows / samples))
+        self.sums[layer.name] = Sums(layer, data, samples, math.ceil(rows / samples))
 
     def observe(self, x: Array) -> None:
         x = x.astype(np.float32, copy=False)

@@ -27,7 +27,10 @@ from quark.rounded import float_scale, parameters_of, rounded
 Array = NDArray[Any]
 NAME = "compensation"
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-STRENGTHS = (0.0, 0.2, 1.0, 4.0)  # shares of the diagonal that are tried
+STRENGTHS = (0.2, 1.0, 4.0)  # shares of the mean of the diagonal that are tried
+# The first share that is tried is this, over the number of samples. Rows of one sample are alike (one voice, and the
+# silence after it), so few samples say little about directions in which their inputs hardly vary, however many rows.
+SHARE_OF_ONE_SAMPLE = 4.0
 SIMILAR = 1.2  # how much less may be gained on samples that were held back
 _TINY = 1e-300
 SWEEPS = 2  # over columns that were rounded: each gets the best values that the others leave it
@@ -107,19 +110,22 @@ def _compensate(layer: TrainedLayer, weight: Array, sums: Sums, options: Compens
 
 
 def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: CompensationOptions) -> float | str:
-    """By how much the diagonal is raised, as a share of it, so that only correlations count that other samples have.
+    """By how much the diagonal is raised, as a share of its mean, so that correlations count that other samples have.
 
-    Some samples are held back. If compensation gains about as much on them as on the others, nothing is raised;
+    Some samples are held back. If compensation gains about as much on them as on the others, it is the first share;
     otherwise the share with the least error on them is found. Returns a reason if none is better than plain rounding.
     """
-    if sums.aside is None or not sums.aside.any() or sums.cross is not None:
+    if sums.cross is not None:
         return 0.0
+    first = SHARE_OF_ONE_SAMPLE / sums.sample_count
+    if sums.aside is None or not sums.aside.any():
+        return first
     train = sums.inner - sums.aside
     matrices = layer.layout.to_matrices(weight.astype(np.float64))
     plain = matrices - layer.layout.to_matrices(rounded(weight, layer.weight).astype(np.float64))
     before = float(squared_error(plain, sums.aside).sum())
     least, chosen = before, None
-    for strength in STRENGTHS:
+    for strength in (first, *(each for each in STRENGTHS if each > first)):
         inner = _with_diagonal(train, strength)
         attempt = _attempt(layer, weight, matrices, inner, options, 0)
         if isinstance(attempt, str):
@@ -131,14 +137,15 @@ def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: Compensat
         if after < least:
             least, chosen = after, strength
         own = float(squared_error(error, train).sum()) / max(float(squared_error(plain, train).sum()), _TINY)
-        if strength == 0 and after <= SIMILAR * own * before:
+        if strength == first and after <= SIMILAR * own * before:
             break
     return "it would not be closer on samples that were held back" if chosen is None else chosen
 
 
 def _with_diagonal(inner: Array, share: float) -> Array:
-    """Matrices with that share of the diagonal added to it."""
-    return inner + share * np.einsum("gii->gi", inner)[:, :, None] * np.eye(inner.shape[-1]) if share else inner
+    """Matrices with that share of the mean of their diagonal added to it."""
+    mean = np.einsum("gii->g", inner)[:, None, None] / inner.shape[-1]
+    return inner + share * mean * np.eye(inner.shape[-1]) if share else inner
 
 
 def _attempt(

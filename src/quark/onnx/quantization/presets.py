@@ -273,8 +273,8 @@ _ROWS = (
     accurate(INT16_TRANSFORMER, "INT16_TRANSFORMER_ACCURATE"),
     Preset(
         "UINT8_DYNAMIC_QUANT",
-        "uint8 weights, activations quantized at run time; needs no data",
-        {"weight_type": U8, "use_dynamic_quant": True},
+        "uint8 weights per channel, activations quantized at run time; needs no data",
+        {"weight_type": U8, "per_channel": True, "use_dynamic_quant": True},
         {},
     ),
     FP16,
