@@ -160,6 +160,16 @@ struct RunKernel {
   typedef FloatsOf<W> F;
   typedef IntsOf<W> I;
 
+  // The scale of every lane. A float scale takes divisions, of which one will do where all lanes are of one block.
+  static QUARK_INLINE typename Math::Scale scale_of(const Math& math, I most, I largest) {
+    if constexpr (P::kFloatScale && kGroup == W && W > 1) {
+      const float scale = math.float_scale_of_one(most[0]);
+      return math.at_scale(splat<W>(scale), most);
+    } else {
+      return math.scale_of(most, largest);
+    }
+  }
+
   // Quantizes whole vectors of blocks; gives back how many elements that were. kAhead: fetch what will be read soon.
   template <bool kStream, bool kAhead>
   static int64_t run(const Math& math, const float* in, float* out, int64_t count) {
@@ -187,7 +197,7 @@ struct RunKernel {
     }
     most = group_maximum<W, kGroup>(most);
     if constexpr (P::kCarry) largest = group_maximum<W, kGroup>(largest);
-    const auto scale = math.scale_of(most, largest);
+    const auto scale = scale_of(math, most, largest);
     for (int v = 0; v < kVectors; ++v) {
       F unit = F{};
       if constexpr (P::kSpacing == Spacing::kSubBlocks) {

@@ -28,7 +28,7 @@ from quark.formats import native
 from quark.formats.arrays import array_kind
 from quark.formats.block import BlockQuantizer, quantize_dequantize_blocks
 from quark.formats.catalog import BLOCK_FORMATS
-from quark.formats.spec import BlockFormat, NonFinite, Rounding, ScaleRule, SubBlocks
+from quark.formats.spec import BlockFormat, NonFinite, Rounding, SubBlocks
 from quark.ops.schema import quantizer_of
 
 Array = np.ndarray[Any, Any]
@@ -36,13 +36,16 @@ Random = np.random.Generator
 
 EXTENTS = [0, 1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 32, 33, 40, 64, 100]
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, 6e-8, 65504.0]
-OPERATORS = ["MXQuantizeDequantize", "BFPQuantizeDequantize", "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"]
+OPERATORS = ["MXQuantizeDequantize", "BFPQuantizeDequantize", "FloatScaleQuantizeDequantize"]
+OPERATORS += ["ExtendedQuantizeLinear", "ExtendedDequantizeLinear"]
 TYPES = [np.float32, np.float16, np.float64, np.int8, np.uint16, np.int32, np.int64, np.bool_, np.complex64]
 BLOCKS = [1, 2, 3, 5, 7, 8, 13, 16, 24, 32, 33, 64, 100, 128, 1000, 5000]
 NUMBERS = [0, 1, 2, 3, -1, 7, 8, 16, 32, 64, 1000, -(2**63), 2**63 - 1, 2**31, -(2**31), 2**32]
 WORDS = ["", "int8", "fp8_e4m3", "fp4_e2m1", "floor", "mse", "to_bfp", "to_bfp_prime", "passthrough", "\x00", "é" * 300]
 NAMES = ["axis", "block_size", "rounding_mode", "element_dtype", "scale_rule", "nonfinite", "bfp_method", "bit_width"]
 NAMES += ["sub_block_size", "sub_block_shift_bits", "convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel"]
+NAMES += ["scale_dtype"]
+TENSOR_SCALES = [0.0, 1e-45, 3e-41, 1e-5, 0.37, 1e20, 7e35]
 
 
 def random_quantizer(rng: Random) -> BlockQuantizer:
@@ -50,8 +53,9 @@ def random_quantizer(rng: Random) -> BlockQuantizer:
     fmt = fmt.with_block_size(int(rng.choice(BLOCKS))) if rng.random() < 0.6 else fmt
     if fmt.sub_blocks is not None and rng.random() < 0.5:
         fmt = replace(fmt, sub_blocks=SubBlocks(int(rng.integers(1, 9)), int(rng.integers(0, 5))))
-    rule = ScaleRule.FLOOR if fmt.carry else list(ScaleRule)[rng.integers(5)]
-    return BlockQuantizer(fmt, rule, list(Rounding)[rng.integers(3)], list(NonFinite)[rng.integers(2)])
+    rule = fmt.scale_rules[rng.integers(len(fmt.scale_rules))]
+    scale = float(rng.choice(TENSOR_SCALES)) if fmt.has_tensor_scale and rng.random() < 0.5 else None
+    return BlockQuantizer(fmt, rule, list(Rounding)[rng.integers(3)], list(NonFinite)[rng.integers(2)], scale)
 
 
 def random_values(rng: Random, shape: tuple[int, ...]) -> Array:
@@ -125,7 +129,7 @@ def random_attributes(rng: Random) -> dict[str, object]:
 
 def fuzz_operator(rng: Random, options: onnxruntime.SessionOptions) -> bool:
     """One node with random attributes on random tensors; True if it ran. Errors are fine, crashes are not."""
-    op_type = str(rng.choice(OPERATORS, p=[0.35, 0.35, 0.15, 0.15]))
+    op_type = str(rng.choice(OPERATORS, p=[0.25, 0.25, 0.2, 0.15, 0.15]))
     attributes = random_attributes(rng)
     feeds = random_feeds(rng, op_type)
     model = node_model(op_type, attributes, feeds)
@@ -136,7 +140,8 @@ def fuzz_operator(rng: Random, options: onnxruntime.SessionOptions) -> bool:
         if op_type not in str(error):
             raise SystemExit(f"an error that does not name the operator: {error}") from error
         return False
-    check_result(op_type, attributes, feeds["x"], result)
+    scale = feeds.get("tensor_scale")
+    check_result(op_type, attributes, feeds["x"], result, None if scale is None else float(scale.reshape(())))
     with ThreadPoolExecutor(3) as pool:
         for other in pool.map(lambda _: session.run(None, feeds)[0], range(3)):
             if other.tobytes() != result.tobytes():
@@ -156,6 +161,8 @@ def random_feeds(rng: Random, op_type: str) -> dict[str, Array]:
         feeds["zero_point"] = rng.integers(0, 3, channels).astype(codes)
         if op_type == "ExtendedDequantizeLinear":
             feeds["x"] = rng.integers(0, 100, shape).astype(codes)
+    if op_type.startswith("FloatScale") and rng.random() < 0.5:
+        feeds["tensor_scale"] = np.array(rng.choice([*TENSOR_SCALES, -1.0, np.nan, 1e37]), np.float32)
     for name in list(feeds):
         if rng.random() < 0.05:
             feeds[name] = np.zeros(feeds[name].shape, TYPES[rng.integers(len(TYPES))])
@@ -178,10 +185,12 @@ def node_model(op_type: str, attributes: dict[str, object], feeds: dict[str, Arr
     return bytes(helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString())
 
 
-def check_result(op_type: str, attributes: dict[str, object], x: Array, result: Array) -> None:
+def check_result(
+    op_type: str, attributes: dict[str, object], x: Array, result: Array, tensor_scale: float | None
+) -> None:
     """That a node whose attributes the schema allows computes what the array implementation does."""
     try:
-        quantizer, axis, is_rounded_first = quantizer_of(op_type, attributes)
+        quantizer, axis, is_rounded_first = quantizer_of(op_type, attributes, tensor_scale)
     except QuarkError:
         return  # of another operator, or with an attribute that the operator does not have and does not look at
     if is_rounded_first or not x.ndim:

@@ -25,6 +25,7 @@ from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
 
 INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
 BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
+BLOCKS += ["NVFP4"]
 
 
 def test_the_names_are_those_of_the_public_surface():
@@ -40,7 +41,7 @@ def test_the_names_are_those_of_the_public_surface():
     adaquant = [f"{name}_ADAQUANT" for name in (*INTEGERS, "FP16", "BF16", *BLOCKS, *mixed[1:])]
     adaquant += [f"{name}_ADAQUANT" for name in (*floats, *narrow, *two_blocks)]
     assert sorted(PRESETS) == sorted([*plain, *pairs, *mixed, *sized, *adaround, *adaquant])
-    assert len(PRESETS) == 84
+    assert len(PRESETS) == 86
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -82,7 +83,7 @@ def test_an_unknown_name_offers_the_nearest(call):
         call = DefaultConfigMapping.__getitem__
     with pytest.raises(UnknownNameError) as error:
         call("MXINT9")
-    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 84."
+    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 86."
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -92,7 +93,7 @@ def test_every_preset_says_in_one_line_what_it_is(name):
 
 
 def test_the_mapping_holds_all_and_gives_fresh_objects():
-    assert len(DefaultConfigMapping) == 84
+    assert len(DefaultConfigMapping) == 86
     assert "XINT8" in DefaultConfigMapping
     assert DefaultConfigMapping["XINT8"] is not DefaultConfigMapping["XINT8"]
 
