@@ -15,9 +15,9 @@ from quark.decide.specs import TensorSpec
 from quark.errors import QuarkError
 from quark.formats.catalog import get_format
 from quark.onnx.insert.pairs import InsertOptions, quantizer_behind
-from quark.onnx.quantization.config.data_type import DATA_TYPES, DataType
+from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS, DATA_TYPES, DataType
 from quark.onnx.quantization.config.options import settings_of
-from quark.onnx.quantization.config.quant_types import BFP_FAMILY, MX_FAMILY, QUANT_TYPES, format_of_type
+from quark.onnx.quantization.config.quant_types import QUANT_TYPES, format_of_type
 from quark.onnx.quantization.presets import PRESETS
 from quark.ops.schema import DOMAIN, quantizer_of
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
@@ -68,7 +68,7 @@ def _types_of_fields() -> Iterator[str]:
             name = format_of_type(member)
         except QuarkError:  # the refusal is the answer
             continue
-        if name not in (BFP_FAMILY, MX_FAMILY):
+        if name not in BLOCK_OPERATORS:
             yield name
 
 
