@@ -61,7 +61,7 @@ def with_ends(preset, label):
 @pytest.mark.parametrize("label", [each for each in END_TYPES if each not in ("int8", "float")])
 def test_narrow_types_become_wider_at_both_ends_only(label):
     result = with_ends("MXFP4E2M1", label)
-    formats = {}
+    formats: dict[str, set[str]] = {}
     for each in result.plan:
         for reader in each.readers:
             formats.setdefault(reader.node, set()).add(each.choice.format)

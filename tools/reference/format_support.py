@@ -14,19 +14,19 @@ import onnx_ir as ir
 from quark.decide.specs import TensorSpec
 from quark.errors import QuarkError
 from quark.formats.catalog import get_format
-from quark.onnx.insert.pairs import InsertOptions, quantizer_behind
+from quark.onnx.insert.pairs import OPSET_OF_FLOAT8, InsertOptions, quantizer_behind
 from quark.onnx.quantization.config.data_type import BLOCK_OPERATORS, DATA_TYPES, DataType
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import QUANT_TYPES, format_of_type
 from quark.onnx.quantization.presets import PRESETS
 from quark.ops.schema import DOMAIN, quantizer_of
-from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
+from quark.plan import EIGHT_BIT_FLOATS, AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.torch.quantization.config.config import QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.tensor_spec import MX_FORMATS
 from quark.torch.quantization.config.type import Dtype
 
 OPSETS = (13, 21)  # the oldest that is quantized, and the first with 4 and 16 bits in the standard
-_FLOATS = ("float16", "bfloat16")
+_FLOATS = ("float16", "bfloat16", *EIGHT_BIT_FLOATS)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ def _plain_choice(name: str) -> Choice:
 def _nodes(choice: Choice, opset: int) -> str:
     """The operators behind an activation, each with its domain where that is not the standard's."""
     source, x = (_value(name) for name in ("source", "x"))
+    if isinstance(choice, FloatChoice) and choice.is_eight_bits and opset < OPSET_OF_FLOAT8:
+        return f"lifted to opset {OPSET_OF_FLOAT8}"
     producer = ir.Node("", "Relu", [source], outputs=[x], name="relu")
     graph = ir.Graph([source], [x], nodes=[producer], opset_imports={"": opset}, name="one")
     quantizer_behind(ir.Model(graph, ir_version=8), x, choice, InsertOptions())
@@ -116,6 +118,7 @@ def _format(spec: TensorSpec | None) -> str | None:
 def _torch_names() -> Mapping[str, str]:
     """A format's name to what a spec of quark.torch says for it; where only biases can have it, that as well."""
     names = {fmt: f"`Dtype.mx` of `Dtype.{element.name}`" for element, fmt in MX_FORMATS.items()}
+    names |= {name: f"`Dtype.{name}`, per tensor or channel" for name in EIGHT_BIT_FLOATS}
     for dtype in Dtype:
         if dtype is Dtype.mx or dtype.value in names:
             continue

@@ -3,7 +3,8 @@
 A quantized node reads its data quantized, and what it computes is quantized for all its readers, except that
 
     - between an operator and the activation that it is computed with (`fused_activations`) there is nothing;
-    - block formats in the placement 'compute' only go on the operands of products;
+    - block formats in the placement 'compute' only go on the operands of products, and so do integers if weights have
+      scales for groups: there are no integer kernels for those;
     - for ONNX Runtime, what a Gemm or MatMul hands to nodes that stay in float stays float: its integer kernels can
       return float at no cost;
     - an operator that only moves values is quantized where a neighbour is, and shares the scale;
@@ -35,7 +36,15 @@ from quark.decide.operators import (
     reduction_axis,
 )
 from quark.decide.options import ChoiceOptions, Target, TensorOverride
-from quark.decide.selection import facts_of, is_compute_only, lone_table, named_nodes, select_nodes, tied_tables
+from quark.decide.selection import (
+    facts_of,
+    has_groups,
+    is_compute_only,
+    lone_table,
+    named_nodes,
+    select_nodes,
+    tied_tables,
+)
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, GroupRule, LayerSpec, TensorSpec
 from quark.decide.view import Graph, Node, Value
 from quark.plan import Reader, Role, SkippedNode
@@ -241,6 +250,8 @@ class _Placer:
         """How the outputs of a quantized node are quantized for those who do not ask for anything."""
         if self._facts(node).kind is Kind.RECURRENT:
             return None
+        if not self._is_trained and spec.output is None and (has_groups(spec) or has_groups(self._options.default)):
+            return None  # the product is computed in float
         written = spec.output if self._is_trained else spec.output or spec.activation
         is_product = self._is_trained and self._facts(node).kind is Kind.COMPUTE
         if written is None or not (is_product or self._options.goes_everywhere(written)):

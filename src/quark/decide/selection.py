@@ -274,9 +274,9 @@ class _Selector:
             return "dynamic quantization needs Conv, Gemm or MatMul with a constant weight"
         if spec.activation is None and spec.output is None and not has_weight:
             return "only weights are quantized, and it has none"
-        if _has_groups(spec) and not has_weight and not is_trained:
+        if has_groups(spec) and not has_weight and not is_trained:
             return "weights are quantized in groups, and it has no constant weight"
-        if _has_groups(spec) and any(value.rank == 1 for value in weights):
+        if has_groups(spec) and any(value.rank == 1 for value in weights):
             return "weights are quantized in groups, and its weight is a vector"
         return ""
 
@@ -294,7 +294,8 @@ class _Selector:
         return seen
 
 
-def _has_groups(spec: LayerSpec) -> bool:
+def has_groups(spec: LayerSpec) -> bool:
+    """True if weights have a scale for each group."""
     return isinstance(spec.weight, AffineSpec) and spec.weight.group_size is not None
 
 
@@ -377,9 +378,11 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
 
 def is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
     """Whether only products are quantized: block formats where they are placed so, dynamic and weight-only
-    quantization."""
+    quantization, and weights in groups, whose products are summed in float."""
     if options.is_trained:
         return not any(options.goes_everywhere(each) for each in (layer.activation, layer.output))
     if layer.activation is None or options.is_weights_only or isinstance(layer.activation, DynamicSpec):
+        return True
+    if has_groups(layer):
         return True
     return isinstance(layer.activation, (BlockSpec, FloatSpec)) and not options.goes_everywhere(layer.activation)

@@ -43,7 +43,7 @@ from quark.report.console import Table, cell
 Matrix = NDArray[np.float32]
 
 # widths that hardware has; --all shows the others
-COMMON_INTEGERS = ("int4", "int8", "int16", "uint8")
+COMMON_INTEGERS = ("int4", "int8", "int16", "uint4", "uint8")
 
 CAPTION = (
     "SQNR: signal to quantization noise over {values:,} weights in {tensors} tensors of {source}. "

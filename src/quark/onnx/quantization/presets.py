@@ -213,8 +213,7 @@ FP8_PRESETS = (
 A8W4 = integers("A8W4", "uint8 activations, 4-bit weights in groups of 32, MinMax averaged over samples",
     MIN_MAX, (U8, S4), WeightGroupSize=32, CalibMovingAverage=True, BiasCorrection=True)
 A16W4 = integers("A16W4", "16-bit activations, 4-bit weights in groups of 32, symmetric, MinMax",
-    MIN_MAX, (S16, S4), WeightGroupSize=32, ActivationSymmetric=True, AlignConcat=True, AlignSlice=False, FoldRelu=True,
-    AlignEltwiseQuantType=True, BiasCorrection=True)
+    MIN_MAX, (S16, S4), WeightGroupSize=32, ActivationSymmetric=True, BiasCorrection=True)
 BLOCK_PRESETS = (
     blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
     blocks("MX4", "shared microexponents, 4 bits an element", MX4),
@@ -232,12 +231,12 @@ BLOCK_PRESETS = (
            WeightScaleRule="mse"),
 )
 TWO_BLOCK_PRESETS = (
-    blocks("MXFP8E4M3_MXFP4E2M1", "MXFP8E4M3 activations, MXFP4 weights", MXFP8E4M3, MXFP4E2M1,
-           BiasCorrection=True, WeightScaleRule="mse"),
-    blocks("MXFP6E2M3_MXFP4E2M1", "MXFP6E2M3 activations, MXFP4 weights", MXFP6E2M3, MXFP4E2M1,
-           BiasCorrection=True, WeightScaleRule="mse"),
-    blocks("MXINT8_MXFP4E2M1", "MXINT8 activations, MXFP4 weights", MXInt8, MXFP4E2M1,
-           BiasCorrection=True, WeightScaleRule="mse"),
+    blocks("MXFP8E4M3_MXFP4E2M1", "MXFP8E4M3 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
+           MXFP8E4M3, MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
+    blocks("MXFP6E2M3_MXFP4E2M1", "MXFP6E2M3 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
+           MXFP6E2M3, MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
+    blocks("MXINT8_MXFP4E2M1", "MXINT8 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
+           MXInt8, MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
     blocks("MXFP8E4M3_MXFP6E2M3", "MXFP8E4M3 activations, MXFP6E2M3 weights", MXFP8E4M3, MXFP6E2M3,
            BiasCorrection=True),
 )

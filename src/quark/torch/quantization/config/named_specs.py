@@ -2,7 +2,7 @@
 
     Int...Spec, Uint...Spec                 one scale for a tensor, for each channel of `ch_axis`, or for each
                                             `group_size` neighbours along it; `symmetric` None: for signed types
-    FP8...Spec                              8-bit floats with a scale; for language models
+    FP8...Spec                              8-bit floats with a scale; `is_dynamic` for language models
     Float16Spec, Bfloat16Spec               casts
     OCP_MX...Spec                           blocks of OCP MX
     MX4Spec, MX6Spec, MX9Spec, BFP16Spec    other blocks

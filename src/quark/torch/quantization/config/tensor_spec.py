@@ -123,8 +123,8 @@ class QuantizationSpec:
 
     float16 and bfloat16 need nothing but the type.
 
-    fp8 with per_tensor or per_channel is a float with a scale, for language models: the largest magnitude becomes the
-    largest number of the type. `is_dynamic` with per_channel: a scale for each token.
+    fp8 with per_tensor or per_channel is a float with a scale: the largest magnitude becomes the largest number of the
+    type. `is_dynamic` is for language models; with per_channel, a scale for each token.
 
     >>> QuantizationSpec(Dtype.int8).tensor_spec().is_symmetric
     True
