@@ -285,7 +285,8 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
     specs += [LayerSpec(each.spec, each.spec) for each in choose.overrides]
     specs += [] if choose.ends is None else [choose.ends.layer]
-    needed = max((_least_opset(each) for each in specs if each is not None), default=0)
+    is_packed = "matmul_nbits" in draft.of("insert")  # that form needs no newer opset, or has said so
+    needed = 0 if is_packed else max((_least_opset(each) for each in specs if each is not None), default=0)
     if needed > draft.of("load").get("least_opset", LoadOptions().least_opset):
         draft.put("load", "least_opset", needed)
     protect = ProtectOptions(**draft.of("protect"))
