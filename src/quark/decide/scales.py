@@ -41,6 +41,7 @@ _ZERO_CHANNEL_BITS = 24
 Scaled = TypeVar("Scaled", AffineChoice, FloatChoice)
 _SMALLEST_FITTED_SCALE = 2.0**-100
 _SMALLEST_THRESHOLD = 2.0**-100
+_STEP_SHARES = tuple(0.96**i for i in range(1, 57))  # down to a tenth
 _MAX_INT16, _MAX_INT16_SHIFT, _SMALLEST_INT16_SCALE = 2.0**15 - 1, 16, 2.0**-14
 
 
@@ -118,11 +119,30 @@ def _improved(choice: AffineChoice, spec: AffineSpec, weight: Constant) -> Affin
 
 
 def _start_of_lsq(spec: AffineSpec, values: Array, channels: ChannelAxis | None) -> AffineChoice:
-    """2 mean|v| / sqrt(highest code), of the tensor or of each channel; never below the smallest normal number."""
+    """The step with the least squared error, of the tensor or of each channel; never below the smallest normal number.
+
+    Shares of the step that clips nothing are tried; the step is then fitted to the codes of the best one by least
+    squares, and kept if it is better.
+    """
     axis = None if channels is None else channels.axis
     lines = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
-    steps = 2 * np.abs(lines, dtype=np.float64).mean(axis=1) / math.sqrt(spec.integer.qmax)
-    scales = np.maximum(steps.astype(np.float32), np.finfo(np.float32).tiny)
+    lines = lines.astype(np.float32)
+    integer, tiny = spec.integer, np.finfo(np.float32).tiny
+    widest = np.maximum(np.abs(lines).max(axis=1, keepdims=True, initial=0) / integer.qmax, tiny)
+
+    def codes_and_errors(steps: Array) -> tuple[Array, Array]:
+        codes = np.clip(np.rint(lines / steps), integer.qmin, integer.qmax)
+        return codes, np.square(codes * steps - lines).sum(axis=1, keepdims=True)
+
+    best, least = widest, codes_and_errors(widest)[1]
+    for share in _STEP_SHARES:
+        errors = codes_and_errors(widest * share)[1]
+        best, least = np.where(errors < least, widest * share, best), np.minimum(errors, least)
+    codes, _ = codes_and_errors(best)
+    fitted = (codes * lines).sum(axis=1, keepdims=True) / np.maximum(np.square(codes).sum(axis=1, keepdims=True), 1)
+    fitted = np.maximum(fitted, tiny)
+    best = np.where(codes_and_errors(fitted)[1] < least, fitted, best)
+    scales = np.maximum(best.astype(np.float32), tiny).reshape(-1)
     return AffineChoice(spec.format, _floats(scales), (0,) * scales.size, axis)
 
 

@@ -19,7 +19,7 @@ from quark.formats.affine import integer_format
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import IntFormat
 from quark.plan import EIGHT_BIT_FLOATS
-from quark.ranges import KLJ, MeanMagnitude, MinMax, RangeMethod, ThreeSigma
+from quark.ranges import KLJ, LeastErrorStep, MinMax, RangeMethod, ThreeSigma
 
 
 class Algorithm(str, Enum):
@@ -91,7 +91,7 @@ class AffineSpec:
         if self.learning is None:
             return self.method
         if self.learning.algorithm is Algorithm.LSQ:
-            return MeanMagnitude()
+            return LeastErrorStep()
         initial = self.learning.initial or (ThresholdInit.MAX if is_weight else ThresholdInit.KL_J)
         starts = {ThresholdInit.MAX: MinMax(), ThresholdInit.THREE_SIGMA: ThreeSigma(), ThresholdInit.KL_J: KLJ()}
         return starts[initial]

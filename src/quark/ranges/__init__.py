@@ -11,7 +11,7 @@
     PowerOfTwoRange        the range of another method, at the smallest power-of-two scale that clips nothing of it
     PowerOfTwoPercentile   the smallest squared error among power-of-two scales, without the outermost values
     ThreeSigma, KLJ        initial thresholds for TQT
-    MeanMagnitude          initial step for LSQ
+    LeastErrorStep         initial step for LSQ
 
 `method.observer(integer, is_symmetric)` observes a stream of batches; `range_of` and `ranges_of_channels` take a whole
 array, such as a weight. To add a method: a dataclass, derived from `HistogramMethod` if it reads its range off a
@@ -34,14 +34,14 @@ from quark.ranges.histogram_methods import (
 )
 from quark.ranges.method import MinMax, Observer, RangeMethod, TensorRange
 from quark.ranges.power_of_two import NonOverflow, PowerOfTwoMinMSE, PowerOfTwoPercentile, PowerOfTwoRange
-from quark.ranges.thresholds import KLJ, MeanMagnitude, ThreeSigma, kl_j_threshold, three_sigma
+from quark.ranges.thresholds import KLJ, LeastErrorStep, ThreeSigma, kl_j_threshold, three_sigma
 
 __all__ = [
     "KLJ",
     "Distribution",
     "Entropy",
     "LayerwisePercentile",
-    "MeanMagnitude",
+    "LeastErrorStep",
     "MinMSE",
     "MinMax",
     "NonOverflow",

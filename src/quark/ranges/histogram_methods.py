@@ -258,22 +258,22 @@ class MinMSE(HistogramMethod):
 
         if is_symmetric:
             reach = max(-histogram.lowest, histogram.highest)
-            best = reach * _best_factor(lambda f: errors(-reach * f, reach * f))
+            best = reach * best_factor(lambda f: errors(-reach * f, reach * f))
             return histogram.clip(-best, best)
         low, high = min(histogram.lowest, 0.0), max(histogram.highest, 0.0)
         lowest, highest = low, high
         for _ in range(_MAX_TURNS):
             before = lowest, highest
             if high > 0:
-                highest = high * _best_factor(lambda f: errors(lowest + 0 * f, high * f))  # noqa: B023
+                highest = high * best_factor(lambda f: errors(lowest + 0 * f, high * f))  # noqa: B023
             if low < 0:
-                lowest = low * _best_factor(lambda f: errors(low * f, highest + 0 * f))  # noqa: B023
+                lowest = low * best_factor(lambda f: errors(low * f, highest + 0 * f))  # noqa: B023
             if (lowest, highest) == before or not low < 0 < high:
                 break
         return histogram.clip(lowest, highest)
 
 
-def _best_factor(errors_of: Callable[[Doubles], Doubles]) -> float:
+def best_factor(errors_of: Callable[[Doubles], Doubles]) -> float:
     """The factor, at most 1, with the smallest error."""
     best = int(np.argmin(errors_of(COARSE)))
     first, last = COARSE[max(best - 1, 0)], COARSE[min(best + 1, len(COARSE) - 1)]

@@ -2,22 +2,22 @@
 
     ThreeSigma       t = |mean(x + 1e-6)| + 3 * deviation(x)
     KLJ              the t at which the codes best preserve the distribution of |x| (arXiv 1805.07941)
-    MeanMagnitude    step = 2 mean|x| / sqrt(highest code)
+    LeastErrorStep   the step with the least squared error
 
 The range of a threshold t is the part of the data within -t..t; the range of a step is what its codes reach.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quark.formats.spec import IntFormat
-from quark.ranges.histogram import Histogram, HistogramMethod
-from quark.ranges.method import Observer, RangeMethod, TensorRange
+from quark.ranges.histogram import Histogram, HistogramMethod, expected_errors
+from quark.ranges.histogram_methods import best_factor
+from quark.ranges.method import TensorRange
 from quark.ranges.statistics import Counts, Doubles, as_float32
 
 _SIGMAS = 3
@@ -98,37 +98,19 @@ def jeffreys_divergences(counts: Counts, cuts: Counts, levels: int) -> Doubles:
 
 
 @dataclass(frozen=True)
-class MeanMagnitude(RangeMethod):
-    """LSQ's initial step times the highest code.
+class LeastErrorStep(HistogramMethod):
+    """The step with the least squared error, as the histogram predicts it, times the highest code.
 
     Signed codes reach as far below zero; unsigned codes start at the lowest value seen.
     """
 
-    def observer(self, integer: IntFormat, is_symmetric: bool) -> Observer:
-        return MeanMagnitudeObserver(integer)
+    def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
+        low, high = (min(histogram.lowest, 0.0), max(histogram.highest, 0.0))
+        reach = max(-low, high) if integer.signed else high
 
+        def errors(factors: Doubles) -> Doubles:
+            lowest = -reach * factors if integer.signed else 0.0 * factors
+            return expected_errors(histogram, lowest, reach * factors, integer, integer.signed)
 
-class MeanMagnitudeObserver(Observer):
-    """The mean of |x| and the lowest value."""
-
-    def __init__(self, integer: IntFormat) -> None:
-        self._integer = integer
-        self._sum = 0.0
-        self._count = 0
-        self._lowest = 0.0
-
-    def observe(self, x: Any) -> None:
-        self._lowest = min(self._lowest, float(np.min(x, initial=0.0)))
-        self._sum += float(np.abs(x, dtype=np.float64).sum())
-        self._count += int(np.size(x))
-
-    def merge(self, other: Observer) -> None:
-        assert isinstance(other, MeanMagnitudeObserver)
-        self._sum += other._sum
-        self._count += other._count
-        self._lowest = min(self._lowest, other._lowest)
-
-    def result(self) -> TensorRange:
-        mean = self._sum / self._count if self._count else 0.0
-        reach = 2 * mean * math.sqrt(self._integer.qmax)
-        return TensorRange(-reach if self._integer.signed else self._lowest, reach)
+        best = reach * best_factor(errors) if reach > 0 else 0.0
+        return TensorRange(-best if integer.signed else low, best, observed=(histogram.lowest, histogram.highest))

@@ -8,14 +8,15 @@ far below what training sees; and a value that was only moved since it went thro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from quark.decide.specs import AffineSpec, Algorithm, DynamicSpec
+from quark.decide.specs import AffineSpec, Algorithm, DynamicSpec, ThresholdInit
 from quark.errors import ModelError
 from quark.plan import AffineChoice, BlockChoice, DynamicChoice, FloatChoice, Role
-from quark.ranges import MinMax, NonOverflow
+from quark.ranges import MinMax, NonOverflow, TensorRange
 from quark.torch.decisions import Chosen, Decisions
 from quark.torch.graph import Network, module_of, outputs_of, replace_input, set_attribute
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
@@ -37,9 +38,15 @@ from quark.torch.view import parameter_of
 Start = Callable[[str, AffineSpec], Callable[[torch.Tensor], AffineChoice]]
 
 
-def insert(network: Network, decisions: Decisions, start: Start | None = None) -> None:
+def insert(
+    network: Network,
+    decisions: Decisions,
+    start: Start | None = None,
+    ranges: Mapping[tuple[str, Any], TensorRange] | None = None,
+) -> None:
     """Carry the decisions out, in place. If `start` is given, learned quantizers of activations begin with what it
-    finds for their tensor and spec in the first batch that they see."""
+    finds for their tensor and spec in the first batch that they see. `ranges` has what was observed: thresholds that
+    are learned begin with them."""
     quantizers: dict[str, Quantizer] = {}
     nodes = {str(node.name): node for node in network.graph.nodes}
     inserted = []
@@ -50,6 +57,8 @@ def insert(network: Network, decisions: Decisions, start: Start | None = None) -
         if each.quantizer not in quantizers:
             quantizer = quantizers[each.quantizer] = quantizer_for(network, each).to(device_of(network))
             quantizer.name = each.quantizer
+            if isinstance(quantizer, TqtQuantizer):
+                quantizer.start_at(_threshold(network, each, ranges or {}))
             if start is not None and role is Role.ACTIVATION and isinstance(quantizer, LearnedQuantizer):
                 assert isinstance(each.request.spec, AffineSpec)
                 quantizer.start_from(start(each.request.tensor, each.request.spec))
@@ -62,6 +71,19 @@ def insert(network: Network, decisions: Decisions, start: Start | None = None) -
     insert_nodes(network, inserted, quantizers)
     network.graph.lint()
     network.recompile()
+
+
+def _threshold(network: Network, each: Chosen, ranges: Mapping[tuple[str, Any], TensorRange]) -> float:
+    """The threshold that a learned one starts from: what was observed, or the largest weight; 0 if it is not known."""
+    spec = each.request.spec
+    assert isinstance(spec, AffineSpec)
+    assert spec.learning is not None
+    if each.request.role is Role.ACTIVATION:
+        found = ranges.get((each.request.tensor, spec))
+        return 0.0 if found is None else max(-found.lowest, found.highest)
+    values = parameter_of(network, each.request.tensor)
+    is_largest = spec.learning.initial in (None, ThresholdInit.MAX)
+    return 0.0 if values is None or not is_largest else float(values.abs().max())
 
 
 def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping[str, Quantizer]) -> None:

@@ -3,7 +3,7 @@
 Ranges are found by the methods of `quark.ranges`, as on the ONNX side. Quantizers that learn have starting points of
 their own:
 
-    LSQ     2 mean|v| / sqrt(Qp), expressed as the range that codes of that step reach
+    LSQ     the step with the least squared error, expressed as the range that codes of that step reach
     TQT     a threshold: the maximum for weights and KL-J for activations, unless the spec says otherwise
 
 Several processes that each see a part of the data, as torchrun starts them, merge what they have seen in the order of
@@ -25,9 +25,10 @@ from torch import distributed, fx
 from quark.decide.scales import choice_of_range
 from quark.decide.specs import AffineSpec, MeasuredSpec
 from quark.errors import InvalidValueError, ModelError
-from quark.plan import AffineChoice
+from quark.plan import AffineChoice, Role
 from quark.ranges import MinMax, Observer, TensorRange
 from quark.torch.graph import layer_name
+from quark.torch.train.quantizers import AffineQuantizer
 
 if TYPE_CHECKING:
     from quark.onnx.calibrate.survey import Statistic
@@ -191,6 +192,55 @@ def show(observer: Observer, spec: MeasuredSpec, value: torch.Tensor, is_second:
         (observer.observe_again if is_second else observer.observe)(array)
         if not is_second:
             observer.end_of_sample()
+
+
+def recalibrate(
+    network: fx.GraphModule, specs: Mapping[str, AffineSpec], batches: Iterable[tuple[torch.Tensor, ...]]
+) -> int:
+    """Give the activations of a quantized network with fixed scales those of what they hold now, in place; return how
+    many. `specs` has what is wanted of each quantizer, by its name."""
+    quantizers = {
+        module: specs[module.name]
+        for module in network.modules()
+        if isinstance(module, AffineQuantizer) and module.role is Role.ACTIVATION and module.name in specs
+    }
+    observers = {
+        module: spec.observed_method().observer(spec.integer, spec.is_symmetric) for module, spec in quantizers.items()
+    }
+    keys: dict[RangeKey, Any] = {(module.name, spec): module for module, spec in quantizers.items()}
+
+    def run(is_second: bool) -> None:
+        def see(module: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+            try:
+                show(observers[module], quantizers[module], arguments[0].detach(), is_second)
+            except InvalidValueError as error:
+                raise InvalidValueError(f"tensor '{module.tensor}': {error}") from error
+
+        hooks = [module.register_forward_pre_hook(see) for module in observers]
+        try:
+            _Watching(network, (), lambda name, value: None).run_all(batches)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        merged = {key: observers[module] for key, module in keys.items() if module in observers}
+        _merge_ranks(merged)
+        observers.update({keys[key]: observer for key, observer in merged.items()})
+
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        run(is_second=False)
+        known = dict(observers)
+        for module in [each for each, observer in known.items() if not observer.needs_second_pass]:
+            del observers[module]
+        if observers:
+            run(is_second=True)
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+    for module, observer in {**known, **observers}.items():
+        module.assign(choice_of_range(quantizers[module], observer.result()))
+    return len(known)
 
 
 @dataclass(frozen=True)

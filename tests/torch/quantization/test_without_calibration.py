@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quark.errors import InvalidValueError, ModelError
-from quark.ranges import KLJ, MeanMagnitude, range_of
+from quark.ranges import KLJ, LeastErrorStep, range_of
 from quark.torch import ModelQuantizer, export_for_training, export_onnx
 from quark.torch.freeze import freeze
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig, TQTSpec
@@ -90,7 +90,7 @@ def test_the_input_starts_where_calibration_on_that_batch_would(chosen: QConfig)
         expected = math.ldexp(1.0, math.ceil(math.log2(max(-found.lowest, found.highest))) - 7)
     else:
         assert isinstance(quantizer, LsqQuantizer)
-        expected = range_of(FIRST.numpy(), MeanMagnitude(), fmt, True).highest / fmt.qmax
+        expected = range_of(FIRST.numpy(), LeastErrorStep(), fmt, True).highest / fmt.qmax
     assert quantizer.step().item() == pytest.approx(expected, rel=1e-5)
     calibrated = learned(quantized(chosen, [FIRST]))["quantizers.x"]
     assert quantizer.step().item() == pytest.approx(calibrated.step().item(), rel=1e-6)

@@ -20,16 +20,17 @@ from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedT
 from quark.features.mixed_precision.plan import MixedPlan
 from quark.features.order import call, features_missing
 from quark.files.foreign import REPORT, read_json
-from quark.plan import QuantizationPlan
+from quark.plan import QuantizationPlan, Role
 from quark.torch.capture import Batch, Batches, DynamicShapes, capture, signature_of
 from quark.torch.deciding import Decision, Work
 from quark.torch.freeze import freeze
+from quark.torch.graph import CALL
 from quark.torch.insert import insert
 from quark.torch.language.architecture import is_language_model
 from quark.torch.language.pipeline import QuantizedState, quantize_language_model
 from quark.torch.language.saving import layout_of
 from quark.torch.language.streaming import quantize_checkpoint
-from quark.torch.observe import UNKNOWN, FirstBatch, observe
+from quark.torch.observe import UNKNOWN, FirstBatch, observe, recalibrate
 from quark.torch.optimize import optimize
 from quark.torch.planned import with_plan
 from quark.torch.specs import Settings
@@ -86,13 +87,14 @@ def quantize_network(
     ranges = dict.fromkeys(wanted, UNKNOWN) if is_empty else observe(network, wanted, batches or ())
     decision = Decision(network, work.batches, settings, placement, ranges, starts_late=is_empty)
     algorithms = (*algorithms, *call("torch", "after_choosing", decision), *decision.positions)
-    insert(network, decision.decisions, FirstBatch if is_empty else None)
+    insert(network, decision.decisions, FirstBatch if is_empty else None, ranges)
     chosen, final = decision.decisions.chosen, decision.decisions.plan
     state = {
         "plan": final,
         "algorithms": algorithms,
         "config": settings.config,
         "operations": decision.operations,
+        "specs": {each.quantizer: each.request.spec for each in chosen if each.request.role is Role.ACTIVATION},
         "repeated": tuple(each for each in chosen if each.is_repeated),
         "derived_biases": tuple(each for each in final if is_derived_bias(each.role, each.choice)),
     }
@@ -240,6 +242,22 @@ class ModelQuantizer:
                 "first and last; name them in layer_quant_config, or leave the head in float by exclude"
             )
         return self._settings
+
+    @staticmethod
+    def recalibrate(model: QuantizedNetwork, dataloader: Iterable[Any]) -> int:
+        """Find the fixed scales of activations again, from what a network that trains computes now; return how many.
+
+        Scales that are learned, or found at run time, stay as they are, and so do those of weights. Training moves
+        activations away from the ranges of the float network: call it between epochs, or once before freezing.
+        """
+        if not isinstance(model, QuantizedNetwork):
+            raise UnsupportedTypeError(
+                f"recalibrate: expected what quantize_model returned for a module, got {type(model).__name__}"
+            )
+        call = model.meta.get(CALL)
+        signature = signature_of(model) if call is None else call.signature
+        specs = {name: spec for name, spec in model.specs.items() if isinstance(spec, AffineSpec)}
+        return recalibrate(model, specs, Batches(dataloader, signature))
 
     @staticmethod
     def freeze(model: Any) -> Any:

@@ -70,6 +70,11 @@ class QuantizedNetwork(_NetworkWithState):
         """Places behind operators that only move values, which get their quantizer when the network is frozen."""
         return self._entry("repeated")  # type: ignore[no-any-return]
 
+    @property
+    def specs(self) -> Mapping[str, Any]:
+        """What is wanted of the quantizers of activations, by their names."""
+        return self._entry("specs")  # type: ignore[no-any-return]
+
     def all_quantizers(self) -> dict[str, Quantizer]:
         """Return every quantizer once, by the path of its module."""
         return {name: each for name, each in self.named_modules() if isinstance(each, Quantizer)}

@@ -249,8 +249,18 @@ class TqtQuantizer(LearnedQuantizer):
         return self.log2_threshold
 
     def numbers_of(self, choice: AffineChoice) -> torch.Tensor:
-        exponents = tuple(float(each) for each in np.log2(choice.scale))
+        """The middle of the thresholds with that step, since a step of training moves one at the edge to the next."""
+        exponents = tuple(float(each) - 0.5 for each in np.log2(choice.scale))
         return _of_channels(exponents, choice.axis) + self._code_bits
+
+    def start_at(self, threshold: float) -> None:
+        """Start from the logarithm of a threshold as it was found, if it has the step that was chosen."""
+        if threshold <= 0 or self.log2_threshold.dim():
+            return
+        raw = math.log2(threshold)
+        with torch.no_grad():
+            if math.ceil(raw) == math.ceil(float(self.log2_threshold)):
+                self.log2_threshold.fill_(raw)
 
     @property
     def _code_bits(self) -> int:

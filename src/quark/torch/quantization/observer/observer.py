@@ -299,10 +299,11 @@ class PerBlockBFPObserver(PerBlockObserver):
 
 
 class LSQObserver(ObserverBase):
-    """Learns the step of a quantizer (arXiv 1902.08153), from s = 2 * mean|v| / sqrt(Qp), Qp being the highest code.
+    """Learns the step of a quantizer (arXiv 1902.08153).
 
     In a spec, the class makes the step a parameter of the quantized model, one for the tensor or one for each channel
-    of `ch_axis`. By itself it returns the step of that formula.
+    of `ch_axis`, which starts from the least squared error. By itself it returns 2 * mean|v| / sqrt(Qp), the step that
+    the publication starts from, Qp being the highest code.
     """
 
     schemes = (QSchemeType.per_tensor, QSchemeType.per_channel)

@@ -1,0 +1,106 @@
+"""Quantizers that learn start well, and fixed scales can be found again during training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quark.decide.scales import ChannelAxis, choice_of_weight
+from quark.decide.specs import AffineSpec, Algorithm, Learning
+from quark.decide.view import ArrayConstant
+from quark.errors import UnsupportedTypeError
+from quark.formats.affine import integer_format
+from quark.ranges import LeastErrorStep, range_of
+from quark.torch import ModelQuantizer
+from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.type import Dtype
+from quark.torch.quantization.observer import LSQObserver, TQTObserver
+from quark.torch.train.quantizers import TqtQuantizer
+
+RANDOM = np.random.default_rng(0)
+
+
+def error_of(values: np.ndarray, step: float, name: str) -> float:
+    fmt = integer_format(name)
+    codes = np.clip(np.rint(values / step), fmt.qmin, fmt.qmax)
+    return float(np.square(codes * step - values).sum())
+
+
+@pytest.mark.parametrize("name", ["int2", "int4", "int8"])
+@pytest.mark.parametrize("kind", ["normal", "laplace", "uniform"])
+def test_the_step_of_a_weight_has_nearly_the_least_error(name: str, kind: str) -> None:
+    weight = getattr(RANDOM, kind)(size=(4, 500)).astype(np.float32)
+    spec = AffineSpec(name, is_per_channel=True, learning=Learning(Algorithm.LSQ))
+    steps = choice_of_weight(spec, ArrayConstant(weight), ChannelAxis(0)).scale
+    for line, step in zip(weight, steps, strict=True):
+        widest = np.abs(line).max() / integer_format(name).qmax
+        least = min(error_of(line, widest * share, name) for share in np.linspace(0.05, 1.2, 1000))
+        assert error_of(line, step, name) < (1.15 if name == "int8" else 1.03) * least
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int8", "uint8"])
+def test_the_step_of_an_activation_has_nearly_the_least_error(name: str) -> None:
+    values = RANDOM.normal(size=20000).astype(np.float32)
+    values = values if integer_format(name).signed else np.maximum(values, 0)
+    step = range_of(values, LeastErrorStep(), integer_format(name), True).highest / integer_format(name).qmax
+    least = min(error_of(values, np.abs(values).max() * share / 7, name) for share in np.linspace(0.01, 1.2, 1000))
+    assert error_of(values, step, name) < 1.05 * least
+
+
+def test_one_sided_values_have_the_step_of_their_magnitude() -> None:
+    values = -np.abs(RANDOM.normal(size=5000)).astype(np.float32)
+    found = range_of(values, LeastErrorStep(), integer_format("int8"), True)
+    assert found.highest == -found.lowest > 2
+
+
+def quantized(observer: type | None) -> Any:
+    torch.manual_seed(0)
+    spec = QuantizationSpec(Dtype.int8) if observer is None else QuantizationSpec(Dtype.int8, observer)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    data = [torch.randn(32, 16) for _ in range(2)]
+    return ModelQuantizer(Config(QuantizationConfig(spec, spec, spec), algo_config=[])).quantize_model(model, data)
+
+
+def test_thresholds_start_from_the_raw_logarithm() -> None:
+    network = quantized(TQTObserver)
+    found = {name: each for name, each in network.named_modules() if isinstance(each, TqtQuantizer)}
+    raw = math.log2(float(network.get_parameter("0.weight").detach().abs().max()))
+    assert float(found["quantizers.0_weight"].log2_threshold) == pytest.approx(raw, abs=1e-6)
+    steps = {name: float(each.step()) for name, each in found.items()}
+    for each in found.values():
+        with torch.no_grad():
+            each.log2_threshold.add_(1e-4)  # a step of training
+    assert sum(float(each.step()) != steps[name] for name, each in found.items()) <= 1
+
+
+def test_fixed_scales_are_found_again() -> None:
+    network = quantized(None)
+    before = {name: each.choice() for name, each in network.all_quantizers().items()}
+    with torch.no_grad():
+        network.get_parameter("0.weight").mul_(3)
+        network.get_parameter("0.bias").mul_(3)
+    data = [torch.randn(32, 16, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    network.train()
+    network(data[0])  # scales of weights follow them in training
+    before = {
+        name: each.choice() if name.endswith("weight") else before[name]
+        for name, each in network.all_quantizers().items()
+    }
+    assert ModelQuantizer.recalibrate(network, data) == 3
+    assert network.training
+    after = {name: each.choice() for name, each in network.all_quantizers().items()}
+    ratio = after["quantizers.relu"].scale[0] / before["quantizers.relu"].scale[0]
+    assert 2 < ratio < 4
+    weights = [name for name in before if name.endswith("weight")]
+    assert all(before[name] == after[name] for name in weights)
+
+
+def test_learned_steps_are_not_calibrated_again() -> None:
+    assert ModelQuantizer.recalibrate(quantized(LSQObserver), [torch.randn(8, 16)]) == 0
+    with pytest.raises(UnsupportedTypeError, match="recalibrate: expected what quantize_model returned"):
+        ModelQuantizer.recalibrate(nn.Linear(2, 2), [torch.randn(8, 2)])
