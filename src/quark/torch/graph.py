@@ -13,12 +13,12 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from quark.errors import ModelError
+from quark.torch.pickling import read_network, written_network
 
 CALL = "quark_call"  # the entry of `meta` that has the call a network was captured for (capture/signature.py)
 
@@ -51,13 +51,10 @@ class Network(fx.GraphModule):
         made.recompile()  # its meta is copied last
         return made
 
-    def __reduce__(self) -> NoReturn:
-        """Refused: torch would write a file that cannot be read again."""
-        raise ModelError(
-            f"a {type(self).__name__} cannot be pickled, nor saved whole by torch.save: save its state_dict() and load "
-            "that into what quantize_model gives for the same model and configuration, or write a frozen network with "
-            "quark.torch.export_onnx or export_safetensors"
-        )
+    def __reduce__(self) -> Any:
+        # the class of an instance is made by torch for it alone
+        kind = next(each for each in type(self).__mro__ if each.__module__.startswith("quark."))
+        return read_network, (kind, written_network(self))
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:

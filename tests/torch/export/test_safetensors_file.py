@@ -46,7 +46,7 @@ def test_a_network_comes_back_bit_for_bit(name: str, style: str, tmp_path: Path)
         assert actual.tobytes() == expected.tobytes()
     assert loaded.plan == network.plan
     assert loaded.config == network.config
-    assert sorted(each.name for each in (tmp_path / "folder").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(each.name for each in (tmp_path / "folder").iterdir()) == ["model.safetensors", "quark_network.json"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def edited(folder: Path, name: str, change) -> None:
 
 HOSTILE = {
     "no file": lambda folder: (folder / "model.safetensors").unlink(),
-    "no config": lambda folder: (folder / "config.json").unlink(),
-    "no json": lambda folder: (folder / "config.json").write_text("["),
-    "a list": lambda folder: (folder / "config.json").write_text("[]"),
+    "no config": lambda folder: (folder / "quark_network.json").unlink(),
+    "no json": lambda folder: (folder / "quark_network.json").write_text("["),
+    "a list": lambda folder: (folder / "quark_network.json").write_text("[]"),
     "cut off": lambda folder: (folder / "model.safetensors").write_bytes(
         (folder / "model.safetensors").read_bytes()[:-10]
     ),

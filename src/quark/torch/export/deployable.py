@@ -22,6 +22,7 @@ from quark.torch.capture import DynamicShapes, capture
 from quark.torch.capture.batches import LABELS
 from quark.torch.freeze import freeze
 from quark.torch.graph import CALL, Network
+from quark.torch.pickling import free_axes_of
 from quark.torch.train.networks import QuantizedNetwork
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 
@@ -162,9 +163,7 @@ def free_axes(network: fx.GraphModule, example: Sequence[torch.Tensor], *, has_d
     size = batch_size(example)
     found = []
     for node, x in zip((each for each in network.graph.nodes if each.op == "placeholder"), example, strict=True):
-        traced = node.meta.get("val")
-        sizes = tuple(traced.shape) if isinstance(traced, torch.Tensor) else ()
-        axes = {axis for axis, each in enumerate(sizes) if axis and not isinstance(each, int)}
+        axes = free_axes_of(node) - {0}
         has_batch = has_dynamic_batch and x.dim() > 0 and x.shape[0] == size
         found.append(axes | ({0} if has_batch else set()))
     return found

@@ -1,7 +1,7 @@
-"""The quantized state of a frozen network: `model.safetensors`, and `config.json` that describes it.
+"""The quantized state of a frozen network: `model.safetensors`, and `quark_network.json` that describes it.
 
     model.safetensors    parameters as codes, packed bits or floats; all other state as it is
-    config.json          version, how each parameter is stored, the plan, the configuration it was quantized by
+    quark_network.json   version, how each parameter is stored, the plan, the configuration it was quantized by
 
 A network of the same architecture that loads it returns the same outputs, bit for bit. A file is data: names, types,
 shapes and sizes are checked against the network before anything is used, and nothing in it is executed. A quantized
@@ -61,7 +61,8 @@ from quark.torch.train.quantizers import Quantizer
 Array = NDArray[Any]
 Tensors = dict[str, torch.Tensor]
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG = "model.safetensors", "quark_network.json"  # config.json is the name of Hugging Face for another file
+FORMER_CONFIG = "config.json"
 VERSION = 1
 SCALE, ZERO_POINT, BLOCK_SCALES = "scale", "zero_point", "block_scales"
 _A_LITTLE_LESS = np.float32(1 - 2.0**-12)
@@ -79,7 +80,7 @@ class Stored:
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Stored:
-        """Read an entry of config.json."""
+        """Read an entry of the description."""
         kind, dtype = fields.text("kind", ("codes", "packed", "float")), fields.text("dtype")
         if not dtype.isidentifier() or not isinstance(getattr(torch, dtype, None), torch.dtype):
             fields.refuse("dtype", "a type of torch")
@@ -153,7 +154,9 @@ def export_safetensors(
 
 def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> FrozenNetwork:
     """Return a copy of the network with the state from the folder. A ModelError names what does not fit."""
-    return load_state(network, Path(folder) / WEIGHTS, Path(folder) / CONFIG)
+    own, former = Path(folder) / CONFIG, Path(folder) / FORMER_CONFIG
+    is_former = former.exists() and not own.exists()  # as versions up to 1.0 wrote it
+    return load_state(network, Path(folder) / WEIGHTS, former if is_former else own)
 
 
 def load_state(network: FrozenNetwork, weights: Path, config_file: Path) -> FrozenNetwork:

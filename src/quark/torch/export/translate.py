@@ -28,8 +28,9 @@ from quark.errors import MissingDependencyError
 from quark.plan import Choice, Role
 from quark.torch.capture import why_not_run
 from quark.torch.export.deployable import ExportError, batch_size, quiet
-from quark.torch.graph import attribute_of, copy_graph, is_float, layer_name, module_of, source_line
+from quark.torch.graph import attribute_of, copy_graph, is_float, layer_name, module_of, rank_of, source_line
 from quark.torch.operators import input_first_linear
+from quark.torch.pickling import free_axes_of
 from quark.torch.train.quantizers import Quantizer
 
 TAP_DOMAIN, TAP = "com.microsoft", "QuarkTap"
@@ -253,7 +254,8 @@ def _cuts_free_axis(node: fx.Node) -> bool:
     if not isinstance(parts, (list, tuple)) or not _operator(node).startswith(("chunk", "split", "tensor_split")):
         return False
     axis = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    return any(isinstance(part.shape[axis if isinstance(axis, int) else 0], torch.SymInt) for part in parts)
+    source = node.all_input_nodes[0]
+    return isinstance(axis, int) and axis % (rank_of(source) or 1) in free_axes_of(source)
 
 
 def _operator(node: fx.Node) -> str:

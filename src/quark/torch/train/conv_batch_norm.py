@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from quark.torch.pickling import read_target, written_target
 from quark.torch.train.quantizers import Quantizer
 
 aten = torch.ops.aten
@@ -46,8 +47,17 @@ class LinearOperation:
     channel_axis: int = 0
     output_axis: int = 1
 
+    def __reduce__(self) -> Any:
+        arguments = (written_target(self.target), self.arguments, self.channel_axis, self.output_axis)
+        return read_operation, arguments
+
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return self.target(x, weight, bias, *self.arguments)
+
+
+def read_operation(target: Any, *others: Any) -> LinearOperation:
+    """A `LinearOperation` that was pickled."""
+    return LinearOperation(read_target(target), *others)
 
 
 class ConvBatchNorm(nn.Module):

@@ -1,0 +1,122 @@
+"""However a quantized network is saved, it computes the same afterwards, and goes on as before."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark.torch import ModelQuantizer, export_onnx, export_safetensors
+from quark.torch.export.safetensors_file import load_safetensors
+from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.type import Dtype
+from quark.torch.quantization.observer import LSQObserver, TQTObserver
+from quark.torch.train.networks import FrozenNetwork, QuantizedNetwork
+
+X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+SPECS = {
+    "int8": QuantizationSpec(Dtype.int8),
+    "lsq": QuantizationSpec(Dtype.int8, LSQObserver),
+    "tqt": QuantizationSpec(Dtype.int8, TQTObserver),
+    "mxfp4": QuantizationSpec(Dtype.fp4),
+}
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8)
+        self.dropout, self.linear = nn.Dropout(0.1), nn.Linear(128, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        hidden = torch.relu(self.norm(self.conv(x))).flatten(1)
+        first, second = hidden.chunk(2)
+        logits = self.linear(self.dropout(torch.cat([first, second])))
+        return {"logits": logits if mask is None else logits * mask}
+
+
+def quantizer(kind: str) -> ModelQuantizer:
+    spec = SPECS[kind]
+    return ModelQuantizer(Config(QuantizationConfig(input_tensors=spec, weight=spec), algo_config=[]))
+
+
+def quantized(kind: str = "int8", data: list[Any] | None = None) -> Any:
+    torch.manual_seed(0)
+    return quantizer(kind).quantize_model(Small().eval(), [X] if data is None else data)
+
+
+def through_torch(network: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(network, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda network: pickle.loads(pickle.dumps(network)),
+    "torch.save": through_torch,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [*((kind, "pickle") for kind in SPECS), ("int8", "deepcopy"), ("lsq", "torch.save")]
+)
+def test_a_network_that_trains_goes_on_as_before(kind: str, way: str) -> None:
+    network = quantized(kind)
+    again = WAYS[way](network)
+    assert isinstance(again, QuantizedNetwork)
+    assert again.plan == network.plan
+    for each in (network, again):
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(each.train().parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            each(X)["logits"].square().mean().backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
+    frozen, frozen_again = ModelQuantizer.freeze(network), ModelQuantizer.freeze(again)
+    assert frozen_again.plan == frozen.plan
+    assert torch.equal(frozen(X)["logits"], frozen_again(x=X)["logits"])
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "torch.save"])
+def test_a_frozen_network_exports_the_same_file(way: str, tmp_path: Path) -> None:
+    frozen = ModelQuantizer.freeze(quantized())
+    again = WAYS[way](frozen)
+    assert isinstance(again, FrozenNetwork)
+    assert torch.equal(again(X)["logits"], frozen(X)["logits"])
+    paths = [export_onnx(each, tmp_path / name, X).path for name, each in (("a", frozen), ("b", again))]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_state_dict_needs_no_calibration_data_of_its_own(kind: str) -> None:
+    network = quantized(kind)
+    other = quantized(kind, [torch.randn(4, 3, 8, 8) * 5])
+    other.load_state_dict(network.state_dict())
+    assert torch.equal(other(X)["logits"], network(X)["logits"])
+
+
+def test_torch_export_keeps_what_a_frozen_network_computes(tmp_path: Path) -> None:
+    frozen = ModelQuantizer.freeze(quantized())
+    program = torch.export.export(frozen, (X,), strict=False)
+    torch.export.save(program, tmp_path / "network.pt2")
+    again = torch.export.load(tmp_path / "network.pt2").module()
+    torch.testing.assert_close(again(X)["logits"], frozen(X)["logits"])
+
+
+@pytest.mark.parametrize("kind", ["int8", "mxfp4"])
+def test_safetensors_are_read_into_a_network_of_the_same_kind(kind: str, tmp_path: Path) -> None:
+    frozen = ModelQuantizer.freeze(quantized(kind))
+    weights, config = export_safetensors(frozen, tmp_path)
+    assert (weights.name, config.name) == ("model.safetensors", "quark_network.json")
+    other = ModelQuantizer.freeze(quantized(kind, [torch.randn(4, 3, 8, 8) * 5]))
+    torch.testing.assert_close(load_safetensors(other, tmp_path)(X)["logits"], frozen(X)["logits"])
