@@ -70,7 +70,7 @@ def test_a_rule_that_is_broken_everywhere_is_shown_a_few_times(tmp_path, save):
     from quark.demo import network_path
 
     path = save(quantize(network_path(), None, "A8W8", use_random_data=True).model)
-    text = run("lint", path).stdout
+    text = run("lint", path, "--all").stdout
     assert "--json has all" in text
     assert text.count("PerTensor") == 6
     assert len(json.loads(run("lint", path, "--json").stdout)["findings"]) > 50
@@ -82,3 +82,44 @@ def test_bad_files(tmp_path):
         assert_one_line_error(run("lint", tmp_path / name), name)
     assert_one_line_error(run("lint", tmp_path), "folder")
     assert run("lint").exit_code == 2
+
+
+def test_a_file_for_something_else_gets_one_sentence(tmp_path):
+    save_brightness_model(tmp_path / "float.onnx")
+    quantize(tmp_path / "float.onnx", config="A8W8", use_random_data=True).save(tmp_path / "a8w8.onnx")
+    result = run("lint", tmp_path / "a8w8.onnx")
+    assert result.exit_code == 3
+    assert result.stdout.count("\n") == 1
+    assert "was not made for AMD's NPU" in result.stdout
+    assert "--target npu" in result.stdout
+    listed = run("lint", tmp_path / "a8w8.onnx", "--all")
+    assert listed.exit_code == 3
+    assert "PowerOfTwoScale" in listed.stdout
+    quantize(tmp_path / "float.onnx", config="BF16", use_random_data=True).save(tmp_path / "bf16.onnx")
+    assert "most of its tensors are bfloat16" in run("lint", tmp_path / "bf16.onnx").stdout
+
+
+def test_a_file_for_the_npu_is_told_where_its_nodes_run_and_how(save):
+    result = run("lint", save(npu_file()))
+    assert "nodes by these rules: " in result.stdout
+    assert "on the NPU" in result.stdout
+    assert "VitisAIExecutionProvider" in result.stdout
+
+
+@pytest.mark.parametrize(("size", "has_finding"), [(8, False), (9, True)])
+def test_ceil_mode_is_found_where_it_matters(save, size, has_finding):
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["x", "s", "z"], ["d"], name="dequantize"),
+        onnx.helper.make_node("MaxPool", ["d"], ["m"], name="pool", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
+        onnx.helper.make_node("QuantizeLinear", ["m", "s", "z"], ["y"], name="quantize"),
+    ]
+    numbers = [
+        onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [0.25]),
+        onnx.helper.make_tensor("z", onnx.TensorProto.INT8, [], [0]),
+    ]
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.INT8, [1, 3, size, size])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT8, None)
+    graph = onnx.helper.make_graph(nodes, "pooling", [x], [y], numbers)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    rules = [each["rule"] for each in json.loads(run("lint", save(model), "--json").stdout)["findings"]]
+    assert ("CeilMode" in rules) == has_finding

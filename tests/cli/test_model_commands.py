@@ -1,6 +1,7 @@
 """evaluate, compare, inspect, presets, doctor and prepare-data as a user meets them."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -216,3 +217,16 @@ def test_models_with_other_inputs_cannot_be_compared(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.ones((2, 4), np.float32))
     result = run("compare", tmp_path / "x.onnx", tmp_path / "images.onnx", "--data", tmp_path / "data.npz")
     assert_one_line_error(result, "have the inputs x and images", "two forms of one network")
+
+
+def test_the_shell_completes_commands_and_options():
+    program = "from quark.cli.main import main; main(prog_name='quark')"
+
+    def completed(words: str, count: int) -> str:
+        environment = {**os.environ, "_QUARK_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert done.stderr == ""
+        return done.stdout
+
+    assert completed("quark qu", 1).split() == ["plain,quantize", "plain,quantize-torch", "plain,quantize-llm"]
+    assert "plain,--target" in completed("quark quantize --ta", 2)

@@ -11,6 +11,7 @@ stdout fails    status 1 and one line on stderr; no line if the reader of a pipe
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from quark.cli.terminal import flush, printable_streams, say, say_lines
 from quark.errors import QuarkError
 from quark.text import one_line
 
+COMPLETION = "_QUARK_COMPLETE"  # set by the shell's completion, see docs/quickstart.md
 # what people try, and what it is called here
 SYNONYMS = {
     "--preset": "--config",
@@ -72,8 +74,8 @@ def debug_option() -> click.Option:
 
 def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: Any) -> Any:
     """Run click's `main` with printable streams, show the error that ends it, and exit with its status."""
-    if not standalone_mode:
-        return main(*args, standalone_mode=False, **extra)
+    if not standalone_mode or COMPLETION in os.environ:  # click writes bytes to a shell that completes a command
+        return main(*args, standalone_mode=standalone_mode, **extra)
     with printable_streams() as output:
         status: Any = 1
         try:
@@ -106,7 +108,7 @@ def _show(error: click.ClickException) -> None:
         known = {name for option in context.command.params for name in option.opts}
         meant = SYNONYMS.get(error.option_name)
         if meant in known:
-            error.possibilities = [meant]
+            error = click.UsageError(f"No such option '{error.option_name}'. Did you mean '{meant}'?", context)
     if context is not None:
         say_lines(context.get_usage(), err=True)
         if context.command.get_help_option(context) is not None:

@@ -12,7 +12,7 @@ import click
 from quark.cli.options import DATA_PATHS, PATH, json_option
 from quark.cli.terminal import say, say_json
 from quark.inspect.inspection import inspect_model, inspection_table
-from quark.inspect.lint import Level
+from quark.inspect.lint import Level, on_the_cpu, other_purpose
 from quark.inspect.lint import lint as find
 from quark.onnx.load.reading import read_proto
 from quark.onnx.pack import pack_model, unpack_model
@@ -30,6 +30,15 @@ HAS_FINDINGS = 3  # exit status of lint
 DIFFERENT = 3  # exit status of reproduce
 ROWS_PER_RULE = 5  # a file for another target breaks the same rule hundreds of times
 PROFILES = ("portable", "custom", "native")
+LINT_ADVICE = (
+    "For the NPU, quantize the float model with --target npu (XINT8). If the file is for something else, there is "
+    "nothing to do; --all lists what the NPU would refuse."
+)
+NPU_SESSION = (
+    "session on the NPU (option names of AMD's Ryzen AI documents; not run here):",
+    "    onnxruntime.InferenceSession(PATH, providers=['VitisAIExecutionProvider'], provider_options=[",
+    "        {'xclbin': XCLBIN, 'cache_dir': FOLDER, 'cache_key': NAME}])",
+)
 MOST_LEFT = 5  # weights that the table names for a reason
 
 
@@ -53,10 +62,12 @@ def inspect(model: Path, as_json: bool) -> None:
 @click.argument("model", type=PATH)
 @json_option("Print all findings as JSON instead of a table.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
-def lint(model: Path, as_json: bool, strict: bool) -> None:
+@click.option("--all", "has_all", is_flag=True, help="List all findings of a file that was not made for the NPU.")
+def lint(model: Path, as_json: bool, strict: bool, has_all: bool) -> None:
     """Check a quantized MODEL against the rules of AMD's NPU.
 
-    The rules are those for convolutional networks.
+    The rules are those of power-of-two int8, which XINT8 makes. Also says how many nodes the NPU would compute, and
+    how to open a session on it.
 
     \b
     Exit status: 0 no errors; there may be warnings, unless --strict
@@ -69,12 +80,22 @@ def lint(model: Path, as_json: bool, strict: bool) -> None:
     counts = {level.value: sum(each.level is level for each in findings) for level in Level}
     if as_json:
         say_json({"findings": [asdict(each) for each in findings], "summary": counts})
+    elif findings and not has_all and (purpose := other_purpose(model)):
+        say(f"{model.name} was not made for AMD's NPU: {purpose}. {LINT_ADVICE}")
     else:
         console = Console()
         if findings:
             console.print(_findings_table(findings))
         found = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
         console.print(", ".join(found) or "no findings: the NPU accepts this model")
+        on_npu, on_cpu = on_the_cpu(model, findings)
+        places = [f"{on_npu.total()} on the NPU"]
+        if on_cpu:
+            kinds = listed(f"{count} {kind}" for kind, count in on_cpu.most_common())
+            places.append(f"{on_cpu.total()} on the CPU ({kinds})")
+        console.say(f"nodes by these rules: {', '.join(places)}")
+        for line in NPU_SESSION:
+            console.say(line)
     if counts["error"] or (strict and findings):
         raise SystemExit(HAS_FINDINGS)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -98,6 +99,33 @@ def lint_npu_file(model: str | os.PathLike[str]) -> tuple[Finding, ...] | None:
         for each in narrow
     )
     return _lint(graph) if is_for_npu else None
+
+
+def other_purpose(model: str | os.PathLike[str]) -> str:
+    """What a quantized file was made for, if most of its numbers are not the NPU's power-of-two int8; else ''."""
+    try:
+        choices = [each.choice for each in QuantizedGraph(read_graph(model)).plan()]
+    except ModelError:  # numbers that a plan cannot express
+        return ""
+    scales = [each.scale for each in choices if isinstance(each, AffineChoice)]
+    if len(scales) < len(choices) / 2:
+        names = Counter(str(each) for each in choices if not isinstance(each, AffineChoice))
+        return f"most of its tensors are {names.most_common(1)[0][0]}"
+    is_shift = [len(each) == 1 and position_of(each[0]) is not None for each in scales]
+    if not scales or sum(is_shift) >= len(scales) / 2:
+        return ""
+    return f"{is_shift.count(False)} of its {len(scales)} scales are not powers of two, or are per channel"
+
+
+def on_the_cpu(model: str | os.PathLike[str], findings: Iterable[Finding]) -> tuple[Counter[str], Counter[str]]:
+    """Count the operators, without quantizers, that the NPU and the CPU would compute by these findings."""
+    refused = {each.node for each in findings if each.level is Level.ERROR and each.node}
+    refused |= {each.node for each in findings if each.rule == "Operator"}
+    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for node in read_graph(model).graph:
+        if node.op_type not in QUANTIZER_TYPES:
+            counts[str(node.name) in refused][node.op_type] += 1
+    return counts
 
 
 def _lint(graph: ir.Model) -> tuple[Finding, ...]:
@@ -297,6 +325,26 @@ def check_operators(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Fin
             yield from _per_channel_bounds(node, quantizers)
 
 
+def check_pooling(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
+    """Windows of pooling end inside the padded input. With ceil_mode the last one may reach beyond it, and compilers
+    differ in what they read there."""
+    for node in model.graph:
+        if node.domain or node.op_type not in ("MaxPool", "AveragePool") or not attribute(node, "ceil_mode", 0):
+            continue
+        sizes, kernel = dimensions(node.inputs[0]), attribute(node, "kernel_shape", ())
+        strides, pads = attribute(node, "strides", [1] * len(kernel)), attribute(node, "pads", [0] * 2 * len(kernel))
+        spare = [
+            (size + pads[axis] + pads[axis + len(kernel)] - kernel[axis]) % strides[axis]
+            for axis, size in enumerate((sizes or ())[2:])
+            if isinstance(size, int)
+        ]
+        if len(spare) == len(kernel) and not any(spare):
+            continue  # rounding up and down are the same
+        message = "ceil_mode=1: the last window reaches beyond the input, which compilers treat differently; expected 0"
+        fix = "export with ceil_mode=False, and a Pad in front if the size of the output has to stay"
+        yield Finding("CeilMode", str(node.name), "", Level.WARNING, message, fix)
+
+
 def _is_integer(node: ir.Node) -> bool:
     """True for standard operators that compute with codes, or that choose scales at run time."""
     return not node.domain and (is_on_codes(node) or node.op_type == DYNAMIC)
@@ -472,6 +520,7 @@ CHECKS: tuple[Check, ...] = (
     check_opset,
     check_inputs,
     check_operators,
+    check_pooling,
     check_float_tensors,
     check_numbers,
     check_positions,
