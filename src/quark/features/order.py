@@ -29,7 +29,8 @@ ORDER = (
     "compensation",
     "sign_rounding",
     "bias_correction",
-    "finetuning",  # last: with the biases and the scales that layers end up with
+    "finetuning",  # with the biases and the scales that layers end up with
+    "distillation",  # last: starts from what all others leave
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"quark.features.{folder}.options").FEATURE for folder in ORDER)
 

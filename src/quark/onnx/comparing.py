@@ -25,7 +25,9 @@ from quark.compare import (
     execution_gap,
     outputs_without_numbers,
 )
-from quark.compare.measures import relative_error_of, squared_sums
+from quark.compare.kinds import ClassesMeter
+from quark.compare.measures import mean_divergence, relative_error_of, squared_sums
+from quark.compare.parts import find_parts
 from quark.errors import ModelError
 from quark.measures import FunctionMeasure, Judge, Measure, MeasureResult
 from quark.measures.measure import check_count
@@ -167,14 +169,22 @@ def output_error(
     *,
     has_integer_kernels: bool = True,
 ) -> float:
-    """The squared difference over the squared float output, the mean over outputs and samples. `outputs` are the names
-    of those that count; None: all."""
+    """How far outputs are from float, the mean over outputs and samples: for scores of classes the divergence sum
+    p log(p / q), for others the squared difference over the squared float output. `outputs` are the names of those that
+    count; None: all."""
+    classes = (
+        {each.place.output for each in find_parts(expected, expected) if isinstance(each, ClassesMeter)}
+        if expected
+        else ()
+    )
     session = open_session(model, has_integer_kernels=has_integer_kernels)
     names = [each.name for each in session.get_outputs()] if outputs is None else list(outputs)
     run, total = session_run(session), 0.0
     for sample, wanted in zip(samples, expected, strict=True):
         for name, actual in run(sample, names).items():
-            if np.issubdtype(wanted[name].dtype, np.floating):
+            if name in classes:
+                total += mean_divergence(wanted[name].reshape(1, -1), actual.reshape(1, -1))
+            elif np.issubdtype(wanted[name].dtype, np.floating):
                 total += relative_error_of(*squared_sums(wanted[name], actual))
     return total / max(1, len(samples) * len(names))
 

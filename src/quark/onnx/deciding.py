@@ -70,19 +70,23 @@ class Decision(Work):
 
 
 def quantized_error(
-    work: Decision, expected: Sequence[Mapping[str, Any]] | None = None, outputs: Sequence[str] | None = None
+    work: Decision,
+    expected: Sequence[Mapping[str, Any]] | None = None,
+    outputs: Sequence[str] | None = None,
+    samples: Sequence[Mapping[str, Any]] | None = None,
 ) -> float:
-    """The error of the network as it would be written now, on the held-out samples; 0 if there are none.
+    """The error of the network as it would be written now, on the held-out samples or those given; 0 if there are none.
 
     `expected` are the outputs to compare with, by default the float network's, and `outputs` the names of those that
     count, by default all.
     """
-    if not work.samples.held_out:
+    judged = work.samples.held_out if samples is None else samples
+    if not judged:
         return 0.0
     copy = work.model.clone()
     insert(copy, work.plan, work.settings.insert)
     runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
-    return output_error(runnable, work.samples.held_out, work.expected if expected is None else expected, outputs)
+    return output_error(runnable, judged, work.expected if expected is None else expected, outputs)
 
 
 def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:

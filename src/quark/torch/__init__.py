@@ -26,6 +26,7 @@ from quark.torch.export import ModelExporter, export_onnx, export_safetensors
 from quark.torch.export.params import load_params, save_params
 from quark.torch.language.loading import import_model_from_safetensors
 from quark.torch.quantization.config.template import LLMTemplate
+from quark.torch.quantization.from_onnx import from_onnx
 from quark.torch.quantization.pipeline import ModelQuantizer
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "export_for_training",
     "export_onnx",
     "export_safetensors",
+    "from_onnx",
     "import_model_from_safetensors",
     "load_params",
     "save_params",

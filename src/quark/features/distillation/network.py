@@ -1,0 +1,332 @@
+"""An ONNX network as a torch module: an interpreter that computes one node after the other, so that all of it trains.
+
+Float constants of more than one number are parameters, except for the statistics of BatchNormalization and what says
+how to compute (scales of Resize). All other constants are buffers. Floats are float32, integers int64, whatever the
+width in the file. Quantizers round with the gradient of the identity, and none beyond the range.
+
+One row for each operator: those of finetuning, and here those that work with shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from quark.errors import InvalidValueError, ModelError
+from quark.features.finetuning.operators import OPERATORS
+from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straight_through
+from quark.onnx.graph import attribute, constant
+from quark.onnx.large_tensors import split
+from quark.onnx.save import SaveOptions, write_model
+from quark.plan import Choice, DynamicChoice, QuantizationPlan
+
+Array = NDArray[Any]
+Attributes = Mapping[str, Any]
+Row = Callable[[Sequence[Any], Attributes], Any]
+Place = tuple[str, int]  # a node and the number of its input; '' and the number of an output of the graph
+
+_STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2)}
+_LISTS = {"Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Pad": (1, 3), "ReduceMean": (1,)}
+
+
+def _slice(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    x, starts, ends = inputs[:3]
+    axes, steps = (*inputs[3:], None, None)[:2]
+    names = range(len(starts)) if axes is None else [int(axis) % x.dim() for axis in axes]
+    for place, axis in enumerate(names):
+        size, step = x.shape[axis], 1 if steps is None else int(steps[place])
+        wanted = range(size)[slice(int(starts[place]), int(ends[place]), step)]
+        if step < 0 and int(ends[place]) < -size:  # beyond the first element, which Python cannot write as a number
+            wanted = range(size)[slice(int(starts[place]), None, step)]
+        x = x.index_select(axis, torch.tensor(list(wanted), dtype=torch.int64, device=x.device))
+    found: torch.Tensor = x
+    return found
+
+
+def _gather(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    x, index = inputs
+    axis = int(attributes.get("axis", 0)) % x.dim()
+    index = torch.where(index < 0, index + x.shape[axis], index).to(x.device)
+    found = x.index_select(axis, index.reshape(-1))
+    return found.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])  # type: ignore[no-any-return]
+
+
+def _cast(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    kind = ir.DataType(int(attributes["to"]))
+    if kind == ir.DataType.BOOL:
+        return inputs[0].to(torch.bool)  # type: ignore[no-any-return]
+    return inputs[0].to(torch.float32 if kind.is_floating_point() else torch.int64)  # type: ignore[no-any-return]
+
+
+def _split(inputs: Sequence[Any], attributes: Attributes) -> tuple[torch.Tensor, ...]:
+    axis = int(attributes.get("axis", 0))
+    if len(inputs) > 1 and inputs[1] is not None:
+        return tuple(torch.split(inputs[0], [int(size) for size in inputs[1]], axis))
+    count = int(attributes.get("num_outputs") or attributes["outputs"])
+    return tuple(torch.split(inputs[0], -(-inputs[0].shape[axis] // count), axis))
+
+
+def _constant_of_shape(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    value = attributes.get("value")
+    fill = torch.zeros(1) if value is None else _tensor(value.numpy())
+    return fill.reshape(()).expand([int(size) for size in inputs[0]]).clone()
+
+
+def _expand(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    ones = torch.ones([int(size) for size in inputs[1]], dtype=inputs[0].dtype, device=inputs[0].device)
+    return inputs[0] * ones if ones.dtype != torch.bool else inputs[0] & ones  # type: ignore[no-any-return]
+
+
+def _resize(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    x, _, scales, sizes = (*inputs, None, None, None)[:4]
+    mode = str(attributes.get("mode", "nearest"))
+    where = str(attributes.get("coordinate_transformation_mode", "half_pixel"))
+    if sizes is not None and len(sizes):
+        wanted = [int(size) for size in sizes][2:]
+    else:
+        wanted = [int(size * float(scale)) for size, scale in zip(x.shape[2:], scales[2:], strict=True)]
+    is_whole = all(new % old == 0 for new, old in zip(wanted, x.shape[2:], strict=True))
+    if mode == "nearest" and is_whole and where in ("asymmetric", "half_pixel"):
+        return torch.nn.functional.interpolate(x, wanted, mode="nearest")
+    if mode == "linear" and x.dim() == 4 and where in ("half_pixel", "pytorch_half_pixel"):
+        return torch.nn.functional.interpolate(x, wanted, mode="bilinear", align_corners=False)
+    raise InvalidValueError(f"Resize of mode '{mode}', '{where}' to {wanted} is not computed here")
+
+
+ROWS: Mapping[str, Row] = {
+    **OPERATORS,
+    "Abs": lambda inputs, attributes: torch.abs(inputs[0]),
+    "And": lambda inputs, attributes: torch.logical_and(inputs[0], inputs[1]),
+    "Cast": _cast,
+    "ConstantOfShape": _constant_of_shape,
+    "Dropout": lambda inputs, attributes: inputs[0],  # at inference
+    "Equal": lambda inputs, attributes: torch.eq(inputs[0], inputs[1]),
+    "Expand": _expand,
+    "Gather": _gather,
+    "Greater": lambda inputs, attributes: torch.gt(inputs[0], inputs[1]),
+    "GreaterOrEqual": lambda inputs, attributes: torch.ge(inputs[0], inputs[1]),
+    "Less": lambda inputs, attributes: torch.lt(inputs[0], inputs[1]),
+    "LessOrEqual": lambda inputs, attributes: torch.le(inputs[0], inputs[1]),
+    "Log": lambda inputs, attributes: torch.log(inputs[0]),
+    "Not": lambda inputs, attributes: torch.logical_not(inputs[0]),
+    "Range": lambda inputs, attributes: torch.arange(*(each.item() for each in inputs)),
+    "Resize": _resize,
+    "Shape": lambda inputs, attributes: torch.tensor(
+        tuple(inputs[0].shape)[attributes.get("start", 0) : attributes.get("end")]
+    ),
+    "Slice": _slice,
+    "Split": _split,
+    "Where": lambda inputs, attributes: torch.where(inputs[0], inputs[1], inputs[2]),
+}
+_REFUSED: Mapping[str, Callable[[ir.Node], bool]] = {
+    "Pad": lambda node: attribute(node, "mode", "constant") != "constant",
+    "ConvTranspose": lambda node: "output_shape" in node.attributes,
+    "BatchNormalization": lambda node: bool(attribute(node, "training_mode", 0)),
+    "Dropout": lambda node: len(node.inputs) > 2,
+}
+
+
+def unsupported(nodes: Iterable[ir.Node]) -> list[str]:
+    """The nodes that have no row, the first of each kind, each with the number of them."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        refuse = _REFUSED.get(node.op_type)
+        has_other = node.op_type != "Split" and any(
+            value.uses() or value.is_graph_output() for value in node.outputs[1:]
+        )
+        if node.domain or node.op_type not in ROWS or (refuse is not None and refuse(node)) or has_other:
+            found.setdefault(kind, []).append(str(node.name))
+    return [f"{kind} ('{names[0]}'{f' and {len(names) - 1} more' * (len(names) > 1)})" for kind, names in found.items()]
+
+
+class OnnxNetwork(torch.nn.Module):
+    """Computes what an ONNX network does. Call it with the inputs in their order, or by name; it returns the output, or
+    a tuple of several. `choices` says how inputs of nodes are rounded, one rounding after the other.
+
+    Parameters have the names of the constants, with '_' for '.'; `constants` says which is which.
+    """
+
+    def __init__(self, model: ir.Model, choices: Mapping[Place, Sequence[Choice]] | None = None) -> None:
+        super().__init__()
+        missing = unsupported(model.graph)
+        if missing:
+            raise ModelError(f"the network has operators that torch is not taught here: {', '.join(missing)}")
+        self._model, self._choices = model, dict(choices or {})
+        self._quantizers: dict[tuple[Choice, tuple[int, ...], torch.device], Quantizer] = {}
+        self.input_names = [str(value.name) for value in model.graph.inputs]
+        self.output_names = [str(value.name) for value in model.graph.outputs]
+        self.constants: dict[str, str] = {}  # the attribute of each constant, by its name in the file
+        self._trained: set[str] = set()
+        self._steps = [(node, ROWS[node.op_type], _attributes_of(node)) for node in model.graph]
+        for node in model.graph:
+            for index, value in enumerate(node.inputs):
+                values = constant(value)
+                if value is not None and values is not None:
+                    self._add(str(value.name), node, index, values)
+        self._add_returned_constants()
+        self._last_use = self._find_last_uses()
+
+    def _add_returned_constants(self) -> None:
+        for value in self._model.graph.outputs:
+            values = constant(value)
+            if values is not None and str(value.name) not in self.constants:
+                self._register(str(value.name), _tensor(values), is_trained=False)
+
+    def _add(self, name: str, node: ir.Node, index: int, values: Array) -> None:
+        if name in self.constants:
+            return
+        is_float = values.dtype.kind == "f" or str(values.dtype) == "bfloat16"
+        if index in _LISTS.get(node.op_type, ()):
+            values = values.reshape(-1)
+        is_trained = is_float and values.size > 1 and (node.op_type, index) not in _STATISTICS
+        self._register(name, _tensor(values), is_trained=is_trained)
+
+    def _register(self, name: str, tensor: torch.Tensor, *, is_trained: bool) -> None:
+        taken, key = set(self.constants.values()), f"c_{name.replace('.', '_')}" if hasattr(self, name) else name
+        key = key.replace(".", "_") or "constant"
+        while key in taken or hasattr(self, key):
+            key += "_"
+        self.constants[name] = key
+        if is_trained:
+            self._trained.add(name)
+            self.register_parameter(key, torch.nn.Parameter(tensor))
+        else:
+            self.register_buffer(key, tensor, persistent=False)
+
+    def _find_last_uses(self) -> dict[int, list[str]]:
+        """The values that nothing reads after each node, so that they need not be kept."""
+        last: dict[str, int] = {}
+        for place, (node, _, _) in enumerate(self._steps):
+            last |= {str(value.name): place for value in node.inputs if value is not None}
+        found: dict[int, list[str]] = {}
+        for name, place in last.items():
+            if name not in self.output_names and name not in self.constants:
+                found.setdefault(place, []).append(name)
+        return found
+
+    def trained_constants(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters, by the names of their constants in the file."""
+        return {name: getattr(self, self.constants[name]) for name in self.constants if name in self._trained}
+
+    def constant_readers(self) -> list[tuple[str, int, str, Sequence[Choice]]]:
+        """Every place where a node reads a constant: node, number of the input, constant, and how it is rounded."""
+        found = []
+        for node, _, _ in self._steps:
+            for index, value in enumerate(node.inputs):
+                if value is not None and str(value.name) in self.constants:
+                    place = (str(node.name), index)
+                    found.append((*place, str(value.name), self._choices.get(place, ())))
+        return found
+
+    def sums(self) -> list[str]:
+        """The sums of two computed tensors, by name: the places where the branches of residual blocks meet."""
+        found = []
+        for node, _, _ in self._steps:
+            computed = [value for value in node.inputs if value is not None and str(value.name) not in self.constants]
+            if node.op_type == "Add" and len(computed) == 2:
+                found.append(str(node.outputs[0].name))
+        return found
+
+    def forward(self, *given: torch.Tensor, **named: torch.Tensor) -> Any:
+        """Return the output, or a tuple of the outputs."""
+        outputs = self.tensors(self._named(given, named), self.output_names)
+        found = tuple(outputs[name] for name in self.output_names)
+        return found[0] if len(found) == 1 else found
+
+    def _named(self, given: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if len(given) > len(self.input_names):
+            raise InvalidValueError(f"{len(given)} inputs: expected {len(self.input_names)}: {self.input_names}")
+        inputs = {**dict(zip(self.input_names, given, strict=False)), **named}
+        if set(inputs) != set(self.input_names):
+            raise InvalidValueError(f"inputs {sorted(inputs)}: expected {self.input_names}")
+        return inputs
+
+    def tensors(self, inputs: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The tensors of these names, of outputs as they are returned."""
+        values: dict[str, Any] = dict(inputs)
+        found: dict[str, torch.Tensor] = {}
+        seen: dict[tuple[str, Sequence[Choice]], torch.Tensor] = {}
+        for place, (node, row, attributes) in enumerate(self._steps):
+            name = str(node.name)
+            try:
+                results = row(
+                    [self._read(value, (name, i), values, seen) for i, value in enumerate(node.inputs)], attributes
+                )
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                raise ModelError(f"{node.op_type} '{name}': {error}") from error
+            results = results if isinstance(results, tuple) else (results,)
+            for value, result in zip(node.outputs, results, strict=False):
+                values[str(value.name)] = result
+                if value.name in wanted:
+                    found[str(value.name)] = result
+            for each in self._last_use.get(place, ()):
+                values.pop(each, None)
+        for index, value in enumerate(self._model.graph.outputs):
+            if value.name in wanted:
+                found[str(value.name)] = self._read(value, ("", index), {**values, **found}, seen)
+        return found
+
+    def _read(
+        self,
+        value: ir.Value | None,
+        place: Place,
+        values: Mapping[str, Any],
+        seen: dict[tuple[str, Sequence[Choice]], torch.Tensor],
+    ) -> Any:
+        if value is None:
+            return None
+        name = str(value.name)
+        x = getattr(self, self.constants[name]) if name in self.constants else values[name]
+        choices = self._choices.get(place)
+        if not choices:
+            return x
+        if (name, choices) not in seen:
+            for choice in choices:
+                x = straight_through(x, self.quantizer(choice, x))
+            seen[name, choices] = x
+        return seen[name, choices]
+
+    def quantizer(self, choice: Choice, x: torch.Tensor) -> Quantizer:
+        """The quantizer of tensors of that shape, on their device."""
+        key = (choice, tuple(x.shape), x.device)
+        if key not in self._quantizers:
+            self._quantizers[key] = quantizer_of(choice, tuple(x.shape), x.device)
+        return self._quantizers[key]
+
+    def save(self, path: str | Path) -> None:
+        """Write the ONNX network with the parameters as they are now, whole or not at all."""
+        copy = self._model.clone()
+        for name, parameter in self.trained_constants().items():
+            value = copy.graph.initializers[name]
+            assert value.const_value is not None
+            old = value.const_value
+            array = parameter.detach().cpu().numpy().reshape(tuple(old.shape.numpy())).astype(old.dtype.numpy())
+            value.const_value = ir.tensor(array, name=name)
+        write_model(split(copy), Path(path), SaveOptions())
+
+
+def choices_of(plan: QuantizationPlan) -> dict[Place, tuple[Choice, ...]]:
+    """How inputs of nodes are rounded; what is quantized at run time stays as it is."""
+    found: dict[Place, tuple[Choice, ...]] = {}
+    for each in plan:
+        several = [one for one in (each.first, each.choice) if one is not None and not isinstance(one, DynamicChoice)]
+        found |= {(reader.node, reader.index): tuple(several) for reader in each.readers if several}
+    return found
+
+
+def _attributes_of(node: ir.Node) -> dict[str, Any]:
+    return {**{name: attribute(node, name) for name in node.attributes}, "outputs": len(node.outputs)}
+
+
+def _tensor(values: Array) -> torch.Tensor:
+    if values.dtype.kind == "b":
+        return torch.from_numpy(np.array(values))
+    is_integer = values.dtype.kind in "iu"
+    return torch.from_numpy(np.array(values, np.int64 if is_integer else np.float32))

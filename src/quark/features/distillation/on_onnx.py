@@ -1,0 +1,102 @@
+"""Distillation of an ONNX model: the network with the plan's quantizers is trained to give the float network's outputs.
+
+Weights and biases of quantized layers change, and the plan's scales stay. It starts from what the features before it
+left. The result is kept only if it brings the outputs closer to float, as the written network computes them, on samples
+that no weight was fitted to: those that say when to stop, and those that the verdict is about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from quark.account import AlgorithmFacts
+from quark.errors import InvalidValueError, ModelError
+from quark.features.bias_correction.on_onnx import give_biases
+from quark.features.distillation.network import OnnxNetwork, choices_of
+from quark.features.distillation.options import DistillationOptions
+from quark.features.distillation.training import Distillation
+from quark.features.finetuning.checkpoint import user_cache
+from quark.onnx.calibrate.runner import FloatRunner
+from quark.onnx.deciding import Decision, Work, quantized_error
+from quark.onnx.progress import track
+from quark.onnx.versions import versions
+from quark.plan import SkippedNode
+
+NAME = "distillation"
+HELD_BACK = 8  # every eighth calibration sample says when to stop
+
+
+def before_calibration(work: Work, options: DistillationOptions) -> tuple[AlgorithmFacts, ...]:
+    """Give layers a bias, which is trained too."""
+    if not work.samples.is_random:
+        give_biases(work.model)
+    return ()
+
+
+def after_choosing(work: Decision, options: DistillationOptions) -> list[AlgorithmFacts]:
+    """Train the constants of the model in place; they stay as they are where that does not help."""
+    samples = list(islice(work.samples, options.sample_limit))
+    if work.exact is None:
+        return []
+    if work.samples.is_random or len(samples) < 2 * HELD_BACK:
+        return [_nothing(f"it needs at least {2 * HELD_BACK} calibration samples that are not random numbers")]
+    if options.device.partition(":")[0] != "cpu" and not torch.cuda.is_available():
+        raise InvalidValueError(f"DistillationDevice '{options.device}': torch has no such device here, only cpu")
+    try:
+        student, teacher = OnnxNetwork(work.model, choices_of(work.plan)), OnnxNetwork(work.exact)
+    except ModelError as error:
+        return [_nothing(str(error))]
+    held_back = samples[HELD_BACK - 1 :: HELD_BACK]
+    with FloatRunner(work.exact) as runner:
+        judged = [*held_back, *work.samples.held_out]
+        expected = [runner.outputs(sample) for sample in judged]
+    folder = _folder(work, work.exact, options)
+    run = Distillation(
+        student,
+        teacher,
+        [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1],
+        held_back,
+        options,
+        folder / "state.pt",
+    )
+    with track(options.steps, "distilling") as advance:
+        found = run.run(advance)
+    if not options.folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    if found.weights is None:
+        return [_nothing(f"{found.steps} steps brought no weights that are closer to float: {found.before:.4g}")]
+    before = quantized_error(work, expected, samples=judged)
+    values = work.model.graph.initializers
+    standing = {name: values[name].const_value for name in found.weights}
+    for name, array in found.weights.items():
+        old = standing[name]
+        assert old is not None, name
+        new = array.reshape(tuple(old.shape.numpy())).astype(old.dtype.numpy())
+        values[name].const_value = ir.tensor(new, name=name)
+    after = quantized_error(work, expected, samples=judged)
+    if after >= before:
+        for name, old in standing.items():
+            values[name].const_value = old
+        return [_nothing(f"the outputs on held-out samples got no better: error {before:.4g}, after it {after:.4g}")]
+    phrase = f"divergence {found.before:.4g} became {found.after:.4g} after {found.steps} steps"
+    return [AlgorithmFacts(NAME, tuple(f"{name}: {phrase}" for name in found.weights), ())]
+
+
+def _nothing(reason: str) -> AlgorithmFacts:
+    return AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))
+
+
+def _folder(work: Decision, exact: ir.Model, options: DistillationOptions) -> Path:
+    """The folder of the state, named by a hash of everything that the result follows from."""
+    digests = [FloatRunner(each).model_digest() for each in (exact, work.model)]
+    facts = [*digests, work.plan.digest, work.samples.digest(), repr(options), repr(sorted(versions().items()))]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    folder = (Path(options.folder) if options.folder else user_cache()) / f"distill-{key}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder

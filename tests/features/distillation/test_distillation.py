@@ -1,0 +1,202 @@
+"""Distillation: the interpreter computes what ONNX Runtime does, and training brings networks closer to float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx_models import Net, random_feed, residual, run_model, transformer_block
+
+from quark.demo import network_path
+from quark.demo.digits import load_digits
+from quark.errors import InvalidValueError, ModelError
+from quark.features.distillation.network import OnnxNetwork, choices_of
+from quark.features.distillation.options import DistillationOptions
+from quark.features.distillation.training import Distillation, output_loss
+from quark.onnx import get_default_config, quantize
+from quark.onnx.load import load
+from quark.onnx.session import open_session
+from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.torch import from_onnx
+
+
+def shapes() -> onnx.ModelProto:
+    """A network that computes shapes: [1, 4, 6] cut, gathered, split and put together again."""
+    net = Net(opset=17)
+    x = net.input("x", (1, 4, 6))
+    size = net.node("Gather", net.node("Shape", x), net.constant(np.array(1, np.int64)))
+    flat = net.node(
+        "Concat", net.integers([1]), net.node("Unsqueeze", size, net.integers([0])), net.integers([-1]), axis=0
+    )
+    halves = net.nodes_of(
+        "Split", net.node("Reshape", x, flat), net.integers([2, 4]), axis=2, outputs=["left", "right"]
+    )
+    cut = net.node("Slice", halves[1], *(net.integers([each]) for each in (-1, -9, 2, -2)))
+    grown = net.node("Expand", net.node("ReduceMean", halves[0], axes=[2]), net.node("Shape", cut))
+    is_larger = net.node("Greater", cut, grown)
+    return net.model(net.node("Where", is_larger, cut, grown), net.node("Cast", is_larger, to=1))
+
+
+def resized() -> onnx.ModelProto:
+    net = Net(opset=17)
+    y = net.conv(net.input("x", (1, 3, 4, 4)), (3, 4))
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+    near = net.node(
+        "Resize", y, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+    )
+    return net.model(near, net.node("Resize", y, "", scales, mode="linear"))
+
+
+@pytest.mark.parametrize(
+    "model", [residual(), transformer_block(), shapes(), resized()], ids=["cnn", "vit", "shapes", "up"]
+)
+def test_a_module_computes_what_the_runtime_does(model: onnx.ModelProto) -> None:
+    feed = random_feed(model)
+    expected = list(run_model(model, feed).values())
+    with torch.no_grad():
+        found = from_onnx(model)(**{name: torch.from_numpy(each) for name, each in feed.items()})
+    for mine, theirs in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_trains_and_goes_back_into_a_file(tmp_path: Path) -> None:
+    module = from_onnx(network_path())
+    x = torch.from_numpy(np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    losses = []
+    for _ in range(5):
+        loss = module(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    module.save(tmp_path / "trained.onnx")
+    (written,) = open_session(onnx.load(tmp_path / "trained.onnx"), threads=1).run(None, {"input": x.numpy()})
+    np.testing.assert_allclose(written, module(x).detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_operators_without_a_row_are_named() -> None:
+    net = Net(opset=17)
+    x = net.input("x", (2, 3))
+    model = net.model(net.node("Sin", net.node("Det", net.node("MatMul", x, net.weight(3, 2))), name="waves"))
+    with pytest.raises(ModelError, match=r"Det \('.*'\), Sin \('waves'\)"):
+        from_onnx(model)
+
+
+def test_inputs_are_checked() -> None:
+    with pytest.raises(InvalidValueError, match=r"expected \['input'\]"):
+        from_onnx(network_path())(image=torch.zeros(1, 1, 8, 8))
+
+
+def test_quantizers_are_those_of_the_plan() -> None:
+    net = Net(opset=17)
+    model = net.model(
+        net.node("MatMul", net.input("x", (1, 4)), net.constant(np.eye(4, dtype=np.float32)), name="product")
+    )
+    coarse = AffineChoice("int8", (0.5,), (0,))
+    plan = QuantizationPlan((TensorChoice("x", Role.ACTIVATION, coarse, (Reader("product", 0),)),))
+    x = torch.tensor([[0.2, 0.3, 70.0, -0.9]], requires_grad=True)
+    found = OnnxNetwork(load(model).model, choices_of(plan))(x)
+    np.testing.assert_array_equal(found.detach().numpy(), [[0.0, 0.5, 63.5, -1.0]])
+    found.sum().backward()
+    np.testing.assert_array_equal(x.grad, [[1, 1, 0, 1]])  # none beyond the range
+
+
+@pytest.mark.parametrize("is_softmax", [False, True])
+def test_the_loss_of_class_scores_is_the_divergence(is_softmax: bool) -> None:
+    p, q = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([[1.0, 0.5, 0.0]])
+    wanted = (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum()
+    found = output_loss(p.softmax(1), q.softmax(1)) if is_softmax else output_loss(p, q + 3.0)
+    torch.testing.assert_close(found, wanted)
+
+
+def images(count: int) -> list[dict[str, Any]]:
+    return [{"input": image[None]} for image in load_digits()[0].images[:count]]
+
+
+def distilled(folder: Path) -> Any:
+    config = get_default_config("MXFP4E2M1")
+    options = {
+        "Distillation": True,
+        "DistillationSteps": 60,
+        "DistillationBatch": 32,
+        "DistillationFolder": str(folder),
+    }
+    config.extra_options.update(options)
+    return quantize(network_path(), images(280), config, num_samples=256)
+
+
+def divergence(model: onnx.ModelProto) -> float:
+    float_session, session = open_session(onnx.load(network_path()), threads=1), open_session(model, threads=1)
+    unseen = load_digits()[1].images
+    p, q = (torch.from_numpy(each.run(None, {"input": unseen})[0]) for each in (float_session, session))
+    return float(output_loss(p, q))
+
+
+def test_distillation_comes_closer_to_float_and_repeats_itself(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    result = distilled(tmp_path / "first")
+    facts = result.report.algorithms[-1]
+    assert facts.name == "distillation"
+    assert facts.changed
+    plain = quantize(network_path(), images(280), get_default_config("MXFP4E2M1"), num_samples=256).model
+    assert divergence(result.model) < 0.8 * divergence(plain)
+    again = distilled(tmp_path / "second").model
+    assert again.graph == result.model.graph
+
+
+class InterruptionError(Exception):
+    pass
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    options = DistillationOptions(steps=20, batch_size=16, rate_share=0.01)
+    config = get_default_config("MXFP4E2M1")
+    plan = quantize(network_path(), images(16), config).report.plan
+    model = load(network_path()).model
+
+    def run(state: Path, stop_at: int = 100) -> Any:
+        calls = []
+
+        def advance() -> None:
+            calls.append(0)
+            if len(calls) == stop_at:
+                raise InterruptionError
+
+        student = OnnxNetwork(model.clone(), choices_of(plan))
+        teacher = OnnxNetwork(model.clone())
+        return Distillation(student, teacher, images(64), images(96)[64:], options, state).run(advance)
+
+    whole = run(tmp_path / "whole.pt")
+    with pytest.raises(InterruptionError):
+        run(tmp_path / "parts.pt", stop_at=9)
+    resumed = run(tmp_path / "parts.pt")
+    assert (resumed.before, resumed.after, resumed.steps) == (whole.before, whole.after, whole.steps)
+    assert whole.weights is not None
+    for name, array in whole.weights.items():
+        np.testing.assert_array_equal(resumed.weights[name], array)
+
+
+def test_a_network_that_torch_cannot_compute_stays_as_it_was() -> None:
+    net = Net(opset=17)
+    y = net.node("Sin", net.node("Relu", net.conv(net.input("x", (1, 3, 6, 6)), (3, 4))), name="waves")
+    config = get_default_config("XINT8")
+    config.extra_options["Distillation"] = True
+    data = [np.random.default_rng(i).random((1, 3, 6, 6), dtype=np.float32) for i in range(20)]
+    facts = quantize(net.model(y), data, config).report.algorithms[-1]
+    assert not facts.changed
+    assert "Sin ('waves')" in facts.left[0].reason
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"batch_size": 0}, {"rate_share": 0.0}, {"mixed_share": 2.0}, {"feature_weight": -1.0}]
+)
+def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError, match="Distillation"):
+        DistillationOptions(**wrong)
