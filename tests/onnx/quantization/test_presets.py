@@ -240,7 +240,7 @@ def test_formats_that_need_no_data_use_none(name):
 @pytest.mark.parametrize("name", ["MXFP8E4M3", "MX6"])
 def test_block_formats_need_no_data_and_use_a_little(name):
     assert not settings_of(name).needs_data
-    assert settings_of(name).sample_use == 16
+    assert settings_of(name).sample_use == 32
 
 
 def test_finetuning_needs_data_and_uses_as_much_as_is_said():
@@ -249,6 +249,6 @@ def test_finetuning_needs_data_and_uses_as_much_as_is_said():
     assert settings_of("A8W8_ADAQUANT").sample_use is None  # calibration looks at all
     config = get_default_config("MXFP8E4M3_ADAQUANT")
     config.extra_options["FastFinetune"]["DataSize"] = 4
-    assert settings_of(config).sample_use == 16  # those of bias correction
+    assert settings_of(config).sample_use == 32  # those of compensation
     del config.extra_options["FastFinetune"]["DataSize"]
     assert settings_of(config).sample_use is None

@@ -38,10 +38,14 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def surveyed_layers(
-    work: Decision, op_types: Collection[str], sample_limit: int
+    work: Decision, op_types: Collection[str], sample_limit: int, *, is_centred: bool = False
 ) -> tuple[list[TrainedLayer], list[SkippedNode], dict[str, Sums]]:
     """The layers of these types whose weight the plan quantizes, those that are left out with the reason, and how the
-    inputs of each layer vary together. A matrix that is stored together with the table of an embedding is left out."""
+    inputs of each layer vary together. A matrix that is stored together with the table of an embedding is left out.
+
+    With `is_centred`, quantized inputs vary around their means: what rounding does to the mean of an output is left to
+    its bias.
+    """
     found, left = trained_layers(work.model, work.plan, op_types)
     nodes = {str(node.name): node for node in work.model.graph}
     choices = {(reader.node, reader.index): each.choice for each in work.plan for reader in each.readers}
@@ -68,6 +72,8 @@ def surveyed_layers(
     )
     sums = {name: sums for each in products.values() for name, sums in each.sums.items()}
     for each in {id(each): each for each in sums.values()}.values():
+        if is_centred:
+            each.centre()
         each.shrink()
     return found, left, sums
 
@@ -108,6 +114,7 @@ class Sums:
     seen: int = 0  # rows so far
     inner: Array = field(init=False)
     cross: Array | None = field(init=False)
+    totals: Array = field(init=False)
     aside: Array | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +122,18 @@ class Sums:
         self.inner = np.zeros((groups, columns, columns))
         self.cross = None if self.data is None else np.zeros_like(self.inner)
         self.aside = np.zeros_like(self.inner, np.float32) if self.data is None else None  # accurate enough to judge by
+        self.totals = np.zeros((2, groups, columns))  # of x and of z
+
+    def centre(self) -> None:
+        """Take out the means of x and z, which only the mean of the output depends on.
+
+        Only for integers: with block formats, networks were closer to float with the means left in.
+        """
+        if self.cross is None or not self.seen or not isinstance(self.data, AffineChoice):
+            return
+        exact, own = self.totals
+        self.inner -= own[:, :, None] * own[:, None] / self.seen
+        self.cross -= exact[:, :, None] * own[:, None] / self.seen
 
     def shrink(self) -> None:
         """Add to the diagonal what so few rows cannot tell from chance: fewer rows than columns show correlations that
@@ -174,6 +193,7 @@ class InputProducts:
                 each.aside += product
             if each.cross is not None:
                 each.cross += exact.swapaxes(1, 2) @ own
+                each.totals += [exact.sum(axis=1, dtype=np.float64), own.sum(axis=1, dtype=np.float64)]
 
     def end_of_sample(self) -> None:
         self._samples += 1

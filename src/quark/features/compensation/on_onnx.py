@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
 from quark.decide.searched_scales import searched_parameters
+from quark.features.bias_correction import on_onnx as bias_correction
 from quark.features.compensation.grids import FixedScales, block_grid, independent, rounded_alone, spread
 from quark.features.compensation.input_products import Sums, surveyed_layers, watched_inputs, with_weight_choices
 from quark.features.compensation.options import CompensationOptions
@@ -43,10 +44,14 @@ def watched(work: Work, options: CompensationOptions) -> list[str]:
 
 def after_choosing(work: Decision, options: CompensationOptions) -> list[AlgorithmFacts]:
     """Round weights in place, and choose the scales of groups anew; those of an output that would be worse for it stay
-    as they are. All of it is taken back if the network's outputs on held-out samples get worse: a layer knows nothing
-    of those behind it."""
-    plan, before = work.plan, quantized_error(work) if work.expected else math.inf  # while there are no sums in memory
-    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
+    as they are. All of it is taken back if the network's outputs on held-out samples get worse, with the biases that
+    belong to either: a layer knows nothing of those behind it."""
+    if work.samples.is_random or not work.samples.count:
+        reason = "no calibration data was given, and random numbers do not vary together as inputs do"
+        return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
+    plan, before = work.plan, _final_error(work) if work.expected else math.inf  # while there are no sums in memory
+    has_biases = work.settings.options_of("bias_correction") is not None
+    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit, is_centred=has_biases)
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
@@ -66,7 +71,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
                     choices[layer.name] = result.choice
             advance()
     work.plan = with_weight_choices(plan, choices)
-    if changed and work.expected and quantized_error(work) > before:
+    if changed and work.expected and _final_error(work) > before:
         for name, value in work.model.graph.initializers.items():
             value.const_value = standing.get(name, value.const_value)
         work.plan = plan
@@ -74,6 +79,21 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
         changed.clear()
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
+
+
+def _final_error(work: Decision) -> float:
+    """The error on held-out samples with the biases that bias correction, if it follows, would leave."""
+    options = work.settings.options_of("bias_correction")
+    if options is None:
+        return quantized_error(work)
+    plan, positions = work.plan, work.positions
+    standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
+    bias_correction.after_choosing(work, options)
+    error = quantized_error(work)
+    for name, value in work.model.graph.initializers.items():
+        value.const_value = standing.get(name, value.const_value)
+    work.plan, work.positions = plan, positions
+    return error
 
 
 @dataclass(frozen=True, eq=False)
