@@ -421,20 +421,46 @@ def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> i
 
     A tensor can be both: nodes read the given one, and the computed one is an output whose name ends in COMPUTED.
     """
-    part = model.clone()
+    values = {str(value.name): value for node in model.graph for value in node.outputs}
+    values |= {str(value.name): value for value in model.graph.inputs}
+    given = set(inputs)
+    needed: set[ir.Node] = set()
+    pending = [values[name].producer() for name in outputs]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in needed:
+            needed.add(node)
+            pending += [value.producer() for value in read_by(node) if value.name not in given]
+    # only what is needed is cloned: a large model is cut into hundreds of pieces
+    read = {str(value.name) for node in needed for value in read_by(node)} | set(outputs)
+    own = {str(value.name) for value in model.graph.inputs}
+    cut = [values[name] for name in inputs if name not in own and values[name].producer() not in needed]
+    view = ir.GraphView(
+        [*model.graph.inputs, *cut],
+        [],
+        nodes=[node for node in model.graph if node in needed],
+        initializers=[value for name, value in model.graph.initializers.items() if name in read or name in own],
+        opset_imports=model.graph.opset_imports,
+        name=model.graph.name,
+    )
+    part = ir.Model(
+        view.clone(),
+        ir_version=model.ir_version,
+        functions=[function.clone() for function in model.functions.values()],
+    )
     graph = part.graph
-    values = {str(value.name): value for node in graph for value in node.outputs}
-    values |= {str(value.name): value for value in graph.inputs}
-    graph.outputs.clear()
-    own = {str(value.name) for value in graph.inputs}
+    for value in graph.inputs[len(model.graph.inputs) :]:
+        value.shape = None  # of a tensor within a model, the declared shape is often only inferred
+    values = {str(value.name): value for value in graph.inputs}
+    values |= {str(value.name): value for node in graph for value in node.outputs}
     for name in inputs:
-        if name in own:
+        if name in own or values[name].is_graph_input():
             continue
         old = values[name]
-        given = ir.Value(name=name, type=old.type)
+        replaced = ir.Value(name=name, type=old.type)
         old.name = f"{name}{COMPUTED}"
-        old.replace_all_uses_with(given)
-        graph.inputs.append(given)
+        old.replace_all_uses_with(replaced)
+        graph.inputs.append(replaced)
     graph.outputs.extend(values[name] for name in outputs)
     branching = [node for node in graph if _subgraphs(node)]
     while remove_dead(part):

@@ -96,6 +96,8 @@ def open_session(
         if threads is not None:
             options.intra_op_num_threads = threads
             options.inter_op_num_threads = 1
+        # threads that spin take processors from our own and from other programs, which matters most under load
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if extra:
             options.enable_mem_pattern = False  # its planned reuse of memory excludes outputs: a fifth more memory
         if not has_integer_kernels:
