@@ -18,6 +18,7 @@ How a tensor is quantized is one of
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -243,7 +244,7 @@ class QuantizationPlan:
             skipped.append(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")))
         return QuantizationPlan(tuple(tensors), tuple(skipped))
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A hash of everything the plan says."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()

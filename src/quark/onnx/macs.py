@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from quark.onnx.graph import is_constant
+from quark.onnx.graph import infer_shapes, is_constant
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -49,6 +49,23 @@ def multiplications(node: ir.Node) -> int | None:
     width = None if left is None or left.shape is None else left.shape[-1]
     results = _sizes(output.shape, 1)
     return None if results is None or not isinstance(width, int) else width * math.prod(results)
+
+
+def estimated_macs(model: ir.Model, shapes: Shapes) -> int:
+    """The MACs of a sample with inputs of these shapes, as far as shapes can be inferred without running the model; of
+    other layers, each weight counts once."""
+    nodes = [node for node in model.graph if node.op_type in PRODUCTS]
+    if any(multiplications(node) is None for node in nodes):
+        sized = model.clone()
+        for value in sized.graph.inputs:
+            if str(value.name) in shapes:
+                value.shape = ir.Shape(shapes[str(value.name)])
+        for value in (each for node in sized.graph for each in node.outputs):
+            value.shape = None
+        infer_shapes(sized)
+        nodes = [node for node in sized.graph if node.op_type in PRODUCTS]
+    known = ((multiplications(node), weight_count(node)) for node in nodes)
+    return sum(weights if macs is None else macs for macs, weights in known)
 
 
 def _sizes(shape: ir.Shape | None, start: int) -> list[int] | None:

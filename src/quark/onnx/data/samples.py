@@ -265,6 +265,10 @@ class Samples:
         turned = {name: np.ascontiguousarray(sample[name].transpose(order)) for name, order in self._orders.items()}
         return {**sample, **turned}
 
+    def hold_out_at_most(self, count: int) -> None:
+        """Drop held-out samples beyond that number. The calibration samples stay the same."""
+        del self.held_out[count:]
+
     def hold_none_out(self) -> None:
         """Drop the held-out samples, as there will be no verdict. The calibration samples stay the same."""
         self.held_out, self.is_held_out_shared = [], False

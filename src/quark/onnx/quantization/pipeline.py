@@ -18,7 +18,8 @@ from quark.compare import OutputFidelity, numberless_remark, outputs_without_num
 from quark.decide import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.features.mixed_precision.on_onnx import mix
 from quark.features.order import call
-from quark.features.protection.on_onnx import protected_run, protection_remarks
+from quark.features.protection.on_onnx import is_protectable, protected_run, protection_remarks
+from quark.features.protection.options import ProtectMode
 from quark.files.output import nothing_on_disk
 from quark.measures import Measure
 from quark.onnx.bodies import insert_bodies, joined, measure_bodies, place_bodies
@@ -39,6 +40,7 @@ from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.insert import insert
 from quark.onnx.large_tensors import Message, free_memory, weight_bytes
 from quark.onnx.load import Digest, LoadedModel, load
+from quark.onnx.macs import estimated_macs
 from quark.onnx.optimize import optimize
 from quark.onnx.optimize.layouts import TO_CHANNELS_LAST, to_channels_last
 from quark.onnx.quantization.config.options import settings_of
@@ -57,6 +59,7 @@ from quark.report.algorithms import idle_remark
 from quark.report.quantities import size_text
 
 USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
+VERDICT_MACS = 15_000_000_000  # of all samples together, for a model that only the verdict runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +123,9 @@ def _quantize_graph(
     obstacle = verdict_obstacle(model, samples, settings)
     if obstacle is not None or _is_never_run(samples, settings):
         samples.hold_none_out()
+    elif metric is None and samples.held_out and _is_only_judged(samples, settings):
+        shapes = {name: array.shape for name, array in samples.held_out[0].items()}
+        samples.hold_out_at_most(max(1, VERDICT_MACS // max(1, estimated_macs(model, shapes))))
     providers = settings.calibrate.providers
     judge = None if metric is None else open_judge(metric, model, samples, providers)
     expected = float_outputs(model, samples, providers) if settings.optimize.changes_outputs else []
@@ -301,6 +307,14 @@ def _absent_types(present: Collection[str], settings: Settings) -> list[str]:
 def _is_never_run(samples: Samples, settings: Settings) -> bool:
     """True if only weights are quantized and no data was given: random numbers would tell nothing about them."""
     return settings.insert.matmul_nbits is not None and samples.is_random and not settings.needs_data
+
+
+def _is_only_judged(samples: Samples, settings: Settings) -> bool:
+    """True if the networks run for the verdict alone, so that no byte of the result depends on samples. Otherwise the
+    float network runs on many samples anyway, or protection decides by the verdict."""
+    is_protected = settings.protect.mode is ProtectMode.AUTO and is_protectable(settings) and not samples.is_random
+    is_decided_by_samples = settings.needs_data or settings.mix is not None or is_protected
+    return not is_decided_by_samples and (settings.sample_use == 0 or samples.is_random)
 
 
 def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:
