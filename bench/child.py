@@ -33,11 +33,13 @@ class ChildError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run in one process: seconds of the call alone, and the most memory that the process had, imports and all."""
+    """One run in one process: seconds of the call alone, on the clock and of all processors together, and the most
+    memory that the process had, imports and all."""
 
     seconds: float
     peak_mb: float
     file_mb: float | None = None
+    processor_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Interpreters:
         written = [each.stat().st_size for each in output.parent.glob(f"{output.stem}*") if each.suffix != ".json"]
         if not output.is_file():
             raise ChildError("no file was written, and no error raised")
-        return Outcome(found["seconds"], found["peak_mb"], sum(written) / 1e6)
+        return Outcome(found["seconds"], found["peak_mb"], sum(written) / 1e6, found["processor_seconds"])
 
     def run_float(self, model: NamedModel, samples: SampleFile) -> Outcome:
         """The float model once over the images to calibrate on: the least that calibration can take."""

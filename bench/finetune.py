@@ -17,7 +17,16 @@ from typing import Any
 from bench.models import add_arguments, chosen_models, label, positive
 from bench.peers import add_peer_arguments, open_peers
 from bench.record import Record
-from bench.runs import Quantizers, blanks, memory_cells, memory_header, time_cells, time_header
+from bench.runs import (
+    Quantizers,
+    blanks,
+    memory_cells,
+    memory_header,
+    processor_cells,
+    processor_header,
+    time_cells,
+    time_header,
+)
 from bench.samples import write_samples
 
 PRESETS = ["XINT8_ADAROUND", "A8W8_ADAROUND", "MXFP8E4M3_ADAQUANT"]
@@ -51,7 +60,7 @@ def main() -> None:
     models = chosen_models(arguments)
     interpreters = open_peers(arguments)
     titles, peers = list(interpreters.titles.values()), list(interpreters.titles)
-    header = ["model", "preset", *time_header(titles), *memory_header(titles)]
+    header = ["model", "preset", *time_header(titles), *processor_header(titles), *memory_header(titles)]
     notes = [f"{arguments.images} images, {arguments.iterations} iterations, batch {arguments.batch_size}."]
     record = Record.begin("finetune", arguments, header, notes, interpreters.facts)
     for model in models:
@@ -60,7 +69,8 @@ def main() -> None:
             quantizers = Quantizers(interpreters, model, samples, Path(folder), settings_of(arguments))
             for preset in arguments.presets:
                 runs = quantizers.take_turns(preset, arguments.repeat)
-                row = [model.name, label(preset), *time_cells(runs, peers), *memory_cells(runs, peers)]
+                cells = (of(runs, peers) for of in (time_cells, processor_cells, memory_cells))
+                row = [model.name, label(preset), *(cell for some in cells for cell in some)]
                 figure = {"model": model.name, "preset": label(preset)}
                 figure |= {who: each.to_json() for who, each in runs.items()}
                 record.add([row], figure, blanks(runs, model.name, preset))

@@ -37,6 +37,11 @@ class Runs:
         return min((each.seconds for each in self.outcomes), default=None)
 
     @property
+    def processor_seconds(self) -> float | None:
+        known = [each.processor_seconds for each in self.outcomes if each.processor_seconds is not None]
+        return min(known, default=None)
+
+    @property
     def peak_mb(self) -> float | None:
         return min((each.peak_mb for each in self.outcomes), default=None)
 
@@ -56,6 +61,7 @@ class Runs:
     def to_json(self) -> dict[str, Any]:
         return {
             "seconds": None if self.seconds is None else asdict(self.seconds),
+            "processor_seconds": self.processor_seconds,
             "peak_mb": self.peak_mb,
             "file_mb": self.file_mb,
             "error": self.error,
@@ -76,6 +82,18 @@ def time_cells(runs: Mapping[str, Runs], peers: Sequence[str]) -> list[str]:
     ours = runs[OURS]
     found = [(with_spread(runs[who].seconds), times(runs[who].best, ours.best, 1)) for who in peers]
     return [with_spread(ours.seconds), *(cell for pair in found for cell in pair)]
+
+
+def processor_header(titles: Iterable[str]) -> list[str]:
+    peers = (cell for title in titles for cell in (f"{title} processor s", f"of {OURS}"))
+    return [f"{OURS} processor s", *peers]
+
+
+def processor_cells(runs: Mapping[str, Runs], peers: Sequence[str]) -> list[str]:
+    """Seconds of all processors together: what a run costs on a machine that others use too."""
+    ours = runs[OURS].processor_seconds
+    found = [(number(runs[who].processor_seconds, 1), times(runs[who].processor_seconds, ours, 1)) for who in peers]
+    return [number(ours, 1), *(cell for pair in found for cell in pair)]
 
 
 def memory_cells(runs: Mapping[str, Runs], peers: Sequence[str]) -> list[str]:
