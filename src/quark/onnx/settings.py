@@ -79,7 +79,16 @@ class Settings:
     @property
     def needs_data(self) -> bool:
         """True if samples, real or random, affect the result."""
-        return self.refine.finetune is not None or self._is_calibrated or bool(data_uses(self))
+        return self.refine.finetune is not None or self._is_calibrated or bool(self.data_reasons)
+
+    @property
+    def data_reasons(self) -> tuple[str, ...]:
+        """Why the run is refused without data; empty if it is not.
+
+        In weight-only quantization, GPTQ and AWQ are all that data is for. Other runs leave them out without data, as
+        they do with bias correction.
+        """
+        return data_uses(self) if self.insert.matmul_nbits is not None else ()
 
     @property
     def _is_calibrated(self) -> bool:

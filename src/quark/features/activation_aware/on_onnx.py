@@ -49,6 +49,7 @@ NAME, RANGES = "AWQ", "AWQ ranges"
 LAYER_TYPES = ("Gemm", "MatMul")
 MIN_GAIN = 0.02  # of the error, where the division is folded
 MIN_MUL_GAIN = 0.1  # where it takes a Mul
+NO_DATA = "no calibration data was given, and random numbers are not as large as inputs are"
 
 
 def before_calibration(work: Work, options: ActivationAwareOptions) -> list[AlgorithmFacts]:
@@ -56,8 +57,9 @@ def before_calibration(work: Work, options: ActivationAwareOptions) -> list[Algo
     quantize = rounding_of(work.settings.choose.default.weight)
     if not options.has_scales:
         return []
-    if quantize is None:
-        return [AlgorithmFacts(NAME, (), (SkippedNode("", "", "weights are not quantized"),))]
+    if work.samples.is_random or not work.samples.count or quantize is None:
+        reason = "weights are not quantized" if quantize is None else NO_DATA
+        return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
     road = OnnxRoad(work.model)
     groups, left = _groups(work, road)
     count = min(options.sample_limit, work.samples.count)
@@ -89,6 +91,8 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
     the network's outputs on held-out samples get worse."""
     if not options.has_clipping or work.settings.options_of("compensation") is not None:
         return []  # compensation chooses scales itself
+    if work.samples.is_random or not work.samples.count:
+        return [] if options.has_scales else [AlgorithmFacts(RANGES, (), (SkippedNode("", "", NO_DATA),))]
     plan, error = work.plan, quantized_error(work) if work.expected else math.inf  # while there are no sums in memory
     found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}

@@ -79,7 +79,9 @@ def surveyed_layers(
 
 
 def watched_inputs(work: Work, op_types: Collection[str]) -> list[str]:
-    """The inputs of layers of these types with constant weights, which `surveyed_layers` reads."""
+    """The inputs of layers of these types with constant weights, which `surveyed_layers` reads; none without data."""
+    if work.samples.is_random:
+        return []
     nodes = [node for node in view_of(work.model) if node.op_type in op_types and node.is_standard]
     nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
     return [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]

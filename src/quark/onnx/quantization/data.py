@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.errors import InvalidValueError, QuarkError
-from quark.features.order import data_uses
 from quark.onnx.data import Preprocessing, RandomForm, Samples, input_infos, open_samples
 from quark.onnx.settings import Settings
 
@@ -29,13 +28,13 @@ class Data:
         """The samples, checked against the model: as many as are of use, a few if only the verdict looks at them.
 
         Without data they are random numbers. If the result depends on samples, that has to be asked for, by `is_random`
-        or by the option UseRandomData; it is an InvalidValueError otherwise, and always where a feature would have
-        nothing to learn from random numbers.
+        or by the option UseRandomData; it is an InvalidValueError otherwise, and always where weights alone are
+        quantized by an algorithm that learns nothing from random numbers.
         """
         options, use = settings.calibrate, settings.sample_use
         source = None if options.has_random_data else self.source
         if source is None:
-            if reasons := data_uses(settings):
+            if reasons := settings.data_reasons:
                 raise InvalidValueError(
                     f"config '{settings.name}' needs calibration data, and none was given: {reasons[0]}, for which "
                     "random numbers are of no use. Give --calib (in Python: data), what the model will see, or take a "
