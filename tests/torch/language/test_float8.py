@@ -7,7 +7,7 @@ import torch
 from small_language_models import FP8, llama, logits_of, quantizer, token_ids
 
 from quark.decide.specs import FloatSpec, LayerSpec, bits_of
-from quark.errors import InvalidValueError, UnsupportedOptionError
+from quark.errors import InvalidValueError
 from quark.formats.quantize import quantize_dequantize
 from quark.ranges import TensorRange
 from quark.torch import ModelQuantizer
@@ -87,9 +87,9 @@ def test_impossible_specs_are_refused():
         FloatSpec("fp8_e4m3")
 
 
-def test_graphs_have_no_such_type():
+def test_graphs_have_the_type_with_fixed_scales():
     config = Config(QuantizationConfig(weight=FP8))
-    with pytest.raises(UnsupportedOptionError, match="fp8 with a scale"):
-        ModelQuantizer(config).quantize_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), [torch.rand(2, 4)])
+    network = ModelQuantizer(config).quantize_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), [torch.rand(2, 4)])
+    assert [each.choice.format for each in network.plan] == ["fp8_e4m3"]
     assert QuantizationSpec(Dtype.fp8_e4m3).tensor_spec().format == "mxfp8_e4m3"  # by itself: in blocks
     assert bits_of(LayerSpec(None, FP8.tensor_spec())) == (32.0, 8.0)
