@@ -106,9 +106,8 @@ class BlockCodes:
     def scales_of_codes(self) -> NDArray[np.float32]:
         """The scale of every byte of `exponents`."""
         fmt = self.format
-        if fmt.scale is None:
-            return POWERS
-        return np.asarray(np.float32(self.tensor_scale) * float_scales(fmt.scale), np.float32)
+        scales = POWERS if fmt.scale is None else np.float32(self.tensor_scale) * float_scales(fmt.scale)
+        return np.asarray(scales, np.float32)
 
     @property
     def has_minus_zero(self) -> bool:
