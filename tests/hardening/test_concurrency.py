@@ -61,7 +61,8 @@ def prepare(folder: Path) -> None:
 def test_neither_the_same_nor_other_outputs_disturb_each_other(tmp_path: Path) -> None:
     prepare(tmp_path / "alone")
     prepare(tmp_path / "together")
-    quantize(tmp_path / "alone" / "in.onnx", tmp_path / "alone" / "data.npz").save(tmp_path / "alone" / "one.onnx")
+    alone = quantize(tmp_path / "alone" / "in.onnx", tmp_path / "alone" / "data.npz", "XINT8")
+    alone.save(tmp_path / "alone" / "one.onnx")
     together = tmp_path / "together"
     before = digest(together / "weights.bin")
     finish([start(together, names, times=2) for names in ("one.onnx,two.onnx", "one.onnx")])

@@ -553,7 +553,7 @@ ASKED: dict[str, Callable[[Path], Any]] = {
 }
 
 NOT_ASKED: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "nothing": (lambda model: quantize(model), ("'XINT8' needs calibration data", "--random", "UseRandomData")),
+    "nothing": (lambda model: quantize(model), ("'INT8_CNN_DEFAULT' needs calibration", "--random", "UseRandomData")),
     "None": (lambda model: quantize(model, None, "A8W8"), ("'A8W8' needs calibration data",)),
     "finetuning": (lambda model: quantize(model, None, "MXINT8_ADAQUANT"), ("'MXINT8_ADAQUANT' needs",)),
     "both": (lambda model: quantize(model, GOOD, use_random_data=True), ("use_random_data",)),

@@ -19,13 +19,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import onnx
 
 from quark.errors import unknown_name
-from quark.onnx.load.reading import read_proto
 from quark.onnx.load.source import read_source
 from quark.onnx.load.structure import all_nodes
 from quark.onnx.load.wire import carve
@@ -97,11 +95,7 @@ def usual_config(target: str | Target, model: str | os.PathLike[str] | onnx.Mode
 
 def _operators(model: str | os.PathLike[str] | onnx.ModelProto | bytes) -> Counter[str]:
     """Count the operators of a model, also inside subgraphs and functions."""
-    is_path = isinstance(model, (str, os.PathLike))
-    proto = read_proto(Path(model)) if is_path else model  # type: ignore[arg-type] # a path, as was checked
-    if isinstance(proto, bytes):
-        proto = carve(read_source(proto)).proto
-    assert isinstance(proto, onnx.ModelProto)
+    proto = model if isinstance(model, onnx.ModelProto) else carve(read_source(model)).proto
     graphs = [proto.graph.node, *(each.node for each in proto.functions)]
     return Counter(node.op_type for nodes in graphs for node in all_nodes(nodes))
 
