@@ -9,9 +9,10 @@ from tiny_training import tiny_network
 from torch import nn
 
 from quark.plan import AffineChoice, Role
+from quark.torch.train.parameters import sort_parameters
 from quark.torch.train.quantizers import AffineQuantizer, LsqQuantizer, TqtQuantizer
 from quark.vision.training import OptimizerName, Scores, TrainingOptions
-from quark.vision.training.step import WeightAverage, make_optimizers, rate_factor, set_rates, sort_parameters
+from quark.vision.training.step import WeightAverage, make_optimizers, rate_factor, set_rates
 
 START = AffineChoice("int8", (0.25,), (0,))
 

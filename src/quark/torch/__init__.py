@@ -28,6 +28,7 @@ from quark.torch.language.loading import import_model_from_safetensors
 from quark.torch.quantization.config.template import LLMTemplate
 from quark.torch.quantization.from_onnx import from_onnx
 from quark.torch.quantization.pipeline import ModelQuantizer
+from quark.torch.train.parameters import parameter_groups
 
 __all__ = [
     "LLMTemplate",
@@ -39,5 +40,6 @@ __all__ = [
     "from_onnx",
     "import_model_from_safetensors",
     "load_params",
+    "parameter_groups",
     "save_params",
 ]

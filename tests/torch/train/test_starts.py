@@ -16,7 +16,7 @@ from quark.decide.view import ArrayConstant
 from quark.errors import UnsupportedTypeError
 from quark.formats.affine import integer_format
 from quark.ranges import LeastErrorStep, range_of
-from quark.torch import ModelQuantizer
+from quark.torch import ModelQuantizer, parameter_groups
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.type import Dtype
 from quark.torch.quantization.observer import LSQObserver, TQTObserver
@@ -98,6 +98,17 @@ def test_fixed_scales_are_found_again() -> None:
     assert 2 < ratio < 4
     weights = [name for name in before if name.endswith("weight")]
     assert all(before[name] == after[name] for name in weights)
+
+
+@pytest.mark.parametrize(("observer", "kind"), [(LSQObserver, "steps"), (TQTObserver, "thresholds")])
+def test_groups_have_every_parameter_once_with_rates_of_their_own(observer: type, kind: str) -> None:
+    network = quantized(observer)
+    groups = parameter_groups(network, 0.1, weight_decay=0.01, step_learning_rate=0.02, threshold_learning_rate=0.02)
+    assert [group["name"] for group in groups] == ["weights", "plain", kind]
+    assert [group["lr"] for group in groups] == [0.1, 0.1, 0.02]
+    assert [group["weight_decay"] for group in groups] == [0.01, 0, 0]
+    found = [id(each) for group in groups for each in group["params"]]
+    assert sorted(found) == sorted(id(each) for each in network.parameters())
 
 
 def test_learned_steps_are_not_calibrated_again() -> None:

@@ -3,14 +3,8 @@
 With several processes, DistributedDataParallel averages the gradients. The running statistics of batch norms, which
 each process computes from its own images, are averaged here, so that all processes always have the same network.
 
-Parameters are optimized by kind:
-
-    weights       matrices and kernels, with weight decay
-    plain         biases, and scales and offsets of norms, without decay
-    steps         of LSQ quantizers, without decay, at a rate of their own. The optimizer is that of the weights,
-                  because LSQ scales their gradients to the size of the weights'
-    thresholds    logarithms, of TQT quantizers, always by Adam: their gradients are sums over tensors of any size, and
-                  only Adam's steps do not depend on that
+Parameters are optimized by kind (`quark.torch.train.parameters`). Steps of LSQ have a rate of their own and the
+optimizer of the weights; thresholds of TQT are always optimized by Adam.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -31,10 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from quark.errors import InvalidValueError
+from quark.torch.train.parameters import LOG_THRESHOLD_RATE, sort_parameters
 from quark.vision.training.evaluation import Batch
 from quark.vision.training.processes import Processes
 
-LOG_THRESHOLD_RATE = 1e-2  # of the paper, arXiv 1903.08066
 FULL_RATE = "full_rate"  # the key of a group's learning rate before the schedule
 STATISTICS = ("running_mean", "running_var")
 # buffers are synchronized here; the argument for that was renamed in torch 2.13
@@ -204,34 +198,6 @@ def freeze_batch_norms(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.eval()
-
-
-@dataclass
-class ParameterKinds:
-    """Parameters by kind, see the docstring of the module."""
-
-    weights: list[nn.Parameter] = field(default_factory=list)
-    plain: list[nn.Parameter] = field(default_factory=list)
-    steps: list[nn.Parameter] = field(default_factory=list)
-    thresholds: list[nn.Parameter] = field(default_factory=list)
-
-
-def sort_parameters(model: nn.Module) -> ParameterKinds:
-    """Return the parameters that are trained, by kind."""
-    kinds = ParameterKinds()
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        owner, _, own_name = name.rpartition(".")
-        if own_name.startswith("log2_"):
-            kinds.thresholds.append(parameter)
-        elif "quantizer" in owner:
-            kinds.steps.append(parameter)
-        elif parameter.ndim > 1:
-            kinds.weights.append(parameter)
-        else:
-            kinds.plain.append(parameter)
-    return kinds
 
 
 def make_optimizers(model: nn.Module, options: TrainingOptions) -> list[Optimizer]:
