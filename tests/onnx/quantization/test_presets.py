@@ -182,7 +182,10 @@ def test_finetuning_parameters():
     assert (DEFAULT_ADAQUANT_PARAMS["LearningRate"], DEFAULT_ADAQUANT_PARAMS["BatchSize"]) == (1e-5, 2)
     for parameters in (DEFAULT_ADAROUND_PARAMS, DEFAULT_ADAQUANT_PARAMS):
         settings_of(QuantizationConfig(include_fast_ft=True, extra_options={"FastFinetune": parameters}))
-    accurate = get_default_config("INT8_CNN_ACCURATE")
+    accurate, base = get_default_config("INT8_CNN_ACCURATE"), get_default_config("INT8_CNN_DEFAULT")
+    assert accurate.calibrate_method is base.calibrate_method
+    assert base.extra_options.items() <= accurate.extra_options.items()
+    accurate = get_default_config("INT16_CNN_ACCURATE")
     assert accurate.calibrate_method is CalibrationMethod.Percentile
     assert accurate.extra_options["Percentile"] == 99.9999
 

@@ -268,7 +268,7 @@ _ROWS = (
     S16S8,
     INT8_CNN,
     INT16_CNN,
-    accurate(INT8_CNN, "INT8_CNN_ACCURATE"),
+    finetuned(INT8_CNN, "AdaRound", "INT8_CNN_ACCURATE"),  # with the ranges of its base, which are the better ones
     accurate(INT16_CNN, "INT16_CNN_ACCURATE"),
     INT8_TRANSFORMER,
     INT16_TRANSFORMER,
