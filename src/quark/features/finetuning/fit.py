@@ -232,7 +232,7 @@ class _PartFit:
         else:
             # the mean squared error of each output that rounding to the nearest leaves in the training rows: what
             # AdaRound's regularization is weighed against
-            loudness = self._training.output_errors(self._rounded, self._rounded_bias).float().unsqueeze(-1)
+            loudness = self._training.output_errors(self._rounded, self._bias).float().unsqueeze(-1)
             lower, upper = (self.part.of(each) for each in whole.neighbours)
             self._state = RoundedWeights(self._weight, lower, upper, loudness, options)
         self._descent = descent(self._state, self._bias if whole.has_bias else None, rates)
