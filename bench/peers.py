@@ -96,7 +96,7 @@ _ROWS = (
     Peer(
         "onnxruntime",
         "ONNX Runtime",
-        ((*_RUNTIME, "onnx==1.22.0", "sympy==1.14.0"),),
+        ((*_RUNTIME, "onnx==1.22.0", "onnx-ir==1.1.0", "sympy==1.14.0"),),  # onnx-ir: for MatMulNBitsQuantizer
         "onnxruntime.quantization",
         equivalents=MappingProxyType(_ONNXRUNTIME),
     ),

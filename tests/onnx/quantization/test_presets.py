@@ -127,7 +127,7 @@ def test_xint8_is_power_of_two_throughout():
         ("S16S8_ASWS", ("int16", True), ("int8", True), Percentile()),
         ("INT8_CNN_DEFAULT", ("uint8", False), ("int8", True), MinMax(0.01)),
         ("INT16_CNN_DEFAULT", ("uint16", False), ("int16", True), MinMax()),
-        ("INT8_TRANSFORMER_DEFAULT", ("uint8", False), ("int8", True), MinMax(0.01)),
+        ("INT8_TRANSFORMER_DEFAULT", ("uint8", False), ("int8", True), MinMax()),
         ("INT16_TRANSFORMER_DEFAULT", ("uint16", False), ("int16", True), MinMax(0.01)),
     ],
 )

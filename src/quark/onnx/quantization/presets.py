@@ -196,8 +196,8 @@ INT8_CNN = integers("INT8_CNN_DEFAULT",
     MIN_MAX, (U8, S8), CalibMovingAverage=True, BiasCorrection=True, Protect="auto")
 INT16_CNN = integers("INT16_CNN_DEFAULT", "uint16 activations, int16 weights, MinMax", MIN_MAX, (U16, S16))
 INT8_TRANSFORMER = integers("INT8_TRANSFORMER_DEFAULT",
-    "uint8 activations, int8 weights, MinMax, moving average, SmoothQuant; MatMul and Gemm of transformers",
-    MIN_MAX, (U8, S8), CalibMovingAverage=True, SmoothAlpha="auto", QuantizeEmbeddings=True, BiasCorrection=True,
+    "uint8 activations, int8 weights, MinMax, SmoothQuant; MatMul and Gemm of transformers",
+    MIN_MAX, (U8, S8), SmoothAlpha="auto", QuantizeEmbeddings=True, BiasCorrection=True,
     Protect="auto").with_fields(enable_npu_transformer=True, include_sq=True)
 INT16_TRANSFORMER = integers("INT16_TRANSFORMER_DEFAULT",
     "uint16 activations, int16 weights, MinMax, moving average; MatMul and Gemm of transformers",
