@@ -24,7 +24,8 @@ def network():
     x = net.node("ConvTranspose", net.node("Relu", x), net.weight(16, 8, 2, 2), strides=[2, 2])
     x = net.node("Flatten", net.node("GlobalAveragePool", x))
     x = net.node("Gemm", x, net.weight(8, 40), net.constant(np.zeros(40, np.float32)))
-    return net.model(net.node("MatMul", net.node("Relu", x), net.weight(40, 10)))
+    x = net.node("MatMul", net.node("Relu", x), net.weight(40, 10))
+    return net.model(net.node("Reshape", x, net.constant(np.array([1, 10, 1, 1]))))  # not the scores of classes
 
 
 def samples(count: int = 48):
