@@ -3,11 +3,13 @@
     python -m bench.accuracy --models DIR --calib DIR --val DIR [--only NAME ...] [--presets all] [--peers NAME ...]
                              [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--resume]
 
-`--val` is a folder with one subfolder per class. `--presets all` means all presets without finetuning, `finetuned`
-those with it. A cell shows top-1 and the paired difference from float in points, with its standard error, which comes
-from the images that only one of the two gets right. Top-5, the share of images with the same first class as float,
-sizes and seconds are in the JSON. All files run in this environment, with our operator library. `--resume` continues
-today's record; finished rows are skipped.
+`--val` is a folder with one subfolder per class, which the note below a table names. Presets were chosen on images
+called `val`, and by divergence from float on calibration images that were not used; `test` are images that nothing was
+chosen by, and what documents quote. `--presets all` means all presets without finetuning, `finetuned` those with it. A
+cell shows top-1 and the paired difference from float in points, with its standard error, which comes from the images
+that only one of the two gets right. Top-5, the share of images with the same first class as float, sizes and seconds
+are in the JSON. All files run in this environment, with our operator library. `--resume` continues today's record;
+finished rows are skipped.
 """
 
 from __future__ import annotations
@@ -199,9 +201,9 @@ def main() -> None:
     chosen = sources(arguments)
     interpreters = open_peers(arguments).with_timeout(arguments.timeout)
     header = ["model", "preset", "images", "float", OURS, *interpreters.titles.values()]
-    notes = [
-        f"Top-1 in percent and the paired difference to float in points; {arguments.images} images to calibrate on."
-    ]
+    judged = "CIFAR-10's test images" if arguments.val is None else f"the images of '{arguments.val.name}'"
+    measured = f"Top-1 in percent and the paired difference to float in points, on {judged}"
+    notes = [f"{measured}; {arguments.images} images to calibrate on."]
     record = Record.begin("accuracy", arguments, header, notes, interpreters.facts)
     done = resume(record) if arguments.resume else set()
     for source in chosen:
