@@ -79,7 +79,7 @@ def test_exits_with_3_and_writes_nothing_where_nothing_passes(model, calib, tmp_
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--config", "XINT8", "--target", "npu"), "--target is for --config auto"),
+        (("--config", "XINT8", "--target", "npu"), "--target chooses the preset"),
         (("--config", "auto", "--set", "Percentile=99.9"), "leave --set out"),
         (("--config", "auto", "--pack"), "leave --pack out"),
         (("--config", "auto", "--target", "tpu"), "onnxruntime"),

@@ -62,8 +62,8 @@ def by_reader(plan: QuantizationPlan):
 
 def as_stored(planned, read):
     """The planned choice with what the file cannot say taken from the one that was read: scales are stored in float32
-    or float16, and weights in float16 or bfloat16 are rounded, whether or not that saturated. MatMulNBits does not say
-    that a Gemm read its weight transposed."""
+    or float16, and weights in float16 or bfloat16 are rounded, whether or not that saturated. MatMulNBits and
+    MatMulInteger do not say that a Gemm read its weight transposed."""
     if isinstance(planned, AffineChoice) and isinstance(read, AffineChoice) and planned.axis == 1 and read.axis == 0:
         for count in range(1, len(planned.scale) + 1 if planned.group_size else 1):
             if len(planned.scale) % count == 0:
@@ -75,7 +75,8 @@ def as_stored(planned, read):
         for dtype in (np.float32, np.float16):
             scale = tuple(np.array(planned.scale, dtype).tolist())
             if scale == read.scale:
-                return AffineChoice(planned.format, scale, planned.zero_point, planned.axis, planned.group_size)
+                axis = planned.axis if planned.group_size or planned.axis != 0 else read.axis
+                return replace(planned, scale=scale, axis=axis)
     if isinstance(planned, FloatChoice) and isinstance(read, FloatChoice):
         scale = tuple(np.array(planned.scale, np.float16).tolist())  # beside float16 data
         scale = scale if planned.is_eight_bits and scale == read.scale else planned.scale

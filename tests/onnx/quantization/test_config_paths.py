@@ -118,7 +118,7 @@ def test_members():
 
     types = ["QInt8", "QUInt8", "QInt16", "QUInt16", "QInt32", "QUInt32", "QFloat16", "QBFloat16", "QBFP", "QMX"]
     assert list(VitisQuantType.__members__) == types
-    assert list(ExtendedQuantType.__members__) == [*types, "QFloat8E4M3FN", "QFloat8E5M2"]
+    assert list(ExtendedQuantType.__members__) == [*types, "QFloat8E4M3FN", "QFloat8E5M2", "QNVFP4"]
     assert list(VitisQuantFormat.__members__) == ["QDQ", "FixNeuron", "BFPFixNeuron", "MXFixNeuron"]
     assert list(PowerOfTwoMethod.__members__) == ["NonOverflow", "MinMSE"]
     assert str(ExtendedQuantType.QMX) == "QMX"

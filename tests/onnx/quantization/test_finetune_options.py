@@ -265,7 +265,7 @@ def test_inference_on_a_gpu_needs_a_provider_for_it(device, provider, monkeypatc
 @pytest.mark.parametrize("config", [finetuned(), "XINT8_ADAROUND", "MXINT8_ADAQUANT"], ids=str)
 def test_without_torch_the_error_names_the_extra_before_any_work(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'quark-quantizer\[torch\]'"):
+    with pytest.raises(MissingDependencyError, match="pip install torch"):
         ModelQuantizer(config)
     with pytest.raises(MissingDependencyError, match="not installed"):
         quantize("a file that is never looked for.onnx", None, config)
@@ -288,7 +288,7 @@ assert "torch" not in sys.modules
 def test_a_torch_that_cannot_be_found_is_not_there(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"quark-quantizer\[torch\]"):
+    with pytest.raises(MissingDependencyError, match="pip install torch"):
         settings_of("MX4_ADAQUANT")
 
 

@@ -81,7 +81,7 @@ CARRIED_OUT: list[tuple[dict[str, Any], str, Any]] = [
 ]
 NEEDLESS = {"WorkerNum": 4, "SharedParamMode": "propagate", "AutoMixUseFastFT": True}  # cannot change a result here
 TYPES = {"ActTargetQuantType", "WeightTargetQuantType", "BiasTargetQuantType", "TargetQuantType"}
-TYPES |= {"TargetMXAttributes", "TargetBFPAttributes", "TargetLayerConfig"}
+TYPES |= {"TargetMXAttributes", "TargetBFPAttributes", "TargetNVFP4Attributes", "TargetLayerConfig"}
 
 
 @pytest.mark.parametrize(("settings", "field", "expected"), CARRIED_OUT)

@@ -63,7 +63,8 @@ def emulate(model, plan, x):
 def test_the_runtime_computes_what_the_plan_says(preset):
     model = network()
     config = get_default_config(preset)
-    config.include_cle = config.extra_options["BiasCorrection"] = False  # they change the float model
+    config.include_cle = False  # these change the float model
+    config.extra_options.update(BiasCorrection=False, Compensation=False)
     result = quantize(model, [random_feed(model, seed) for seed in range(8)], config)
     feed = random_feed(model, 99)
     actual = run_model(result.model, feed)["y"]

@@ -143,6 +143,11 @@ class _Floats(Quantizer):
             return None
         return (x / self.scale).abs() <= float(get_format(self.choice.format).max)
 
+    def part(self, layout: WeightLayout, part: Part) -> Quantizer:
+        if self.scale.numel() == 1:
+            return self
+        return _Floats(self.choice, part.of(layout.to_matrices(self.scale.expand(layout.shape))))
+
 
 def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
     """The two numbers that each weight can be rounded to, in float32."""

@@ -269,7 +269,7 @@ def _compared(
 def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecked: bool) -> CalibrationFacts:
     methods = tuple(dict.fromkeys(str(spec.method) for _, spec in wanted))
     count, batches = (samples.rows, samples.count) if wanted else (0, 0)
-    held_out = samples.held_out_rows if samples.held_out else 0
+    held_out = samples.held_out_rows
     shared = samples.is_held_out_shared
     preprocessing = "" if samples.images is None else str(samples.images)
     return CalibrationFacts(

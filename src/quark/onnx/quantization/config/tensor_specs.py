@@ -519,6 +519,8 @@ def irrelevant(values: Mapping[str, Any], layers: Iterable[LayerSpec | None]) ->
     ]
     if "CalibMovingAverageConstant" in values and not values.get("CalibMovingAverage"):
         remarks.append("CalibMovingAverageConstant: CalibMovingAverage is not set")
+    if values.get("WeightGroupSize") is not None and values.get("UseMatMulNBits"):
+        remarks.append("WeightGroupSize: the groups of UseMatMulNBits have the GroupSize of MatMulNBitsParams")
     if is_any(_is_power_of_two, (*_ACTIVATIONS, "weight")):
         unheard = [name for name in ("ActivationSymmetric", "WeightSymmetric") if values.get(name) is False]
         remarks += [f"{name}: power-of-two scales always have their zero in the middle" for name in unheard]
