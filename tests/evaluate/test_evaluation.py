@@ -162,6 +162,7 @@ def test_speed_of_the_best_run(model):
     [
         (lambda folder: folder / "absent", "no such folder"),
         (lambda folder: folder, "no images"),
+        (lambda folder: savez(folder, input=np.ones((1, 3))).parent, "quark report --calib"),
         (lambda folder: write(folder / "x.txt", b"text"), "not an .npz archive"),
         (lambda folder: write(folder / "x.npz", b"PK\x03\x04 nonsense"), "not a readable numpy file"),
         (lambda folder: savez(folder, other=np.ones((1, 3)), more=np.ones((1, 3))), "more, other"),

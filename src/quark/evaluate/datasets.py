@@ -112,7 +112,9 @@ def open_dataset(
                     raise InvalidValueError(f"labels file '{labels}' says nothing of '{image.name}'")
             found = [(image, numbers[image.name]) for image, _ in found]
     if not found:
-        raise InvalidValueError(f"folder '{path}' holds no images: expected .jpg, .png or the like")
+        has_arrays = any(path.glob("*.npz"))
+        advice = "; 'quark report --calib FOLDER' compares on .npz samples of any length" if has_arrays else ""
+        raise InvalidValueError(f"folder '{path}' holds no images: expected .jpg, .png or the like{advice}")
     chosen = [found[number] for number in evenly_spaced(len(found), limit)]
     loader = image_loader(port, find_preprocessing(preprocess))
     has_labels = bool(folders) or labels is not None
