@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quark.errors import InvalidValueError
+from quark.files.indented import indented_json
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import BLOCK_FORMATS, get_format
 from quark.formats.spec import NonFinite, Rounding, ScaleRule
@@ -111,3 +112,24 @@ def test_unknown_kind_of_choice_is_named():
 def test_impossible_affine_choices_are_refused(fields):
     with pytest.raises(InvalidValueError):
         AffineChoice(**fields)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, True, -1, 1e300, "", "a\n\u00e9", [], {}, (), [[]], [{}], {"": {}}),
+        [1, 2.5, None, "x"],
+        (Role.WEIGHT, [Role.BIAS, (1, (2, 3))], {"a": ()}),
+        {"a": 1, "b": [1.5, False], "c": {"d": [], "e": [[1], {"f": "\\"}]}},
+        {1: "integer", 2.5: [1], None: {True: 0}, "text": {7: 7}},
+    ],
+    ids=repr,
+)
+def test_indented_json_is_what_python_writes(content):
+    assert indented_json(content) == json.dumps(content, indent=1, allow_nan=False)
+
+
+@pytest.mark.parametrize("content", [float("nan"), [float("inf")], {"a": [[], float("-inf")]}, {float("nan"): []}])
+def test_indented_json_refuses_what_json_has_not(content):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        indented_json(content)

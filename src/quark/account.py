@@ -5,7 +5,6 @@ Summaries, JSON and pages are made from it. It contains nothing that differs fro
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 from quark.compare import OutputFidelity, Verdict, overall_verdict
 from quark.features.mixed_precision.plan import MixedPlan
+from quark.files.indented import indented_json
 from quark.measures import MeasureResult
 from quark.plan import QuantizationPlan, Role, SkippedNode
 
@@ -148,7 +148,6 @@ class Report:
 
     def to_json(self) -> str:
         """Return the whole report as JSON."""
-        plan = json.loads(self.plan.to_json())
         content = {
             "verdict": self.verdict.value,
             "outputs": [output.to_dict() for output in self.outputs],
@@ -172,6 +171,6 @@ class Report:
             "auto": dict(self.auto) or None,
             "card": dict(self.card) or None,
             "plan_sha256": self.plan.digest,
-            "plan": plan,
+            "plan": self.plan.to_dict(),
         }
-        return json.dumps(content, indent=1, allow_nan=False)
+        return indented_json(content)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -30,6 +29,7 @@ import numpy as np
 
 from quark.errors import InvalidValueError
 from quark.files.foreign import REPORT, Fields, parse_json, short
+from quark.files.indented import indented_json
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS, get_format
 from quark.formats.spec import BlockFormat, FloatFormat, IntFormat, NonFinite, Rounding, ScaleRule, Specials, SubBlocks
@@ -194,7 +194,11 @@ class QuantizationPlan:
         >>> QuantizationPlan.from_json(plan.to_json()) == plan
         True
         """
-        content = {
+        return indented_json(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON can hold it; `from_dict` reads it back."""
+        return {
             "version": PLAN_VERSION,
             "tensors": [
                 {
@@ -209,7 +213,6 @@ class QuantizationPlan:
             ],
             "skipped": [asdict(each) for each in self.skipped],
         }
-        return json.dumps(content, indent=1, allow_nan=False)
 
     @staticmethod
     def from_json(text: str, label: str = "quantization plan") -> QuantizationPlan:
