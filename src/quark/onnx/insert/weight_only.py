@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class _Matrix:
         assert self.choice.group_size is not None
         return self.choice.group_size
 
+    @cached_property
     def parameters(self) -> tuple[Array, Array]:
         """Scales and unsigned zero points, [N, blocks]."""
         found = parameters_of(self.choice, tuple(self.source.shape.numpy()))
@@ -186,14 +188,14 @@ def _find(store: list[_Stored], matrix: _Matrix) -> _Stored | None:
 
 
 def _has_same_parameters(first: _Matrix, second: _Matrix) -> bool:
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    pairs = zip(first.parameters, second.parameters, strict=True)
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
 def _add(model: ir.Model, matrix: _Matrix, store: list[_Stored], *, is_table: bool = False) -> _Stored:
     """Put the matrix into the model."""
     codes = stored(model, _packed(matrix, is_table=is_table))
-    scales, zero_points = matrix.parameters()
+    scales, zero_points = matrix.parameters
     held = None
     values = (
         add_initializer(model, f"{matrix.name}_packed", codes),
