@@ -27,6 +27,13 @@ def test_few_samples_are_compared_where_nothing_else_needs_them(preset: str, mon
     assert bounded.model.SerializeToString() == usual.model.SerializeToString()
 
 
+def test_one_sample_of_random_numbers_is_compared() -> None:
+    report = quantize(network_path(), config="UINT8_DYNAMIC_QUANT").report
+    assert report.calibration.is_random
+    assert report.calibration.held_out == 1
+    assert report.outputs
+
+
 @pytest.mark.parametrize("preset", ["XINT8", "MXINT8"])
 def test_all_are_compared_where_the_verdict_decides(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "VERDICT_MACS", 1)

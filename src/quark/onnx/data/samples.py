@@ -238,16 +238,16 @@ class Samples:
         self._orders: dict[str, Sequence[int]] = {}
         rows = sizes or [1] * total
         self.rows = sum(rows[i] for i in self._indices)
-        self._held_out_rows = [rows[i] for i in held]
+        self._held_out_sizes = [rows[i] for i in held]
+
+    @property
+    def held_out_rows(self) -> int:
+        """The rows of the samples that are still held out."""
+        return sum(self._held_out_sizes[: len(self.held_out)])
 
     @property
     def count(self) -> int:
         return len(self._indices)
-
-    @property
-    def held_out_rows(self) -> int:
-        """The held-out samples, where a batch counts as many as it holds."""
-        return sum(self._held_out_rows)
 
     def __len__(self) -> int:
         return self.count
@@ -272,11 +272,11 @@ class Samples:
 
     def hold_out_at_most(self, count: int) -> None:
         """Drop held-out samples beyond that number. The calibration samples stay the same."""
-        del self.held_out[count:], self._held_out_rows[count:]
+        del self.held_out[count:]
 
     def hold_none_out(self) -> None:
         """Drop the held-out samples, as there will be no verdict. The calibration samples stay the same."""
-        self.held_out, self._held_out_rows, self.is_held_out_shared = [], [], False
+        self.held_out, self.is_held_out_shared = [], False
 
     def digest(self) -> str:
         """A hash of every value of the calibration samples."""

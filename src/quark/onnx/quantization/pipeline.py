@@ -124,8 +124,7 @@ def _quantize_graph(
     if obstacle is not None or _is_never_run(samples, settings):
         samples.hold_none_out()
     elif metric is None and samples.held_out and _is_only_judged(samples, settings):
-        shapes = {name: array.shape for name, array in samples.held_out[0].items()}
-        samples.hold_out_at_most(max(1, VERDICT_MACS // max(1, estimated_macs(model, shapes))))
+        samples.hold_out_at_most(_verdict_count(model, samples))
     providers = settings.calibrate.providers
     judge = None if metric is None else open_judge(metric, model, samples, providers)
     expected = float_outputs(model, samples, providers) if settings.optimize.changes_outputs else []
@@ -162,7 +161,7 @@ def _quantize_graph(
         versions=versions(),
         source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
-        plan=replace(run.plan, skipped=(*loaded.skipped, *run.plan.skipped)),
+        plan=replace(run.plan, skipped=(*loaded.skipped, *run.plan.skipped)) if loaded.skipped else run.plan,
         calibration=_calibration_facts(samples, run.wanted, obstacle is not None),
         outputs=run.outputs,
         rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in run.simulated)),
@@ -315,6 +314,14 @@ def _is_only_judged(samples: Samples, settings: Settings) -> bool:
     is_protected = settings.protect.mode is ProtectMode.AUTO and is_protectable(settings) and not samples.is_random
     is_decided_by_samples = settings.needs_data or settings.mix is not None or is_protected
     return not is_decided_by_samples and (settings.sample_use == 0 or samples.is_random)
+
+
+def _verdict_count(model: ir.Model, samples: Samples) -> int:
+    """How many samples a network runs on that only the verdict runs: one of random numbers, which are all alike."""
+    if samples.is_random:
+        return 1
+    shapes = {name: array.shape for name, array in samples.held_out[0].items()}
+    return max(1, VERDICT_MACS // max(1, estimated_macs(model, shapes)))
 
 
 def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:
