@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from fitted_layers import affine, choices_of, normal
 
 from quark.errors import InvalidValueError
+from quark.features.finetuning.fit import are_outputs_separate
+from quark.features.finetuning.problem import Part, WeightLayout
 from quark.features.finetuning.quantizers import neighbours, quantizer_of
 from quark.formats.affine import is_in_range
-from quark.plan import AffineChoice, Choice, DynamicChoice
+from quark.plan import AffineChoice, BlockChoice, Choice, DynamicChoice, FloatChoice
 from quark.rounded import parameters_of, rounded
 
 CPU = torch.device("cpu")
@@ -92,3 +96,19 @@ def test_a_scale_by_channel_goes_with_any_number_of_rows() -> None:
     choice = affine(rows, "int8", 1)
     quantizer = quantizer_of(choice, (100, 5), CPU)
     np.testing.assert_array_equal(quantizer.values(torch.from_numpy(rows)).numpy(), rounded(rows, choice))
+
+
+FLOAT8 = FloatChoice("fp8_e4m3", True, tuple((np.abs(WEIGHT).max(axis=(1, 2)) / 448).tolist()), 0)
+
+
+@pytest.mark.parametrize("choice", [*CHOICES.values(), FLOAT8], ids=[*CHOICES, "fp8_e4m3 per channel"])
+def test_a_part_rounds_as_the_whole(choice: Choice) -> None:
+    if isinstance(choice, BlockChoice):  # plans hold the tensor scale of a weight
+        choice = replace(choice, quantizer=choice.quantizer.fixed(WEIGHT))
+    layout = WeightLayout(WEIGHT.shape, (1, *WEIGHT.shape), (0, 1, 2, 3))
+    if not are_outputs_separate(layout, choice):
+        pytest.skip("blocks reach across outputs")
+    part = Part(outputs=slice(2, 5))
+    quantizer = quantizer_of(choice, WEIGHT.shape, CPU).part(layout, part)
+    found = quantizer.values(part.of(layout.to_matrices(torch.from_numpy(WEIGHT.copy()))))
+    np.testing.assert_array_equal(found.numpy(), layout.to_matrices(rounded(WEIGHT, choice))[:, 2:5])

@@ -144,7 +144,7 @@ class _Floats(Quantizer):
         return (x / self.scale).abs() <= float(get_format(self.choice.format).max)
 
     def part(self, layout: WeightLayout, part: Part) -> Quantizer:
-        if self.scale.numel() == 1:
+        if self.choice.axis is None:
             return self
         return _Floats(self.choice, part.of(layout.to_matrices(self.scale.expand(layout.shape))))
 
