@@ -58,7 +58,7 @@ def with_ends(preset, label):
     return quantize(branches(), samples(), config)
 
 
-@pytest.mark.parametrize("label", [each for each in END_TYPES if each not in ("int8", "float")])
+@pytest.mark.parametrize("label", [each for each in END_TYPES if each not in ("int8", "float", "first_conv_float")])
 def test_narrow_types_become_wider_at_both_ends_only(label):
     result = with_ends("MXFP4E2M1", label)
     formats: dict[str, set[str]] = {}
@@ -91,6 +91,18 @@ def test_float_leaves_them_out_and_says_so():
     reasons = {each.node: each.reason for each in result.plan.skipped}
     assert all("KeepFirstLast" in reasons[name] for name in ("first_a", "first_b", "head", "query", "key"))
     assert any(each.startswith("KeepFirstLast float: first first_a") for each in result.report.remarks)
+
+
+def test_first_convolutions_alone_stay_in_float_unless_they_are_last():
+    result = with_ends("FP8E4M3", "first_conv_float")
+    assert {each.node for each in result.plan.skipped if "KeepFirstLast" in each.reason} == {"first_a", "first_b"}
+    quantized = {reader.node for each in result.plan for reader in each.readers}
+    assert quantized == {"inner", "head", "query", "key", "scores"}
+    assert "KeepFirstLast first_conv_float: first first_a, first_b" in result.report.remarks
+    net = Net()
+    y = net.node("Conv", net.input("x", (1, 4, 8, 8)), net.weight(4, 4, 1, 1), name="alone")
+    plan = quantize(net.model(y), np.ones((2, 1, 4, 8, 8), np.float32), "FP8E4M3").plan
+    assert {reader.node for each in plan for reader in each.readers} == {"alone"}
 
 
 def test_nothing_to_widen_is_a_remark():

@@ -20,6 +20,7 @@ from quark.decide.scales import (
     fit_weight_to_bias,
     int16_scale,
     own_bias,
+    searched_float_scales,
 )
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, MeasuredSpec, TensorSpec, is_measured
 from quark.decide.view import Array, Constant, Graph, Node
@@ -228,6 +229,9 @@ class _Chooser:
         reason = f"scaled so that {reach.max(initial=0.0):.6g} becomes {top:g}"
         if spec.is_eight_bits:
             reason = f"{spec.method}: the largest magnitude becomes {top:g}{where or f', {reach[0]:.6g}'}"
+        if spec.has_searched_scales and request.role is Role.WEIGHT:
+            scale = searched_float_scales(constant.array(), scale, axis, spec.format)
+            reason = f"least squared error{where}"
         choice = FloatChoice(spec.format, spec.is_saturating, tuple(scale.astype(float).tolist()), axis)
         if spec.is_eight_bits and request.role is Role.WEIGHT and node is not None:
             choice = self._fitted_float(node, choice, constant)

@@ -8,6 +8,9 @@ last convolution of each head. A product of two activations is no layer and is p
 
 These layers see the raw input and make the decision, and have few weights: a wider type there gains more accuracy for
 its size than anywhere else. Only what is narrower than the wider type changes; an activation of 8 bits stays as it is.
+
+`first_conv_float` is for 8-bit floats, which round an image worse than the 8-bit integers that it came in: convolutions
+that are first stay in float, unless they are last too, and last layers are like all others.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from quark.formats.spec import BlockFormat, ScaleRule
 from quark.plan import EIGHT_BIT_FLOATS, QuantizationPlan
 
 OPTION = "KeepFirstLast"
-FLOAT = "float"
+FLOAT, FIRST_CONV = "float", "first_conv_float"
 _BLOCK_RULES = {"mxfp8_e4m3": ScaleRule.RCEIL, "mxfp8_e5m2": ScaleRule.RCEIL, "mxint8": ScaleRule.FLOOR}
-END_TYPES = (FLOAT, "int8", *EIGHT_BIT_FLOATS, *_BLOCK_RULES)
+END_TYPES = (FLOAT, FIRST_CONV, "int8", *EIGHT_BIT_FLOATS, *_BLOCK_RULES)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class EndLayers:
         """
         if label not in END_TYPES:
             raise unknown_name(f"type for {OPTION}", label, END_TYPES)
-        if label == FLOAT:
+        if label in (FLOAT, FIRST_CONV):
             return EndLayers(label, None)
         if label in _BLOCK_RULES:
             fmt = get_format(label)
@@ -57,8 +60,16 @@ class EndLayers:
             return EndLayers(label, LayerSpec(blocks, blocks))
         if label in EIGHT_BIT_FLOATS:
             small = FloatSpec(label, is_saturating=True, is_scaled=True)
-            return EndLayers(label, LayerSpec(small, replace(small, is_per_channel=True)))
+            weight = replace(small, is_per_channel=True, has_searched_scales=True)
+            return EndLayers(label, LayerSpec(small, weight))
         return EndLayers(label, LayerSpec(AffineSpec(label), AffineSpec(label, is_per_channel=True)))
+
+    def layers(self, graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the first and of the last layers that this is for."""
+        first, last = first_layers(graph), last_layers(graph)
+        if self.label != FIRST_CONV:
+            return tuple(first), tuple(last)
+        return tuple(name for name in first if graph.by_name[name].op_type == "Conv" and name not in last), ()
 
     def of(self, own: LayerSpec | None) -> LayerSpec | None:
         """The types of a layer that would have `own`."""

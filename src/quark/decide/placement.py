@@ -24,7 +24,6 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from quark.decide.end_layers import first_layers, last_layers
 from quark.decide.operators import (
     BOUNDS,
     OTHER,
@@ -141,7 +140,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
         tuple(placer.fused.values()),
         tuple(sorted(skipped + idle, key=lambda each: order[each.node])),
         frozenset(placer.derived),
-        *((tuple(each(graph)) for each in (first_layers, last_layers)) if options.ends else ()),
+        *(options.ends.layers(graph) if options.ends else ()),
     )
 
 

@@ -31,6 +31,7 @@ from quark.errors import InvalidValueError
 from quark.formats.affine import choose_affine
 from quark.formats.catalog import get_format
 from quark.formats.power_of_two import scale_of_position
+from quark.formats.quantize import quantize_dequantize
 from quark.plan import AffineChoice, FloatChoice
 from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
 
@@ -41,6 +42,7 @@ _ZERO_CHANNEL_BITS = 24
 Scaled = TypeVar("Scaled", AffineChoice, FloatChoice)
 _SMALLEST_FITTED_SCALE = 2.0**-100
 _SMALLEST_THRESHOLD = 2.0**-100
+_OCTAVE = tuple(2.0 ** (i / 16) for i in range(16))
 _STEP_SHARES = tuple(0.96**i for i in range(1, 57))  # down to a tenth
 _MAX_INT16, _MAX_INT16_SHIFT, _SMALLEST_INT16_SCALE = 2.0**15 - 1, 16, 2.0**-14
 
@@ -156,6 +158,24 @@ def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
     )
 
 
+def searched_float_scales(values: Array, scale: Array, axis: int | None, format: str) -> Array:
+    """Of scales from `scale` up to twice that, those at which 8-bit floats round the values with the least squared
+    error; the smallest of equal ones. `scale` has one number, or one for each channel along the axis.
+
+    The spacing of floats is the same share of a number in every binade, so a wider range costs nothing, and another
+    octave would only repeat the errors of this one. It matters where the large values lie between two codes.
+    """
+    channels = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    wide = channels.astype(np.float32)
+    best, least = scale, np.full(len(wide), np.inf)
+    for share in _OCTAVE:
+        tried = (scale * share).astype(np.float32)
+        rounded = np.asarray(quantize_dequantize(wide / tried[:, None], format)) * tried[:, None]
+        error = np.square(rounded - wide).sum(axis=1, dtype=np.float64)
+        best, least = np.where(error < least, tried, best), np.minimum(error, least)
+    return best
+
+
 def fit_weight_to_bias(
     weight: Scaled, values: Array, activation_scale: float, bias: Array, *, is_raised: bool = True
 ) -> Scaled:
@@ -173,6 +193,8 @@ def fit_weight_to_bias(
         is_zero = np.asarray(~values.any(axis=others))
     is_free = is_zero & (wanted > 0)
     fitting = np.maximum(scale, wanted / most) if is_raised else scale
+    if isinstance(weight, FloatChoice):  # by powers of two, at which rounding stays the same
+        fitting = scale * np.exp2(np.ceil(np.log2(fitting / scale)))
     fitted = np.where(is_free, fine, fitting).astype(np.float32)
     if (fitted == scale).all():
         return weight

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from quark.decide.end_layers import OPTION, first_layers, last_layers
+from quark.decide.end_layers import OPTION
 from quark.decide.operators import (
     FEWEST_TABLE_NUMBERS,
     OPERATORS,
@@ -102,7 +102,9 @@ class _Selector:
         for pattern, spec in options.by_node:
             found = self._matching((pattern,), words.by_node)
             self._by_node.update(dict.fromkeys(found, (spec, f"'{pattern}'")))
-        self._ends = frozenset((*first_layers(graph), *last_layers(graph)) if options.ends else ())
+        self._ends = (
+            frozenset(name for names in options.ends.layers(graph) for name in names) if options.ends else set()
+        )
         self._kept_float = dict(selection.kept_float)
         self._between: set[str] = set()  # on a path from the first nodes of an excluded subgraph to its last ones
         for starts, ends in selection.excluded_subgraphs:

@@ -138,7 +138,8 @@ class FloatSpec:
     8-bit floats (`is_eight_bits`) are always scaled and saturating; the largest magnitude becomes their largest number.
     `is_per_channel`: a scale for each output of a weight, or for each token of an activation. `is_dynamic`: the scale
     is found at run time. Both for activations are for language models alone. `axis`: where a weight's channels lie, if
-    not where the operator has them. `method` finds the range of an activation.
+    not where the operator has them. `method` finds the range of an activation. `has_searched_scales`: of the scales
+    within an octave, a weight of 8-bit floats gets those of least squared error.
     """
 
     format: str
@@ -148,6 +149,7 @@ class FloatSpec:
     is_dynamic: bool = False
     axis: int | None = None
     method: RangeMethod = field(default_factory=MinMax)
+    has_searched_scales: bool = False
 
     @property
     def is_eight_bits(self) -> bool:

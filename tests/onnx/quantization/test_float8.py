@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx_models import Net
 
-from quark.errors import ModelError
+from quark.errors import InvalidValueError, ModelError
 from quark.onnx import (
     FP8E4M3Spec,
     FP8E5M2Spec,
@@ -95,7 +95,7 @@ def test_a_file_runs_on_onnx_runtime_alone_and_computes_what_the_plan_says(prese
 
 def test_only_operands_of_products_are_quantized():
     result = quantize(networks(), [{"x": each} for each in data()], "FP8E4M3")
-    products = {"linear", "depthwise", "after_relu", "after_pool", "gemm", "matmul", "two_activations"}
+    products = {"depthwise", "after_relu", "after_pool", "gemm", "matmul", "two_activations"}
     assert {reader.node for each in result.plan for reader in each.readers} == products
 
 
@@ -107,6 +107,45 @@ def test_weights_are_stored_in_eight_bits(preset):
     assert 256 * 512 < result.model.ByteSize() < 1.1 * 256 * 512
     (codes,) = [each for each in result.model.graph.initializer if list(each.dims) == [256, 512]]
     assert codes.data_type in (onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_searched_weight_scales_are_the_best_of_their_octave(preset):
+    model, samples = networks(), [{"x": each} for each in data(4)]
+    errors = {}
+    for rule in ("floor", "mse"):
+        config = get_default_config(preset)
+        config.extra_options.update(WeightScaleRule=rule, BiasCorrection=False, Compensation=False)
+        plan = quantize(model, samples, config).plan
+        errors[rule] = {each.tensor: channel_errors(model, each) for each in plan if each.role is Role.WEIGHT}
+    assert errors["mse"].keys() == errors["floor"].keys()
+    for tensor, (found, steps) in errors["mse"].items():
+        assert (found <= errors["floor"][tensor][0]).all()
+        assert (found <= steps.min(axis=0) * (1 + 1e-4)).all(), tensor  # scales are rounded to float32
+    assert sum(found.sum() for found, _ in errors["mse"].values()) < 0.9 * sum(
+        found.sum() for found, _ in errors["floor"].values()
+    )
+
+
+def channel_errors(model, planned):
+    """The squared rounding error of each channel of a weight, with its scale and with 16 scales of an octave."""
+    (tensor,) = [each for each in model.graph.initializer if each.name == planned.tensor]
+    weight = np.moveaxis(onnx.numpy_helper.to_array(tensor), planned.choice.axis, 0)
+    weight, dtype = weight.reshape(len(weight), -1), TYPES[planned.choice.format]
+    least = np.abs(weight).max(axis=1).astype(np.float64) / float(ml_dtypes.finfo(dtype).max)
+    scales = [np.array(planned.choice.scale), *(least * 2 ** (step / 16) for step in range(16))]
+    errors = [
+        np.square(reference(weight, dtype, scale.astype(np.float32)[:, None]) - weight).sum(axis=1, dtype=np.float64)
+        for scale in scales
+    ]
+    return errors[0], np.array(errors[1:])
+
+
+def test_scale_rules_of_powers_of_two_are_refused():
+    config = get_default_config("FP8E4M3")
+    config.extra_options["WeightScaleRule"] = "ceil"
+    with pytest.raises(InvalidValueError, match="'WeightScaleRule' 'ceil' with weights of fp8_e4m3"):
+        quantize(networks(), [{"x": each} for each in data(2)], config)
 
 
 def test_a_bias_that_the_runtime_rounds_to_32_bits_fits():

@@ -206,11 +206,12 @@ INT16_TRANSFORMER = integers("INT16_TRANSFORMER_DEFAULT",
 FP16 = floats("FP16", "float16", ExtendedQuantType.QFloat16)
 BFLOAT16 = floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
 
+_FP8 = {"BiasCorrection": True, "WeightScaleRule": "mse", "KeepFirstLast": "first_conv_float"}
 FP8_PRESETS = (
-    scaled_floats("FP8E4M3", "8-bit floats with 4 exponent bits, weights per channel, MinMax; standard QDQ nodes",
-        ExtendedQuantType.QFloat8E4M3FN, BiasCorrection=True),
-    scaled_floats("FP8E5M2", "8-bit floats with 5 exponent bits, weights per channel, MinMax; standard QDQ nodes",
-        ExtendedQuantType.QFloat8E5M2, BiasCorrection=True),
+    scaled_floats("FP8E4M3", "8-bit floats with 4 exponent bits, weights per channel, MinMax; standard QDQ nodes; the "
+        "first convolution in float", ExtendedQuantType.QFloat8E4M3FN, **_FP8),
+    scaled_floats("FP8E5M2", "8-bit floats with 5 exponent bits, weights per channel, MinMax; standard QDQ nodes; the "
+        "first convolution in float", ExtendedQuantType.QFloat8E5M2, **_FP8),
 )
 # Unsigned activations: at opset 21, which groups need, ONNX Runtime 1.31 fails to make some int8 activations unsigned.
 A8W4 = integers("A8W4", "uint8 activations, 4-bit weights in groups of 32, MinMax averaged over samples",

@@ -109,7 +109,7 @@ _NUMBER_OPTIONS: tuple[Option, ...] = (
         one_of(*(each.value for each in ScaleRule)),
         ForSpecs(),
         "the scale rule of weights in microscaling formats and NVFP4, where it is not that of the attributes; 'mse' "
-        "tries several scales",
+        "tries several scales. Weights of 8-bit floats take 'floor' and 'mse'",
     ),
     Option("NVFP4Attributes", _NVFP4_ATTRIBUTES, ForSpecs(), "the block format of type QNVFP4"),
     Option("TensorScale", one_of("dynamic", "calibrated"), ForSpecs(),
@@ -208,7 +208,7 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
            "the bodies of If, Loop and Scan are quantized too"),
     Option(KEEP_FIRST_LAST, one_of(*END_TYPES), _choose("ends", EndLayers.named),
            "the type of the first and the last layers, where theirs is narrower: products with a constant weight that "
-           "no other comes before, or behind; 'float' leaves them in float"),
+           "no other comes before, or behind; 'float' leaves them in float, 'first_conv_float' only the first Conv"),
     Option("WeightsOnly", BOOL, _choose("is_weights_only"), "activations stay float"),
     Option("ForceQuantizeNoInputCheck", BOOL, _choose("has_forced_movers"),
            "MaxPool, Reshape ... even where their input is float"),

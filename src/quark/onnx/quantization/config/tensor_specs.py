@@ -223,7 +223,13 @@ def _weight(tensor: QTensorConfig, options: SpecOptions) -> TensorSpec:
         options = replace(options, attributes={**options.attributes, MX_OPERATOR: options.weight_attributes})
     spec = tensor_spec(tensor, options, options.is_weight_scaled)
     if isinstance(spec, FloatSpec):
-        return replace(spec, method=MinMax())
+        rule = options.weight_scale_rule
+        if spec.is_eight_bits and rule not in (None, ScaleRule.FLOOR, ScaleRule.MSE):
+            raise InvalidValueError(
+                f"option 'WeightScaleRule' {rule.value!r} with weights of {spec.format}: their scales are any numbers; "
+                "use 'mse', or 'floor' for the largest magnitude at the largest code"
+            )
+        return replace(spec, method=MinMax(), has_searched_scales=spec.is_eight_bits and rule is ScaleRule.MSE)
     if isinstance(spec, BlockSpec) and options.weight_scale_rule and tensor.data_type.operator != BFP_OPERATOR:
         return replace(spec, quantizer=replace(spec.quantizer, scale_rule=options.weight_scale_rule))
     if not isinstance(spec, AffineSpec):
@@ -481,8 +487,12 @@ _RELEVANT: Mapping[str, _Relevance] = {
     "MXAttributes": _Relevance(_operator_is(MX_OPERATOR), "no tensor is of type QMX"),
     "WeightMXAttributes": _Relevance(_operator_is(MX_OPERATOR), "no weight is of type QMX", ("weight",)),
     "WeightScaleRule": _Relevance(
-        lambda spec: _operator_is(MX_OPERATOR)(spec) or _operator_is(NVFP4_OPERATOR)(spec),
-        "no weight is of type QMX or QNVFP4",
+        lambda spec: (
+            _operator_is(MX_OPERATOR)(spec)
+            or _operator_is(NVFP4_OPERATOR)(spec)
+            or (isinstance(spec, FloatSpec) and spec.is_eight_bits)
+        ),
+        "no weight is of type QMX, QNVFP4 or an 8-bit float",
         ("weight",),
     ),
     "NVFP4Attributes": _Relevance(_operator_is(NVFP4_OPERATOR), "no tensor is of type QNVFP4"),

@@ -157,7 +157,8 @@ class Config:
     projections return.
 
     `keep_first_last` names a type for the first and the last layers, where theirs is narrower: int8, fp8_e4m3,
-    fp8_e5m2, mxint8, mxfp8_e4m3, mxfp8_e5m2, or float. A layer that `layer_quant_config` names keeps what it says.
+    fp8_e5m2, mxint8, mxfp8_e4m3, mxfp8_e5m2, float, or first_conv_float, which leaves only first convolutions in
+    float. A layer that `layer_quant_config` names keeps what it says.
 
     `npu_rules` makes the result fit AMD's NPU; None: if everything is int8,
     symmetric, with one power-of-two scale for a tensor.
