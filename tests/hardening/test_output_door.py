@@ -177,9 +177,9 @@ READ: dict[str, Callable[[Path], object]] = {
     "calibration_data_path": lambda p: ModelQuantizer(get_default_config("XINT8")).quantize_model(
         p / "net.onnx", p / "calib.npz", None, p / "calib.npz"
     ),
-    "a sample in the folder of data": lambda p: quantize(p / "net.onnx", image_folder(p), "XINT8").save(
-        p / "images" / "1.png"
-    ),
+    "a sample in the folder of data": lambda p: quantize(
+        p / "net.onnx", image_folder(p), "XINT8", preprocessing="unit"
+    ).save(p / "images" / "1.png"),
     "--config FILE.json by the report": lambda p: command(
         *("quantize", p / "net.onnx", p / "config.onnx", "--calib", p / "calib.npz"),
         *("--config", config_file(p, "config.json")),

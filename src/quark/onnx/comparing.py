@@ -172,11 +172,9 @@ def output_error(
     """How far outputs are from float, the mean over outputs and samples: for scores of classes the divergence sum
     p log(p / q), for others the squared difference over the squared float output. `outputs` are the names of those that
     count; None: all."""
-    classes = (
-        {each.place.output for each in find_parts(expected, expected) if isinstance(each, ClassesMeter)}
-        if expected
-        else ()
-    )
+    known = [{name: np.atleast_1d(array) for name, array in each.items()} for each in expected]
+    parts = find_parts(known, known) if known else []
+    classes = {each.place.output for each in parts if isinstance(each, ClassesMeter)}
     session = open_session(model, has_integer_kernels=has_integer_kernels)
     names = [each.name for each in session.get_outputs()] if outputs is None else list(outputs)
     run, total = session_run(session), 0.0

@@ -46,7 +46,8 @@ def test_blocks(fmt, shape):
     array, parts = weights(shape), []
     for axis in range(len(shape)):
         for rule in (ScaleRule.FLOOR,) if fmt.carry else (ScaleRule.FLOOR, ScaleRule.MSE):
-            choice = BlockChoice(BlockQuantizer(fmt, rule), axis - len(shape) if axis % 2 else axis)
+            quantizer = BlockQuantizer(fmt, rule).fixed(array)  # a plan has the tensor's scale
+            choice = BlockChoice(quantizer, axis - len(shape) if axis % 2 else axis)
             found = block_numbers(ir.Tensor(array), choice)
             expected = quantize_dequantize(array, fmt, axis, scale_rule=rule)
             np.testing.assert_array_equal(found.numpy(), expected)
