@@ -1,5 +1,5 @@
-"""The compiled kernels, called through ctypes: block formats on numpy arrays and CPU tensors, trained quantizers, and
-the iterations of finetuning.
+"""The compiled kernels, called through ctypes: block formats on numpy arrays and CPU tensors, trained quantizers, the
+iterations of finetuning, and compensation.
 
 The library is part of the installed package; nothing is compiled at import. If it is missing (a source tree that was
 never built) or switched off by the environment variable QUARK_NO_NATIVE=1, the array implementation does the same work,
@@ -347,3 +347,100 @@ def native_finetuning() -> NativeFinetuning | None:
     """None if the compiled code is missing, from an earlier version, or switched off."""
     library = load_library()
     return None if library is None or not hasattr(library, "quark_weight_step") else NativeFinetuning(library)
+
+
+class _RowProducts(ctypes.Structure):
+    """quark::RowProducts of csrc/formats/row_products.h, field by field."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("groups", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("own", ctypes.c_void_p),
+        ("exact", ctypes.c_void_p),
+        ("inner", ctypes.c_void_p),
+        ("cross", ctypes.c_void_p),
+    )
+
+
+class NativeRowProducts:
+    """The function of csrc/formats/row_products.h. It runs on the thread that calls it, without Python's lock."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._add = library.quark_add_row_products
+        self._add.argtypes = (ctypes.POINTER(_RowProducts),)
+        self._add.restype = ctypes.c_int
+
+    def add(self, own: Any, exact: Any, inner: Any, cross: Any) -> None:
+        """Add own' own to `inner`, right of its diagonal and on it, and exact' own to `cross` if that is not None.
+
+        Rows are contiguous float32 arrays [rows, groups, columns], sums float64 ones [groups, columns, columns].
+        """
+        arrays = (own, exact, inner, cross) if cross is not None else (own, None, inner, None)
+        addresses = (None if array is None else array.ctypes.data for array in arrays)
+        status = self._add(_RowProducts(*own.shape, *addresses))
+        if status == _OUT_OF_MEMORY:
+            raise MemoryError(f"products of rows {own.shape}")
+        if status != 0:
+            raise RuntimeError(f"the compiled code refused rows {own.shape}")  # Python and C++ disagree: our mistake
+
+
+@functools.cache
+def native_row_products() -> NativeRowProducts | None:
+    """None if the compiled code is missing, from an earlier version, or switched off."""
+    library = load_library()
+    return None if library is None or not hasattr(library, "quark_add_row_products") else NativeRowProducts(library)
+
+
+class _ColumnRounding(ctypes.Structure):
+    """quark::ColumnRounding of csrc/formats/column_rounding.h, field by field."""
+
+    _fields_ = (
+        ("columns", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("scale", ctypes.c_void_p),
+        ("zero_point", ctypes.c_void_p),
+        ("lowest", ctypes.c_double),
+        ("highest", ctypes.c_double),
+        ("factors", ctypes.c_void_p),
+        ("divisor", ctypes.c_void_p),
+        ("before", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+    )
+
+
+class NativeColumnRounding:
+    """The function of csrc/formats/column_rounding.h, for matrices of one group with these scales, zero points
+    [columns, outputs] and codes. Arrays are contiguous float64 ones."""
+
+    def __init__(self, library: ctypes.CDLL, scale: Any, zero_point: Any, codes: tuple[int, int]) -> None:
+        self._round = library.quark_round_columns
+        self._round.argtypes = (ctypes.POINTER(_ColumnRounding),)
+        self._round.restype = ctypes.c_int
+        self._scale, self._zero_point, self._codes = scale, zero_point, codes
+
+    def compensate(self, columns: Any, values: Any, upper: Any, errors: Any) -> None:
+        """Round columns one after the other. Those behind them in `values` are changed for their errors, which are
+        written to `errors`, over the diagonal of `upper`."""
+        self._call(columns, np.ascontiguousarray(upper), np.ascontiguousarray(np.diagonal(upper)), None, values, errors)
+
+    def descend(self, columns: Any, pull: Any, inner: Any, diagonal: Any, before: Any, now: Any) -> None:
+        """Write the best values of columns to `now`, one after the other, given the others. `pull` is changed."""
+        self._call(columns, np.ascontiguousarray(inner.T), diagonal, before, pull, now)
+
+    def _call(self, columns: Any, factors: Any, divisor: Any, before: Any, values: Any, result: Any) -> None:
+        scale, zero_point = self._scale[columns], self._zero_point[columns]
+        arrays = (factors, divisor, before, values, result)
+        addresses = (None if array is None else array.ctypes.data for array in arrays)
+        job = _ColumnRounding(*scale.shape, scale.ctypes.data, zero_point.ctypes.data, *self._codes, *addresses)
+        if self._round(job):
+            raise RuntimeError(f"the compiled code refused columns {scale.shape}")  # Python and C++ disagree
+
+
+def native_column_rounding(scale: Any, zero_point: Any, codes: tuple[int, int]) -> NativeColumnRounding | None:
+    """None if the compiled code is missing, from an earlier version, or switched off."""
+    library = load_library()
+    if library is None or not hasattr(library, "quark_round_columns"):
+        return None
+    return NativeColumnRounding(library, scale, zero_point, codes)

@@ -42,7 +42,8 @@ class Decision(Work):
 
     `runner` runs the model as it was when it was opened. `expected` are the float outputs for the held-out samples, and
     `exact` is a copy of the float model from before any constant was changed; neither is given for networks that are
-    only tried out.
+    only tried out. `measured` keeps statistics that `runner` was run for, by everything they depend on, for a feature
+    that needs them again.
     """
 
     placement: Placement
@@ -52,6 +53,7 @@ class Decision(Work):
     exact: ir.Model | None = None
     plan: QuantizationPlan = field(init=False)
     positions: AlgorithmFacts | None = field(init=False, default=None)  # changes made for an NPU's limits
+    measured: dict[Any, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._keep(choose(view_of(self.model), self.placement, self.ranges, self.settings.choose))

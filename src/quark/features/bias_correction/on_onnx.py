@@ -279,14 +279,17 @@ def _correct(
             bounds[value.name] = bounds_of(value.producer)
     else:
         bounds.clear()
-    means = survey(
-        work.runner,
-        {name: TapMeans(wanted, bounds.get(name)) for name, wanted in by_tensor.items()},
-        work.samples,
-        work.settings.calibrate,
-        sample_limit=options.sample_limit,
-        title="correcting biases",
-    )
+    key = (NAME, options.sample_limit, *((name, bounds.get(name), *wanted) for name, wanted in by_tensor.items()))
+    if key not in work.measured:
+        work.measured[key] = survey(
+            work.runner,
+            {name: TapMeans(wanted, bounds.get(name)) for name, wanted in by_tensor.items()},
+            work.samples,
+            work.settings.calibrate,
+            sample_limit=options.sample_limit,
+            title="correcting biases",
+        )
+    means: Mapping[str, TapMeans] = work.measured[key]
     changed: list[_Corrected] = []
     # a feature before this one may have rounded the weights
     originals = {} if work.exact is None else view_of(work.exact).by_name

@@ -15,34 +15,10 @@ from numpy.typing import NDArray
 from quark.features.compensation.rounding import COLUMNS, Grid, Round, runs
 from quark.formats.affine import AffineParameters
 from quark.formats.arrays import array_kind
-from quark.formats.quantize import quantize_dequantize
-from quark.formats.spec import ElementFormat, IntFormat
 from quark.plan import BlockChoice, Choice
 from quark.rounded import block_values, rounded
 
 Array = NDArray[Any]
-
-
-class FixedScales:
-    """A rounding for which the scale and the zero point of every weight are known.
-
-    `scale` and `zero_point` are [groups, outputs, columns], and can be written to. Without zero points, weights over
-    their scale are numbers of the `element` type.
-    """
-
-    def __init__(self, scale: Array, zero_point: Array | None, element: ElementFormat) -> None:
-        self.scale, self.zero_point, self.element = scale, zero_point, element
-
-    def __call__(self, values: Array, columns: Array) -> Array:
-        """See `rounding.Round`."""
-        step = self.scale[:, :, columns]
-        if self.zero_point is None:
-            units = quantize_dequantize((values / step).astype(np.float32), self.element)
-            return np.asarray(units.astype(np.float64) * step)
-        assert isinstance(self.element, IntFormat)
-        zero = self.zero_point[:, :, columns]
-        codes = np.clip(np.rint(values / step) + zero, self.element.qmin, self.element.qmax)
-        return np.asarray((codes - zero) * step)
 
 
 def spread(parameters: AffineParameters, shape: tuple[int, ...]) -> tuple[Array, Array]:

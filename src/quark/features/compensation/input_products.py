@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
 from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
+from quark.formats.native import native_row_products
 from quark.onnx.calibrate import survey
 from quark.onnx.deciding import Decision, Work
 from quark.onnx.graph import input_value
@@ -30,8 +31,8 @@ from quark.plan import (
 from quark.rounded import rounded
 
 Array = NDArray[Any]
-ROWS_PER_COLUMN = 16  # rows of inputs that a Gram matrix is made from, for every column of it
-FEWEST_ROWS = 4096
+ROWS_PER_COLUMN = 8  # rows of inputs that a Gram matrix is made from, for every column of it
+FEWEST_ROWS = 1024
 MOST_SHRINKING = 0.9
 HELD_BACK = 4  # every fourth sample
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -72,6 +73,7 @@ def surveyed_layers(
     )
     sums = {name: sums for each in products.values() for name, sums in each.sums.items()}
     for each in {id(each): each for each in sums.values()}.values():
+        each.mirror()
         if is_centred:
             each.centre()
         each.shrink()
@@ -123,8 +125,15 @@ class Sums:
         groups, _, columns = self.layer.layout.matrices
         self.inner = np.zeros((groups, columns, columns))
         self.cross = None if self.data is None else np.zeros_like(self.inner)
-        self.aside = np.zeros_like(self.inner, np.float32) if self.data is None else None  # accurate enough to judge by
+        self.aside = np.zeros_like(self.inner) if self.data is None else None
         self.totals = np.zeros((2, groups, columns))  # of x and of z
+
+    def mirror(self) -> None:
+        """Fill the symmetric sums left of their diagonal, where `add_products` may leave zeros."""
+        for matrices in (self.inner, self.aside):
+            if matrices is not None:
+                below = np.tril_indices(matrices.shape[-1], -1)
+                matrices[:, below[0], below[1]] = matrices[:, below[1], below[0]]
 
     def centre(self) -> None:
         """Take out the means of x and z, which only the mean of the output depends on.
@@ -180,28 +189,43 @@ class InputProducts:
         blocks: dict[Choice, Array] = {}
         for each in {id(each): each for each in self.sums.values()}.values():
             picks = evenly_spread(_positions(each.layer, x.shape), each.row_count)
-            exact = np.moveaxis(each.layer.source.inputs(x, picks), 0, 1)
+            exact = each.layer.source.inputs(x, picks)
             own = exact
             if each.data is not None and _is_elementwise(each.data) and not _is_scaled(each.layer):
                 own = rounded(exact, each.data)
             elif each.data is not None:
                 if each.data not in blocks:
                     blocks[each.data] = rounded(x, each.data)
-                own = np.moveaxis(each.layer.source.inputs(blocks[each.data], picks), 0, 1)
-            product = own.swapaxes(1, 2) @ own
-            each.inner += product
+                own = each.layer.source.inputs(blocks[each.data], picks)
             each.seen += len(picks)
+            add_products(own, exact, each.inner, each.cross)
             if each.aside is not None and self._samples % HELD_BACK == HELD_BACK - 1:
-                each.aside += product
+                add_products(own, exact, each.aside, None)
             if each.cross is not None:
-                each.cross += exact.swapaxes(1, 2) @ own
-                each.totals += [exact.sum(axis=1, dtype=np.float64), own.sum(axis=1, dtype=np.float64)]
+                each.totals += [exact.sum(axis=0, dtype=np.float64), own.sum(axis=0, dtype=np.float64)]
 
     def end_of_sample(self) -> None:
         self._samples += 1
 
     def merge(self, other: InputProducts) -> None:
         raise NotImplementedError("the sums are made in the order of the samples")
+
+
+def add_products(own: Array, exact: Array, inner: Array, cross: Array | None) -> None:
+    """Add the sums of z z' to `inner`, at least on its diagonal and right of it, and of x z' to `cross`.
+
+    `own` are rows of z and `exact` of x, [rows, groups, columns]. Compiled code and numpy agree up to the rounding of a
+    float32 sum over the rows. Compiled code does not start threads, which would only wait for each other here: two
+    samples are looked at at a time, and most of the products are small.
+    """
+    native = native_row_products()
+    if native is not None:
+        native.add(np.ascontiguousarray(own), np.ascontiguousarray(exact), inner, cross)
+        return
+    right = own.swapaxes(0, 1)
+    inner += right.swapaxes(1, 2) @ right
+    if cross is not None:
+        cross += np.moveaxis(exact, 0, 2) @ right
 
 
 def _is_elementwise(choice: Choice) -> bool:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from quark.decide.searched_scales import searched
 from quark.decide.specs import AffineSpec, FloatSpec, TensorSpec
-from quark.features.compensation.grids import FixedScales, block_grid, independent, rounded_alone, spread
+from quark.features.compensation.fixed_scales import FixedScales
+from quark.features.compensation.grids import block_grid, independent, rounded_alone, spread
 from quark.features.compensation.options import LanguageCompensationOptions
 from quark.features.compensation.rounding import (
     Grid,

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from quark.account import AlgorithmFacts
 from quark.decide.searched_scales import searched_parameters
 from quark.features.bias_correction import on_onnx as bias_correction
-from quark.features.compensation.grids import FixedScales, block_grid, independent, rounded_alone, spread
+from quark.features.compensation.fixed_scales import FixedScales
+from quark.features.compensation.grids import block_grid, independent, rounded_alone, spread
 from quark.features.compensation.input_products import Sums, surveyed_layers, watched_inputs, with_weight_choices
 from quark.features.compensation.options import CompensationOptions
 from quark.features.compensation.rounding import Grid, best_weights, compensated, descended, squared_error
@@ -32,6 +33,7 @@ STRENGTHS = (0.2, 1.0, 4.0)  # shares of the mean of the diagonal that are tried
 # The first share that is tried is this, over the number of samples. Rows of one sample are alike (one voice, and the
 # silence after it), so few samples say little about directions in which their inputs hardly vary, however many rows.
 SHARE_OF_ONE_SAMPLE = 4.0
+ROWS_FOR_COLUMNS = 4  # with quantized inputs, a layer is left alone if it has more columns than this for every row
 SIMILAR = 1.2  # how much less may be gained on samples that were held back
 _TINY = 1e-300
 SWEEPS = 2  # over columns that were rounded: each gets the best values that the others leave it
@@ -107,6 +109,9 @@ class _Result:
 
 def _compensate(layer: TrainedLayer, weight: Array, sums: Sums, options: CompensationOptions) -> _Result | str:
     """The weights and what was gained; or why they stay."""
+    columns = layer.layout.matrices[2]
+    if sums.cross is not None and ROWS_FOR_COLUMNS * sums.seen < columns:
+        return f"{sums.seen} rows of inputs do not show how {columns} columns vary together"
     strength = _strength(layer, weight, sums, options)
     if isinstance(strength, str):
         return strength

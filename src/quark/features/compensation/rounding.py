@@ -26,6 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.features.compensation.fixed_scales import FixedScales
+from quark.formats.native import NativeColumnRounding
+
 Array = NDArray[Any]
 Round = Callable[[Array, Array], Array]  # from values [groups, outputs, columns] and the columns that they belong to
 
@@ -74,6 +77,7 @@ def compensated(weights: Array, inner: Array, grid: Grid, damping: float) -> Arr
     left = np.ascontiguousarray(weights[:, :, order].swapaxes(1, 2), np.float64)  # columns are what is worked on
     upper = _upper_root(inner[:, order[:, None], order], damping)
     result = np.empty_like(left)
+    compiled = _compiled(grid.quantize) if grid.at_turn is None else None
     start = 0
     for unit in grid.units:
         stop = start + len(unit)
@@ -81,7 +85,7 @@ def compensated(weights: Array, inner: Array, grid: Grid, damping: float) -> Arr
         given = left[:, start:stop]
         if grid.at_turn is not None:
             grid.at_turn(given.swapaxes(1, 2), unit)
-        final = _rounded_unit(given.copy(), unit, own, grid)
+        final = _rounded_unit(given.copy(), unit, own, grid, compiled)
         result[:, unit] = final
         if stop < left.shape[1]:
             errors = np.linalg.solve(np.swapaxes(own, 1, 2), given - final)
@@ -90,7 +94,14 @@ def compensated(weights: Array, inner: Array, grid: Grid, damping: float) -> Arr
     return np.ascontiguousarray(result.swapaxes(1, 2))
 
 
-def _rounded_unit(seen: Array, unit: Array, upper: Array, grid: Grid) -> Array:
+def _compiled(quantize: Round) -> NativeColumnRounding | None:
+    """Compiled code for the loops over columns, with the same result to the bit; None if there is none."""
+    return quantize.compiled() if isinstance(quantize, FixedScales) else None
+
+
+def _rounded_unit(
+    seen: Array, unit: Array, upper: Array, grid: Grid, compiled: NativeColumnRounding | None = None
+) -> Array:
     """The columns of a unit [groups, columns, outputs], rounded one after the other. Columns that are some way behind
     are updated once for several."""
     count = len(unit)
@@ -98,7 +109,10 @@ def _rounded_unit(seen: Array, unit: Array, upper: Array, grid: Grid) -> Array:
     errors = np.empty_like(seen)
     for start in range(0, count, piece):
         stop = min(start + piece, count)
-        for column in range(start, min(stop, count - 1)):
+        own = slice(start, stop)
+        if compiled is not None:
+            compiled.compensate(unit[own], seen[0, own], upper[0, own, own], errors[0, own])
+        for column in () if compiled is not None else range(start, min(stop, count - 1)):
             if grid.is_joint:
                 tried = grid.quantize(seen.swapaxes(1, 2), unit)[:, :, column]
             else:
@@ -118,25 +132,31 @@ def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, swe
     H_ji / H_ii, and the nearest number of the grid is the best one there. Columns must round independently.
     """
     found = np.ascontiguousarray(rounded.swapaxes(1, 2), np.float64)
-    wanted = weights.swapaxes(1, 2)
     diagonal = np.einsum("gii->gi", inner)
     diagonal = np.where(diagonal > 0, diagonal, 1.0)
-    for _ in range(sweeps):
-        pull = inner @ (wanted - found)
+    compiled = _compiled(quantize)
+    count = found.shape[1]
+    pull = inner @ (weights.swapaxes(1, 2) - found) if sweeps else found
+    for sweep in range(sweeps):
         has_changed = False
-        for start in range(0, found.shape[1], PIECE):
-            columns = np.arange(start, min(start + PIECE, found.shape[1]))
-            near, before = pull[:, columns], found[:, columns]
+        for start in range(0, count, PIECE):
+            own = slice(start, min(start + PIECE, count))
+            columns = np.arange(own.start, own.stop)
+            near, before, part = pull[:, own].copy(), found[:, own], inner[:, own, own]
             now = before.copy()
-            for at, column in enumerate(columns):
-                aim = before[:, at] + near[:, at] / diagonal[:, column, None]
+            if compiled is not None:
+                compiled.descend(columns, near[0], part[0], diagonal[0, own], before[0], now[0])
+            for at in () if compiled is not None else range(len(columns)):
+                aim = before[:, at] + near[:, at] / diagonal[:, start + at, None]
                 now[:, at] = quantize(aim[:, :, None], columns[at : at + 1])[:, :, 0]
-                near[:, at + 1 :] -= inner[:, columns[at + 1 :], column, None] * (now[:, at] - before[:, at])[:, None]
+                near[:, at + 1 :] -= part[:, at + 1 :, at, None] * (now[:, at] - before[:, at])[:, None]
             step = now - before
             if step.any():
                 has_changed = True
-                found[:, columns] = now
-                pull -= inner[:, :, columns] @ step
+                found[:, own] = now
+                # columns whose last turn is over need no pull
+                rest = slice(own.stop if sweep == sweeps - 1 else 0, count)
+                pull[:, rest] -= inner[:, rest, own] @ step
         if not has_changed:
             break
     return np.ascontiguousarray(found.swapaxes(1, 2))

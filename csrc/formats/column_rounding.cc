@@ -1,0 +1,32 @@
+// The rounding of columns that Python calls, by the best instruction set of this processor, on the thread that calls it.
+#include "column_rounding.h"
+
+#include <cstring>
+
+#include "../ort_abi.h"
+#include "block_job.h"
+#include "denormals.h"
+
+using namespace quark;
+
+namespace {
+
+RoundColumns choose_kernel() {
+#if defined(QUARK_WIDE_KERNELS)
+  if (std::strcmp(best_instruction_set(), "avx512") == 0) return avx512::column_rounding_kernel();
+  if (std::strcmp(best_instruction_set(), "avx2") == 0) return avx2::column_rounding_kernel();
+#endif
+  return baseline::column_rounding_kernel();
+}
+
+}  // namespace
+
+// 1 if a size is below 0 or an array is missing.
+extern "C" QUARK_EXPORT int quark_round_columns(const ColumnRounding* r) {
+  const bool has_all = r->scale && r->zero_point && r->factors && r->divisor && r->values && r->result;
+  if (r->columns < 0 || r->outputs < 0 || !has_all) return 1;
+  static const RoundColumns kernel = choose_kernel();
+  const KeepDenormals keep;
+  kernel(*r);
+  return 0;
+}

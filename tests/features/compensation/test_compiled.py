@@ -1,0 +1,55 @@
+"""The compiled loops of compensation, compared with numpy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quark.features.compensation import input_products, rounding
+from quark.features.compensation.fixed_scales import FixedScales
+from quark.features.compensation.grids import independent
+from quark.features.compensation.input_products import add_products
+from quark.features.compensation.rounding import compensated, descended
+from quark.formats.catalog import get_format
+from quark.formats.native import load_library, native_row_products
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
+
+
+@pytest.mark.parametrize(("rows", "groups", "columns"), [(1, 1, 1), (50, 7, 9), (33, 1, 17), (70, 2, 40), (5, 1, 131)])
+def test_products_agree_with_numpy(rows: int, groups: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(columns)
+    own, exact = rng.normal(size=(2, rows, groups, columns)).astype(np.float32)
+    start = rng.normal(size=(groups, columns, columns))
+    found = [start.copy(), start.copy()]
+    assert native_row_products() is not None
+    add_products(own, exact, *found)
+    monkeypatch.setattr(input_products, "native_row_products", lambda: None)
+    expected = [start.copy(), start.copy()]
+    add_products(own, exact, *expected)
+    np.testing.assert_allclose(np.triu(found[0]), np.triu(expected[0]), atol=1e-4)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
+    assert not np.array_equal(found[1], start)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint4"])
+@pytest.mark.parametrize(("outputs", "columns"), [(1, 3), (5, 70), (300, 33)])
+def test_rounded_columns_are_equal_to_the_bit(
+    name: str, outputs: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(outputs)
+    weights = rng.normal(size=(1, outputs, columns))
+    rows = rng.normal(size=(4 * columns, columns)) @ rng.normal(size=(columns, columns))
+    inner = (rows.T @ rows)[None]
+    scale = np.exp2(rng.integers(-5, -2, size=weights.shape)).astype(np.float64) * 1.1
+    zero_point = rng.integers(0, 3, size=weights.shape).astype(np.float64)
+    scales = FixedScales(scale, zero_point, get_format(name))
+    assert scales.compiled() is not None
+    results = []
+    for is_compiled in (True, False):
+        if not is_compiled:
+            monkeypatch.setattr(rounding, "_compiled", lambda quantize: None)
+        first = compensated(weights, inner, independent(scales, columns), 0.01)
+        results.append((first, descended(weights, first, inner, scales, 2)))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected)
