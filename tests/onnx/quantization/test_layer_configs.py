@@ -6,7 +6,7 @@ import pytest
 
 from quark.decide.options import Target
 from quark.decide.specs import AffineSpec, BlockSpec, FloatSpec
-from quark.errors import InvalidValueError, UnknownNameError, UnsupportedOptionError, UnsupportedTypeError
+from quark.errors import InvalidValueError, UnknownNameError, UnsupportedTypeError
 from quark.onnx.quantization.config import QConfig, spec
 from quark.onnx.quantization.config.algorithm import (
     AdaQuantConfig,

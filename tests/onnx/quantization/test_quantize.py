@@ -53,7 +53,16 @@ def session_of(model, has_library=True):
 
 FINETUNED = [name for name in PRESETS if name.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE"))]
 PLAIN = [name for name in PRESETS if name not in FINETUNED]
-COARSE = ("INT8_TRANSFORMER_DEFAULT", "INT16_TRANSFORMER_DEFAULT", "MX4", "MXFP4E2M1", "MXFP6E3M2", "MXFP8E5M2", "MX6", "FP8E5M2")
+COARSE = (
+    "INT8_TRANSFORMER_DEFAULT",
+    "INT16_TRANSFORMER_DEFAULT",
+    "MX4",
+    "MXFP4E2M1",
+    "MXFP6E3M2",
+    "MXFP8E5M2",
+    "MX6",
+    "FP8E5M2",
+)
 
 
 @pytest.mark.parametrize("name", PLAIN)
