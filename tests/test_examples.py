@@ -75,6 +75,7 @@ def _recipe(config):
     equalization = options.get("CLEClip", "per_channel") if config.include_cle else ""
     smoothing = str(options["SmoothAlpha"]) if config.include_sq else ""
     correction = "yes" if options.get("BiasCorrection") else ""
+    correction += ", and compensation" if options.get("Compensation") else ""
     return [equalization, smoothing, correction, options.get("WeightScaleRule", ""), options.get("Protect", "")]
 
 

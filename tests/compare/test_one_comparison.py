@@ -16,6 +16,7 @@ ALLOWED = {
     ("gain_db", "decibels"): "the gain of smoothing by an estimate, which has no reference",
     ("_start_of_lsq", "squared error"): "the error of rounding a weight, for each step size that is tried",
     ("codes_and_errors", "squared error"): "the same, inside of it",
+    ("searched_float_scales", "squared error"): "the error of rounding a weight, for each scale that is tried",
     ("output_loss", "divergence"): "a loss in torch, which has to be differentiated",
 }
 

@@ -30,9 +30,9 @@ SEED = 8
 TOO_LARGE_FOR_MOST = {"deep_chain": "A8W8"}
 # The least SQNR in decibels by what a preset's name begins with, the first that fits. None: finite is all it has to be.
 FLOORS: tuple[tuple[str, float | None], ...] = (
-    ("MX4|MXFP4|MATMUL_NBITS|INT4", None),  # 4 bits
-    ("MXFP8E5M2|MXFP6E3M2", 8.0),  # 2 bits of significand: about 12 dB for a layer, less behind several
-    ("MX6|MXFP6|MXFP8", 12.0),  # 3 or 4
+    ("MX4|MXFP4|NVFP4|MATMUL_NBITS|INT4|A(8|16)W4|.*_MXFP4", None),  # 4 bits
+    ("MXFP8E5M2|MXFP6E3M2|FP8E5M2", 8.0),  # 2 bits of significand: about 12 dB for a layer, less behind several
+    ("MX6|MXFP6|MXFP8|FP8E4M3", 12.0),  # 3 or 4
     ("INT(8|16)_TRANSFORMER_DEFAULT|INT8_CNN_DEFAULT|A8W8", 10.0),  # ranges averaged over a few samples
     ("INT16|A16W8|S16S8|U16S8|FP16|BF16$|BF16_ADAQUANT", 25.0),
     ("", 15.0),  # 8 bits somewhere
@@ -76,7 +76,9 @@ def covering_pairs():
     """Every model once and every preset at least once, in an order that `SEED` says."""
     presets = random.Random(SEED).sample(sorted(USED_PRESETS), len(USED_PRESETS))
     turns = zip(EVERY_ODD_MODEL, itertools.cycle(presets), strict=False)
-    return [(name, TOO_LARGE_FOR_MOST.get(name, preset)) for name, preset in turns]
+    pairs = [(name, TOO_LARGE_FOR_MOST.get(name, preset)) for name, preset in turns]
+    left = set(presets).difference(preset for _, preset in pairs)
+    return pairs + [(next(iter(EVERY_ODD_MODEL)), preset) for preset in sorted(left)]
 
 
 def forms(outputs: Outputs):

@@ -81,7 +81,7 @@ def test_writes_the_best_with_a_report_of_what_was_tried(model, calib, tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calib.npz", "digits.onnx", "out.json", "out.onnx"]
     report = json.loads(out.with_suffix(".json").read_text())
     assert report["auto"]["taken"] == FIRST
-    assert report["auto"]["target"] == "onnxruntime"
+    assert report["auto"]["target"] == "cpu"
     rows = {each["name"]: each for each in report["auto"]["candidates"]}
     assert rows[FIRST]["verdict"] == "ok"
     assert rows[FIRST]["latency_ratio"] == 0.5

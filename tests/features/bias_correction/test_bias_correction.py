@@ -23,14 +23,15 @@ RANDOM = np.random.default_rng(3)
 def config_of(preset: str, **options: Any) -> QuantizationConfig:
     config = get_default_config(preset)
     config.include_cle = False
-    config.extra_options.update(BiasCorrection=True, **options)
+    config.extra_options.update(BiasCorrection=True, Compensation=False)  # which would change weights as well
+    config.extra_options.update(options)
     return config
 
 
 def without(preset: str) -> QuantizationConfig:
     config = get_default_config(preset)
     config.include_cle = False
-    config.extra_options["BiasCorrection"] = False
+    config.extra_options.update(BiasCorrection=False, Compensation=False)
     return config
 
 

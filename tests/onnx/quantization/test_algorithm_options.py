@@ -104,6 +104,8 @@ def test_every_steering_option_is_tested():
     tested |= {"AutoMixprecision", "FastFinetune"}  # have files of their own
     tested |= {"CompensationDamping", "CompensationActOrder", "CompensationSamples"}
     tested |= {"AWQScales", "AWQClip", "AWQSamples"}
+    tested |= {f"Distillation{name}" for name in ("Steps", "Samples", "Batch", "Rate", "Features", "Mixing")}
+    tested |= {f"Distillation{name}" for name in ("Device", "Seed", "Folder")}
     tested |= {"RMatrixDim", "UseRandomHad", "RConfigPath"}  # below, with QuarotConfig
     tested |= {"R1", "R2", "R3", "R4", "RotationSize", "OnlineR1Rotation"}
     assert tested == {option.name for option in OPTIONS.values() if isinstance(option.treatment, Steers)}

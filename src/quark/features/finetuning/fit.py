@@ -304,9 +304,12 @@ def side_by_side(count: int) -> Iterator[Callable[[Callable[[Any], Any], Sequenc
 
 
 def are_outputs_separate(layout: WeightLayout, choice: Choice) -> bool:
-    """True if no two outputs share a block, so that the weights of one can change without the others."""
+    """True if no two outputs share a block or a scale that follows the weights, so that the weights of one can change
+    without the others."""
     if not isinstance(choice, BlockChoice):
         return True
+    if choice.quantizer.format.has_tensor_scale and choice.quantizer.tensor_scale is None:
+        return False
     groups, outputs, _ = layout.matrices
     owner = np.broadcast_to(np.arange(groups * outputs).reshape(groups, outputs, 1), layout.matrices)
     owners = layout.from_matrices(np.ascontiguousarray(owner))
