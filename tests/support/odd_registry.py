@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from onnx_models import Array
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_sample_images
 
 PACKAGES = ("silero-vad==6.2.3", "magika==1.0.3", "rapidocr-onnxruntime==1.4.4")
 RATE = 16000
@@ -71,14 +70,15 @@ def contents(count: int) -> Iterator[Feed]:
 
 
 def pictures(count: int, height: int, width: int) -> Iterator[Feed]:
-    """Words on cuts of scikit-learn's photographs, which are brightened as paper is."""
+    """Words on paper that has stains: smooth shades in three sizes, each channel with its own."""
     random = np.random.default_rng(0)
-    photographs = load_sample_images().images
     words = ["model", "scale", "block", "round", "table", "number", "signal", "format", "layer", "weight"]
-    for number in range(count):
-        photograph = photographs[number % len(photographs)]
-        top, left = random.integers(0, 427 - height), random.integers(0, 640 - width)
-        page = Image.fromarray((photograph[top : top + height, left : left + width] // 4 + 190).astype(np.uint8))
+    for _ in range(count):
+        shades = np.zeros((height, width, 3))
+        for cells in (2, 8, 32):
+            coarse = Image.fromarray(random.integers(0, 256, (cells, cells, 3), np.uint8))
+            shades += np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) / 3
+        page = Image.fromarray((shades / 4 + 190).astype(np.uint8))
         pen, font = ImageDraw.Draw(page), ImageFont.load_default(size=28)
         for line in range(height // 40):
             pen.text((8, 6 + 40 * line), " ".join(random.choice(words, 2)), fill=(20, 20, 30), font=font)
