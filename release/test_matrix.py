@@ -27,7 +27,7 @@ from quark.report.installation import Requirement, parse
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 FIRST_FOR = {"3.13": {"numpy": "2.1", "onnx": "1.18", "pillow": "11"}}
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "gfloat", "scikit-learn")
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "gfloat")
 NATIVE_TESTS = (  # those that register the library by themselves
     "tests/native",
     "tests/onnx/pack/test_pack_native.py",
