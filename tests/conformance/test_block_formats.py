@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -121,24 +122,28 @@ def test_monotone_within_a_scale(fmt: BlockFormat, backend: str) -> None:
     assert (np.diff(y[with_own_scale]) >= 0).all()
 
 
-@pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize("rule", ScaleRule)
-@each_format
-def test_all_forms_agree_on_hard_numbers(fmt: BlockFormat, rule: ScaleRule, backend: str) -> None:
-    if rule not in fmt.scale_rules:
-        pytest.skip("refused: the format has a rule of its own")
+@functools.cache
+def hard_numbers(fmt: BlockFormat, rule: ScaleRule) -> tuple[Array, dict[tuple[BlockQuantizer, int], Array]]:
+    """Numbers of every magnitude, and what they become by numpy for every policy, rounding and axis."""
     rng = np.random.default_rng(2)
     bits = rng.integers(0, 2**32, (6, 2, 50), dtype=np.uint64).astype(np.uint32).view(np.float32)
     wide = (rng.standard_normal((6, 2, 50)) * 2.0 ** rng.integers(-149, 128, (6, 2, 50))).astype(np.float32)
     tiny = (rng.standard_normal((6, 2, 50)) * 1e-43).astype(np.float32)
     plain = rng.standard_normal((6, 2, 50)).astype(np.float32)
     x = np.concatenate([bits, wide, tiny, plain], axis=1)
-    for policy in NonFinite:
-        for rounding in Rounding:
-            quantizer = BlockQuantizer(fmt, rule, rounding, policy)
-            for axis in (0, 1, -1):
-                expected = BACKENDS["numpy"](x, quantizer, axis)
-                assert same(BACKENDS[backend](x, quantizer, axis), expected).all(), (policy, rounding, axis)
+    quantizers = [BlockQuantizer(fmt, rule, rounding, policy) for policy in NonFinite for rounding in Rounding]
+    return x, {(each, axis): BACKENDS["numpy"](x, each, axis) for each in quantizers for axis in (0, 1, -1)}
+
+
+@each_format
+@pytest.mark.parametrize("rule", ScaleRule)
+@pytest.mark.parametrize("backend", OTHERS)  # one after the other, so that they share what is expected
+def test_all_forms_agree_on_hard_numbers(fmt: BlockFormat, rule: ScaleRule, backend: str) -> None:
+    if rule not in fmt.scale_rules:
+        pytest.skip("refused: the format has a rule of its own")
+    x, expected = hard_numbers(fmt, rule)
+    for (quantizer, axis), values in expected.items():
+        assert same(BACKENDS[backend](x, quantizer, axis), values).all(), (quantizer, axis)
 
 
 @each_backend

@@ -35,6 +35,7 @@ def check(kind: str, folder: Path) -> None:
     assert held[-1] - held[SETTLED - 1] < MAY_GROW_MB, held
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_quantizing_again_and_again_takes_no_more_memory(tmp_path):
     check(QUICK, tmp_path)

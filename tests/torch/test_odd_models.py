@@ -175,8 +175,11 @@ def test_inputs_within_lists_keep_a_free_batch() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("plan", "quantizers", "operations"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("config", "dropouts", "algorithms")),
+        "plan",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("quantizers", "operations", "config", "dropouts", "algorithms")
+        ),
     ],
 )
 def test_layers_may_have_the_names_that_networks_use(name: str, tmp_path: Path) -> None:

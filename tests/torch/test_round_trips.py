@@ -87,7 +87,7 @@ def test_a_network_that_trains_goes_on_as_before(kind: str, way: str) -> None:
     assert torch.equal(frozen(X)["logits"], frozen_again(x=X)["logits"])
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "torch.save"])
+@pytest.mark.parametrize("way", [pytest.param("deepcopy", marks=pytest.mark.slow), "torch.save"])
 def test_a_frozen_network_exports_the_same_file(way: str, tmp_path: Path) -> None:
     frozen = ModelQuantizer.freeze(quantized())
     again = WAYS[way](frozen)

@@ -93,6 +93,7 @@ def test_a_bert_in_onnx_has_free_batch_and_length(quantized_bert: Any, tmp_path:
     np.testing.assert_allclose(logits, frozen(**batch).logits.numpy(), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_gpt2_with_conv1d_causal_mask_and_cache(tmp_path: Path) -> None:
     from transformers import DynamicCache
 

@@ -66,7 +66,13 @@ def shares(text):
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("--mse_powof2",), ("--non_overflow",), ("--lsq", "--a8w8"), ("--a16w8",)], ids=" ".join
+    "flags",
+    [
+        (),
+        ("--lsq", "--a8w8"),
+        *(pytest.param((each,), marks=pytest.mark.slow) for each in ("--mse_powof2", "--non_overflow", "--a16w8")),
+    ],
+    ids=" ".join,
 )
 def test_every_method_is_calibrated_and_measured(root, tmp_path, flags):
     done = run(root, *flags, export_dir=tmp_path)
@@ -149,6 +155,7 @@ def test_without_torch_it_says_what_to_install(root, monkeypatch):
     assert "pip install torch" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_under_torchrun_trains_one_network(root, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
     given = arguments(root, "--qat", "--tqt", export_dir=tmp_path, epochs=1)

@@ -34,9 +34,14 @@ torch.set_num_threads(1)
 
 # Every kind of number, each on a network that has layers for it.
 CASES = [
-    *(("plain", style) for style in ("int8_pof2", "int16", "mxfp4", "bfloat16", "int4")),
-    *(("residual", style) for style in ("int8", "uint8", "mx6", "dynamic")),
-    *(("attention", style) for style in ("int8", "int4_groups", "bfp16", "dynamic", "weight_only")),
+    *(("plain", style) for style in ("int8_pof2", "int16", "mxfp4", "int4")),
+    *(("residual", style) for style in ("int8", "dynamic")),
+    *(("attention", style) for style in ("int8", "int4_groups", "weight_only")),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("plain", "bfloat16"), ("residual", "uint8"), ("residual", "mx6"))
+        + (("attention", "bfp16"), ("attention", "dynamic"))
+    ),
 ]
 # Codes differ by one here and there where sums are in another order: one step of 8 bits in the largest value.
 TOLERANCE = 1.0 / 127

@@ -44,7 +44,12 @@ GROUPS = config(
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("resnet", "PER_CHANNEL"), ("resnet", "WIDE_RANGE"), ("resnet", "GROUPS"), ("vit", "PER_TENSOR")]
+    ("kind", "name"),
+    [
+        ("resnet", "PER_CHANNEL"),
+        ("resnet", "GROUPS"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("resnet", "WIDE_RANGE"), ("vit", "PER_TENSOR"))),
+    ],
 )
 def test_a_file_computes_what_the_network_does(kind: str, name: str, tmp_path: Path) -> None:
     quantizer = ModelQuantizer(globals()[name])

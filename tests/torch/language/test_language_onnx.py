@@ -97,6 +97,7 @@ def test_cache(tmp_path):
 TYPES = {"*q_proj": "w8a8_static", "*o_proj": "mxfp4", "*gate_proj": "w8a8", "*up_proj": "ptpc_fp8"}
 
 
+@pytest.mark.slow
 def test_every_type_in_one_file_and_a_layer_that_differs_is_named(tmp_path):
     """Layers of one model have different types; the file is compared with torch layer by layer."""
     config = LLMTemplate.get("llama").get_config("int4_wo_32", layer_config=TYPES, kv_cache_scheme="int8")

@@ -120,6 +120,7 @@ def _calibrate_and_step(rank: int, folder: str) -> None:
     torch.save(content, f"{folder}/rank{rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> None:
     spawn(_in_process, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1))
