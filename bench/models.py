@@ -80,7 +80,7 @@ def named_presets(names: list[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         if name in GROUPS:
-            found += [each for each, row in ROWS.items() if bool(row.fields.get("include_fast_ft")) == GROUPS[name]]
+            found += [each for each, row in ROWS.items() if row.is_trained == GROUPS[name]]
         else:
             found.append(name)
     return list(dict.fromkeys(found))

@@ -57,10 +57,10 @@ def test_the_table_of_recipes_is_that_of_the_presets():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     told = {name: [cell.strip("`") for cell in cells] for names, *cells in rows for name in names.split("`")[1::2]}
     recipes = {name: _recipe(get_default_config(name)) for name in PRESETS}
-    finetuned = {name for name, preset in PRESETS.items() if preset.fields.get("include_fast_ft")}
-    assert told == {name: recipe for name, recipe in recipes.items() if name not in finetuned}
-    for name in finetuned:
-        before = name.removesuffix("_ADAROUND").removesuffix("_ADAQUANT").replace("_ACCURATE", "_DEFAULT")
+    trained = {name for name, row in PRESETS.items() if row.is_trained}
+    assert told == {name: recipe for name, recipe in recipes.items() if name not in trained}
+    for name in trained:
+        before = re.sub("_ADAROUND$|_ADAQUANT$|_DISTILL$", "", name).replace("_ACCURATE", "_DEFAULT")
         assert recipes[name] == recipes[before]
 
 

@@ -57,7 +57,7 @@ def test_all_and_finetuned_are_every_preset_once() -> None:
     assert sorted([*plain, *finetuned]) == sorted(PRESETS)
     assert named_presets(["MX6", "all"])[0] == "MX6"
     assert len(named_presets(["MX6", "all"])) == len(plain)
-    assert not any(name.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE")) for name in plain)
+    assert not any(name.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE", "_DISTILL")) for name in plain)
 
 
 def test_a_cell_has_top1_and_the_paired_difference() -> None:

@@ -44,7 +44,7 @@ def test_calibrates_on_training_digits_only():
 
 
 def test_all_presets_of_the_demo_exist_and_train_nothing():
-    assert not any(ALL_PRESETS[name].fields.get("include_fast_ft") for name in PRESETS)
+    assert not any(ALL_PRESETS[name].is_trained for name in PRESETS)
 
 
 def test_unknown_preset():

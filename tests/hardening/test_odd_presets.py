@@ -16,7 +16,7 @@ import onnx
 import pytest
 from odd_collection import EVERY_ODD_MODEL, RUNTIME, calibration_of, made
 from odd_operators import OPSETS, REMOVED, SINCE, WITHOUT_KERNEL, operators_at
-from odd_runs import Outputs, config_of, is_valid, run, sqnr_db
+from odd_runs import Outputs, is_valid, run, sqnr_db
 from onnx_models import Net, random_feed
 
 from quark.compare import Verdict
@@ -56,9 +56,7 @@ if RUNTIME < (1, 27):
     # Between 8-bit layers ONNX Runtime computes a cubic Resize on integers, for which it has no kernel (to 1.26), or
     # moves the channels to the end, where it does not take them (to 1.21); it does so with one left in float, too.
     REFUSALS["resize cubic"] = (".*", "'Cubic' mode only support|Tensor type mismatch")
-USED_PRESETS = [
-    name for name in PRESETS if importlib.util.find_spec("torch") or "FastFinetune" not in config_of(name).extra_options
-]
+USED_PRESETS = [name for name, row in PRESETS.items() if not row.is_trained or importlib.util.find_spec("torch")]
 
 
 def may_refuse(name: str, preset: str) -> str | None:

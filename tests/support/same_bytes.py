@@ -57,7 +57,7 @@ def digest_of(model: onnx.ModelProto) -> str:
 
 
 def is_finetuned(preset: str) -> bool:
-    return preset.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE"))
+    return preset.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE", "_DISTILL"))
 
 
 # What presets do not turn on: a preset, extra options, and fields.
@@ -129,6 +129,8 @@ def cases(models: Path | None = None) -> Iterator[tuple[str, Callable[[], str]]]
     torch.set_num_threads(1)  # sums in another order have other last bits
 
     for preset in PRESETS:
+        if preset.endswith("_DISTILL"):  # tests/features/distillation runs one twice
+            continue
         yield f"demo {preset}", partial(demo_digest, preset)
     for name, case in OPTIONS.items():
         yield f"demo with {name}", partial(demo_digest, *case)

@@ -102,7 +102,7 @@ def _presets_by_format() -> Mapping[str, list[str]]:
     """Without those that finetune or mix, which have the formats of others."""
     found: dict[str, list[str]] = {}
     for name, preset in PRESETS.items():
-        if preset.fields.get("include_fast_ft") or preset.fields.get("include_auto_mp"):
+        if preset.is_trained or preset.fields.get("include_auto_mp"):
             continue
         default = settings_of(name).choose.default
         for fmt in {_format(default.activation), _format(default.weight)}:

@@ -169,7 +169,7 @@ def named(presets: Iterable[str]) -> list[Candidate]:
         if name not in PRESETS:
             raise unknown_preset(name)
         stage = Stage.DIRECT
-        if PRESETS[name].fields.get("include_fast_ft"):
+        if PRESETS[name].is_trained:
             stage = Stage.FINETUNED
         elif PRESETS[name].fields.get("include_auto_mp"):
             stage = Stage.MIXED

@@ -12,6 +12,7 @@ from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedT
 from quark.features.activation_aware.options import ActivationAwareOptions
 from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
 from quark.features.compensation.options import CompensationOptions
+from quark.features.distillation.options import DistillationOptions
 from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
 from quark.features.rotation.options import RotatedPair, RotationOptions
 from quark.features.smooth_quant.options import SmoothOptions
@@ -20,6 +21,7 @@ from quark.onnx.quantization.config.algorithm import (
     AlgoConfig,
     BiasCorrectionConfig,
     CLEConfig,
+    DistillationConfig,
     GPTQConfig,
     QuarotConfig,
     SmoothQuantConfig,
@@ -226,6 +228,19 @@ def test_gptq_is_compensation():
     assert any("GPTQParams: UseGPTQ is not set" in each for each in unused.remarks)
     nbits = {"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "GPTQ"}}
     assert settings(**nbits).features == {"compensation": CompensationOptions()}
+
+
+def test_distillation_is_an_option_and_an_entry(tmp_path):
+    assert by_entries(DistillationConfig()).features == {"distillation": DistillationOptions()}
+    settings_given = {"steps": 8, "samples": 32, "batch": 4, "rate": 0.1, "features": 0.5, "mixing": 0.2}
+    entry = DistillationConfig(**settings_given, device="cuda", seed=3, folder="state")
+    expected = DistillationOptions(8, 32, 4, 0.1, 0.5, 0.2, "cuda", 3, "state")
+    assert by_entries(entry).features == {"distillation": expected}
+    assert settings(**entry.get_options()).features == {"distillation": expected}
+    config = QConfig(INT8, algo_config=[entry])
+    assert QConfig.load(config.save(tmp_path / "config.yaml")).algo_config == [entry]
+    with pytest.raises(InvalidValueError, match="'DistillationSteps' = 4 and DistillationConfig"):
+        by_entries(entry, DistillationSteps=4)
 
 
 def test_awq_is_an_option_and_an_algorithm_of_nbits():

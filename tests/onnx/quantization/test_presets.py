@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from quark.decide.options import Target
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec
 from quark.errors import UnknownNameError
+from quark.features.distillation.options import DistillationOptions
 from quark.features.finetuning.options import Algorithm
 from quark.onnx.insert.pairs import NBitsOptions
 from quark.onnx.quantization.config import Config, QConfig, QuantizationConfig, get_default_config
@@ -26,6 +28,7 @@ from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
 INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
 BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
 BLOCKS += ["NVFP4"]
+DISTILLED = ["XINT8", "A8W4", "MX4", "MX6", "MXFP6E3M2", "MXFP4E2M1", "NVFP4"]
 
 
 def test_the_names_are_those_of_the_public_surface():
@@ -40,8 +43,9 @@ def test_the_names_are_those_of_the_public_surface():
     adaround = [f"{name}_ADAROUND" for name in INTEGERS]
     adaquant = [f"{name}_ADAQUANT" for name in (*INTEGERS, "FP16", "BF16", *BLOCKS, *mixed[1:])]
     adaquant += [f"{name}_ADAQUANT" for name in (*floats, *narrow, *two_blocks)]
-    assert sorted(PRESETS) == sorted([*plain, *pairs, *mixed, *sized, *adaround, *adaquant])
-    assert len(PRESETS) == 86
+    distilled = [f"{name}_DISTILL" for name in DISTILLED]
+    assert sorted(PRESETS) == sorted([*plain, *pairs, *mixed, *sized, *adaround, *adaquant, *distilled])
+    assert len(PRESETS) == 93
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -83,7 +87,7 @@ def test_an_unknown_name_offers_the_nearest(call):
         call = DefaultConfigMapping.__getitem__
     with pytest.raises(UnknownNameError) as error:
         call("MXINT9")
-    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 86."
+    assert str(error.value) == "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 93."
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -93,7 +97,7 @@ def test_every_preset_says_in_one_line_what_it_is(name):
 
 
 def test_the_mapping_holds_all_and_gives_fresh_objects():
-    assert len(DefaultConfigMapping) == 86
+    assert len(DefaultConfigMapping) == 93
     assert "XINT8" in DefaultConfigMapping
     assert DefaultConfigMapping["XINT8"] is not DefaultConfigMapping["XINT8"]
 
@@ -218,6 +222,13 @@ def test_what_finetuning_does_is_written_in_the_preset(name):
 
 def test_the_presets_that_finetune():
     assert finetuned() == [name for name in PRESETS if name.endswith(("_ACCURATE", "_ADAROUND", "_ADAQUANT"))]
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_a_distilled_preset_is_its_base_with_distillation(name):
+    base, distilled = settings_of(name), settings_of(f"{name}_DISTILL")
+    assert distilled.features == {**base.features, "distillation": DistillationOptions()}
+    assert replace(distilled, features=base.features, name=base.name, config=base.config) == base
 
 
 def test_the_recipe_of_xint8_can_be_read_and_changed():

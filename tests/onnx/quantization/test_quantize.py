@@ -51,7 +51,7 @@ def session_of(model, has_library=True):
     return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
 
 
-FINETUNED = [name for name in PRESETS if name.endswith(("_ADAROUND", "_ADAQUANT", "_ACCURATE"))]
+FINETUNED = [name for name, row in PRESETS.items() if row.is_trained]
 PLAIN = [name for name in PRESETS if name not in FINETUNED]
 COARSE = (
     "INT8_TRANSFORMER_DEFAULT",

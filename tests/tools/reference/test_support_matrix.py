@@ -39,7 +39,7 @@ def test_asked_means_that_asking_for_it_helps(cells):
 
 
 def test_every_preset_without_training_has_a_column(cells):
-    plain = {name for name, each in PRESETS.items() if not each.fields.get("include_fast_ft")}
+    plain = {name for name, each in PRESETS.items() if not each.is_trained}
     assert {name for name in cells if name != "WeightsOnly"} == plain - {name for name in plain if "_MIXED_" in name}
     assert all(set(each) == set(OPERATORS) for each in cells.values())
 

@@ -6,7 +6,7 @@ from typing import Any
 # Scripts import these from here. They load when asked for: this package is imported on the way to each of them.
 _LAZY = {
     **dict.fromkeys(
-        ("AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "AutoMixprecisionConfig")
+        ("AdaQuantConfig", "AdaRoundConfig", "AlgoConfig", "AutoMixprecisionConfig", "DistillationConfig")
         + ("BiasCorrectionConfig", "CLEConfig", "GPTQConfig", "QuarotConfig", "SmoothQuantConfig"),
         "quark.onnx.quantization.config.algorithm",
     ),

@@ -59,6 +59,11 @@ class Preset:
     fields: Mapping[str, Any]
     options: Mapping[str, Any]
 
+    @property
+    def is_trained(self) -> bool:
+        """True if weights are trained, which takes minutes."""
+        return bool(self.fields.get("include_fast_ft") or self.options.get("Distillation"))
+
     def with_fields(self, **fields: Any) -> Preset:
         """This preset with further fields."""
         return replace(self, fields={**self.fields, **fields})
@@ -133,6 +138,12 @@ def finetuned(base: Preset, algorithm: str, name: str = "") -> Preset:
         {**base.fields, "include_fast_ft": True},
         {**base.options, "FastFinetune": parameters},
     )
+
+
+def distilled(base: Preset) -> Preset:
+    """The base, with all weights trained together to give the float network's outputs."""
+    description = f"{base.description}, refined by distillation"
+    return Preset(f"{base.name}_DISTILL", description, base.fields, {**base.options, "Distillation": True})
 
 
 def _finetuning(learning_rate: float | str, algorithm: str, batch_size: int) -> dict[str, Any]:
@@ -252,6 +263,9 @@ MIXED_BLOCK_PRESETS = (
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
 WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS, *FP8_PRESETS, A8W4, A16W4,
     *TWO_BLOCK_PRESETS)
+# What rounding costs most, and what NPUs compute.
+WITH_DISTILLATION = tuple(row for row in (XINT8, A8W4, *BLOCK_PRESETS)
+    if row.name in ("XINT8", "A8W4", "MX4", "MX6", "MXFP6E3M2", "MXFP4E2M1", "NVFP4"))
 
 # fmt: on
 
@@ -313,6 +327,7 @@ _ROWS = (
     ),
     *(finetuned(row, "AdaRound") for row in WITH_ADAROUND),
     *(finetuned(row, "AdaQuant") for row in WITH_ADAQUANT),
+    *(distilled(row) for row in WITH_DISTILLATION),
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({row.name: row for row in _ROWS})
@@ -322,9 +337,9 @@ def unknown_preset(name: object) -> UnknownNameError:
     """Return the error for a name that is not a preset.
 
     >>> str(unknown_preset("MXINT9"))
-    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 86."
+    "no preset 'MXINT9'. Did you mean MXINT8? 'quark presets' lists all 93."
     >>> str(unknown_preset("int8"))
-    "no preset 'int8'. Did you mean INT8_CNN_DEFAULT or INT8_TRANSFORMER_DEFAULT? 'quark presets' lists all 86."
+    "no preset 'int8'. Did you mean INT8_CNN_DEFAULT or INT8_TRANSFORMER_DEFAULT? 'quark presets' lists all 93."
     """
     wanted = str(name).upper()
     longer = [each for each in PRESETS if wanted and each.startswith(f"{wanted}_") and each.endswith("_DEFAULT")]

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import Any, ClassVar
 
 from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
+from quark.features.distillation.options import DistillationOptions
 from quark.features.finetuning.options import TRAINED_OP_TYPES
 from quark.files.foreign import short
 from quark.onnx.quantization.config.content import plain, refuse_function, restored
@@ -281,6 +282,36 @@ class QuarotConfig(AlgoConfig):
     online_r1_rotation: bool = False
 
 
+@dataclass
+class DistillationConfig(AlgoConfig):
+    """Distillation: all weights trained together, with quantizers, to give the float network's outputs.
+
+    `rate` is a share of what rounding changes the weights of a layer by. docs/finetuning.md has the other settings.
+
+    >>> DistillationConfig(steps=100).get_options()["DistillationSteps"]
+    100
+    """
+
+    name: ClassVar[str] = "distillation"
+    steps: int = DistillationOptions.steps
+    samples: int = DistillationOptions.sample_limit
+    batch: int = DistillationOptions.batch_size
+    rate: float = DistillationOptions.rate_share
+    features: float = DistillationOptions.feature_weight
+    mixing: float = DistillationOptions.mixed_share
+    device: str = DistillationOptions.device
+    seed: int = DistillationOptions.seed
+    folder: str = DistillationOptions.folder
+
+    @classmethod
+    def option_keys(cls) -> dict[str, str]:
+        """The names of extra options, by setting."""
+        return {field.name: f"Distillation{field.name.capitalize()}" for field in fields(cls)}
+
+    def _get_config(self, extra_options: dict[str, Any]) -> dict[str, Any]:
+        return {"Distillation": True, **super()._get_config(extra_options)}
+
+
 ALGORITHMS: dict[str, type[AlgoConfig]] = {
     cls.name: cls
     for cls in (
@@ -292,6 +323,7 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
         AutoMixprecisionConfig,
         GPTQConfig,
         QuarotConfig,
+        DistillationConfig,
     )
 }
 ALGO_NAME_TO_CLASS = ALGORITHMS  # its name in AMD Quark

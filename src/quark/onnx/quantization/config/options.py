@@ -35,6 +35,7 @@ from quark.onnx.quantization.config.algorithm import (
     AutoMixprecisionConfig,
     BiasCorrectionConfig,
     CLEConfig,
+    DistillationConfig,
     GPTQConfig,
     QuarotConfig,
     SmoothQuantConfig,
@@ -58,6 +59,7 @@ from quark.onnx.quantization.config.preference import with_preference
 from quark.onnx.quantization.config.run_fields import (
     BIAS_CORRECTION,
     CROSS_LAYER,
+    DISTILLATION,
     FINETUNE,
     GPTQ,
     MIXED_PRECISION,
@@ -444,6 +446,7 @@ def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
 #     include_fast_ft   AdaRoundConfig         finetuning                    FastFinetune
 #                       AdaQuantConfig
 #     BiasCorrection    BiasCorrectionConfig   bias correction               BiasCorrection...
+#     Distillation      DistillationConfig     distillation                  Distillation...
 #
 # An entry of `algo_config` is another way to write the field and the options. An extra option overrides a setting
 # that the entry leaves at its default; two that contradict each other are an error.
@@ -458,6 +461,7 @@ _SWITCHES: Mapping[type[AlgoConfig], str] = {
     AdaQuantConfig: FINETUNE,
     GPTQConfig: GPTQ,
     QuarotConfig: ROTATION,
+    DistillationConfig: DISTILLATION,
 }
 
 
@@ -486,7 +490,7 @@ def fields_and_options(
                     f"option '{option}' = {options[option]!r} and {type(entry).__name__} ({value!r}) say different "
                     "things: leave one out"
                 )
-    return {name: True for name in switches if name not in (BIAS_CORRECTION, GPTQ)}, options
+    return {name: True for name in switches if name not in (BIAS_CORRECTION, GPTQ, DISTILLATION)}, options
 
 
 def _options_of(entry: AlgoConfig) -> dict[str, Any]:
@@ -501,6 +505,8 @@ def _options_of(entry: AlgoConfig) -> dict[str, Any]:
     settings = {keys[name]: value for name, value in vars(entry).items() if value != usual[name]}
     if isinstance(entry, GPTQConfig):
         return {GPTQ: True, **({"GPTQParams": settings} if settings else {})}
+    if isinstance(entry, DistillationConfig):
+        return {DISTILLATION: True, **settings}
     return settings
 
 

@@ -25,6 +25,7 @@ from quark.onnx.quantization.config.quant_types import ExtendedQuantFormat, Exte
 # The fields and the option that turn algorithms on.
 CROSS_LAYER, SMOOTH, BIAS_CORRECTION = "include_cle", "include_sq", "BiasCorrection"
 COMPENSATION, GPTQ = "Compensation", "UseGPTQ"  # two names of one switch
+DISTILLATION = "Distillation"
 AWQ = "AWQ"
 MIXED_PRECISION, FINETUNE, ROTATION = "include_auto_mp", "include_fast_ft", "include_rotation"
 
