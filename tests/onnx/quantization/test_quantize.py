@@ -51,8 +51,9 @@ def session_of(model, has_library=True):
     return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
 
 
-FINETUNED = [name for name, row in PRESETS.items() if row.is_trained]
-PLAIN = [name for name in PRESETS if name not in FINETUNED]
+FINETUNED = [name for name, row in PRESETS.items() if "FastFinetune" in row.options]
+DISTILLED = [name for name, row in PRESETS.items() if "Distillation" in row.options]
+PLAIN = [name for name, row in PRESETS.items() if not row.is_trained]
 COARSE = (
     "INT8_TRANSFORMER_DEFAULT",
     "INT16_TRANSFORMER_DEFAULT",
@@ -93,6 +94,18 @@ def test_every_preset_that_finetunes_quantizes_a_network(name, tmp_path):
     assert np.isfinite(session_of(path).run(None, mixed_images(1)[0])[0]).all()
     assert any("Quant" in node.op_type for node in onnx.load(path).graph.node)
     onnx.checker.check_model(onnx.load(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISTILLED)
+def test_every_preset_that_distils_quantizes_the_demo_network(name, tmp_path):
+    pytest.importorskip("torch")
+    config = get_default_config(name)
+    config.extra_options |= {"DistillationSteps": 2, "DistillationFolder": str(tmp_path / "state")}
+    result = quantize(network_path(), images(20), config)
+    (facts,) = [each for each in result.report.algorithms if each.name == "distillation"]
+    assert facts.changed or facts.left
+    assert np.isfinite(session_of(result.save(tmp_path / "out.onnx")).run(None, images(1)[0])[0]).all()
 
 
 @pytest.mark.parametrize("name", ["XINT8", "MXFP8E4M3", "BF16", "U16S8_AAWS"])
