@@ -6,6 +6,7 @@ kinds       how each kind of part is measured, and from which figure on it is ok
 detections  boxes as sets
 outputs     all outputs of two networks, over all samples
 verdict     the verdict on parts, outputs and networks
+improvement whether a change to a network is kept, from a few samples
 
 `quark.onnx.comparing` runs networks and compares their outputs with these.
 """

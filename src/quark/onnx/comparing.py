@@ -3,7 +3,7 @@
 judge_outputs    runs a network beside known outputs, and judges every output by `quark.compare`
 compare_outputs  the same for a message that is about to be written: the verdict
 compare_executions  the same, and whether the runtime computes something else without its optimizations
-output_error     one figure that decides whether a refinement is kept
+output_errors    the errors by which a refinement is kept or rolled back
 open_judge       the user's measure of the float model, and with `judged` of the quantized one
 """
 
@@ -25,8 +25,9 @@ from quark.compare import (
     execution_gap,
     outputs_without_numbers,
 )
+from quark.compare.improvement import OutputErrors
 from quark.compare.kinds import ClassesMeter
-from quark.compare.measures import mean_divergence, relative_error_of, squared_sums
+from quark.compare.outputs import samples_of_batch
 from quark.compare.parts import find_parts
 from quark.errors import ModelError
 from quark.measures import FunctionMeasure, Judge, Measure, MeasureResult
@@ -161,30 +162,33 @@ def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -
         return [runner.outputs(sample) for sample in samples.held_out]
 
 
-def output_error(
+def output_errors(
     model: ir.Model,
     samples: Sequence[Sample],
     expected: Sequence[Mapping[str, Array]],
     outputs: Sequence[str] | None = None,
     *,
     has_integer_kernels: bool = True,
-) -> float:
-    """How far outputs are from float, the mean over outputs and samples: for scores of classes the divergence sum
-    p log(p / q), for others the squared difference over the squared float output. `outputs` are the names of those that
-    count; None: all."""
-    known = [{name: np.atleast_1d(array) for name, array in each.items()} for each in expected]
+) -> OutputErrors:
+    """How far outputs are from float on each sample; the rows of a batch count as samples. `outputs` are the names of
+    those that count; None: all."""
+    counts = [batch_size_of(sample) for sample in samples]
+    known = [
+        row
+        for count, each in zip(counts, expected, strict=True)
+        for row in samples_of_batch({name: np.atleast_1d(array) for name, array in each.items()}, count)
+    ]
     parts = find_parts(known, known) if known else []
-    classes = {each.place.output for each in parts if isinstance(each, ClassesMeter)}
+    classes = frozenset(each.place.output for each in parts if isinstance(each, ClassesMeter))
     session = open_session(model, has_integer_kernels=has_integer_kernels)
     names = [each.name for each in session.get_outputs()] if outputs is None else list(outputs)
-    run, total = session_run(session), 0.0
-    for sample, wanted in zip(samples, expected, strict=True):
-        for name, actual in run(sample, names).items():
-            if name in classes:
-                total += mean_divergence(wanted[name].reshape(1, -1), actual.reshape(1, -1))
-            elif np.issubdtype(wanted[name].dtype, np.floating):
-                total += relative_error_of(*squared_sums(wanted[name], actual))
-    return total / max(1, len(samples) * len(names))
+    run, errors = session_run(session), OutputErrors()
+    for sample, count, wanted in zip(samples, counts, expected, strict=True):
+        actual = run(sample, names)
+        pair = [samples_of_batch({name: each[name] for name in names}, count) for each in (wanted, actual)]
+        for row in zip(*pair, strict=True):
+            errors.add(*row, classes)
+    return errors
 
 
 def open_judge(measure: Measure, model: ir.Model, samples: Samples, providers: Sequence[str]) -> Judge | None:

@@ -12,10 +12,11 @@ from typing import Any
 import onnx_ir as ir
 
 from quark.account import AlgorithmFacts
+from quark.compare.improvement import OutputErrors
 from quark.decide import Placement, RangeKey, choose, limit_positions, rechoose
 from quark.features.order import call
 from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
-from quark.onnx.comparing import output_error
+from quark.onnx.comparing import output_errors
 from quark.onnx.data import Samples
 from quark.onnx.insert import insert
 from quark.onnx.save import SaveOptions, finish
@@ -71,24 +72,24 @@ class Decision(Work):
         self.plan = plan
 
 
-def quantized_error(
+def quantized_errors(
     work: Decision,
     expected: Sequence[Mapping[str, Any]] | None = None,
     outputs: Sequence[str] | None = None,
     samples: Sequence[Mapping[str, Any]] | None = None,
-) -> float:
-    """The error of the network as it would be written now, on the held-out samples or those given; 0 if there are none.
+) -> OutputErrors:
+    """The errors of the network as it would be written now, on the held-out samples or those given.
 
     `expected` are the outputs to compare with, by default the float network's, and `outputs` the names of those that
     count, by default all.
     """
     judged = work.samples.held_out if samples is None else samples
     if not judged:
-        return 0.0
+        return OutputErrors()
     copy = work.model.clone()
     insert(copy, work.plan, work.settings.insert)
     runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
-    return output_error(runnable, judged, work.expected if expected is None else expected, outputs)
+    return output_errors(runnable, judged, work.expected if expected is None else expected, outputs)
 
 
 def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:

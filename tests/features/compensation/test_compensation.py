@@ -8,6 +8,7 @@ from onnx import numpy_helper
 from onnx_models import Net, run_model
 
 import quark.features.compensation.on_onnx as compensation
+from quark.compare.improvement import OutputErrors
 from quark.errors import InvalidValueError
 from quark.features.compensation.options import CompensationOptions
 from quark.onnx import get_default_config, quantize
@@ -106,8 +107,8 @@ def test_wrong_settings_are_refused():
 
 
 def test_it_is_taken_back_if_the_network_gets_worse(monkeypatch):
-    errors = iter([1.0, 2.0])
-    monkeypatch.setattr(compensation, "quantized_error", lambda work: next(errors))
+    errors = iter([OutputErrors([1.0], [1.0]), OutputErrors([2.0], [1.0])])
+    monkeypatch.setattr(compensation, "quantized_errors", lambda work: next(errors))
     found = result("MXFP4E2M1", WeightsOnly=True, Compensation=True)
     assert facts(found).changed == ()
     assert {each.reason for each in facts(found).left} == {"the outputs on held-out samples got worse with it"}

@@ -13,11 +13,12 @@ from walked_networks import residual
 
 import quark.features.finetuning.fit as fitting
 import quark.onnx.deciding as deciding
+from quark.compare.improvement import OutputErrors
 from quark.errors import InvalidValueError, ModelError
 from quark.features.finetuning.checkpoint import Checkpoint
 from quark.features.finetuning.problem import Fitted
 from quark.onnx import ModelQuantizer, get_default_config, quantize
-from quark.onnx.comparing import output_error
+from quark.onnx.comparing import output_errors
 
 SAMPLES = [np.random.default_rng(seed).standard_normal((1, 3, 6, 6)).astype(np.float32) for seed in range(24)]
 
@@ -273,13 +274,13 @@ def test_the_network_is_judged_by_one_output_if_asked_for(
     inner = next(each.output[0] for each in two.graph.node if each.op_type == "Conv")
     two.graph.output.add(name=inner).type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     judged: list[Any] = []
-    error = output_error
+    errors = output_errors
 
-    def seen(model: Any, samples: Any, expected: Any, outputs: Any = None, **settings: Any) -> float:
+    def seen(model: Any, samples: Any, expected: Any, outputs: Any = None, **settings: Any) -> OutputErrors:
         judged.append(outputs)
-        return error(model, samples, expected, outputs, **settings)
+        return errors(model, samples, expected, outputs, **settings)
 
-    monkeypatch.setattr(deciding, "output_error", seen)
+    monkeypatch.setattr(deciding, "output_errors", seen)
     for index, expected in ((None, None), (0, [network.graph.output[0].name]), (1, [inner])):
         judged.clear()
         quantize(two, SAMPLES, config(OutputIndex=index, NumIterations=1))

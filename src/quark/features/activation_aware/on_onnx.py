@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
+from quark.compare.improvement import OutputErrors
 from quark.decide.scales import ChannelAxis, choice_of_weight
 from quark.decide.searched_scales import searched
 from quark.decide.specs import AffineSpec, BlockSpec, GroupRule, TensorSpec
@@ -37,7 +38,7 @@ from quark.features.smooth_quant.folding import Fold, find_fold
 from quark.features.smooth_quant.groups import Group, Layer, find_groups
 from quark.features.smooth_quant.on_onnx import OnnxRoad
 from quark.onnx.calibrate import FloatRunner, survey
-from quark.onnx.deciding import Decision, Work, quantized_error
+from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import constant, input_value
 from quark.onnx.tied import tied_products
 from quark.onnx.view import view_of
@@ -93,7 +94,8 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
         return []  # compensation chooses scales itself
     if work.samples.is_random or not work.samples.count:
         return [] if options.has_scales else [AlgorithmFacts(RANGES, (), (SkippedNode("", "", NO_DATA),))]
-    plan, error = work.plan, quantized_error(work) if work.expected else math.inf  # while there are no sums in memory
+    plan = work.plan
+    errors = quantized_errors(work) if work.expected else OutputErrors()  # while there are no sums in memory
     found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
     rounded_data = {reader.node for each in work.plan for reader in each.readers if reader.index == 0}
@@ -112,7 +114,7 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
         before, after = (float(squared_error(each.astype(np.float64), gram).sum()) for each in matrices)
         changed.append(f"{layer.name}: squared error {after / before if before > 0 else 1.0:.3g} of what it was")
     work.plan = with_weight_choices(plan, choices)
-    if changed and work.expected and quantized_error(work) > error:
+    if changed and work.expected and not quantized_errors(work).is_no_worse_than(errors):
         work.plan = plan
         reason = "the outputs on held-out samples got worse with it"
         left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]

@@ -38,6 +38,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
+from quark.compare.improvement import OutputErrors
 from quark.compare.measures import relative_error_of, squared_sums
 from quark.decide.view import Node
 from quark.errors import InvalidValueError
@@ -55,7 +56,7 @@ from quark.features.bias_correction.options import BiasCorrectionOptions, Correc
 from quark.features.bias_correction.shifts import Shifts, bounds_of, is_coarse, pooled_activations
 from quark.features.bias_correction.taps import Taps, mean_products, tap_sums, taps_of
 from quark.onnx.calibrate import survey
-from quark.onnx.deciding import Decision, Work, quantized_error
+from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import (
     add_initializer,
     constant,
@@ -107,7 +108,7 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
     plan, positions = work.plan, work.positions
     is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
-    before = quantized_error(work) if is_guarded else 0.0
+    before = quantized_errors(work) if is_guarded else OutputErrors()
     corrected, left, means = _correct(work, options)
     facts = [AlgorithmFacts(NAME, tuple(each.phrase for each in corrected), tuple(left))]
     changed = frozenset(each.tensor for each in corrected)
@@ -116,7 +117,7 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
         facts, changed = [*facts, followed], changed | also
     work.rechoose(changed)
     _make_up_for_rounding(work, means)
-    if not is_guarded or quantized_error(work) <= before:
+    if not is_guarded or quantized_errors(work).is_no_worse_than(before):
         return facts
     kept = _best_quarters(work, corrected, (plan, positions), before)
     reason = "the outputs on held-out samples got worse with it"
@@ -138,10 +139,10 @@ def _best_quarters(
     work: Decision,
     corrected: Sequence[_Corrected],
     earlier: tuple[QuantizationPlan, AlgorithmFacts | None],
-    error: float,
+    errors: OutputErrors,
 ) -> list[_Corrected]:
     """Undo the corrections, except for those quarters of them that lower the error of the outputs. `earlier` are plan
-    and positions from before, and `error` is the error with them. Returns the corrections that are left."""
+    and positions from before, and `errors` those with them. Returns the corrections that are left."""
     values = work.model.graph.initializers
     new = {each.tensor: values[each.tensor].const_value for each in corrected}
 
@@ -157,9 +158,9 @@ def _best_quarters(
     for start in range(0, len(corrected), size):
         tried = [*kept, *corrected[start : start + size]]
         apply(tried)
-        found = quantized_error(work)
-        if found < error:
-            kept, error = tried, found
+        found = quantized_errors(work)
+        if found.mean < errors.mean and found.is_no_worse_than(errors):
+            kept, errors = tried, found
     apply(kept)
     return kept
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
+from quark.compare.improvement import OutputErrors
 from quark.decide.searched_scales import searched_parameters
 from quark.features.bias_correction import on_onnx as bias_correction
 from quark.features.compensation.fixed_scales import FixedScales
@@ -20,7 +21,7 @@ from quark.features.compensation.rounding import Grid, best_weights, compensated
 from quark.features.finetuning.layers import TrainedLayer
 from quark.formats.affine import integer_format
 from quark.formats.catalog import get_format
-from quark.onnx.deciding import Decision, Work, quantized_error
+from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.progress import track
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, SkippedNode
@@ -51,7 +52,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
-    plan, before = work.plan, _final_error(work) if work.expected else math.inf  # while there are no sums in memory
+    plan, before = work.plan, _final_errors(work)  # while there are no sums in memory
     has_biases = work.settings.options_of("bias_correction") is not None
     found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit, is_centred=has_biases)
     nodes = {str(node.name): node for node in work.model.graph}
@@ -73,7 +74,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
                     choices[layer.name] = result.choice
             advance()
     work.plan = with_weight_choices(plan, choices)
-    if changed and work.expected and _final_error(work) > before:
+    if changed and not _final_errors(work).is_no_worse_than(before):
         for name, value in work.model.graph.initializers.items():
             value.const_value = standing.get(name, value.const_value)
         work.plan = plan
@@ -83,19 +84,22 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
-def _final_error(work: Decision) -> float:
-    """The error on held-out samples with the biases that bias correction, if it follows, would leave."""
+def _final_errors(work: Decision) -> OutputErrors:
+    """The errors on held-out samples with the biases that bias correction, if it follows, would leave; none without
+    float outputs to compare with."""
+    if not work.expected:
+        return OutputErrors()
     options = work.settings.options_of("bias_correction")
     if options is None:
-        return quantized_error(work)
+        return quantized_errors(work)
     plan, positions = work.plan, work.positions
     standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
     bias_correction.after_choosing(work, options)
-    error = quantized_error(work)
+    errors = quantized_errors(work)
     for name, value in work.model.graph.initializers.items():
         value.const_value = standing.get(name, value.const_value)
     work.plan, work.positions = plan, positions
-    return error
+    return errors
 
 
 @dataclass(frozen=True, eq=False)

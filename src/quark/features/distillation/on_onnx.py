@@ -23,7 +23,7 @@ from quark.features.distillation.options import DistillationOptions
 from quark.features.distillation.training import Distillation
 from quark.features.finetuning.checkpoint import user_cache
 from quark.onnx.calibrate.runner import FloatRunner
-from quark.onnx.deciding import Decision, Work, quantized_error
+from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.progress import track
 from quark.onnx.versions import versions
 from quark.plan import SkippedNode
@@ -71,7 +71,7 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         shutil.rmtree(folder, ignore_errors=True)
     if found.weights is None:
         return [_nothing(f"{found.steps} steps brought no weights that are closer to float: {found.before:.4g}")]
-    before = quantized_error(work, expected, samples=judged)
+    before = quantized_errors(work, expected, samples=judged).mean_divergence
     values = work.model.graph.initializers
     standing = {name: values[name].const_value for name in found.weights}
     for name, array in found.weights.items():
@@ -79,7 +79,7 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         assert old is not None, name
         new = array.reshape(tuple(old.shape.numpy())).astype(old.dtype.numpy())
         values[name].const_value = ir.tensor(new, name=name)
-    after = quantized_error(work, expected, samples=judged)
+    after = quantized_errors(work, expected, samples=judged).mean_divergence  # what was trained for
     if after >= before:
         for name, old in standing.items():
             values[name].const_value = old

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 import quark.features.finetuning.fit as fitting
 from quark.account import AlgorithmFacts
+from quark.compare.improvement import OutputErrors
 from quark.errors import InvalidValueError, ModelError
 from quark.features.bias_correction.on_onnx import give_biases
 from quark.features.finetuning.block_fitting import BlockFitter
@@ -31,9 +32,9 @@ from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions,
 from quark.features.finetuning.problem import Fitted, Problem
 from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, stages
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
-from quark.onnx.comparing import output_error
+from quark.onnx.comparing import output_errors
 from quark.onnx.data.samples import SampleStore
-from quark.onnx.deciding import Decision, Work, quantized_error
+from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.load import load
@@ -71,26 +72,28 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
         with FloatRunner(exact) as runner:
             expected = [runner.outputs(sample) for sample in work.samples.held_out]
     judged = _judged_outputs(model, options.output_index)
-    before = quantized_error(work, expected, judged)
+    before = quantized_errors(work, expected, judged)
     standing = {name: value.const_value for name, value in model.graph.initializers.items()}
     facts, steps = _finetune(work, exact, options)
     fitted = {name: model.graph.initializers[name].const_value for step in steps for name in step}
 
-    def error_of(kept: int) -> float:
-        """The error with the first layers as they were fitted, and the others as they stood."""
+    def errors_of(kept: int) -> OutputErrors:
+        """The errors with the first layers as they were fitted, and the others as they stood."""
         for number, step in enumerate(steps):
             for name in step:
                 model.graph.initializers[name].const_value = (fitted if number < kept else standing)[name]
-        return quantized_error(work, expected, judged)
+        return quantized_errors(work, expected, judged)
 
-    after = error_of(len(steps))
-    if after <= before:
+    after = errors_of(len(steps))
+    if after.is_no_worse_than(before):
         return [facts]
-    errors = {kept: error_of(kept) for kept in sorted({len(steps) * quarter // 4 for quarter in (1, 2, 3)})}
-    kept = min(errors, key=lambda each: errors[each])
-    kept = kept if errors[kept] < before else 0
-    error_of(kept)
-    reason = f"with it the network's outputs on held-out samples got worse: error {before:.4g} became {after:.4g}"
+    parts = {kept: errors_of(kept) for kept in sorted({len(steps) * quarter // 4 for quarter in (1, 2, 3)} - {0})}
+    better = {kept: each.mean for kept, each in parts.items() if each.is_no_worse_than(before)}
+    kept = min(better, key=lambda each: better[each], default=0)
+    errors_of(kept)
+    figures = f"error {before.mean:.4g} became {after.mean:.4g}"
+    figures += f", divergence {before.mean_divergence:.4g} became {after.mean_divergence:.4g}"
+    reason = f"with it the network's outputs on held-out samples got worse: {figures}"
     taken_back = [SkippedNode(each.partition(": ")[0], "", reason) for each in facts.changed[kept:]]
     return [replace(facts, changed=facts.changed[:kept], left=(*facts.left, *taken_back))]
 
@@ -322,12 +325,12 @@ class _Finetuning:
         if not kept:
             return
         standing = [{i: constant(input_value(self._nodes[layer.name], i)) for i in (1, 2)} for layer, _ in kept]
-        before = self._network_error()
+        before = self._network_errors()
         for layer, each in kept:
             self._put(layer, {1: each.weight, 2: each.bias})
-        after = self._network_error()
-        if after > before:
-            reason = f"the network's outputs got worse: error {before:.4g} became {after:.4g}"
+        after = self._network_errors()
+        if not after.is_no_worse_than(before):
+            reason = f"the network's outputs got worse: error {before.mean:.4g} became {after.mean:.4g}"
             for (layer, _), constants in zip(kept, standing, strict=True):
                 self._put(layer, constants)
                 self.left.append(SkippedNode(layer.name, layer.op_type, reason))
@@ -348,11 +351,11 @@ class _Finetuning:
             seen = new if choice is None else rounded(new, choice).astype(old.dtype)
             set_constant(self._copy, self._copied[layer.name], index, seen)
 
-    def _network_error(self) -> float:
-        """The error of the network's outputs on held-out samples; 0 unless `is_selective`."""
+    def _network_errors(self) -> OutputErrors:
+        """The errors of the network's outputs on held-out samples; none unless `is_selective`."""
         if not self._held_out:
-            return 0.0
-        return output_error(self._copy, self._held_out, self._expected, self._judged, has_integer_kernels=False)
+            return OutputErrors()
+        return output_errors(self._copy, self._held_out, self._expected, self._judged, has_integer_kernels=False)
 
     @functools.cached_property
     def _expected(self) -> Sequence[Mapping[str, Array]]:
