@@ -93,6 +93,64 @@ def test_a_file_runs_on_onnx_runtime_alone_and_computes_what_the_plan_says(prese
     assert all(each.role is not Role.BIAS for each in plan)
 
 
+def agrees_without_optimizations(result, sample):
+    """True if ONNX Runtime computes the file, and the same with and without its optimizations."""
+    outputs = []
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        outputs.append(onnxruntime.InferenceSession(result.model.SerializeToString(), options).run(None, sample)[0])
+    return np.abs(outputs[0] - outputs[1]).max() <= 1e-3 * np.abs(outputs[0]).max()
+
+
+@pytest.mark.parametrize("weight", ["QBFloat16", "QFloat16"])
+def test_weights_of_16_bits_stay_so_behind_8_bit_activations(weight):
+    """ONNX Runtime would quantize such a weight to int8, and then find no kernel for the activation."""
+    net = Net()
+    x = net.input("x", (1, 1, 8, 8))
+    y = net.node("Conv", x, net.weight(8, 1, 3, 3), name="one_channel", pads=[1, 1, 1, 1])
+    y = net.node("Conv", y, net.weight(8, 8, 3, 3), net.weight(8), name="linear", pads=[1, 1, 1, 1])
+    y = net.node("Conv", net.node("Relu", y), net.weight(4, 8, 1, 1), name="after_relu")
+    model = net.model(net.node("Gemm", net.node("Flatten", y), net.weight(256, 12), net.weight(12), name="gemm"))
+    config = get_default_config("FP8E4M3")
+    config.weight_type = ExtendedQuantType[weight]
+    config.per_channel = False
+    config.extra_options = {}
+    samples = [{"x": RANDOM.standard_normal((1, 1, 8, 8)).astype(np.float32)} for _ in range(4)]
+    result = quantize(model, samples, config)
+    assert agrees_without_optimizations(result, samples[0])
+    formats = {each.choice.format for each in read_plan(result.model) if each.role is Role.WEIGHT}
+    assert formats == {weight.removeprefix("Q").lower()}
+
+
+@pytest.mark.parametrize(
+    "op_type",
+    ["Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu", "Softmax", "MaxPool"],
+)
+def test_operators_between_8_bit_floats_run(op_type):
+    net = Net()
+    x = net.input("x", (1, 4, 8, 8))
+    y = net.node("Relu", net.node("Conv", x, net.weight(4, 4, 3, 3), name="first", pads=[1, 1, 1, 1]))
+    attributes = {"AveragePool": {"kernel_shape": [2, 2]}, "MaxPool": {"kernel_shape": [2, 2]}, "Concat": {"axis": 1}}
+    operands = (
+        [y, net.node("Conv", y, net.weight(4, 4, 1, 1), name="other")] if op_type in ("Add", "Mul", "Concat") else [y]
+    )
+    y = net.node(op_type, *operands, name="subject", **attributes.get(op_type, {}))
+    channels = 8 if op_type == "Concat" else 4
+    model = net.model(net.node("Conv", y, net.weight(4, channels, 1, 1), name="last"))
+    config = get_default_config("FP8E4M3")
+    config.extra_options = {"QuantizeAllOpTypes": True}
+    samples = [{"x": RANDOM.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(4)]
+    result = quantize(model, samples, config)
+    assert agrees_without_optimizations(result, samples[0])
+    planned, read = (
+        {(each.tensor, reader) for each in plan for reader in each.readers if reader.node == "subject"}
+        for plan in (result.plan, read_plan(result.model))
+    )
+    assert len(planned) == len(operands)
+    assert read == planned
+
+
 def test_only_operands_of_products_are_quantized():
     result = quantize(networks(), [{"x": each} for each in data()], "FP8E4M3")
     products = {"depthwise", "after_relu", "after_pool", "gemm", "matmul", "two_activations"}

@@ -181,7 +181,9 @@ def keep_float(model: ir.Model) -> None:
         before = None if value is None else value.producer()
         if before is None or before.op_type != "DequantizeLinear" or before.domain not in ("", "com.microsoft"):
             continue
-        if weight is None or not is_constant(weight) or weight.dtype is not ir.DataType.FLOAT:
+        cast = None if weight is None else weight.producer()
+        stored = weight if cast is None or cast.op_type != "Cast" else input_value(cast, 0)  # folded: float16, bfloat16
+        if weight is None or stored is None or not is_constant(stored) or weight.dtype is not ir.DataType.FLOAT:
             continue
         scale, zero_point = (constant(input_value(before, index)) for index in (1, 2))
         # the axis of the input that its weight is summed along, and its length

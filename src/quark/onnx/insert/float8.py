@@ -1,14 +1,16 @@
-"""Keep ONNX Runtime from replacing products of 8-bit floats by integer kernels that it does not have for them.
+"""Keep ONNX Runtime from replacing operators on 8-bit floats by integer kernels that it does not have for them.
 
-ONNX Runtime takes any QuantizeLinear and DequantizeLinear around a product for integers. Of 8-bit floats it makes
+ONNX Runtime takes any QuantizeLinear and DequantizeLinear around an operator for integers. Of 8-bit floats it makes
 
     MatMul                                                MatMulIntegerToFloat or QLinearMatMul
-    Conv whose result is quantized without an operator    QLinearConv
+    Conv whose result is quantized without an operator    QLinearConv, also of a float weight, which it quantizes
     that computes in between
+    Add, Mul, Concat, pools, Sigmoid, Softmax, ...        QLinearAdd, QLinearMul, ...
 
 and then refuses the file, since these kernels take integers only (seen with 1.31). A Sum of one tensor is that tensor,
-and ONNX Runtime leaves it alone; between the DequantizeLinear of the second operand and the product it keeps the two
-apart. It goes nowhere else, so that other runtimes find the usual nodes around most convolutions.
+and ONNX Runtime leaves it alone; between the DequantizeLinear of one operand and the operator it keeps the two apart:
+the weight's if it is in 8-bit floats, since it is folded there, else the first. It goes nowhere else, so that other
+runtimes find the usual nodes around most convolutions.
 """
 
 from __future__ import annotations
@@ -21,20 +23,35 @@ from quark.onnx.graph import add_node, input_value, is_constant, nodes, readers,
 APART = "apart"  # how the name of such a Sum ends
 _FLOAT8 = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
 _COMPUTING = (Kind.ACTIVATION, Kind.ARITHMETIC)
+_INTEGER_KERNELS = frozenset(
+    {"Add", "Mul", "Concat", "Where", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu", "Softmax"}
+)  # operators other than products that ONNX Runtime replaces
 
 
 def keep_float8_apart(model: ir.Model) -> None:
-    """Put a Sum of one tensor before the second operand of the products above, in place."""
+    """Put a Sum of one tensor before an operand of the operators above, in place."""
     for node in nodes(model):
-        if node.domain or node.op_type not in ("Conv", "MatMul") or not all(_is_float8(node, each) for each in (0, 1)):
+        index = _operand_to_set_apart(node)
+        if index is None:
             continue
-        if node.op_type == "Conv" and all(_is_computing(reader) for reader, _ in readers(node.outputs[0])):
-            continue
-        operand = node.inputs[1]
+        operand = node.inputs[index]
         assert operand is not None, node.name
         apart = add_node(model, "Sum", [operand], before=node, name=f"{node.name}_{APART}").outputs[0]
         apart.type, apart.shape = operand.type, operand.shape
-        replace_input(node, 1, apart)
+        replace_input(node, index, apart)
+
+
+def _operand_to_set_apart(node: ir.Node) -> int | None:
+    floats = [index for index in range(len(node.inputs)) if _is_float8(node, index)]
+    if node.domain or not floats:
+        return None
+    if node.op_type in _INTEGER_KERNELS:
+        return floats[0]
+    if node.op_type == "MatMul":
+        return 1 if floats[:2] == [0, 1] else None
+    if node.op_type != "Conv" or floats[0] != 0 or all(_is_computing(each) for each, _ in readers(node.outputs[0])):
+        return None
+    return 1 if 1 in floats else 0
 
 
 def _is_float8(node: ir.Node, index: int) -> bool:
