@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from quark.torch import ModelQuantizer, export_onnx, export_safetensors
 from quark.torch.export.safetensors_file import load_safetensors
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.named_specs import FP8E4M3PerTensorSpec
 from quark.torch.quantization.config.type import Dtype
 from quark.torch.quantization.observer import LSQObserver, TQTObserver
 from quark.torch.train.networks import FrozenNetwork, QuantizedNetwork
@@ -26,6 +28,8 @@ SPECS = {
     "lsq": QuantizationSpec(Dtype.int8, LSQObserver),
     "tqt": QuantizationSpec(Dtype.int8, TQTObserver),
     "mxfp4": QuantizationSpec(Dtype.fp4),
+    "nvfp4": QuantizationSpec(Dtype.nvfp4),
+    "fp8_e4m3": FP8E4M3PerTensorSpec().to_quantization_spec(),
 }
 
 
@@ -113,10 +117,19 @@ def test_torch_export_keeps_what_a_frozen_network_computes(tmp_path: Path) -> No
     torch.testing.assert_close(again(X)["logits"], frozen(X)["logits"])
 
 
-@pytest.mark.parametrize("kind", ["int8", "mxfp4"])
-def test_safetensors_are_read_into_a_network_of_the_same_kind(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("int8", 8.0), ("mxfp4", 4.25), ("nvfp4", 4.5), ("fp8_e4m3", 8.0)], ids=lambda each: str(each)
+)
+def test_safetensors_are_read_into_a_network_of_the_same_kind(kind: str, bits: float, tmp_path: Path) -> None:
     frozen = ModelQuantizer.freeze(quantized(kind))
     weights, config = export_safetensors(frozen, tmp_path)
     assert (weights.name, config.name) == ("model.safetensors", "quark_network.json")
-    other = ModelQuantizer.freeze(quantized(kind, [torch.randn(4, 3, 8, 8) * 5]))
-    torch.testing.assert_close(load_safetensors(other, tmp_path)(X)["logits"], frozen(X)["logits"])
+    tensors = load_file(weights)
+    codes = [tensors[name] for name in ("linear.weight", "linear.weight.block_scales") if name in tensors]
+    assert 8 * sum(each.nbytes for each in codes) == bits * 4 * 128
+    other = quantized(kind, [torch.randn(4, 3, 8, 8) * 5])
+    with torch.no_grad():
+        other.linear.weight.mul_(0.3)  # other numbers, and other scales that follow from them
+    loaded = load_safetensors(ModelQuantizer.freeze(other), tmp_path)
+    assert torch.equal(loaded(X)["logits"], frozen(X)["logits"])
+    assert loaded.plan == frozen.plan

@@ -107,10 +107,15 @@ class BlockQuantizer:
             return one - 1 - int((significand - 1.0) * one)
         return 0
 
+    @property
+    def is_fixed(self) -> bool:
+        """True if no tensor scale has to be found from the values: it is given, or the format has none."""
+        return self.tensor_scale is not None or not self.format.has_tensor_scale
+
     def fixed(self, x: Any) -> BlockQuantizer:
         """The same with the tensor scale that x has, a numpy array or an eager tensor; unchanged if it has one, or if
         the format has none."""
-        if not self.format.has_tensor_scale or self.tensor_scale is not None:
+        if self.is_fixed:
             return self
         kind = array_kind(x)
         scale = find_tensor_scale(kind, x, self, kind.precision(x))

@@ -185,9 +185,9 @@ def output_errors(
     run, errors = session_run(session), OutputErrors()
     for sample, count, wanted in zip(samples, counts, expected, strict=True):
         actual = run(sample, names)
-        pair = [samples_of_batch({name: each[name] for name in names}, count) for each in (wanted, actual)]
-        for row in zip(*pair, strict=True):
-            errors.add(*row, classes)
+        exact, found = (samples_of_batch({name: each[name] for name in names}, count) for each in (wanted, actual))
+        for row, other in zip(exact, found, strict=True):
+            errors.add(row, other, classes)
     return errors
 
 

@@ -4,7 +4,7 @@
     2  positions that training moved beyond an NPU's limits are brought back
     3  layers with a batch norm become plain convolutions with folded parameters, their quantizers nodes
     4  values that were only moved since they were quantized get their quantizer again, which runtimes look for
-    5  32-bit biases get their step
+    5  32-bit biases get their step, and weights of NVFP4 keep the tensor scale that they have
     6  dropouts are removed
 
 The trained network itself is not changed.
@@ -29,7 +29,13 @@ from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, re
 from quark.torch.insert import insert_nodes
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, settle_positions, with_state
-from quark.torch.train.quantizers import AffineQuantizer, Float8FakeQuantizer, LearnedQuantizer, Quantizer
+from quark.torch.train.quantizers import (
+    AffineQuantizer,
+    BlockFakeQuantizer,
+    Float8FakeQuantizer,
+    LearnedQuantizer,
+    Quantizer,
+)
 
 _WEIGHT, _BIAS = 1, 2  # the places of weight and bias among a layer's inputs
 
@@ -60,6 +66,11 @@ def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
                 _unfold_batch_norm(thawed, node, layer)
         insert_nodes(thawed, thawed.repeated, _quantizers_by_name(thawed))
         _give_biases_their_steps(thawed)
+        for node in thawed.graph.nodes:
+            blocks = module_of(thawed, node)
+            values = attribute_of(thawed, node.args[0]) if isinstance(blocks, BlockFakeQuantizer) else None
+            if isinstance(blocks, BlockFakeQuantizer) and values is not None:
+                blocks.fix(values)
     for node in list(thawed.graph.nodes):
         if isinstance(module_of(thawed, node), _DropoutNd):
             node.replace_all_uses_with(node.all_input_nodes[0])

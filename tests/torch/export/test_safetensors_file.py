@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from quark.errors import ModelError, QuarkError, UnsupportedTypeError
 from quark.formats.block import BlockQuantizer
-from quark.formats.catalog import FORMATS
+from quark.formats.catalog import FORMATS, get_format
 from quark.formats.spec import BlockFormat
-from quark.plan import BlockChoice
+from quark.plan import BlockChoice, FloatChoice
 from quark.rounded import rounded
 from quark.torch.export import export_safetensors, load_safetensors
 from quark.torch.export.parity import outputs_of
@@ -81,14 +81,41 @@ BLOCKS = [fmt for fmt in FORMATS.values() if isinstance(fmt, BlockFormat)]
 @pytest.mark.parametrize("fmt", BLOCKS, ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_packed_blocks_are_rounded_to_themselves(fmt: BlockFormat, axis: int) -> None:
-    """Also where a block would get another scale if it were rounded again."""
+    """Also where a block would get another scale if it were rounded again, and where scales are subnormal."""
     values = torch.randn(40, 72, generator=torch.Generator().manual_seed(1))
-    choice = BlockChoice(BlockQuantizer(fmt), axis)
+    values[:20, :36] *= 2e-5
+    choice = BlockChoice(BlockQuantizer(fmt).fixed(values), axis)
     stored, tensors = store("w", values, choice)
-    # the tensor scale of NVFP4 follows from the float numbers, so they are what is stored
-    assert stored.kind == ("float" if fmt.has_tensor_scale else "packed")
+    assert stored.kind == "packed"
     again = rounded(restore("w", stored, tensors, choice).numpy(), choice)
     np.testing.assert_array_equal(again, rounded(values.numpy(), choice))
+
+
+def test_a_tensor_scale_that_is_still_to_be_found_is_stored_as_float_numbers() -> None:
+    choice = BlockChoice(BlockQuantizer(get_format("nvfp4")), 1)
+    stored, tensors = store("w", torch.ones(4, 32), choice)
+    assert stored.kind == "float"
+    assert tensors["w"].dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("axis", [None, 0])
+def test_8_bit_floats_are_stored_in_their_own_type(dtype: torch.dtype, axis: int | None) -> None:
+    values = torch.randn(24, 40, generator=torch.Generator().manual_seed(1))
+    name = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}[dtype]
+    scale = (0.003,) if axis is None else tuple((torch.arange(24).double() * 1e-3 + 1e-3).tolist())
+    choice = FloatChoice(name, True, scale, axis)
+    stored, tensors = store("w", values, choice)
+    assert stored.kind == "codes"
+    assert tensors["w"].dtype is dtype
+    assert tensors["w.scale"].numel() == len(scale)
+    again = rounded(restore("w", stored, tensors, choice).numpy(), choice)
+    np.testing.assert_array_equal(again, rounded(values.numpy(), choice))
+    tensors["w.scale"] *= 2
+    with pytest.raises(ModelError, match="its scale is not that of the plan"):
+        restore("w", stored, tensors, choice)
+    with pytest.raises(ModelError, match="expected fp8"):
+        restore("w", stored, {**tensors, "w": values}, choice)
 
 
 def test_numbers_that_have_no_codes_are_stored_as_they_are() -> None:

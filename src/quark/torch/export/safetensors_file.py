@@ -8,13 +8,15 @@ shapes and sizes are checked against the network before anything is used, and no
 parameter is stored in the bits of its format:
 
     codes      integers of 8 bits and more, in their own type; scale and zero point beside them
-    packed     integers of fewer bits, and blocks with their scales, as `quark.formats.packing` has them
-    float      float16 and bfloat16 numbers; weights in NVFP4, whose tensor scale follows from the float numbers; and
-               any number that none of the others restores exactly
+               E4M3 and E5M2 in torch's float8 types, with their scale
+    packed     integers of fewer bits, and blocks with their scales, as `quark.formats.packing` has them; for NVFP4 the
+               tensor scale too
+    float      float16 and bfloat16 numbers, and any number that none of the others restores exactly
 
 The loaded parameter goes through a quantizer again, which must return the same numbers. Some block formats do not: a
-block whose largest number was rounded up to the next power of two would get a larger scale. Its numbers are restored a
-little smaller, by less than rounding undoes. If even that does not help, float numbers are stored.
+block whose largest number was rounded up to the next power of two would get a larger scale, and one whose scale was
+rounded up to a coarse subnormal E4M3 number a smaller one. Such numbers are restored a little smaller or larger, by
+less than rounding undoes. If even that does not help, float numbers are stored.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +50,16 @@ from quark.formats.packing import PackedArray, pack, unpack
 from quark.formats.quantize import quantize_dequantize
 from quark.onnx.save import complete, write_text, writing
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice, QuantizationPlan
-from quark.rounded import parameters_of, rounded
+from quark.rounded import float_scale, parameters_of, rounded
 from quark.torch.export.deployable import frozen
 from quark.torch.graph import attribute_of, module_of
 from quark.torch.language.architecture import is_language_model
 from quark.torch.language.checkpoint import INDEX
+from quark.torch.language.float8 import TORCH_TYPES, codes_of, values_of
 from quark.torch.language.saving import layout_of, save_language_model
 from quark.torch.language.weight_layouts import QuarkLayout
 from quark.torch.train.networks import FrozenNetwork, with_state
-from quark.torch.train.quantizers import Quantizer
+from quark.torch.train.quantizers import BlockFakeQuantizer, Quantizer
 
 Array = NDArray[Any]
 Tensors = dict[str, torch.Tensor]
@@ -64,8 +67,8 @@ Tensors = dict[str, torch.Tensor]
 WEIGHTS, CONFIG = "model.safetensors", "quark_network.json"  # config.json is the name of Hugging Face for another file
 FORMER_CONFIG = "config.json"
 VERSION = 1
-SCALE, ZERO_POINT, BLOCK_SCALES = "scale", "zero_point", "block_scales"
-_A_LITTLE_LESS = np.float32(1 - 2.0**-12)
+SCALE, ZERO_POINT, BLOCK_SCALES, TENSOR_SCALE = "scale", "zero_point", "block_scales", "tensor_scale"
+_NEARBY = tuple(np.float32(each) for each in (1 - 2.0**-12, 1.0625, 1.125, 1.1875, 1.24))  # factors that may round back
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,15 @@ def load_state(network: FrozenNetwork, weights: Path, config_file: Path) -> Froz
     config = dict(content.mapping("config").content)
     result = copy.deepcopy(network)
     result.load_state_dict(loaded)
+    read = {(each.tensor, _kind(each.choice)): each.choice for each in plan}
+    for node in result.graph.nodes:
+        quantizer = module_of(result, node)
+        if isinstance(quantizer, BlockFakeQuantizer):
+            source = node.all_input_nodes[0]
+            tensor = str(source.target if source.op == "get_attr" else source.name)
+            scaled = read[tensor, _kind(quantizer.choice())]
+            assert isinstance(scaled, BlockChoice), tensor
+            quantizer.assign(scaled)
     facts = {"plan": plan, "config": config, "algorithms": network.algorithms}
     made: FrozenNetwork = with_state(result, FrozenNetwork, facts)
     return made.eval().requires_grad_(False)
@@ -247,10 +259,19 @@ def _check_plan(network: FrozenNetwork, plan: QuantizationPlan) -> None:
 def _kinds(plan: QuantizationPlan) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for each in plan:
-        choice = each.choice
-        kind = (str(choice), choice.axis) if isinstance(choice, AffineChoice) else choice
-        found.setdefault(each.tensor, []).append(kind)
+        found.setdefault(each.tensor, []).append(_kind(each.choice))
     return found
+
+
+def _kind(choice: Choice) -> Any:
+    """The choice without its numbers."""
+    if isinstance(choice, AffineChoice):
+        return str(choice), choice.axis
+    if isinstance(choice, FloatChoice):
+        return choice.format, choice.is_scaled, choice.axis
+    if isinstance(choice, BlockChoice) and choice.quantizer.tensor_scale is not None:
+        return replace(choice, quantizer=replace(choice.quantizer, tensor_scale=0.0))
+    return choice
 
 
 # ---- one parameter ----
@@ -272,7 +293,7 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
         }
         kind = "packed" if is_packed else "codes"
         stored = Stored(kind, choice.format, array.shape, "float32", (SCALE, ZERO_POINT))
-    elif isinstance(choice, BlockChoice) and not choice.quantizer.format.has_tensor_scale:
+    elif isinstance(choice, BlockChoice) and choice.quantizer.is_fixed:
         quantizer = choice.quantizer
         packed = pack(
             quantize_dequantize(array, "bfloat16") if choice.to_bfloat16_first else array,
@@ -281,10 +302,18 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
             scale_rule=quantizer.scale_rule,
             rounding=quantizer.rounding,
             nonfinite=quantizer.nonfinite,
+            tensor_scale=quantizer.tensor_scale,
         )
-        tensors = {name: torch.from_numpy(packed.codes), f"{name}.{BLOCK_SCALES}": torch.from_numpy(packed.scales)}
-        stored = Stored("packed", choice.format, array.shape, "float32", (BLOCK_SCALES,))
-    elif isinstance(choice, FloatChoice) and not choice.is_scaled:
+        parts = {BLOCK_SCALES: torch.from_numpy(packed.scales)}
+        if packed.tensor_scale is not None:
+            parts[TENSOR_SCALE] = torch.tensor(packed.tensor_scale)
+        tensors = {name: torch.from_numpy(packed.codes), **{f"{name}.{part}": each for part, each in parts.items()}}
+        stored = Stored("packed", choice.format, array.shape, "float32", tuple(parts))
+    elif isinstance(choice, FloatChoice) and choice.is_scaled:
+        scale = torch.from_numpy(float_scale(choice, array.ndim))
+        tensors = {name: codes_of(torch.from_numpy(array), scale, choice.format), f"{name}.{SCALE}": scale.reshape(-1)}
+        stored = Stored("codes", choice.format, array.shape, "float32", (SCALE,))
+    elif isinstance(choice, FloatChoice):
         tensors = {name: torch.from_numpy(rounded(array, choice)).to(getattr(torch, choice.format))}
         stored = Stored("float", choice.format, array.shape, "float32")
     else:
@@ -305,22 +334,9 @@ def restore(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choi
         if isinstance(choice, BlockChoice):
             array = _decode_blocks(name, stored, tensors, choice)
         elif isinstance(choice, AffineChoice):
-            parameters = parameters_of(choice, stored.shape)
-            codes = tensors[name].numpy()
-            for part, expected in ((SCALE, parameters.scale), (ZERO_POINT, parameters.zero_point)):
-                if not np.array_equal(tensors[f"{name}.{part}"].numpy(), expected):
-                    raise ModelError(f"its {part} is not that of the plan")
-            dtype = code_dtype(array_kind(codes), parameters.format)
-            if stored.kind == "packed":
-                axis = max(len(stored.shape) - 1, 0)
-                empty = np.zeros(0, np.uint8)
-                numbers = unpack(PackedArray(codes, empty, parameters.format, stored.shape, axis, np.dtype("f4")))
-                codes = np.asarray(numbers).astype(dtype)
-            elif tuple(codes.shape) != stored.shape or codes.dtype != dtype:
-                raise ModelError(
-                    f"{codes.dtype} codes of shape {tuple(codes.shape)}, expected {choice} of {stored.shape}"
-                )
-            array = np.asarray(dequantize_affine(codes, parameters))
+            array = _decode_integers(name, stored, tensors, choice)
+        elif isinstance(choice, FloatChoice) and choice.is_scaled and stored.kind == "codes":
+            array = _decode_float8(name, stored, tensors, choice)
         else:
             raise ModelError(f"it is stored as {stored.kind}, and the network has {choice} there")
         return torch.from_numpy(array).reshape(stored.shape)
@@ -330,19 +346,53 @@ def restore(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choi
         raise ModelError(f"tensor '{name}' of the file: {error}") from error
 
 
+def _check_part(name: str, part: str, tensors: Mapping[str, torch.Tensor], expected: Any) -> None:
+    """Raise unless a tensor beside the codes has the numbers of the plan."""
+    if not np.array_equal(tensors[f"{name}.{part}"].numpy(), expected):
+        raise ModelError(f"its {part} is not that of the plan")
+
+
+def _decode_integers(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: AffineChoice) -> Array:
+    parameters = parameters_of(choice, stored.shape)
+    codes = tensors[name].numpy()
+    _check_part(name, SCALE, tensors, parameters.scale)
+    _check_part(name, ZERO_POINT, tensors, parameters.zero_point)
+    dtype = code_dtype(array_kind(codes), parameters.format)
+    if stored.kind == "packed":
+        axis = max(len(stored.shape) - 1, 0)
+        empty = np.zeros(0, np.uint8)
+        numbers = unpack(PackedArray(codes, empty, parameters.format, stored.shape, axis, np.dtype("f4")))
+        codes = np.asarray(numbers).astype(dtype)
+    elif tuple(codes.shape) != stored.shape or codes.dtype != dtype:
+        raise ModelError(f"{codes.dtype} codes of shape {tuple(codes.shape)}, expected {choice} of {stored.shape}")
+    return np.asarray(dequantize_affine(codes, parameters))
+
+
+def _decode_float8(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: FloatChoice) -> Array:
+    codes, scale = tensors[name], float_scale(choice, len(stored.shape))
+    _check_part(name, SCALE, tensors, scale.reshape(-1))
+    if codes.dtype is not TORCH_TYPES[choice.format] or tuple(codes.shape) != stored.shape:
+        raise ModelError(f"{codes.dtype} of shape {tuple(codes.shape)}, expected {choice} of {stored.shape}")
+    return values_of(codes, torch.from_numpy(scale)).numpy()
+
+
 def _decode_blocks(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: BlockChoice) -> Array:
     """Return numbers that the quantizer rounds to the stored ones; the module's docstring says why they may differ."""
     scales = tensors[f"{name}.{BLOCK_SCALES}"].numpy()
     axis = choice.axis % len(stored.shape) if len(stored.shape) > 1 else 0
     if choice.format != stored.format:
         raise ModelError(f"it is stored as {stored.format}, and the network has {choice.format} there")
-    fmt = choice.quantizer.format
-    packed = PackedArray(tensors[name].numpy(), scales, fmt, stored.shape, axis, np.dtype("f4"))
+    fmt, tensor_scale = choice.quantizer.format, choice.quantizer.tensor_scale
+    if tensor_scale is not None:
+        _check_part(name, TENSOR_SCALE, tensors, np.float32(tensor_scale))
+    packed = PackedArray(tensors[name].numpy(), scales, fmt, stored.shape, axis, np.dtype("f4"), tensor_scale)
     values = np.asarray(unpack(packed))
-    is_moved = np.moveaxis(rounded(values, choice) != values, axis, -1)
-    if not is_moved.any():
-        return values
-    starts = np.arange(0, is_moved.shape[-1], fmt.block_size)
-    blocks = np.repeat(np.logical_or.reduceat(is_moved, starts, -1), fmt.block_size, -1)[..., : is_moved.shape[-1]]
-    smaller: Array = np.where(np.moveaxis(blocks, -1, axis), values * _A_LITTLE_LESS, values)
-    return smaller
+    found = values
+    for factor in _NEARBY:
+        is_moved = np.moveaxis(rounded(found, choice) != values, axis, -1)
+        if not is_moved.any():
+            break
+        starts = np.arange(0, is_moved.shape[-1], fmt.block_size)
+        blocks = np.repeat(np.logical_or.reduceat(is_moved, starts, -1), fmt.block_size, -1)[..., : is_moved.shape[-1]]
+        found = np.where(np.moveaxis(blocks, -1, axis), values * factor, found)
+    return found

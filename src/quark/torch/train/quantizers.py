@@ -286,7 +286,7 @@ class _FixedQuantizer(Quantizer):
 
 class BlockFakeQuantizer(_FixedQuantizer):
     """A block format; the gradient passes through unchanged. The tensor scale of a weight, if its format has one,
-    follows the weight while it is trained."""
+    follows the weight while it is trained, until `fix`."""
 
     _choice: BlockChoice
 
@@ -294,6 +294,15 @@ class BlockFakeQuantizer(_FixedQuantizer):
         if role is not Role.ACTIVATION:
             choice = replace(choice, quantizer=replace(choice.quantizer, tensor_scale=None))
         super().__init__(tensor, role, choice)
+
+    def fix(self, values: torch.Tensor) -> None:
+        """Keep the tensor scale that these values have now; one that is fixed already stays."""
+        wide = block_fake_quantize(values, "bfloat16") if self._choice.to_bfloat16_first else values
+        self._choice = replace(self._choice, quantizer=self._choice.quantizer.fixed(wide.detach()))
+
+    def assign(self, choice: BlockChoice) -> None:
+        """Take another choice of the same format, with its tensor scale."""
+        self._choice = choice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantizer = self._choice.quantizer
