@@ -59,6 +59,14 @@ def test_divergence_that_rises_on_all_samples_has_a_veto() -> None:
     assert OutputErrors([0.019] * few, [0.02] * few).is_no_worse_than(OutputErrors([0.02] * few, [0.01] * few))
 
 
+def test_a_small_rise_is_tolerated_if_the_divergence_falls() -> None:
+    before = OutputErrors([0.02] * 8, [0.02] * 8)
+    assert OutputErrors([0.0205] * 8, [0.015] * 8).is_no_worse_than(before)
+    assert not OutputErrors([0.0205] * 8, [0.02] * 8).is_no_worse_than(before)
+    assert not OutputErrors([0.025] * 8, [0.001] * 8).is_no_worse_than(before)
+    assert not OutputErrors([0.0205] * 3, [0.015] * 3).is_no_worse_than(OutputErrors([0.02] * 3, [0.02] * 3))
+
+
 def test_errors_of_a_sample() -> None:
     """A shift of all scores is no error, outputs that are not scores count by their squares, and integers do not."""
     errors = OutputErrors()

@@ -5,14 +5,17 @@ large for the odd sample that the network is not sure of, which then decides alo
 scores varies far less from sample to sample and points the same way. So a change is kept if
 
     the mean relative error did not rise, and the mean divergence did not rise by more than chance explains
+    or the mean divergence fell, and the mean relative error rose by a few percent at most (`TOLERATED`)
 
-Chance is twice the standard error of the differences between both networks, sample by sample. It is not known of fewer
-than `FEWEST_SAMPLES`, where the relative error decides alone. The divergence can only veto a change: its spread says
-nothing in favour of one, since a network that collapsed has a large spread too.
+Chance is twice the standard error of the differences between both networks, sample by sample. Of fewer than
+`FEWEST_SAMPLES` neither says anything, and the relative error decides alone. Divergence and its spread alone never keep
+a change: a network that collapsed has a large spread too, but its scores are wrong on all samples.
 
 Measured on 39 networks for the digits of the demo, finetuned well or with too large steps, and judged on 8 random ones
-of 450 digits: mean divergence alone kept 1.9 % of the networks that were clearly worse on all of them, and rolled back
-21 % of those that were clearly better. This rule: 0.1 % and 13 %. With 2 digits: 5.5 % and 28 %, and 1.5 % and 22 %.
+of 450 digits: mean divergence alone kept 1.3 % of the networks that were clearly worse on all of them, and rolled back
+20 % of those that were clearly better. This rule: 0.3 % and 12 %; with 16 digits 0.0 % and 9 %. With MobileNet-V2 and 8
+images it rolls compensation of XINT8 back, which divergence alone kept and which is worse on 100 others (divergence
+0.048 and 0.080), and keeps that of MX6, which is better (0.268 and 0.216).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from quark.compare.measures import mean_divergence, relative_error_of, squared_s
 
 Array = NDArray[Any]
 FEWEST_SAMPLES = 4
+TOLERATED = 1.05
 
 
 @dataclass
@@ -75,10 +79,12 @@ class OutputErrors:
         >>> OutputErrors([1.1, 0.9], [0.0, 9.0]).is_no_worse_than(before)
         False
         """
-        if not self.mean <= before.mean or math.isinf(self.mean_divergence):
+        if math.isinf(self.mean) or math.isinf(self.mean_divergence):
             return False
         if len(self.divergence) < FEWEST_SAMPLES:
-            return True
+            return self.mean <= before.mean
+        if self.mean > before.mean:
+            return self.mean <= TOLERATED * before.mean and self.mean_divergence < before.mean_divergence
         rise = np.array(self.divergence) - np.array(before.divergence)
         return bool(rise.mean() <= 2 * rise.std(ddof=1) / math.sqrt(len(rise)))
 

@@ -48,7 +48,8 @@ COMMON_INTEGERS = ("int4", "int8", "int16", "uint4", "uint8")
 CAPTION = (
     "SQNR: signal to quantization noise over {values:,} weights in {tensors} tensors of {source}. "
     "Blocks run along the axis that a dot product sums over. "
-    "2^e: a power of two for each block; 2^(e-d): and a finer one for each sub-block. "
+    "2^e: a power of two for each block; 2^(e-d): and a finer one for each sub-block; "
+    "e4m3 * max-abs: an 8-bit float for each block, times one number for the tensor. "
     "max-abs: each tensor is scaled so that its largest magnitude meets the format's largest number; "
     "offset: zero point at mid-range; cast: no scale."
 )
@@ -130,6 +131,9 @@ def _needs_scale(fmt: Format) -> bool:
 
 def _scale_text(fmt: Format) -> str:
     if isinstance(fmt, BlockFormat):
+        if fmt.scale is not None:
+            name = fmt.scale.name.removeprefix(f"fp{fmt.scale.bits}_")
+            return f"{name} * max-abs" if fmt.has_tensor_scale else name
         return "2^e" if fmt.sub_blocks is None else "2^(e-d)"
     if isinstance(fmt, IntFormat) and not fmt.signed:
         return "max-abs offset"
