@@ -160,21 +160,19 @@ struct RunKernel {
   typedef FloatsOf<W> F;
   typedef IntsOf<W> I;
 
-  // The scale of every lane. A float scale takes divisions, of which one will do where all lanes are of one block.
-  static QUARK_INLINE typename Math::Scale scale_of(const Math& math, I most, I largest) {
-    if constexpr (P::kFloatScale && kGroup == W && W > 1) {
-      const float scale = math.float_scale_of_one(most[0]);
-      return math.at_scale(splat<W>(scale), most);
-    } else {
-      return math.scale_of(most, largest);
-    }
-  }
-
   // Quantizes whole vectors of blocks; gives back how many elements that were. kAhead: fetch what will be read soon.
   template <bool kStream, bool kAhead>
   static int64_t run(const Math& math, const float* in, float* out, int64_t count) {
     constexpr int kStep = kVectors * W;
     int64_t i = 0;
+    if constexpr (P::kFloatScale && kGroup == W && W > 1) {
+      for (; i + W * kStep <= count; i += W * kStep) {
+        if constexpr (kAhead) {
+          for (int line = 0; line < W * kStep; line += kLineElements) prefetch(in + i, kAheadElements + line);
+        }
+        step_together<kStream>(math, in + i, out + i);
+      }
+    }
     for (; i + kStep <= count; i += kStep) {
       if constexpr (kAhead) {
         for (int line = 0; line < kStep; line += kLineElements) prefetch(in + i, kAheadElements + line);
@@ -197,7 +195,7 @@ struct RunKernel {
     }
     most = group_maximum<W, kGroup>(most);
     if constexpr (P::kCarry) largest = group_maximum<W, kGroup>(largest);
-    const auto scale = scale_of(math, most, largest);
+    const auto scale = math.scale_of(most, largest);
     for (int v = 0; v < kVectors; ++v) {
       F unit = F{};
       if constexpr (P::kSpacing == Spacing::kSubBlocks) {
@@ -208,6 +206,36 @@ struct RunKernel {
         stream<W>(out + v * W, value);
       } else {
         store<W>(out + v * W, value);
+      }
+    }
+  }
+
+  // W blocks of whole vectors: a float scale takes divisions, which then serve all of them.
+  template <bool kStream>
+  static QUARK_INLINE void step_together(const Math& math, const float* in, float* out) {
+    I most = splat_int<W>(0);
+    for (int block = 0; block < W; ++block) {
+      I own = splat_int<W>(0);
+      for (int v = 0; v < kVectors; ++v) {
+        own = maximum_int<W>(own, math.magnitude(load<W>(in + block * kBlock + v * W)));
+      }
+      most[block] = group_maximum<W, kGroup>(own)[0];
+    }
+    const auto scales = math.scale_of(most, most);
+    for (int block = 0; block < W; ++block) {
+      typename Math::Scale scale;
+      scale.inverse = splat<W>(scales.inverse[block]);
+      scale.scale = splat<W>(scales.scale[block]);
+      scale.second_scale = splat<W>(1.0f);
+      scale.exponent = splat_int<W>(0);
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = block * kBlock + v * W;
+        const F value = math.quantize(load<W>(in + at), scale, F{});
+        if constexpr (kStream) {
+          stream<W>(out + at, value);
+        } else {
+          store<W>(out + at, value);
+        }
       }
     }
   }

@@ -134,19 +134,15 @@ struct LaneMath {
   }
 
   // The tensor's scale times the number of the scale's format nearest to what the block wants, times `factor`.
-  QUARK_INLINE Scale float_scale(I amax, float factor) const { return at_scale(rounded_scale<W>(amax, factor), amax); }
+  QUARK_INLINE Scale float_scale(I amax, float factor) const { return at_scale(rounded_scale(amax, factor), amax); }
 
-  // The same of one block.
-  QUARK_INLINE float float_scale_of_one(int32_t amax) const { return rounded_scale<1>(amax, 1.0f); }
-
-  template <int N>
-  QUARK_INLINE FloatsOf<N> rounded_scale(IntsOf<N> amax, float factor) const {
-    const IntsOf<N> finite = amax < kInfinity ? amax : splat_int<N>(0);
-    const FloatsOf<N> wanted = bit_cast<FloatsOf<N>>(finite) / splat<N>(highest) / splat<N>(tensor_scale);
+  QUARK_INLINE F rounded_scale(I amax, float factor) const {
+    const I finite = amax < kInfinity ? amax : splat_int<W>(0);
+    const F wanted = bit_cast<F>(finite) / splat<W>(highest) / splat<W>(tensor_scale);
     // without a tensor scale, in a tensor of zeros, what is wanted may be NaN: the limit will do, the product is zero
-    const FloatsOf<N> bounded = minimum<N>(wanted * factor, splat<N>(scale_highest));
-    const FloatsOf<N> power = bit_cast<FloatsOf<N>>(bit_cast<IntsOf<N>>(bounded) & kInfinity);
-    const FloatsOf<N> shift = maximum<N>(power, splat<N>(scale_smallest_unit)) * scale_magic;
+    const F bounded = minimum<W>(wanted * factor, splat<W>(scale_highest));
+    const F power = bit_cast<F>(bit_cast<I>(bounded) & kInfinity);
+    const F shift = maximum<W>(power, splat<W>(scale_smallest_unit)) * scale_magic;
     return ((bounded + shift) - shift) * tensor_scale;
   }
 
