@@ -70,7 +70,11 @@ def shares(text):
     [
         (),
         ("--lsq", "--a8w8"),
-        *(pytest.param((each,), marks=pytest.mark.slow) for each in ("--mse_powof2", "--non_overflow", "--a16w8")),
+        ("--nvfp4",),
+        *(
+            pytest.param((each,), marks=pytest.mark.slow)
+            for each in ("--mse_powof2", "--non_overflow", "--a16w8", "--a8w4", "--fp8")
+        ),
     ],
     ids=" ".join,
 )

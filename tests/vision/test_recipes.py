@@ -5,9 +5,10 @@ import itertools
 import pytest
 
 from quark.decide.specs import AffineSpec, Algorithm
+from quark.errors import InvalidValueError
 from quark.vision.quantizing import LEARNING, Method, Precision, recipe
 
-PAIRS = list(itertools.product(Method, Precision))
+PAIRS = list(itertools.product(Method, (Precision.A8W8, Precision.A16W8)))
 POWERS_OF_TWO = (Method.MSE_POWOF2, Method.NON_OVERFLOW, Method.TQT)
 
 
@@ -33,3 +34,17 @@ def test_a_recipe_is_what_its_flags_say(method, precision):
 def test_eight_bits_with_powers_of_two_are_for_an_npu(method, precision):
     is_for_npu = method in POWERS_OF_TWO and precision is Precision.A8W8
     assert recipe(method, precision).settings().applies_npu_rules == is_for_npu
+
+
+def test_narrow_and_float_numbers_have_scales_of_their_own():
+    weights = {precision: recipe(precision=precision).settings().specs for precision in list(Precision)[2:]}
+    assert {key.value: (each.activation.format, each.weight.format) for key, each in weights.items()} == {
+        "a8w4": ("int8", "int4"),
+        "fp8": ("fp8_e4m3", "fp8_e4m3"),
+        "nvfp4": ("nvfp4", "nvfp4"),
+    }
+    assert weights[Precision.A8W4].weight.group_size == 32
+    assert weights[Precision.FP8].weight.is_per_channel
+    for method, precision in itertools.product(list(Method)[1:], weights):
+        with pytest.raises(InvalidValueError, match=f"{method.value} with {precision.value}"):
+            recipe(method, precision)

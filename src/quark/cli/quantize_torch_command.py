@@ -27,6 +27,9 @@ METHODS = {
 PRECISIONS = {
     "a8w8": "8-bit activations and weights (the default).",
     "a16w8": "16-bit activations, 8-bit weights.",
+    "a8w4": "8-bit activations, 4-bit weights in groups of 32.",
+    "fp8": "8-bit floats (E4M3).",
+    "nvfp4": "4-bit floats in blocks of 16 (NVFP4).",
 }
 
 

@@ -23,6 +23,7 @@ from quark.evaluate.network import as_scores
 from quark.onnx.data.images import find_preprocessing, image_loader
 from quark.torch import ModelQuantizer, export_onnx
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.named_specs import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, Int4PerGroupSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
 from quark.torch.quantization.observer import (
     LSQObserver,
@@ -82,10 +83,18 @@ class Method(str, Enum):
 
 
 class Precision(str, Enum):
-    """Bits of activations and weights. With 16-bit activations, biases have 32 bits."""
+    """Numbers of activations and weights. With 16-bit activations, biases have 32 bits.
+
+    a8w4     4-bit weights in groups of 32 input channels, which have a scale each
+    fp8      8-bit floats (E4M3), scales as with float_scale
+    nvfp4    4-bit floats in blocks of 16
+    """
 
     A8W8 = "a8w8"
     A16W8 = "a16w8"
+    A8W4 = "a8w4"
+    FP8 = "fp8"
+    NVFP4 = "nvfp4"
 
 
 OBSERVERS: Mapping[Method, type[ObserverBase]] = {
@@ -102,8 +111,19 @@ LEARNING = (Method.TQT, Method.LSQ)
 
 def recipe(method: Method = Method.FLOAT_SCALE, precision: Precision = Precision.A8W8) -> Config:
     """Return the configuration for a method and a precision."""
+    if precision not in (Precision.A8W8, Precision.A16W8) and method is not Method.FLOAT_SCALE:
+        raise InvalidValueError(
+            f"{method.value} with {precision.value}: only 8-bit weights have such scales; leave one of the two out"
+        )
+    if precision is Precision.NVFP4:
+        blocks = QuantizationSpec(Dtype.nvfp4)
+        return Config(QuantizationConfig(input_tensors=blocks, weight=blocks))
+    if precision is Precision.FP8:
+        tensors, channels = FP8E4M3PerTensorSpec(), FP8E4M3PerChannelSpec(ch_axis=0)
+        specs = {"input_tensors": tensors.to_quantization_spec(), "weight": channels.to_quantization_spec()}
+        return Config(QuantizationConfig(**specs))
     activation = QuantizationSpec(
-        Dtype.int8 if precision is Precision.A8W8 else Dtype.int16,
+        Dtype.int16 if precision is Precision.A16W8 else Dtype.int8,
         OBSERVERS[method],
         qscheme=QSchemeType.per_tensor,
         symmetric=method is not Method.FLOAT_SCALE,
@@ -113,6 +133,8 @@ def recipe(method: Method = Method.FLOAT_SCALE, precision: Precision = Precision
         weight = QuantizationSpec(
             Dtype.int8, PerChannelMinMaxObserver, qscheme=QSchemeType.per_channel, ch_axis=0, symmetric=True
         )
+    if precision is Precision.A8W4:
+        weight = Int4PerGroupSpec(ch_axis=1, group_size=32, symmetric=True).to_quantization_spec()
     if method in (Method.FLOAT_SCALE, Method.LSQ) or precision is Precision.A16W8:
         bias = QuantizationSpec(Dtype.int32, PerTensorMinMaxObserver, symmetric=True)
     else:

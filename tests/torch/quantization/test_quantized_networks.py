@@ -72,7 +72,7 @@ def test_every_parameter_learns(name: str) -> None:
     assert bool(learned) == (name in ("lsq", "tqt"))
 
 
-@pytest.mark.parametrize("name", ["int8", "non-overflow", "tqt", "lsq", "mx6"])
+@pytest.mark.parametrize("name", ["int8", "non-overflow", "tqt", "lsq", "mx6", "nvfp4", "int4 groups", "fp8_e4m3"])
 def test_training_lowers_the_loss(name: str) -> None:
     x, target = images(16), torch.arange(16) % 5
     network = quantized("resnet", name).train()
