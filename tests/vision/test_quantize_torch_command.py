@@ -108,6 +108,14 @@ def test_a_trained_network_is_exported_and_measured(trained):
     assert "trained up to epoch 2; the best is epoch" in done.stdout
 
 
+@pytest.mark.skipif("vnni" not in Path("/proc/cpuinfo").read_text(), reason="formulas of processors with VNNI")
+def test_simulated_rows_are_about_the_file(root, tmp_path):
+    result = run(root, "--qat", "--simulate_runtime", "--model_export=onnx", epochs=1, export_dir=tmp_path)
+    assert result.exit_code == 0, result.output
+    agreements = re.findall(r"│ ONNX +│.* ([\d.]+) % │", result.output)
+    assert agreements == ["100.00"]
+
+
 def test_a_run_that_is_done_is_resumed_without_training(root, trained):
     folder, before = trained
     done = run(root, "--qat", "--tqt", "--resume", export_dir=folder)

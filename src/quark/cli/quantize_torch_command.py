@@ -49,6 +49,11 @@ OPTIONS = [
     *_flags(METHODS),
     *_flags(PRECISIONS),
     click.option("--model_export", type=click.Choice(["onnx"]), help="Export the result in this format."),
+    click.option(
+        "--simulate_runtime",
+        is_flag=True,
+        help="Train and evaluate with the integer arithmetic of ONNX Runtime, which the file then repeats bit for bit.",
+    ),
     click.option("--export_dir", type=PATH, default=Path("export"), show_default=True, help="Output folder."),
     click.option("--epochs", type=COUNT, default=3, show_default=True),
     click.option("--batch_size", type=COUNT, default=32, show_default=True, help="Images per step and process."),
@@ -166,6 +171,7 @@ def _request(options: dict[str, Any]) -> ClassifierQuantization:
         training,
         options["model_export"] is not None,
         options["resume"],
+        options["simulate_runtime"],
     )
 
 

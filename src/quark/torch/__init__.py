@@ -28,6 +28,7 @@ from quark.torch.language.loading import import_model_from_safetensors
 from quark.torch.quantization.config.template import LLMTemplate
 from quark.torch.quantization.from_onnx import from_onnx
 from quark.torch.quantization.pipeline import ModelQuantizer
+from quark.torch.runtime import simulate_runtime
 from quark.torch.train.parameters import parameter_groups
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "load_params",
     "parameter_groups",
     "save_params",
+    "simulate_runtime",
 ]

@@ -21,7 +21,7 @@ from quark.evaluate import Dataset, Network
 from quark.evaluate.evaluation import ranked
 from quark.evaluate.network import as_scores
 from quark.onnx.data.images import find_preprocessing, image_loader
-from quark.torch import ModelQuantizer, export_onnx
+from quark.torch import ModelQuantizer, export_onnx, simulate_runtime
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.named_specs import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, Int4PerGroupSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
@@ -35,6 +35,7 @@ from quark.torch.quantization.observer import (
     PerTensorPowOf2NonOverflowObserver,
     TQTObserver,
 )
+from quark.torch.train.networks import QuantizedNetwork
 from quark.vision.data import FolderBatches, FolderHeldOut, LabelledImages, open_folders
 from quark.vision.data.folders import TrainingTransform
 from quark.vision.networks import load_network
@@ -157,7 +158,8 @@ class ImageOptions:
 class ClassifierQuantization:
     """What to do. Without `training`, the network is only calibrated.
 
-    The ONNX file and the checkpoints of training are written to `export_dir`.
+    The ONNX file and the checkpoints of training are written to `export_dir`. With `simulates_runtime`, the quantized
+    network is trained and evaluated with the arithmetic of ONNX Runtime's integer kernels.
     """
 
     model_name: str
@@ -170,6 +172,7 @@ class ClassifierQuantization:
     training: TrainingOptions | None = None
     is_exported: bool = False
     resumes: bool = False
+    simulates_runtime: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,10 +243,10 @@ class _Run:
         """Return a new module; the float network is not changed, since training may need it."""
         images = self.folders.calibration.some(self.request.images.calibration)
         config = recipe(self.request.method, self.request.precision)
-        quantized: nn.Module = ModelQuantizer(config).quantize_model(network, self._held_out(images))
+        quantized: QuantizedNetwork = ModelQuantizer(config).quantize_model(network, self._held_out(images))
         quantized.to(self.processes.device)
         self.processes.follow_first(quantized.state_dict().values())
-        return quantized
+        return simulate_runtime(quantized) if self.request.simulates_runtime else quantized
 
     def _training_data(self, seed: int) -> FolderBatches:
         images, sizes = self.folders.training, self.request.images

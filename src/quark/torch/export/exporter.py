@@ -33,6 +33,8 @@ from quark.torch.export.plan_of_taps import rename, values_of
 from quark.torch.export.safetensors_file import export_safetensors
 from quark.torch.language.architecture import is_language_model
 from quark.torch.language.pipeline import QuantizedState
+from quark.torch.runtime import RuntimeNetwork, simulate_runtime, unsigned
+from quark.torch.train.networks import FrozenNetwork
 
 FILE_NAME = "quark_model.onnx"
 TORCH_OPSET, LEAST_OPSET = 18, 13  # what torch's exporter writes at least, and what it can be converted to
@@ -86,7 +88,8 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     stay free, such as the length of token ids. `dynamic_shapes` says which axes are free when a float model is traced
     here, as for `export_for_training`. A network that still trains is frozen first, in a
     copy. `check` runs the file in ONNX Runtime and compares it with the network: a ParityError names the first layer
-    that differs, and the file is kept for inspection.
+    that differs, and the file is kept for inspection. What `simulate_runtime` returns is compared as such, and its file
+    has unsigned activations.
 
     A causal language model of Hugging Face has free batch and length: inputs input_ids and attention_mask, output
     logits; `input_args` is token ids, or a dictionary with both inputs. `has_cache` adds keys and values:
@@ -222,13 +225,15 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     options = SaveOptions(has_external_data=has_external_data)
     if has_cache or is_language_model(model):
         return _write_language_model(model, example_input, target, options, opset, names, check, has_cache)
-    network = deployable(model, example_input, dynamic_shapes)
+    is_simulated = isinstance(model, RuntimeNetwork)
+    network = deployable(model.network if isinstance(model, RuntimeNetwork) else model, example_input, dynamic_shapes)
     example = example_inputs(network, example_input)
     older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None
     wanted = opset if older is None else TORCH_OPSET
     free = free_axes(network, example, has_dynamic_batch=dynamic_batch)
     graph, plan, computed = exported_graph(network, example, free, opset=wanted)
     plan = plan if names is None else names.give(graph, plan)
+    plan = unsigned(plan) if is_simulated else plan
     version = older or graph.opset_imports[""]
     insert(graph, plan, InsertOptions(has_casts=True))
     values = computed_names(graph, computed)
@@ -236,7 +241,8 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
     parity = None
     if check:
-        parity = check_parity(network, target, samples_around(example, free), values)
+        runtime = simulate_runtime(network) if isinstance(network, FrozenNetwork) and is_simulated else None
+        parity = check_parity(network, target, samples_around(example, free), values, runtime)
         _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
     return ExportReport(target, plan, parity, version)
 

@@ -33,6 +33,7 @@ from quark.torch.language.streaming import quantize_checkpoint
 from quark.torch.observe import UNKNOWN, FirstBatch, observe, recalibrate
 from quark.torch.optimize import optimize
 from quark.torch.planned import with_plan
+from quark.torch.runtime import RuntimeNetwork, simulate_runtime
 from quark.torch.specs import Settings
 from quark.torch.train.networks import QuantizedNetwork, is_derived_bias, with_state
 from quark.torch.view import view_of
@@ -262,7 +263,9 @@ class ModelQuantizer:
     @staticmethod
     def freeze(model: Any) -> Any:
         """Return the network in eval mode with fixed numbers, ready to be exported. Those of a language model are fixed
-        already."""
+        already. What `simulate_runtime` returned stays simulated."""
+        if isinstance(model, RuntimeNetwork):
+            return simulate_runtime(freeze(model.network))
         return model if isinstance(getattr(model, "quark", None), QuantizedState) else freeze(model)
 
 
