@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from frozen_networks import example_of, frozen_network
 
-from quark.torch.export import ParityError, parity
+from quark.torch.export import ParityError, export_onnx, parity
 from quark.torch.export.parity import GraphReference, ParityReport, check_parity, outputs_of
 from quark.torch.train.quantizers import Quantizer
 
@@ -53,3 +54,35 @@ def test_the_kernels_are_judged_at_every_level(network, monkeypatch, below_round
             check_parity(network, Path("n.onnx"), batches, {})
     else:
         assert check_parity(network, Path("n.onnx"), batches, {}) is report
+
+
+@pytest.mark.parametrize(
+    ("exact", "kinds"),
+    [(("MatMul", "Gemm", "Conv", "ConvTranspose"), {"INT16"}), ((), {"INT8"})],
+    ids=["sixteen_bits_help", "nothing_helps"],
+)
+def test_weights_get_sixteen_bits_where_the_kernels_are_not_exact(network, monkeypatch, tmp_path, exact, kinds) -> None:
+    """A processor whose 8-bit kernels saturate, in the place of this one."""
+    example = example_of("plain")
+    unchanged = export_onnx(network, tmp_path, example, file_name="before.onnx")
+    compare = parity.compare_outputs
+
+    def compared(network, path, batches, *, has_optimizations=True):
+        model = onnx.load(path)
+        stored = {each.data_type for each in model.graph.initializer if each.name.endswith("weight_quantized")}
+        is_exact = not has_optimizations or (exact and onnx.TensorProto.INT8 not in stored)
+        return compare(network, path, batches) if is_exact else ParityReport(4, 9.0, -3.0)
+
+    monkeypatch.setattr(parity, "compare_outputs", compared)
+    if exact:
+        report = export_onnx(network, tmp_path, example)
+        assert "are stored in 16 bits" in report.notes[0]
+    else:
+        with pytest.raises(ParityError, match="less so without the runtime's integer kernels"):
+            export_onnx(network, tmp_path, example)
+    files = [onnx.load(tmp_path / name) for name in ("before.onnx", "quark_model.onnx")]
+    stored = [each for each in files[1].graph.initializer if each.name.endswith("weight_quantized")]
+    assert {onnx.TensorProto.DataType.Name(each.data_type) for each in stored} == kinds
+    first, second = ({each.name: onnx.numpy_helper.to_array(each) for each in file.graph.initializer} for file in files)
+    assert all((first[each.name] == second[each.name]).all() for each in stored)
+    assert unchanged.notes == ()

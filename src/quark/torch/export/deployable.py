@@ -50,6 +50,10 @@ class ParityError(ExportError):
         self.report = report
 
 
+class KernelParityError(ParityError):
+    """Every layer of the file is right, and the runtime's integer kernels are not exact for its numbers."""
+
+
 def deployable(
     model: nn.Module | ExportedProgram, example_input: Any = None, dynamic_shapes: DynamicShapes | None = None
 ) -> fx.GraphModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ from quark.report.console import Console
 from quark.text import get_logger
 from quark.torch.capture import DynamicShapes
 from quark.torch.export.config.config import ExporterConfig
-from quark.torch.export.deployable import deployable, example_inputs, free_axes, samples_around
+from quark.torch.export.deployable import KernelParityError, deployable, example_inputs, free_axes, samples_around
 from quark.torch.export.exported_graph import NEWEST_OPSET, exported_graph
 from quark.torch.export.language import LanguageModel, insert_language, language_graph
 from quark.torch.export.parity import ParityReport, check_parity
 from quark.torch.export.plan_of_taps import rename, values_of
 from quark.torch.export.safetensors_file import export_safetensors
+from quark.torch.export.widening import STAGES, WIDENED_OPSET, widen_weights
 from quark.torch.language.architecture import is_language_model
 from quark.torch.language.pipeline import QuantizedState
 from quark.torch.runtime import RuntimeNetwork, simulate_runtime, unsigned
@@ -46,12 +47,13 @@ _LOG = get_logger(__name__)
 @dataclass(frozen=True)
 class ExportReport:
     """The file, the plan in its names, and how it compares with the network; `parity` is None if that was not
-    checked."""
+    checked. `notes` say what was changed for the runtime."""
 
     path: Path
     plan: QuantizationPlan
     parity: ParityReport | None
     opset: int
+    notes: tuple[str, ...] = ()
 
 
 def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
@@ -89,7 +91,8 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     here, as for `export_for_training`. A network that still trains is frozen first, in a
     copy. `check` runs the file in ONNX Runtime and compares it with the network: a ParityError names the first layer
     that differs, and the file is kept for inspection. What `simulate_runtime` returns is compared as such, and its file
-    has unsigned activations.
+    has unsigned activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this processor,
+    weights are stored in 16 bits instead, and the report has a note.
 
     A causal language model of Hugging Face has free batch and length: inputs input_ids and attention_mask, output
     logits; `input_args` is token ids, or a dictionary with both inputs. `has_cache` adds keys and values:
@@ -229,22 +232,54 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     network = deployable(model.network if isinstance(model, RuntimeNetwork) else model, example_input, dynamic_shapes)
     example = example_inputs(network, example_input)
     older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None
-    wanted = opset if older is None else TORCH_OPSET
     free = free_axes(network, example, has_dynamic_batch=dynamic_batch)
-    graph, plan, computed = exported_graph(network, example, free, opset=wanted)
-    plan = plan if names is None else names.give(graph, plan)
-    plan = unsigned(plan) if is_simulated else plan
-    version = older or graph.opset_imports[""]
-    insert(graph, plan, InsertOptions(has_casts=True))
-    values = computed_names(graph, computed)
-    message = finish(graph, _metadata(plan), options)
-    write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
-    parity = None
-    if check:
+
+    def written(wanted: int | None, widened: Collection[str] = ()) -> tuple[ExportReport, dict[str, str]]:
+        """Write the file; weights of the `widened` operators get 16 bits."""
+        graph, plan, computed = exported_graph(network, example, free, opset=wanted)
+        plan = plan if names is None else names.give(graph, plan)
+        plan = unsigned(plan) if is_simulated else plan
+        plan, wide = widen_weights(graph, plan, widened)
+        version = older or graph.opset_imports[""]
+        insert(graph, plan, InsertOptions(has_casts=True))
+        values = computed_names(graph, computed)
+        message = finish(graph, _metadata(plan), options)
+        write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
+        return ExportReport(target, plan, None, version, _notes_of(wide, widened)), values
+
+    def checked(report: ExportReport, values: Mapping[str, str]) -> ExportReport:
         runtime = simulate_runtime(network) if isinstance(network, FrozenNetwork) and is_simulated else None
         parity = check_parity(network, target, samples_around(example, free), values, runtime)
         _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
-    return ExportReport(target, plan, parity, version)
+        return replace(report, parity=parity)
+
+    report, values = written(opset if older is None else TORCH_OPSET)
+    if not check:
+        return report
+    try:
+        return checked(report, values)
+    except KernelParityError:
+        if opset is not None and opset < WIDENED_OPSET:
+            raise
+        for operators in STAGES:
+            report, values = written(max(report.opset, WIDENED_OPSET), operators)
+            try:
+                report = checked(report, values)
+            except KernelParityError:
+                continue
+            for note in report.notes:
+                _LOG.warning("%s: %s", target.name, note)
+            return report
+        written(opset)
+        raise
+
+
+def _notes_of(tensors: Sequence[str], operators: Collection[str]) -> tuple[str, ...]:
+    note = (
+        f"{len(tensors)} weights of {', '.join(operators)} are stored in 16 bits, and these layers run in float: on "
+        "this processor ONNX Runtime's 8-bit kernels are not exact for their numbers"
+    )
+    return (note,) if tensors else ()
 
 
 def _write_language_model(

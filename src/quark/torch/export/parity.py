@@ -36,7 +36,7 @@ from quark.onnx.comparing import session_run
 from quark.onnx.session import open_session
 from quark.plan import Role
 from quark.text import json_value
-from quark.torch.export.deployable import Inputs, ParityError
+from quark.torch.export.deployable import Inputs, KernelParityError, ParityError
 from quark.torch.graph import CALL, layer_name
 from quark.torch.graph import outputs_of as output_nodes
 from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
@@ -139,7 +139,7 @@ def check_parity(
     if report.sqnr_db < max(SUSPICIOUS_SQNR_DB, rounding - KERNEL_GAP_DB):
         plain = compare_outputs(network, path, batches, has_optimizations=False)
         if plain.sqnr_db > report.sqnr_db + KERNEL_GAP_DB:
-            raise ParityError(
+            raise KernelParityError(
                 f"'{path.name}' in ONNX Runtime differs from the network ({report}), and less so without the runtime's "
                 f"integer kernels ({plain}): on this processor they are not exact for these numbers. Use int8 for "
                 "activations and weights both, or fewer bits for weights; check=False leaves this check out",
