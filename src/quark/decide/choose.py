@@ -21,6 +21,7 @@ from quark.decide.scales import (
     int16_scale,
     own_bias,
     searched_float_scales,
+    with_lowest_code,
 )
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, MeasuredSpec, TensorSpec, is_measured
 from quark.decide.view import Array, Constant, Graph, Node
@@ -330,7 +331,10 @@ class _Chooser:
         key = (request.tensor, spec, channels)
         if key not in self._plain:
             override = self._overrides.get(request.tensor)
-            self._plain[key] = choice_of_weight(spec, self._constant(request.tensor), channels, override)
+            plain = choice_of_weight(spec, self._constant(request.tensor), channels, override)
+            if self._options.has_lowest_code and override is None:
+                plain = with_lowest_code(plain, spec, self._constant(request.tensor))
+            self._plain[key] = plain
         choice = self._plain[key]
         bias = self._by_consumer.get(Reader(node.name, 2))
         activation = self._activation_of(node.name)

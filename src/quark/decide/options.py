@@ -124,6 +124,7 @@ class ChoiceOptions:
     unquantized_between: tuple[tuple[str, str], ...] = ()  # (writer, reader) types with nothing quantized in between
     has_dual_pairs: bool = False  # between layers of two types a tensor is quantized as its writer has it, then as read
     has_fused_blocks: bool = False  # no blocks between an operator and its activation, as it is with integers
+    has_lowest_code: bool = False  # symmetric weights of few bits use their lowest code where that is closer
     has_fitted_weights: bool = True  # a weight's scale is raised where its bias would not fit into 32 bits
     has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
     has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type

@@ -34,11 +34,13 @@ from quark.formats.power_of_two import scale_of_position
 from quark.formats.quantize import quantize_dequantize
 from quark.plan import AffineChoice, FloatChoice
 from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
+from quark.rounded import rounded
 
 MAX_BIAS_CODE = 2.0**31 * (1 - 2.0**-20)  # with room for the rounding of scales
 # ONNX Runtime does not saturate, and correction and finetuning change biases later; a wider scale costs floats nothing.
 MAX_FLOAT8_BIAS_CODE = 2.0**24
 _ZERO_CHANNEL_BITS = 24
+_FEW_BITS = 4
 Scaled = TypeVar("Scaled", AffineChoice, FloatChoice)
 _SMALLEST_FITTED_SCALE = 2.0**-100
 _SMALLEST_THRESHOLD = 2.0**-100
@@ -111,6 +113,24 @@ def choice_of_weight(
     else:
         low, high = ranges_of_channels(weight.array(), channels.axis, method, integer, spec.is_symmetric)
     return _overridden(_of_ranges(spec, low, high, channels), override)
+
+
+def with_lowest_code(choice: AffineChoice, spec: AffineSpec, weight: Constant) -> AffineChoice:
+    """The choice with scales at which a symmetric signed type also uses its lowest code, if that has the smaller
+    squared error over the weight; the choice itself otherwise, and for more than 4 bits, where one code matters little.
+
+        scale = max(-lowest / 2^(bits - 1), highest / (2^(bits - 1) - 1))          nothing is clipped
+    """
+    is_even = spec.is_symmetric and spec.integer.signed and spec.method == MinMax() and spec.learning is None
+    if not is_even or spec.integer.bits > _FEW_BITS or spec.is_power_of_two or spec.group_rule is not GroupRule.RANGE:
+        return choice
+    low, high = weight.extremes(choice.axis, choice.group_size)
+    scale = np.maximum(low / np.float32(spec.integer.qmin), high / np.float32(spec.integer.qmax))
+    scale = np.where(scale < np.finfo(np.float32).tiny, np.array(choice.scale, np.float32), scale)
+    full = replace(choice, scale=_floats(scale.astype(np.float32)))
+    values = weight.array()
+    errors = [float(np.square(rounded(values, each) - values, dtype=np.float64).sum()) for each in (choice, full)]
+    return full if errors[1] < errors[0] else choice
 
 
 def _improved(choice: AffineChoice, spec: AffineSpec, weight: Constant) -> AffineChoice:

@@ -8,6 +8,7 @@ far below what training sees; and a value that was only moved since it went thro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,7 +140,16 @@ def quantizer_for(network: Network, each: Chosen) -> Quantizer:
     values = parameter_of(network, tensor)
     follows = None  # a constant's scale follows it in training, if its method looks at extremes only
     if spec.method in (MinMax(), NonOverflow()):
-        follows = FollowedRange(spec.integer, spec.is_symmetric, spec.is_power_of_two)
+        even = FollowedRange(spec.integer, spec.is_symmetric, spec.is_power_of_two)
+        follows = even
+        if values is not None and spec.is_symmetric and spec.integer.signed and not spec.is_power_of_two:
+            wide = replace(even, has_lowest_code=True)
+            scale = torch.tensor(choice.scale)
+            found = [
+                each.parameters(values.detach().float(), choice.axis, choice.group_size)[0] for each in (even, wide)
+            ]
+            distances = [float((each.cpu().reshape(-1) - scale).abs().sum()) for each in found]
+            follows = wide if distances[1] < distances[0] else even
     return AffineQuantizer(tensor, role, choice, () if values is None else tuple(values.shape), follows)
 
 

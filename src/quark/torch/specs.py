@@ -74,6 +74,7 @@ class Settings:
             aligned=frozenset({"Concat", "Pad", "Slice", "Transpose", "Reshape", *pools}),
             has_activation_constants=True,
             is_trained=True,
+            has_lowest_code=True,
             ends=self.ends,
         )
 

@@ -77,3 +77,15 @@ def test_batches_of_a_generator_can_be_read_again(most_in_memory: int) -> None:
 def test_a_batch_is_not_changed_by_who_reads_it() -> None:
     batches = Batches([np.ones((1, 2), np.float32)], CallSignature(("x",)))
     assert next(iter(batches))[0].dtype is torch.float32
+
+
+def test_the_last_flat_tensor_of_a_tuple_is_labels_and_others_are_inputs(caplog: pytest.LogCaptureFixture) -> None:
+    signature = CallSignature(("x", "lengths"), defaults={"lengths": None})
+    lengths, labels = torch.tensor([3, 2]), torch.tensor([0, 1])
+    call, batch = read_batch((torch.rand(2, 3), lengths, labels), signature)
+    assert call.names == ("x", "lengths")
+    assert batch[1] is lengths or torch.equal(batch[1], lengths)
+    assert not caplog.records
+    call, _ = read_batch((torch.rand(2, 3), lengths), signature)
+    assert call.names == ("x",)
+    assert "is not handed to the input 'lengths'; if it is that input, pass dictionaries" in caplog.text

@@ -18,7 +18,7 @@ from quark.formats.affine import integer_format
 from quark.ranges import LeastErrorStep, range_of
 from quark.torch import ModelQuantizer, parameter_groups
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
-from quark.torch.quantization.config.type import Dtype
+from quark.torch.quantization.config.type import Dtype, QSchemeType
 from quark.torch.quantization.observer import LSQObserver, TQTObserver
 from quark.torch.train.quantizers import TqtQuantizer
 
@@ -115,3 +115,39 @@ def test_learned_steps_are_not_calibrated_again() -> None:
     assert ModelQuantizer.recalibrate(quantized(LSQObserver), [torch.randn(8, 16)]) == 0
     with pytest.raises(UnsupportedTypeError, match="recalibrate: expected what quantize_model returned"):
         ModelQuantizer.recalibrate(nn.Linear(2, 2), [torch.randn(8, 2)])
+
+
+@pytest.mark.parametrize("scheme", ["per_tensor", "per_channel", "per_group"])
+def test_symmetric_int4_uses_its_lowest_code_where_that_is_closer(scheme: str) -> None:
+    """A weight whose extremes are negative has a finer step; the step follows it while it is trained."""
+    layer = nn.Linear(16, 8)
+    with torch.no_grad():
+        layer.weight.uniform_(-1.0, 0.8)
+    more = {"ch_axis": 1, "group_size": 8} if scheme == "per_group" else {}
+    more |= {"ch_axis": 0} if scheme == "per_channel" else {}
+    spec = QuantizationSpec(Dtype.int4, qscheme=QSchemeType[scheme], symmetric=True, **more)
+    quantized = ModelQuantizer(Config(QuantizationConfig(weight=spec))).quantize_model(layer, [torch.rand(4, 16)])
+    (quantizer,) = quantized.all_quantizers().values()
+    values = layer.weight.detach()
+    parts = {"per_tensor": values.reshape(1, -1), "per_channel": values, "per_group": values.reshape(-1, 8)}[scheme]
+    steps = torch.maximum(parts.amin(1) / -8, parts.amax(1) / 7)
+    assert torch.allclose(quantizer.scale.reshape(-1), steps)
+    even = 2 * parts.abs().amax(1) / 14
+    errors = [
+        float(((parts / step[:, None]).round().clamp(-8, 7) * step[:, None] - parts).square().sum())
+        for step in (steps, even)
+    ]
+    assert errors[0] < errors[1]
+    quantized.train()(torch.rand(4, 16))
+    assert torch.allclose(quantizer.scale.reshape(-1), steps)
+
+
+def test_symmetric_int4_stays_even_where_the_lowest_code_does_not_help() -> None:
+    layer = nn.Linear(16, 8)
+    with torch.no_grad():
+        layer.weight.uniform_(-0.5, 1.0)
+        layer.weight[:, 0] = 1.0
+    spec = QuantizationSpec(Dtype.int4, qscheme=QSchemeType.per_channel, ch_axis=0, symmetric=True)
+    quantized = ModelQuantizer(Config(QuantizationConfig(weight=spec))).quantize_model(layer, [torch.rand(4, 16)])
+    (quantizer,) = quantized.all_quantizers().values()
+    assert torch.allclose(quantizer.scale, torch.full((8,), 1 / 7))

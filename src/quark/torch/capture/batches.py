@@ -15,6 +15,7 @@ import torch
 from torch.export import Dim
 
 from quark.errors import InvalidValueError
+from quark.text import get_logger
 from quark.torch.capture.program import DynamicShapes
 from quark.torch.capture.signature import PLAIN, Call, CallSignature
 
@@ -22,6 +23,7 @@ MOST_IN_MEMORY = 1 << 30  # bytes
 LABELS = ("label", "labels", "target", "targets", "y")
 _LOSS_LABELS = ("label", "labels")  # optional parameters from which models of Hugging Face compute a loss
 Batch = tuple[torch.Tensor, ...]
+_LOG = get_logger(__name__)
 
 
 class Batches:
@@ -168,11 +170,18 @@ def _by_position(item: Any, signature: CallSignature, what: str) -> dict[str, An
             "this order, or dictionaries with these names"
         )
     names = [*required]
-    # Optional inputs follow by position, as in model(*batch), unless what is there looks like labels.
+    # Optional inputs follow by position, as in model(*batch); a last tensor with fewer than two axes is labels.
     behind = [name for name in signature.by_position if name not in required]
-    for name, value in zip(behind, values[len(required) :], strict=False):
-        is_label = not isinstance(value, (torch.Tensor, np.ndarray)) or value.ndim < 2
-        if is_label or signature.defaults.get(name) is not None:
+    others = values[len(required) :]
+    for number, (name, value) in enumerate(zip(behind, others, strict=False), 1):
+        if not isinstance(value, (torch.Tensor, np.ndarray)) or signature.defaults.get(name) is not None:
+            break
+        if value.ndim < 2 and number == len(others):
+            _LOG.warning(
+                "%s: its last tensor, of shape %s, counts as labels and is not handed to the input '%s'; if it is that "
+                "input, pass dictionaries by name",
+                *(what, list(value.shape), name),
+            )
             break
         names.append(name)
     return dict(zip(names, values, strict=False))

@@ -54,6 +54,7 @@ class FollowedRange:
     """Scales that follow a weight while it is trained: found again from its extremes at every step, on its own device.
 
         symmetric       scale = 2 max|w| / (qmax - qmin)          codes are even about zero: int8 uses -127..127
+        lowest code     scale = max(-low / -qmin, high / qmax)    symmetric, and -8 of int4 is used
         asymmetric      scale = (high - low) / (qmax - qmin)      for the range extended to zero
         power of two    the smallest at which no element is clipped by more than rounding
 
@@ -63,6 +64,7 @@ class FollowedRange:
     format: IntFormat
     is_symmetric: bool
     is_power_of_two: bool = False
+    has_lowest_code: bool = False
 
     def parameters(
         self, x: torch.Tensor, axis: int | None, group_size: int | None
@@ -82,6 +84,8 @@ class FollowedRange:
         if self.is_symmetric:
             even = -qmax if self.format.signed else qmin
             scale = 2 * torch.maximum(-low, high) / (qmax - even)
+            if self.has_lowest_code:
+                scale = torch.maximum(low / qmin, high / qmax)
             middle = round((even + qmax) / 2)
             return torch.where(scale < tiny, 1.0, scale), torch.full_like(scale, middle)
         scale = (high - low) / (qmax - qmin)
