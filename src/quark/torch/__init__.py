@@ -29,12 +29,14 @@ from quark.torch.quantization.config.template import LLMTemplate
 from quark.torch.quantization.from_onnx import from_onnx
 from quark.torch.quantization.pipeline import ModelQuantizer
 from quark.torch.runtime import simulate_runtime
+from quark.torch.train.callback import QuantizationCallback
 from quark.torch.train.parameters import parameter_groups
 
 __all__ = [
     "LLMTemplate",
     "ModelExporter",
     "ModelQuantizer",
+    "QuantizationCallback",
     "export_for_training",
     "export_onnx",
     "export_safetensors",

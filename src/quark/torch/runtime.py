@@ -61,6 +61,12 @@ class RuntimeNetwork(Network):
         """The nodes that are computed by integer kernels."""
         return self.meta[_KERNELS][1]  # type: ignore[no-any-return]
 
+    def train(self, mode: bool = True) -> RuntimeNetwork:
+        """Train, or with False evaluate, together with `network`."""
+        super().train(mode)
+        self.network.train(mode)
+        return self
+
 
 def simulate_runtime(network: QuantizedNetwork | FrozenNetwork) -> RuntimeNetwork:
     """Return a module that computes a quantized network as ONNX Runtime's integer kernels do.

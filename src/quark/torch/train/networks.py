@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from quark.account import AlgorithmFacts
 from quark.npu import Operation, settle
@@ -25,6 +26,7 @@ from quark.torch.train.quantizers import Quantizer
 
 QUANTIZERS = "quantizers"  # the folder of a network's quantizers
 _STATE = "quark"
+_LASTING = "quark_frozen"  # what training has frozen for good
 
 
 def is_derived_bias(role: Role, choice: Choice) -> bool:
@@ -79,11 +81,37 @@ class QuantizedNetwork(_NetworkWithState):
         """Return every quantizer once, by the path of its module."""
         return {name: each for name, each in self.named_modules() if isinstance(each, Quantizer)}
 
-    def freeze_batch_norms(self) -> None:
-        """Keep the running statistics from here on, for the last epochs of training. `train()` undoes it."""
+    def freeze_batch_norms(self, *, is_lasting: bool = False) -> None:
+        """Keep the running statistics from here on, for the last epochs of training. `train()` undoes it, unless
+        `is_lasting`."""
+        if is_lasting:
+            self.meta[_LASTING] = {*self.meta.get(_LASTING, ()), "batch_norms"}
         for module in self.modules():
             if isinstance(module, ConvBatchNorm):
                 module.freeze_batch_norm()
+            elif isinstance(module, _BatchNorm):
+                module.eval()
+
+    def freeze_scales(self, *, is_lasting: bool = False) -> None:
+        """Keep all scales from here on: those of weights no longer follow the weights, and those that are learned are
+        no longer trained. `train()` undoes it, unless `is_lasting`."""
+        if is_lasting:
+            self.meta[_LASTING] = {*self.meta.get(_LASTING, ()), "scales"}
+        for quantizer in self.all_quantizers().values():
+            quantizer.is_frozen = True
+            for parameter in quantizer.parameters():
+                parameter.grad = None  # of an earlier step; optimizers leave out what has none
+
+    def train(self, mode: bool = True) -> QuantizedNetwork:
+        """Train, or with False evaluate. What was frozen for good stays frozen."""
+        super().train(mode)
+        if mode:
+            lasting = self.meta.get(_LASTING, ())
+            for quantizer in self.all_quantizers().values():
+                quantizer.is_frozen = "scales" in lasting
+            if "batch_norms" in lasting:
+                self.freeze_batch_norms()
+        return self
 
 
 class FrozenNetwork(_NetworkWithState):

@@ -40,6 +40,7 @@ class Quantizer(nn.Module):
         self.tensor = tensor
         self.role = role
         self.name = tensor  # among the quantizers of its network; set by `insert`
+        self.is_frozen = False  # its numbers neither follow a weight nor are trained
 
     @abstractmethod
     def choice(self) -> Choice:
@@ -132,7 +133,7 @@ class AffineQuantizer(Quantizer):
         self.zero_point.copy_(torch.tensor(choice.zero_point).reshape(self.parameter_shape))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.follows is not None and self.training:
+        if self.follows is not None and self.training and not self.is_frozen:
             with torch.no_grad():
                 scale, zero_point = self.follows.parameters(x.detach(), self.axis, self.group_size)
                 self.scale.copy_(scale)
@@ -179,6 +180,11 @@ class LearnedQuantizer(Quantizer):
     @abstractmethod
     def numbers_of(self, choice: AffineChoice) -> torch.Tensor:
         """The value of `learned` that a choice stands for."""
+
+    @property
+    def _learned_now(self) -> torch.Tensor:
+        """The number, without a gradient if it is frozen."""
+        return self.learned.detach() if self.is_frozen else self.learned
 
     def start_from(self, start: Callable[[torch.Tensor], AffineChoice]) -> None:
         """Wait for the first batch; `start` finds the choice to begin with."""
@@ -230,7 +236,7 @@ class LsqQuantizer(LearnedQuantizer):
         return _of_channels(choice.scale, choice.axis)
 
     def fake_quantize(self, x: torch.Tensor) -> torch.Tensor:
-        return lsq(x, self.scale, self.format.bits, self.format.signed, self.axis)
+        return lsq(x, self._learned_now, self.format.bits, self.format.signed, self.axis)
 
     def step(self) -> torch.Tensor:
         return self.scale.clamp(min=torch.finfo(torch.float32).tiny)
@@ -271,7 +277,7 @@ class TqtQuantizer(LearnedQuantizer):
         return code_limits(self.format.bits, self.format.signed)[1].bit_length()
 
     def fake_quantize(self, x: torch.Tensor) -> torch.Tensor:
-        return tqt(x, self.log2_threshold, self.format.bits, self.format.signed, self.axis)
+        return tqt(x, self._learned_now, self.format.bits, self.format.signed, self.axis)
 
     def step(self) -> torch.Tensor:
         return torch.exp2(torch.ceil(self.log2_threshold) - self._code_bits)
@@ -346,7 +352,7 @@ class Float8FakeQuantizer(Quantizer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         top = float(get_format(self.format).max)
-        if self.follows and self.training:
+        if self.follows and self.training and not self.is_frozen:
             with torch.no_grad():
                 low, high = find_ranges(x.detach(), self.axis)
                 scale = torch.maximum(-low, high) / top

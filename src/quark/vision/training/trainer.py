@@ -28,6 +28,7 @@ from quark.vision.training.processes import Processes
 from quark.vision.training.step import StepTaker, TrainingOptions, freeze_batch_norms, rate_factor
 
 EVERY_STEPS = 20
+DISTILLATION = 0.9  # the share of the loss, if a teacher is given and no share
 _NONE = 1 << 60
 
 
@@ -99,8 +100,8 @@ class LossWatch:
 class Trainer:
     """Trains `model` in place on the device of `processes`, and restores the best state at the end.
 
-    best.pt and last.pt are written to `folder`; `teacher` is the float network for distillation; `report` is called
-    after each epoch.
+    best.pt and last.pt are written to `folder`; `teacher` is the float network for distillation, which makes up 0.9 of
+    the loss unless the options say another share; `report` is called after each epoch.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class Trainer:
     ) -> None:
         if options.distillation and teacher is None:
             raise InvalidValueError(f"distillation {options.distillation} without a teacher: give the float network")
+        if teacher is not None and not options.distillation:
+            options = replace(options, distillation=DISTILLATION)
         self.model, self.options, self.folder = model, options, folder
         self.processes = processes or Processes()
         self._report = report or (lambda _: None)
