@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
 from torch.utils.checkpoint import checkpoint
 from torch_networks import images, trained
@@ -19,6 +21,7 @@ from quark.features.bias_correction.options import TorchBiasCorrectionOptions
 from quark.features.equalization.options import ClipTreatment, CrossLayerOptions
 from quark.torch.quantization.pipeline import quantize_network
 from quark.torch.train.networks import QuantizedNetwork
+from quark.torch.train.sharding import fully_shard
 
 NAMES = ["int8", "non-overflow", "tqt", "lsq", "mx6"]
 
@@ -133,3 +136,52 @@ def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> Non
     for name, value in first["state"].items():
         if name in parameters:
             assert torch.equal(value, second["state"][name]), name
+
+
+def _three_steps(network: nn.Module, batch: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), 0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(batch).square().mean().backward()
+        optimizer.step()
+
+
+def _perceptron() -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return quantize_network(model, [_rows()], settings("lsq"))
+
+
+def _rows() -> torch.Tensor:
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def _in_shards(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        own = _rows()[rank * 4 : rank * 4 + 4]
+        for name, rows in (("same", _rows()), ("own", own)):
+            network = fully_shard(_perceptron().train(), mesh=init_device_mesh("cpu", (2,)))
+            _three_steps(network, rows)
+            state = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True))
+            torch.save({key: value.clone() for key, value in state.items()}, f"{folder}/{name}{rank}.pt")
+    finally:
+        gc.collect()
+        distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_shards_learn_what_one_process_learns(tmp_path: Path) -> None:
+    spawn(_in_shards, (str(tmp_path),), nprocs=2)
+    alone = _perceptron().train()
+    _three_steps(alone, _rows())
+    same, first, second = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("same1", "own0", "own1"))
+    is_learned = 0
+    for name, value in alone.state_dict().items():
+        assert torch.allclose(value, same[name], atol=1e-6), name
+        if name in second:  # the first process has what was gathered; what is not sharded is in both
+            assert torch.equal(first[name], second[name]), name
+            is_learned += value.dim() == 0
+    assert is_learned
