@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 PRODUCER = "quark"
+NORMALIZATIONS = {"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"}
 PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # of weights: protobuf refuses 2 GB, and the graph needs some of it
 DATA_SUFFIXES = {*SUFFIXES, ".npy", ".npz"}  # of the files that are read from a folder of calibration data
 NO_MODELS = {*DATA_SUFFIXES, ".json", ".yaml", ".yml", ".py", ".txt", ".csv", ".html"}
@@ -78,6 +79,7 @@ def finish(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -
     model.producer_name = PRODUCER
     model.producer_version = metadata.get("quark.version", "")
     model.metadata_props.update(metadata)
+    _forget_shapes_of_residuals(model)
     message = split(model)
     for value in model.graph.initializers.values():
         value.const_value = None
@@ -85,6 +87,23 @@ def finish(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -
     if options.has_portable_functions:
         define_portable_functions(message.proto)
     return message
+
+
+def _forget_shapes_of_residuals(model: ir.Model) -> None:
+    """Leave out shapes with free sizes inside a network that normalizes sums.
+
+    ONNX Runtime fuses a sum and its normalization to SkipLayerNormalization if it knows that both parts have the same
+    shape. Its CPU kernel takes longer than the two that it replaces: 3.0 ms instead of 0.7 in MiniLM with 128 tokens.
+    Exporters do not write these shapes, and ONNX Runtime cannot infer them; `quark.onnx.graph.infer_shapes` can.
+    """
+    sums = (value for node in model.graph if node.op_type in NORMALIZATIONS if (value := node.inputs[0]) is not None)
+    if not any((node := value.producer()) is not None and node.op_type == "Add" for value in sums):
+        return
+    ports = {*model.graph.inputs, *model.graph.outputs}
+    for node in model.graph:
+        for value in node.outputs:
+            if value not in ports and value.shape is not None and not value.shape.is_static():
+                value.shape = None
 
 
 def to_proto(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -> onnx.ModelProto:
