@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quark.errors import InvalidValueError
-from quark.features.smooth_quant.smoothing import ChannelMoments
+from quark.features.smooth_quant.smoothing import FRESH, ChannelMoments
 
 SHAPE = (2, 5, 3, 4)
 
@@ -45,8 +45,17 @@ def test_moments_are_those_of_all_values(axis):
 def test_the_excess_is_by_how_much_the_largest_sample_exceeds_the_others():
     arrays = samples()
     reaches = np.sort([np.abs(by_channel(array, 1)).max(1) for array in arrays], axis=0)
-    differences = 1 - reaches[-2] / reaches[-1]
-    assert observed(arrays, 1).statistics.excess == pytest.approx(np.sqrt(np.square(differences).mean() / 2), rel=1e-5)
+    squares = np.square(reaches[-1] - reaches[-2]).sum() / np.square(reaches[-1]).sum()
+    assert observed(arrays, 1).statistics.excess == pytest.approx(np.sqrt(squares / 2), rel=1e-5)
+
+
+def test_a_sample_of_many_values_tells_little_more_than_one_of_a_few():
+    few, many = (observed([np.ones((2, length, 3), np.float32)] * 5, -1).statistics for length in (6, 1500))
+    assert (few.count, few.fresh_count) == (60, 60)
+    assert (many.count, many.fresh_count) == (15000, 10 * FRESH)
+    batches = observed([np.ones((8, 1500, 3), np.float32)] * 5, -1).statistics
+    assert batches.fresh_count == 4 * many.fresh_count
+    assert many.with_other(many).fresh_count == 2 * many.fresh_count
 
 
 def test_one_sample_is_taken_for_an_exponential_law():
@@ -71,7 +80,7 @@ def test_halves_merge_into_the_whole(cut):
     whole, empty = observed(arrays, 1).statistics, ChannelMoments(1)
     parts = [observed(part, 1, copy.deepcopy(empty)) for part in (arrays[:cut], arrays[cut:])]
     parts[0].merge(parts[1])
-    for name in ("lowest", "highest", "mean_square", "count", "excess"):
+    for name in ("lowest", "highest", "mean_square", "count", "excess", "fresh_count"):
         np.testing.assert_allclose(getattr(parts[0].statistics, name), getattr(whole, name), rtol=1e-6)
 
 

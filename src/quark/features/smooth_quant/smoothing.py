@@ -18,9 +18,11 @@ that is smaller: small values become 0. Independent errors add up, over j and k:
              A = sum min(d^2/12, e_j/s_j^2) s_j^2 w_jk^2              e_j: mean square of x_j
     weight   a step d_k = 2 max_j(s_j |w_jk|) / 255 for each output, or the largest for all, times the energy of x
              B = sum min(d_k^2/12, s_j^2 w_jk^2) e_j/s_j^2
-    beyond   values that the samples did not show: one in `count` exceeds r_j, by b_j = excess r_j on average, with an
+    beyond   values that the samples did not show: one in n exceeds r_j, by b_j = excess r_j on average, with an
              exponential distribution (exp(-u/b_j)). It is clipped at s_j D, where D = max_j r_j/s_j
-             C = sum 2 b_j^2/count exp(-(s_j D - r_j)/b_j) w_jk^2
+             C = sum 2 b_j^2/n exp(-(s_j D - r_j)/b_j) w_jk^2
+             n counts 8 values of each sample, if it has more: those of one sample are alike (one voice, one subject),
+             and where another sample exceeds what was seen, it often does so many times
     signal   P = sum e_j w_jk^2
 
 The estimated error is (A + B + C) / P; layers that share an input get the mean of their errors. Raising alpha lowers A
@@ -48,9 +50,10 @@ ALPHAS = tuple(step / 20 for step in range(21))  # candidates of the search
 SPREAD = 1024.0  # no channel counts as quieter than 1/SPREAD of the loudest
 STEPS = 255  # of 8 bits
 SPIKE = 4.0  # how much larger than in all other samples a channel is in the sample of its spike
-SPIKY = 0.01  # share of channels with a spike from which on others are expected
+SPIKY = 0.004  # share of channels with a spike from which on others are expected
 WIDE = 0.99  # quantile of the channels' magnitudes that an unseen spike may have
 MIN_COUNT = 100  # values of a channel that show where its range ends
+FRESH = 8  # values of a channel that a sample adds to what is known of its range
 MAX_OUTPUTS = 256  # outputs of a group that the estimate averages over
 
 
@@ -67,7 +70,8 @@ class Steps:
 class ChannelStatistics:
     """Statistics of a layer's input: extremes and mean square of each channel, and the number of values seen of each.
     `excess` is by how much a larger value is expected to exceed the largest seen, as a share of that. `spikes` is the
-    share of channels that are far larger in one sample than in all others."""
+    share of channels that are far larger in one sample than in all others. `samples` are those that the values came
+    from, counting each item of a batch; by default, every value is from a sample of its own."""
 
     lowest: Array
     highest: Array
@@ -75,6 +79,12 @@ class ChannelStatistics:
     count: int
     excess: float
     spikes: float = 0.0
+    samples: int | None = None
+
+    @property
+    def fresh_count(self) -> int:
+        """The number of values of a channel that tell something new about its range."""
+        return self.count if self.samples is None else min(self.count, FRESH * self.samples)
 
     @property
     def reach(self) -> Array:
@@ -106,6 +116,7 @@ class ChannelStatistics:
             count,
             max(self.excess, other.excess),
             max(self.spikes, other.spikes),
+            None if self.samples is None or other.samples is None else self.samples + other.samples,
         )
 
 
@@ -114,9 +125,10 @@ class ChannelMoments:
 
     How far unseen values may exceed the seen ones is estimated by leaving out the sample with the largest magnitude of
     a channel: it exceeds the others by the difference between the largest and the second largest sample. For an
-    exponential distribution of scale b, the mean square of that difference is 2 b^2; over all channels this is
+    exponential distribution of scale b, the mean square of that difference is 2 b^2. Over all channels this is, with
+    wide channels counting more,
 
-        excess^2 = mean over channels of ((largest - second) / largest)^2 / 2
+        excess^2 = sum over channels of (largest - second)^2 / (2 sum of largest^2)
 
     With one sample there is no second. Then an exponential distribution is assumed whose largest value out of `count`
     was seen, which has the scale largest / log(count).
@@ -127,6 +139,7 @@ class ChannelMoments:
     def __init__(self, axis: int) -> None:
         self.axis = axis
         self.count = 0  # values seen of each channel
+        self.samples = 0  # items of all batches
         self._all = ChannelExtremes(axis)
         self._sample = ChannelExtremes(axis)  # of the current sample
         self._squares: Array = np.zeros(0)
@@ -140,10 +153,11 @@ class ChannelMoments:
         if len(self._largest) == 2:
             largest, second = self._largest
             is_live = largest > 0
-            ratio = second[is_live] / largest[is_live]
-            spikes = float(np.mean(ratio < 1 / SPIKE)) if ratio.size else 0.0
-            excess = math.sqrt(float(np.mean(np.square(1 - ratio))) / 2) if ratio.size else 0.0
-        return ChannelStatistics(self._all.lowest, self._all.highest, mean_square, self.count, excess, spikes)
+            spikes = float(np.mean(second[is_live] < largest[is_live] / SPIKE)) if is_live.any() else 0.0
+            squares = float(np.square(largest).sum())
+            excess = math.sqrt(float(np.square(largest - second).sum()) / squares / 2) if squares > 0 else 0.0
+        samples = self.samples if len(self._largest) == 2 else None
+        return ChannelStatistics(self._all.lowest, self._all.highest, mean_square, self.count, excess, spikes, samples)
 
     def observe(self, x: Array) -> None:
         if not x.size:
@@ -154,6 +168,7 @@ class ChannelMoments:
         squares = np.einsum("acb,acb->c", lines, lines).astype(np.float64)
         self._squares = self._squares + squares if self._squares.size else squares
         self.count += x.size // x.shape[axis]
+        self.samples += x.shape[0] if axis else 1
 
     def end_of_sample(self) -> None:
         if self._sample.lowest.size:
@@ -168,6 +183,7 @@ class ChannelMoments:
         self._squares = self._squares + other._squares if self._squares.size else other._squares
         self._largest = _two_largest(*self._largest, *other._largest)
         self.count += other.count
+        self.samples += other.samples
 
 
 def _two_largest(*reaches: Array) -> list[Array]:
@@ -244,7 +260,7 @@ def estimated_error(layers: Sequence[LayerWeight], statistics: ChannelStatistics
     beyond = statistics.excess * statistics.reach
     with np.errstate(over="ignore", under="ignore"):  # without excess the room is infinite
         room = np.maximum(bound * scales - statistics.reach, 0) / np.maximum(beyond, np.finfo(np.float64).tiny)
-        clipped = 2 * np.square(beyond) * np.exp(-room) / max(statistics.count, 1)
+        clipped = 2 * np.square(beyond) * np.exp(-room) / max(statistics.fresh_count, 1)
     errors = [_layer_error(layer, rounded + clipped, statistics.mean_square, scales, steps) for layer in layers]
     return float(np.mean(errors))
 
