@@ -89,7 +89,11 @@ _ROWS = (
     Peer(
         "amd-quark",
         "AMD Quark",
-        (("torch==2.13.0",), ("amd-quark==0.13", *_RUNTIME, "onnx==1.22.0")),
+        (
+            ("torch==2.13.0",),
+            ("amd-quark==0.13", *_RUNTIME, "onnx==1.22.0"),
+            ("transformers==5.22.2", "accelerate==1.15.0"),  # for language models
+        ),
         "quark.onnx",
         has_operators=True,
     ),

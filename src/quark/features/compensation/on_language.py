@@ -34,17 +34,14 @@ def round_weights(work: LayerWork, options: CompensationOptions) -> list[Algorit
         return [AlgorithmFacts(NAME, (), tuple(SkippedNode(work.full_name(p), "Linear", reason) for p in work.targets))]
     for group in work.groups:
         for paths in alike(work, group):
-            wanted = [path for path in paths if _is_wanted(work, path, options)]
+            inside = [path for path in paths if is_inside(path, options.modules)]
+            wanted = [path for path in inside if path not in work.is_rounded and work.targets[path].weight is not None]
             if not wanted:
                 continue
             sums = input_sums(work, wanted[:1], options.sample_limit)[wanted[0]]
             for spec in dict.fromkeys(work.targets[path].weight for path in wanted):
                 changed += _round(work, [path for path in wanted if work.targets[path].weight == spec], sums, options)
     return [AlgorithmFacts(NAME, tuple(changed))]
-
-
-def _is_wanted(work: LayerWork, path: str, options: LanguageCompensationOptions) -> bool:
-    return is_inside(path, options.modules) and path not in work.is_rounded and work.targets[path].weight is not None
 
 
 def _round(work: LayerWork, paths: list[str], sums: InputSums, options: LanguageCompensationOptions) -> list[str]:

@@ -100,9 +100,7 @@ def spec_of_quantizer(quantizer: nn.Module) -> TensorSpec:
         choice = quantizer.choice()
         return BlockSpec(choice.quantizer, -1, False, choice.to_bfloat16_first)  # type: ignore[union-attr]
     if isinstance(quantizer, AffineQuantizer):
-        fmt = quantizer.format
-        middle = 0 if fmt.signed else 1 << (fmt.bits - 1)
-        return AffineSpec(fmt.name, is_symmetric=int(quantizer.zero_point) == middle)
+        return AffineSpec(quantizer.format.name, is_symmetric=quantizer.is_symmetric)
     raise UnsupportedOptionError(
         f"activations of '{getattr(quantizer, 'tensor', '')}' as {type(quantizer).__name__}: files have no such type; "
         "use integers, FP8 or an MX type"
@@ -114,8 +112,10 @@ def quark_config(types: FileTypes, excluded: Iterable[str]) -> dict[str, Any]:
     """The field as AMD Quark writes it. What is not the same everywhere is listed by the names of layers."""
     assert isinstance(types.layout, QuarkLayout)
     described = {name: layer_record(each) for name, each in types.layers.items()}
-    common = _most_common(described.values())
     empty = layer_record(LayerTypes(None, None, None))
+    counted = Counter(json.dumps(each, sort_keys=True) for each in described.values())
+    most_common = max(counted, key=lambda text: (counted[text], text), default=None)
+    common = empty if most_common is None else dict(json.loads(most_common))
     kv_cache = {
         name: {**described.get(name, empty), "output_tensors": _quark_spec(each.spec, is_weight=False)}
         for name, each in types.kv_cache.items()
@@ -490,12 +490,6 @@ def _read_args(fields: Fields, *, is_weight: bool) -> TensorSpec:
     if size is not None and strategy != "group":
         fields.refuse("strategy", "'group' with a group_size")
     return AffineSpec(f"int{bits}", is_symmetric=is_symmetric, is_per_channel=strategy == "channel", group_size=size)
-
-
-def _most_common(described: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    counted = Counter(json.dumps(each, sort_keys=True) for each in described)
-    best = max(counted, key=lambda text: (counted[text], text), default=None)
-    return layer_record(LayerTypes(None, None, None)) if best is None else dict(json.loads(best))
 
 
 WRITERS: Mapping[type[WeightLayout], Callable[[FileTypes, Iterable[str]], dict[str, Any]]] = {

@@ -207,7 +207,7 @@ def _share(options: KvCacheOptions, quantizers: Mapping[str, nn.Module]) -> None
         scale = each.scale
         assert isinstance(scale, torch.Tensor)
         wanted = max(common if each in shared else float(scale), options.least_scale)
-        if wanted != float(scale) and isinstance(each, AffineQuantizer) and int(each.zero_point) != _middle(each):
+        if wanted != float(scale) and isinstance(each, AffineQuantizer) and not each.is_symmetric:
             raise UnsupportedOptionError(
                 f"kv_cache_group and min_kv_scale with the zero point of '{each.tensor}': scales can only be shared by "
                 "symmetric types; use symmetric=True"
@@ -219,10 +219,6 @@ def _has_scale(quantizer: nn.Module) -> bool:
     if isinstance(quantizer, Float8Quantizer):
         return quantizer.scale is not None
     return isinstance(quantizer, AffineQuantizer)
-
-
-def _middle(quantizer: AffineQuantizer) -> int:
-    return 0 if quantizer.format.signed else 1 << (quantizer.format.bits - 1)
 
 
 def _match(entries: Mapping[str, LayerSpec], name: str) -> LayerSpec | None:

@@ -125,6 +125,12 @@ class AffineQuantizer(Quantizer):
         self.register_buffer("zero_point", torch.empty(self.parameter_shape, dtype=code_dtype(kind, self.format)))
         self.assign(choice)
 
+    @property
+    def is_symmetric(self) -> bool:
+        """True if zero is in the middle of the codes."""
+        middle = 0 if self.format.signed else 1 << (self.format.bits - 1)
+        return bool((self.zero_point == middle).all())
+
     def assign(self, choice: AffineChoice) -> None:
         """Replace the numbers; the codes stay the same."""
         if (choice.format, choice.axis, choice.group_size) != (self.format.name, self.axis, self.group_size):
