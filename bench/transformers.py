@@ -10,9 +10,9 @@ tokens], from different texts. Its last projection stays in float. Perplexity is
 window. AMD Quark gets the same configuration objects, in its own environment. SmoothQuant's alpha is searched, and
 rotations are in blocks of 32.
 
-Weights in 4 bits are in MatMulNBits, in groups that have a scale and a zero point each; our presets have no zero
-points. Ours has the table of embeddings in 4 bits as well, ONNX Runtime where the row says so. `--rows` are patterns
-for what is measured: the quantizer, a space, the configuration.
+Weights in 4 bits are in MatMulNBits, in groups that have a scale and a zero point each; of our presets, only
+INT4_WEIGHT_ONLY_GPTQ has zero points. Ours has the table of embeddings in 4 bits as well, ONNX Runtime where the row
+says so. `--rows` are patterns for what is measured: the quantizer, a space, the configuration.
 """
 
 from __future__ import annotations

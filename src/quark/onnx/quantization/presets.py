@@ -315,8 +315,9 @@ _ROWS = (
     ),
     weight_only(
         "INT4_WEIGHT_ONLY_GPTQ",
-        "4-bit weights of MatMul, Gemm and embeddings in groups of 32, all else float; rounded by GPTQ",
+        "4-bit weights of MatMul, Gemm and embeddings in groups of 32 with zero points, all else float; by GPTQ",
         GroupSize=32,
+        Symmetric=False,
         Algorithm="GPTQ",
     ),
     weight_only(
