@@ -165,6 +165,48 @@ def test_a_limit_takes_the_first_and_holds_out_of_the_rest() -> None:
     assert open_samples(images(16), IMAGE, count=16).count == 14
 
 
+def batched(data: Any, size: int) -> dict[str, Any]:
+    """Batches of that size in every form that has them."""
+    batches = [data[i : i + size] for i in range(0, len(data), size)]
+    forms = {"list": batches, "reader": Reader([{"x": batch} for batch in batches]), "array": data}
+    return forms | {"labelled": [(batch, np.zeros(len(batch))) for batch in batches]}
+
+
+@pytest.mark.parametrize("form", ["list", "reader", "array", "labelled"])
+def test_a_limit_counts_the_samples_in_batches(form: str) -> None:
+    samples = open_samples(batched(images(64), 12)[form], IMAGE, count=32, batch_size=12)
+    assert [len(each["x"]) for each in samples] == [12, 12, 8]
+    assert [float(each["x"].flat[0]) / 48 for each in samples] == [0, 12, 24]
+    assert samples.rows == 32
+    assert samples.held_out_rows == 4
+    assert float(samples.held_out[0]["x"].flat[0]) / 48 == 32  # what is left of a batch that was cut
+
+
+def test_a_limit_counts_the_samples_of_a_torch_loader() -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(images(100)), torch.zeros(100))
+    samples = open_samples(torch.utils.data.DataLoader(data, batch_size=16), IMAGE, count=40)
+    assert (samples.count, samples.rows, samples.held_out_rows) == (3, 40, 5)
+
+
+def test_batches_of_a_fixed_size_stay_whole() -> None:
+    samples = open_samples(np.ones((20, 5), np.float32), FIXED, count=5)
+    assert [len(each["x"]) for each in samples] == [2, 2, 2]
+    assert samples.held_out_rows == 2
+    assert open_samples(None, FIXED, count=6).rows == 6
+
+
+def test_inputs_without_a_common_first_axis_are_one_sample() -> None:
+    two = (InputInfo("x", FLOAT, (None, 5)), InputInfo("table", FLOAT, (None, 5)))
+    items = [{"x": np.ones((3, 5), np.float32), "table": np.ones((7, 5), np.float32)}] * 6
+    assert [len(each["x"]) for each in open_samples(items, two, count=4)] == [3] * 4
+
+
+@pytest.mark.parametrize(("size", "limit", "expected"), [(1, 5, 5), (4, 5, 2), (4, 8, 2), (16, 1, 1), (1, 99, 99)])
+def test_how_many_batches_hold_so_many_samples(size: int, limit: int, expected: int) -> None:
+    assert open_samples(images(64), IMAGE, batch_size=size).batches(limit) == expected
+
+
 def test_nothing_is_read_beyond_the_limit() -> None:
     taken = []
 

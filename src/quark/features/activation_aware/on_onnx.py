@@ -63,7 +63,7 @@ def before_calibration(work: Work, options: ActivationAwareOptions) -> list[Algo
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
     road = OnnxRoad(work.model)
     groups, left = _groups(work, road)
-    count = min(options.sample_limit, work.samples.count)
+    count = min(work.samples.batches(options.sample_limit), work.samples.count)
     wanted = {
         value.name: InputMoments(layers[0].axis, count) for group in groups for value, layers in group.tensors.items()
     }

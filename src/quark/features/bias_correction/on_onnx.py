@@ -348,7 +348,7 @@ def _follow(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFa
     model, held_out = work.model, work.samples.held_out
     found, left = _layers(model, work.plan)
     network = _OpenBiases(model, work.plan, found)
-    seen = list(islice(work.samples, options.sample_limit))
+    seen = list(islice(work.samples, work.samples.batches(options.sample_limit)))
     before = dict(network.biases)
     try:
         error = network.output_error(held_out, work.expected)

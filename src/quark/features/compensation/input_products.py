@@ -52,7 +52,7 @@ def surveyed_layers(
     choices = {(reader.node, reader.index): each.choice for each in work.plan for reader in each.readers}
     tied = tied_products(work.model, work.settings.choose)
     wanted: dict[str, InputProducts] = {}
-    count = min(sample_limit, work.samples.count)
+    count = min(work.samples.batches(sample_limit), work.samples.count)
     for layer in list(found):
         value, data = input_value(nodes[layer.name], 0), choices.get((layer.name, 0))
         reason = f"its weight is stored together with the table '{tied[layer.name]}'" if layer.name in tied else ""

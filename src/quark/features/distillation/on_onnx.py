@@ -41,7 +41,7 @@ def before_calibration(work: Work, options: DistillationOptions) -> tuple[Algori
 
 def after_choosing(work: Decision, options: DistillationOptions) -> list[AlgorithmFacts]:
     """Train the constants of the model in place; they stay as they are where that does not help."""
-    samples = list(islice(work.samples, options.sample_limit))
+    samples = list(islice(work.samples, work.samples.batches(options.sample_limit)))
     if work.exact is None:
         return []
     if work.samples.is_random or len(samples) < 2 * HELD_BACK:

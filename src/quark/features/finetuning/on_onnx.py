@@ -172,7 +172,8 @@ class _Finetuning:
             {str(node.name): node for node in each.graph} for each in (model, self._copy, exact)
         )
         self._samples = SampleStore(options.memory_limit // 8)
-        for sample in itertools.islice(samples, options.data_size):
+        limit = None if options.data_size is None else samples.batches(options.data_size)
+        for sample in itertools.islice(samples, limit):
             self._samples.append(sample)
         digests = [FloatRunner(each).model_digest() for each in (exact, model)]
         settings = repr(replace(options, folder=None, reference=None, fit=replace(options.fit, log_period=0)))

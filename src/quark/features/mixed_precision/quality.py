@@ -108,7 +108,7 @@ class _MeasureJudge:
             names = [str(value.name) for value in reference.graph.outputs]
             wanted = replace(measure, output=measure.output or output_name(reference, options.output_index))
             output = output_of(wanted, dict.fromkeys(names))
-            check_count(measure, min(options.distance_samples, samples.count))
+            check_count(measure, min(options.distance_samples, samples.rows))
             self._expected = expected = Expected(network, samples, options.distance_samples, output)
             self._judge = Judge(wanted, None, _Again(expected.samples), _Again(expected.outputs))
         else:
@@ -139,9 +139,9 @@ class Expected:
     def __init__(self, network: Network, samples: Samples, count: int | None, output: str) -> None:
         self.output = output
         self._samples = samples
-        number = samples.count if count is None else min(count, samples.count)
+        self._limit = samples.batches(count) if count else count
+        number = samples.count if self._limit is None else min(self._limit, samples.count)
         self._chosen = {i * samples.count // number for i in range(number)}
-        self._limit = count
         self._kept = SampleStore()
         for each in network.outputs(self.samples(), output):
             self._kept.append({output: np.asarray(each)})

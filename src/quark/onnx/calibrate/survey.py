@@ -53,7 +53,7 @@ def survey(
     """Return the statistics by tensor, filled in from the calibration samples, or from `sample_limit` of them, evenly
     spaced."""
     options = options or CalibrationOptions()
-    count = samples.count if sample_limit is None else min(sample_limit, samples.count)
+    count = samples.count if sample_limit is None else min(samples.batches(sample_limit), samples.count)
     if not statistics or not count:
         return dict(statistics)
     with progress(count, title) as advance:

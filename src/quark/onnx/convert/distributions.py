@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
 
+from quark.compare import batch_size_of
 from quark.errors import ModelError
 from quark.files.output import writing
 from quark.formats.spec import IntFormat
@@ -41,7 +42,9 @@ def draw_activations(model: str | Path | onnx.ModelProto, reader: Any, folder: P
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     cached = CachedDataReader(reader)
-    samples = open_samples(_with_spare(cached), inputs, count=len(cached))
+    count = sum(batch_size_of(sample) for sample in iter(cached.get_next, None))
+    cached.rewind()
+    samples = open_samples(_with_spare(cached), inputs, count=count)
     wanted = {name: Wanted(Percentile(), IntFormat("uint8", 8, signed=False), is_symmetric=False) for name in names}
     with FloatRunner(graph, names) as runner:
         calibrate(runner, wanted, samples, CalibrationOptions(histogram_folder=folder))

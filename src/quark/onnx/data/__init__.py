@@ -8,6 +8,7 @@ RandomDataReader ...       readers of ONNX Runtime's protocol, under the names t
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,35 +67,39 @@ def open_samples(
     """Read and check the data, once; see `sources` for its forms. None: random data, of the form `random`.
 
     `count` limits the samples: to that many images of a folder, evenly spaced over the sorted files, or to the first
-    ones of anything else. `batch_size` is the number of images or array rows in a sample, if the model does not fix it.
-    Errors name the sample and what is wrong with it; no samples at all are an error too. At most `use` samples are
-    needed, and a few more for the verdict.
+    ones of anything else. An item may be a batch, and counts as the samples that it holds: the last batch is cut to
+    size, unless the model fixes the size of batches. `batch_size` is the number of images or array rows in a batch, if
+    the model does not fix it. Errors name the item and what is wrong with it; no samples at all are an error too. At
+    most `use` samples are needed, and a few more for the verdict.
     """
     if (count is not None and count < 1) or batch_size < 1:
         raise InvalidValueError(f"count {count}, batch_size {batch_size}: expected at least 1")
     if not inputs:
         raise InvalidValueError("the model has no inputs: there is nothing to calibrate on")
     prepared = find_preprocessing(preprocessing)
-    limit = None
-    wanted = count or 0
+    wanted, extra = count or 0, 0  # samples to calibrate on, and further ones for the verdict
     if use is not None:
         wanted = use if count is None else min(count, use)
-        limit = min(count or VERDICT_COUNT, VERDICT_COUNT) if use == 0 else wanted + VERDICT_COUNT
+        extra = VERDICT_COUNT if use else min(count or VERDICT_COUNT, VERDICT_COUNT)
+    asked = wanted + extra or None
+    fixed = inputs[0].batch or 1
     if data is None:
-        random_count = limit or count or RANDOM_COUNT
+        random_count = RANDOM_COUNT if asked is None else -(-asked // fixed)
         spare = held_out_count(random_count)
         shapes, ranges = (random or RandomForm()).checked(inputs)
         check_random_size(inputs, random_count + spare, shapes)
         items = random_samples(inputs, random_count + spare, seed, shapes, ranges)
         source = SampleSource(items, f"{random_count} random samples", spare)
     elif isinstance(data, (str, os.PathLike)):
-        source = from_path(Path(data), inputs, limit or count, batch_size, prepared)
+        source = from_path(Path(data), inputs, asked, batch_size, prepared)
     else:
         source = from_object(data, inputs, batch_size)
-    if limit is None and source.spare is None and count is not None:
-        limit = count + held_out_count(count)
+    if use is None and source.spare is None and count is not None:
+        extra = held_out_count(count)
     store, sizes = SampleStore(), []
-    for sample in _checked(source, inputs, limit):
+    wanted, extra = (-(-each // fixed) * fixed for each in (wanted, extra))
+    ends = [end for end in (wanted, wanted + extra) if end] if extra else []
+    for sample in _cut(_checked(source, inputs), inputs, ends) if ends else _checked(source, inputs):
         store.append(sample)
         sizes.append(batch_size_of(sample))
     total = len(store)
@@ -103,18 +108,41 @@ def open_samples(
             f"calibration data ({source.description}): no samples in it; give what the model will see, or leave the "
             "data out and ask for random numbers with --random (in Python: use_random_data=True)"
         )
-    spare = source.spare or 0  # of the last samples, those for the verdict alone
+    spare = source.spare or 0  # of the last batches, those for the verdict alone
+    beyond = total - sum(start < wanted for start in itertools.accumulate([0, *sizes[:-1]]))
     if use is not None:
-        spare = max(total - wanted, min(held_out_count(total), total - 1)) if use else total
+        spare = max(beyond, min(held_out_count(total), total - 1)) if use else total
     elif source.spare is None and count is not None:
-        spare = max(0, total - count)
+        spare = beyond
     return Samples(store, source.description, spare=spare, is_random=data is None, images=source.images, sizes=sizes)
 
 
-def _checked(source: SampleSource, inputs: Sequence[InputInfo], limit: int | None) -> Iterator[Sample]:
+def _cut(batches: Iterator[Sample], inputs: Sequence[InputInfo], ends: Sequence[int]) -> Iterator[Sample]:
+    """The first samples, up to the last of `ends`, as batches that end at each of them.
+
+    A batch that cannot be cut counts to the part in which it begins: the model fixes its size, or an input has another
+    first axis.
+    """
+    seen = 0
+    for batch in batches:
+        while batch:
+            size = batch_size_of(batch)
+            left = next(end for end in ends if end > seen) - seen
+            first, batch = batch, {}
+            can_cut = all(each.batch is None and np.shape(first[each.name])[:1] == (size,) for each in inputs)
+            if size > left and can_cut:
+                batch = {name: x[left:] for name, x in first.items()}
+                first = {name: x[:left] for name, x in first.items()}
+            yield first
+            seen += batch_size_of(first)
+            if seen >= ends[-1]:
+                return
+
+
+def _checked(source: SampleSource, inputs: Sequence[InputInfo]) -> Iterator[Sample]:
     items = iter(source.items)
     index = 0
-    while limit is None or index < limit:
+    while True:
         try:
             item = next(items)
         except StopIteration:

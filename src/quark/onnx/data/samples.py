@@ -189,8 +189,8 @@ def held_out_count(count: int) -> int:
 
 
 class Samples:
-    """Iterates over the calibration samples, as often as wanted; each is a dict of the model's inputs. A few others are
-    held out for the verdict.
+    """Iterates over the calibration samples, as often as wanted; each is a dict of the model's inputs, and may be a
+    batch: `count` are the batches, `rows` the samples in them. A few others are held out for the verdict.
 
     If there are more samples than asked for, the held-out ones come from the rest, and all that were asked for are used
     to calibrate. Otherwise every eighth is held out; of fewer than eight the last; a single one serves both purposes
@@ -251,6 +251,10 @@ class Samples:
 
     def __len__(self) -> int:
         return self.count
+
+    def batches(self, limit: int) -> int:
+        """How many batches hold `limit` samples, by the mean size of a batch; at least one."""
+        return max(1, -(-limit * self.count // max(1, self.rows)))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self._ordered(self._store[i]) for i in self._indices)

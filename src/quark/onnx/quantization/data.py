@@ -15,8 +15,8 @@ from quark.onnx.settings import Settings
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """`source` is anything that `open_samples` takes. `count` and `batch_size` matter to folders and arrays, and
-    `preprocessing` to images. `is_random` is True if random numbers were asked for in the place of data."""
+    """`source` is anything that `open_samples` takes. `count` limits the samples, `batch_size` is for folders and
+    arrays, and `preprocessing` for images. `is_random` is True if random numbers were asked for instead of data."""
 
     source: Any = None
     count: int | None = None

@@ -186,9 +186,10 @@ def quantize(  # noqa: PLR0913 - options of the public interface, by keyword
     'auto' tries several presets and takes the best for the target whose outputs are close enough to the float model's:
     `auto_quantize` has more options.
 
-    From a folder, `num_samples` images are taken, evenly spaced, in batches of `batch_size`, and read by
-    `preprocessing`: 'imagenet', 'unit', 'letterbox' or another name of `quark.onnx.data.images.PRESETS`, a YAML file
-    or a `Preprocessing`. 'auto' takes what the shape of the input tells, and is an error if that is too little.
+    `num_samples` limits the samples, also where `data` comes in batches: to that many images of a folder, evenly
+    spaced, or to the first ones. Images are read in batches of `batch_size`, by `preprocessing`: 'imagenet', 'unit',
+    'letterbox' or another name of `quark.onnx.data.images.PRESETS`, a YAML file or a `Preprocessing`. 'auto' takes
+    what the shape of the input tells, and is an error if that is too little.
 
     `metric` is measured on both models, for `report.measure`: the name of a built-in measure (`quark.measures`), which
     compares them on the held-out samples, 'FILE.py:FUNCTION', or a function that takes an ONNX Runtime session and
