@@ -56,7 +56,9 @@ def test_json(save):
     assert content["summary"] == {"error": 1, "warning": 1}
     assert [each["rule"] for each in content["findings"]] == ["Batch", "AdjustShiftCut"]
     assert set(content["findings"][0]) == {"rule", "node", "tensor", "level", "message", "fix"}
-    assert json.loads(run("lint", save(npu_file()), "--json").stdout)["findings"] == []
+    clean = json.loads(run("lint", save(npu_file()), "--json").stdout)
+    assert clean["findings"] == []
+    assert {each["where"] for each in clean["nodes"]} == {"NPU"}
 
 
 def test_a_float_model_is_one_finding(tmp_path):
@@ -96,7 +98,11 @@ def test_a_file_for_something_else_gets_one_sentence(tmp_path):
     assert listed.exit_code == 3
     assert "PowerOfTwoScale" in listed.stdout
     quantize(tmp_path / "float.onnx", config="BF16", use_random_data=True).save(tmp_path / "bf16.onnx")
-    assert "most of its tensors are bfloat16" in run("lint", tmp_path / "bf16.onnx").stdout
+    of_bfloat16 = run("lint", tmp_path / "bf16.onnx", "--nodes")
+    assert of_bfloat16.exit_code == 3
+    assert "BF16QDQToCast: true" in of_bfloat16.stdout
+    assert "'config_file': JSON" in of_bfloat16.stdout
+    assert "nodes by these rules:" in of_bfloat16.stdout
 
 
 def test_a_file_for_the_npu_is_told_where_its_nodes_run_and_how(save):

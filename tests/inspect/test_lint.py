@@ -11,7 +11,9 @@ from npu_models import npu_file, npu_net, with_initializer
 from onnx import helper
 from onnx_models import Net, conv_bn_relu, random_feed
 
+from quark.demo import network_path
 from quark.errors import ModelError, UnsupportedTypeError
+from quark.inspect.lint import places
 from quark.npu import RULE_NAMES
 from quark.onnx import QuantFormat, get_default_config, quantize
 from quark.onnx.lint import Level, lint
@@ -246,3 +248,65 @@ def test_what_is_no_model(tmp_path):
     del nameless.opset_import[:]
     with pytest.raises(ModelError, match="opset"):
         lint(nameless)
+
+
+def bfloat16_file(*nodes, domain=""):
+    """Nodes in a row, behind a Cast to bfloat16 and back."""
+    chain, last = [], "x"
+    casts = [("Cast", {"to": onnx.TensorProto.BFLOAT16}), ("Cast", {"to": onnx.TensorProto.FLOAT})]
+    for index, (op_type, attributes) in enumerate([*casts, *((each, {}) for each in nodes)]):
+        of = domain if index > 1 else ""
+        chain.append(onnx.helper.make_node(op_type, [last], [f"t{index}"], f"n{index}", domain=of, **attributes))
+        last = f"t{index}"
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 8]) for name in ("x", last)]
+    imports = [onnx.helper.make_opsetid("", 17), *([onnx.helper.make_opsetid(domain, 1)] if domain else [])]
+    graph = onnx.helper.make_graph(chain, "g", values[:1], values[1:])
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("node", "domain", "rule", "where"),
+    [
+        ("Sigmoid", "", None, "NPU"),
+        ("Softmax", "", "Unlisted", "unknown"),
+        ("Relu", "", "Unlisted", "unknown"),
+        ("Acosh", "", "Operator", "CPU"),
+        ("Softmax", "com.example", "Operator", "CPU"),
+        ("RotaryEmbedding", "com.microsoft", "Operator", "CPU"),
+    ],
+)
+def test_what_the_compiler_does_with_a_node_in_bfloat16(node, domain, rule, where):
+    model = bfloat16_file(node, domain=domain)
+    findings = lint(model)
+    assert [each.rule for each in findings] == ([] if rule is None else [rule])
+    assert [(each.op_type, each.where.value) for each in places(model, findings)] == [(node, where)]
+
+
+def test_bfloat16_in_quantizers_of_our_own_is_an_error():
+    result = quantize(network_path(), None, "BF16", use_random_data=True).model
+    assert {each.rule for each in lint(result) if each.level is Level.ERROR} == {"CustomDomain"}
+    config = get_default_config("BF16")
+    config.extra_options["BF16QDQToCast"] = True
+    assert {each.rule for each in lint(quantize(network_path(), None, config, use_random_data=True).model)} == {
+        "Batch",
+        "Unlisted",
+    }
+
+
+@pytest.mark.parametrize("before", ["Softmax", "Relu"])
+def test_attention_in_8_bits_is_a_warning(before):
+    nodes = [
+        helper.make_node(before, ["x"], ["p"]),
+        helper.make_node("QuantizeLinear", ["p", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("MatMul", ["d", "v"], ["y"], "product"),
+    ]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 4]) for name in "xvy"]
+    constants = [
+        onnx.numpy_helper.from_array(np.float32(0.5), "s"),
+        onnx.numpy_helper.from_array(np.int8(0), "z"),
+    ]
+    graph = helper.make_graph(nodes, "g", values[:2], values[2:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = [each.node for each in lint(model) if each.rule == "Transformer"]
+    assert found == (["product"] if before == "Softmax" else [])

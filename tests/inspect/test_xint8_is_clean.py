@@ -14,7 +14,7 @@ from quark.onnx import get_default_config, quantize
 from quark.onnx.lint import Level, lint
 
 # Of a file as it came: sizes, opset, operators that there are no quantized forms of, float16, nothing to quantize.
-OF_THE_MODEL = {"Batch", "FixedShape", "Opset", "Operator"}
+OF_THE_MODEL = {"Transformer", "Batch", "FixedShape", "Opset", "Operator"}
 MORE = {"half": {"CustomDomain"}, "double": {"Quantized"}, "gemm_forms": {"FloatTensor"}}  # a bias that is computed
 
 

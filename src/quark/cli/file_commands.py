@@ -12,8 +12,9 @@ import click
 from quark.cli.options import DATA_PATHS, PATH, json_option
 from quark.cli.terminal import say, say_json
 from quark.inspect.inspection import inspect_model, inspection_table
-from quark.inspect.lint import Level, on_the_cpu, other_purpose
+from quark.inspect.lint import Level, Where, is_bfloat16, other_purpose, places
 from quark.inspect.lint import lint as find
+from quark.onnx.file_graph import read_graph
 from quark.onnx.load.reading import read_proto
 from quark.onnx.pack import pack_model, unpack_model
 from quark.onnx.quantization.reproduction import reproduce as rebuild
@@ -23,7 +24,7 @@ from quark.report.quantities import count_of, listed, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark.inspect.lint import Finding
+    from quark.inspect.lint import Finding, Place
     from quark.onnx.pack import LeftWeight, PackedWeight, PackFacts
 
 HAS_FINDINGS = 3  # exit status of lint
@@ -39,6 +40,7 @@ NPU_SESSION = (
     "    onnxruntime.InferenceSession(PATH, providers=['VitisAIExecutionProvider'], provider_options=[",
     "        {'xclbin': XCLBIN, 'cache_dir': FOLDER, 'cache_key': NAME}])",
 )
+BF16_SESSION = (*NPU_SESSION[:2], NPU_SESSION[2].replace("'xclbin': XCLBIN", "'config_file': JSON"))
 MOST_LEFT = 5  # weights that the table names for a reason
 
 
@@ -63,11 +65,12 @@ def inspect(model: Path, as_json: bool) -> None:
 @json_option("Print all findings as JSON instead of a table.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--all", "has_all", is_flag=True, help="List all findings of a file that was not made for the NPU.")
-def lint(model: Path, as_json: bool, strict: bool, has_all: bool) -> None:
+@click.option("--nodes", "has_nodes", is_flag=True, help="List every node and where it would run.")
+def lint(model: Path, as_json: bool, strict: bool, has_all: bool, has_nodes: bool) -> None:
     """Check a quantized MODEL against the rules of AMD's NPU.
 
-    The rules are those of power-of-two int8, which XINT8 makes. Also says how many nodes the NPU would compute, and
-    how to open a session on it.
+    The rules are those of power-of-two int8, which XINT8 makes, or of bfloat16 (BF16 with BF16QDQToCast). Also says how
+    many nodes the NPU would compute, and how to open a session on it.
 
     \b
     Exit status: 0 no errors; there may be warnings, unless --strict
@@ -79,7 +82,8 @@ def lint(model: Path, as_json: bool, strict: bool, has_all: bool) -> None:
     findings = find(model)
     counts = {level.value: sum(each.level is level for each in findings) for level in Level}
     if as_json:
-        say_json({"findings": [asdict(each) for each in findings], "summary": counts})
+        nodes = [asdict(each) for each in places(model, findings)]
+        say_json({"findings": [asdict(each) for each in findings], "summary": counts, "nodes": nodes})
     elif findings and not has_all and (purpose := other_purpose(model)):
         say(f"{model.name} was not made for AMD's NPU: {purpose}. {LINT_ADVICE}")
     else:
@@ -88,16 +92,34 @@ def lint(model: Path, as_json: bool, strict: bool, has_all: bool) -> None:
             console.print(_findings_table(findings))
         found = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
         console.print(", ".join(found) or "no findings: the NPU accepts this model")
-        on_npu, on_cpu = on_the_cpu(model, findings)
-        places = [f"{on_npu.total()} on the NPU"]
-        if on_cpu:
-            kinds = listed(f"{count} {kind}" for kind, count in on_cpu.most_common())
-            places.append(f"{on_cpu.total()} on the CPU ({kinds})")
-        console.say(f"nodes by these rules: {', '.join(places)}")
-        for line in NPU_SESSION:
+        found_places = places(model, findings)
+        if has_nodes:
+            console.print(_places_table(found_places))
+        is_quantized = not any(each.rule == "Quantized" for each in findings)
+        if is_quantized:
+            console.say(f"nodes by these rules: {_summed_places(found_places)}")
+        for line in BF16_SESSION if is_bfloat16(read_graph(model)) else NPU_SESSION:
             console.say(line)
     if counts["error"] or (strict and findings):
         raise SystemExit(HAS_FINDINGS)
+
+
+def _summed_places(found: Sequence[Place]) -> str:
+    words = {Where.NPU: "on the NPU", Where.UNKNOWN: "on either, by the compiler's release", Where.CPU: "on the CPU"}
+    parts = []
+    for where, word in words.items():
+        kinds = Counter(each.op_type for each in found if each.where is where)
+        if kinds or where is Where.NPU:
+            names = listed(f"{count} {kind}" for kind, count in kinds.most_common())
+            parts.append(f"{kinds.total()} {word}" + ("" if where is Where.NPU else f" ({names})"))
+    return ", ".join(parts)
+
+
+def _places_table(found: Sequence[Place]) -> Table:
+    table = plain_table(("node", "operator", "where", "why"), ())
+    for each in found:
+        table.add_row(cell(each.node), cell(each.op_type), each.where.value, cell(each.reason))
+    return table
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:

@@ -1,6 +1,7 @@
 """Check whether AMD's NPU would take a quantized file, from this project or from another tool: `quark lint`.
 
-`CHECKS` has the checks in the order of their findings. `docs/npu.md` says what the NPU wants, and why.
+`CHECKS` has the checks of 8-bit files in the order of their findings, `BF16_CHECKS` those of files in bfloat16.
+`docs/npu.md` says what the NPU wants, and why.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from quark.decide.npu_positions import FOLLOWERS, is_constant_factor, npu_operat
 from quark.decide.operators import OPERATORS, RECURRENT_TYPES, Kind, OperatorFacts
 from quark.decide.view import Node, Value
 from quark.errors import ModelError
-from quark.npu import HARD_SIGMOID_FACTOR, RULES, average_pool_factor, is_npu_hard_sigmoid, leaky_relu_alpha
+from quark.npu import (
+    BF16_OPERATORS,
+    HARD_SIGMOID_FACTOR,
+    LANGUAGE_OPERATORS,
+    LIKELY_OPERATORS,
+    RULES,
+    average_pool_factor,
+    is_npu_hard_sigmoid,
+    leaky_relu_alpha,
+)
 from quark.onnx.file_graph import read_graph
 from quark.onnx.graph import (
     FLOAT_TYPES,
@@ -40,12 +50,14 @@ from quark.onnx.simulate import square_side
 from quark.onnx.view import operator_facts, view_of
 from quark.plan import AffineChoice, BlockChoice, Role
 
-__all__ = ["CHECKS", "Finding", "Level", "lint"]
+__all__ = ["BF16_CHECKS", "CHECKS", "Finding", "Level", "Place", "Where", "lint", "places"]
 
 RECOMMENDED_OPSET = 17
 READABLE_OPSETS = range(11, 23)  # before, Clip has its bounds as attributes; beyond, everything runs on the CPU
 USUAL_OPSETS = range(13, 21)  # the compiler knows every operator of these
 QUANTIZER_TYPES = frozenset({"QuantizeLinear", "DequantizeLinear"})
+ROUNDING_TYPES = QUANTIZER_TYPES | {"Cast", "ExtendedQuantizeLinear", "ExtendedDequantizeLinear"}
+FUSED_ATTENTION = frozenset({"Attention", "GroupQueryAttention", "MultiHeadAttention", "PackedAttention"})
 NPU_OPERATORS = (frozenset(OPERATORS) - RECURRENT_TYPES) | QUANTIZER_TYPES | {"Constant", "Identity"}
 
 _XINT8 = "quantize with XINT8"
@@ -102,9 +114,13 @@ def lint_npu_file(model: str | os.PathLike[str]) -> tuple[Finding, ...] | None:
 
 
 def other_purpose(model: str | os.PathLike[str]) -> str:
-    """What a quantized file was made for, if most of its numbers are not the NPU's power-of-two int8; else ''."""
+    """What a quantized file was made for, if most of its numbers are neither the NPU's power-of-two int8 nor bfloat16;
+    else ''."""
+    graph = read_graph(model)
+    if is_bfloat16(graph):
+        return ""
     try:
-        choices = [each.choice for each in QuantizedGraph(read_graph(model)).plan()]
+        choices = [each.choice for each in QuantizedGraph(graph).plan()]
     except ModelError:  # numbers that a plan cannot express
         return ""
     scales = [each.scale for each in choices if isinstance(each, AffineChoice)]
@@ -117,21 +133,52 @@ def other_purpose(model: str | os.PathLike[str]) -> str:
     return f"{is_shift.count(False)} of its {len(scales)} scales are not powers of two, or are per channel"
 
 
-def on_the_cpu(model: str | os.PathLike[str], findings: Iterable[Finding]) -> tuple[Counter[str], Counter[str]]:
-    """Count the operators, without quantizers, that the NPU and the CPU would compute by these findings."""
-    refused = {each.node for each in findings if each.level is Level.ERROR and each.node}
-    refused |= {each.node for each in findings if each.rule == "Operator"}
-    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    for node in read_graph(model).graph:
-        if node.op_type not in QUANTIZER_TYPES:
-            counts[str(node.name) in refused][node.op_type] += 1
-    return counts
+class Where(str, Enum):
+    """Where a node would run, as far as AMD's documents tell."""
+
+    NPU = "NPU"
+    UNKNOWN = "unknown"  # depends on the compiler's release
+    CPU = "CPU"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node would run; `reason` is empty for the NPU."""
+
+    node: str
+    op_type: str
+    where: Where
+    reason: str = ""
+
+
+def places(model: str | os.PathLike[str] | onnx.ModelProto | bytes, findings: Iterable[Finding]) -> tuple[Place, ...]:
+    """Return where each node would run by these findings, without those that quantize or round."""
+    reasons: dict[str, tuple[Where, str]] = {}
+    for each in findings:
+        if each.node and (each.level is Level.ERROR or each.rule in ("Operator", "Unlisted")):
+            reasons.setdefault(each.node, (Where.UNKNOWN if each.rule == "Unlisted" else Where.CPU, each.message))
+    nodes = [node for node in read_graph(model).graph if node.op_type not in ROUNDING_TYPES]
+    return tuple(Place(str(node.name), node.op_type, *reasons.get(str(node.name), (Where.NPU, ""))) for node in nodes)
+
+
+def is_bfloat16(model: ir.Model) -> bool:
+    """True if the tensors of a model are rounded to bfloat16, or stored in it, and none are integers."""
+    nodes = list(model.graph)
+    if any(not node.domain and (node.op_type in QUANTIZER_TYPES or _is_integer(node)) for node in nodes):
+        return False
+    tensors = [*model.graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
+    return any(value.dtype == ir.DataType.BFLOAT16 for value in tensors)
 
 
 def _lint(graph: ir.Model) -> tuple[Finding, ...]:
+    if is_bfloat16(graph):
+        return tuple(dict.fromkeys(finding for check in BF16_CHECKS for finding in check(graph)))
     if not any(node.domain or node.op_type in QUANTIZER_TYPES or _is_integer(node) for node in graph.graph):
         message = "the model is not quantized: it has no QuantizeLinear or DequantizeLinear"
-        fix = "quantize it: quark quantize MODEL OUTPUT --config XINT8 --calib FOLDER"
+        fix = (
+            "quantize it: quark quantize MODEL OUTPUT --config XINT8 --calib FOLDER. The compiler also takes float32 "
+            "models and computes them in BF16: lint the file of --config BF16 --set BF16QDQToCast=true for that"
+        )
         return (Finding("Quantized", "", "", Level.ERROR, message, fix),)
     quantizers = FileQuantizers(graph)
     checks = CHECKS if quantizers.all else (check_opset, check_inputs, check_operators)
@@ -264,7 +311,7 @@ def _without_repetition(numbers: NDArray[Any] | None) -> NDArray[Any] | None:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_opset(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
+def check_opset(model: ir.Model, _: FileQuantizers | None = None) -> Iterator[Finding]:
     """The compiler reads only some opsets."""
     version = opset(model)
     if version in USUAL_OPSETS:
@@ -277,7 +324,7 @@ def check_opset(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
     yield Finding("Opset", "", "", level, message, fix)
 
 
-def check_inputs(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
+def check_inputs(model: ir.Model, _: FileQuantizers | None = None) -> Iterator[Finding]:
     """Every size of every input is fixed, and the batch is 1. The compiler can bind a free batch, and nothing else."""
     for value in model.graph.inputs:
         name, sizes = str(value.name), dimensions(value)
@@ -325,7 +372,52 @@ def check_operators(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Fin
             yield from _per_channel_bounds(node, quantizers)
 
 
-def check_pooling(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
+def check_attention(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
+    """A product with what Softmax gives, as in attention: AMD compiles transformers in BF16, and INT8 is for CNNs."""
+    for node in model.graph:
+        writers = [_writer(value) for value in node.inputs[:2]] if node.op_type == "MatMul" else []
+        if node.op_type in FUSED_ATTENTION or any(each is not None and each.op_type == "Softmax" for each in writers):
+            message = "the network has attention; AMD's documents name BF16 for transformers, INT8 for CNNs only"
+            fix = "quantize the float model with BF16 and BF16QDQToCast: true, and lint that file"
+            yield Finding("Transformer", str(node.name), "", Level.WARNING, message, fix)
+            return
+
+
+def _writer(value: ir.Value | None) -> ir.Node | None:
+    """The node that computes the value, before it was rounded or masked."""
+    writer = None if value is None else value.producer()
+    while writer is not None and writer.op_type in ROUNDING_TYPES | {"Dropout"}:
+        writer = None if writer.inputs[0] is None else writer.inputs[0].producer()
+    return writer
+
+
+def check_bfloat16_operators(model: ir.Model) -> Iterator[Finding]:
+    """The compiler has every operator in BF16, by the lists of `quark.npu.operators`; rounding is written as Casts."""
+    for node in model.graph:
+        name, op_type = str(node.name), node.op_type
+        if op_type in ROUNDING_TYPES:
+            if node.domain:
+                message = f"bfloat16 as {op_type} of domain {node.domain}, expected Casts"
+                yield Finding("CustomDomain", name, "", Level.ERROR, message, "quantize with BF16QDQToCast: true")
+            continue
+        if not node.domain and op_type in BF16_OPERATORS:
+            continue
+        if not node.domain and op_type in LIKELY_OPERATORS:
+            message = f"AMD's table for BF16 (Ryzen AI 1.5.0) has no {op_type}; newer compilers probably take it"
+            fix = "look into vitisai_ep_report.json, which the session writes to its cache folder"
+            yield Finding("Unlisted", name, "", Level.WARNING, message, fix)
+            continue
+        what = f"{op_type} of domain {node.domain}" if node.domain else op_type
+        message = f"no list of AMD's has {what} in BF16: it runs on the CPU, and cuts the network in two"
+        fix = "export it as standard operators; docs/npu.md lists those of BF16"
+        if op_type in LANGUAGE_OPERATORS:
+            message = f"{what} is taken by AMD's flow for language models alone; in a session it runs on the CPU"
+            fix = "export without fused operators, or use that flow (ONNX Runtime GenAI)"
+        level = Level.ERROR if any(_is_float(value) for value in node.outputs) else Level.WARNING  # shapes, indices
+        yield Finding("Operator", name, "", level, message, fix)
+
+
+def check_pooling(model: ir.Model, _: FileQuantizers | None = None) -> Iterator[Finding]:
     """Windows of pooling end inside the padded input. With ceil_mode the last one may reach beyond it, and compilers
     differ in what they read there."""
     for node in model.graph:
@@ -520,9 +612,16 @@ CHECKS: tuple[Check, ...] = (
     check_opset,
     check_inputs,
     check_operators,
+    check_attention,
     check_pooling,
     check_float_tensors,
     check_numbers,
     check_positions,
     check_constants,
+)
+BF16_CHECKS: tuple[Callable[[ir.Model], Iterator[Finding]], ...] = (
+    check_opset,
+    check_inputs,
+    check_bfloat16_operators,
+    check_pooling,
 )

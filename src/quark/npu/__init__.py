@@ -2,6 +2,7 @@
 
 rules         the ten rules in their order, and `settle`, which moves positions until they hold
 factors       the constants with which the NPU computes means and slopes
+operators     the operators that the compiler takes in a network of bfloat16 numbers
 """
 
 from quark.npu.factors import (
@@ -12,6 +13,7 @@ from quark.npu.factors import (
     leaky_relu_alpha,
     mean_factor,
 )
+from quark.npu.operators import BF16_OPERATORS, LANGUAGE_OPERATORS, LIKELY_OPERATORS
 from quark.npu.rules import (
     HARD_SIGMOID_ALPHA,
     HARD_SIGMOID_BETA,
@@ -29,10 +31,13 @@ from quark.npu.rules import (
 )
 
 __all__ = [
+    "BF16_OPERATORS",
     "EXPONENTIAL",
     "HARD_SIGMOID_ALPHA",
     "HARD_SIGMOID_BETA",
     "HARD_SIGMOID_FACTOR",
+    "LANGUAGE_OPERATORS",
+    "LIKELY_OPERATORS",
     "MAX_ROUNDS",
     "RULES",
     "RULE_NAMES",
