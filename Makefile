@@ -28,7 +28,7 @@ PACKAGE_SOURCES := $(shell find src -name __pycache__ -prune -o -print)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo check test test-unit test-oldest test-slow test-browser test-sanitized check-windows test-matrix \
-	lint generated wheels sbom install clean
+	lint generated wheels wheels-everywhere sbom install clean
 
 help:
 	@echo "make demo         quantize the embedded network in many ways"
@@ -41,6 +41,7 @@ help:
 	@echo "make check-windows   cross-compile the library with mingw-w64"
 	@echo "make lint         ruff, mypy, import direction"
 	@echo "make wheels       what is released, into dist/: source archive, wheel with the operators, wheel without"
+	@echo "make wheels-everywhere  the same, and wheels for Linux on ARM, Windows and macOS, cross-compiled"
 	@echo "make sbom         dist/sbom.cdx.json: the pinned packages of $(VENV), with licenses"
 	@echo "make test-matrix  the wheels of dist/ on every Python found, with oldest and newest packages"
 	@echo "make install      set up $(VENV) and nothing else"
@@ -121,6 +122,12 @@ lint: install
 
 wheels: $(RELEASE)/.stamp
 	@$(RELEASE)/bin/python release/build_wheels.py --into dist
+
+# For Windows, mingw-w64 as in check-windows; for the others zig, which compiles its C++ library first (minutes).
+CROSS := linux-aarch64 macos-arm64 macos-x86_64 windows-x86_64
+wheels-everywhere: $(RELEASE)/.stamp
+	@$(RELEASE)/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt ziglang
+	@$(RELEASE)/bin/python release/build_wheels.py --into dist --cross $(CROSS)
 
 sbom: install
 	@$(BIN)/python release/write_sbom.py --into dist/sbom.cdx.json
