@@ -3,12 +3,16 @@
     python -m bench.qat_cifar --data cifar10.npz --weights resnet20.th --method tqt --method lsq4 --device cuda
 
     tqt      int8, power-of-two scales, learned thresholds: what an NPU takes
+    lsq8     int8, learned steps
     lsq4     4 bits for weights and activations, learned steps; 8 bits in the first and last layer, as in the paper
     mxfp4    MXFP4 for both operands of every product
+    nvfp4    NVFP4 likewise
     mx6      MX6 likewise
 
 The archive has train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. Images are kept on the device
-and augmented there, so reading them takes no time.
+and augmented there, so reading them takes no time. The epoch to keep is chosen on training images that are not trained
+on, the last `HELD_OUT_IMAGES`; test images are looked at once, at the end. `--held_out` reports on those training
+images instead, to choose a recipe by. The float network knows them, so the accuracies are higher.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from quark.vision.training import (
 )
 
 CALIBRATION_IMAGES = 1000
+HELD_OUT_IMAGES = 2000
 TEST_BATCH = 500
 HEADER = ("method", "float", "PTQ", "QAT", "QAT less float", "epochs", "minutes")
 
@@ -85,6 +90,8 @@ DISTILLED = replace(SGD, distillation=0.9)  # the float network knows more than 
 RECIPES = {
     "tqt": Recipe(lambda: recipe(Method.TQT), replace(DISTILLED, epochs=2, learning_rate=1e-3)),
     "lsq4": Recipe(lsq4, replace(DISTILLED, epochs=5, learning_rate=2e-2, threshold_learning_rate=5e-3)),
+    "lsq8": Recipe(lambda: recipe(Method.LSQ), replace(DISTILLED, epochs=2, learning_rate=1e-3)),
+    "nvfp4": Recipe(lambda: blocks(Dtype.nvfp4), replace(DISTILLED, epochs=10, learning_rate=1e-2)),
     "mxfp4": Recipe(lambda: blocks(Dtype.fp4), replace(DISTILLED, epochs=10, learning_rate=1e-2)),
     "mx6": Recipe(lambda: blocks(Dtype.mx6), replace(DISTILLED, epochs=4, learning_rate=4e-3)),
 }
@@ -109,9 +116,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cifar:
-    """The images on a device, and a float network that knows them."""
+    """The images on a device, and a float network that knows those of training."""
 
     training: Arrays
+    held_out: Arrays
     test: Arrays
     network: nn.Module
     processes: Processes
@@ -119,26 +127,28 @@ class Cifar:
     @classmethod
     def open(cls, data: Path, weights: Path, device: torch.device, images: int | None) -> Cifar:
         training, test = (Arrays.read(data, f"{part}_x", f"{part}_y") for part in ("train", "test"))
-        training = training if images is None else training.some(images)
+        trained = len(training) - HELD_OUT_IMAGES
+        held_out = Arrays(training.images[trained:], training.labels[trained:])
+        training = training.some(trained if images is None else min(images, trained))
         network = load_network("cifar_resnet20", weights).to(device)
-        return cls(training.to(device), test.to(device), network, Processes(device=device))
+        return cls(training.to(device), held_out.to(device), test.to(device), network, Processes(device=device))
 
     def measure(self, method: str, options: TrainingOptions, batch_size: int) -> Figure:
-        """Calibrate, train, and judge the best by the test images; the last epoch's would be worth little less."""
-        held_out = ArrayHeldOut(self.test, TEST_BATCH)
-        before = evaluate_module(self.network, held_out, self.processes)
+        """Calibrate, train, keep the epoch that is best on held-out images, and judge it by the test images."""
+        held_out, test = ArrayHeldOut(self.held_out, TEST_BATCH), ArrayHeldOut(self.test, TEST_BATCH)
+        before = evaluate_module(self.network, test, self.processes)
         calibration = ArrayHeldOut(self.training.some(CALIBRATION_IMAGES), TEST_BATCH)
         quantizer = ModelQuantizer(RECIPES[method].config())
         model = quantizer.quantize_model(self.network, calibration).to(self.processes.device)
-        start = evaluate_module(model, held_out, self.processes)
+        start = evaluate_module(model, test, self.processes)
         say(f"{method}: float {100 * before.accuracy.top1:.2f}, PTQ {100 * start.accuracy.top1:.2f}")
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             teacher = self.network if options.distillation else None
             trainer = Trainer(model, options, Path(folder), self.processes, teacher, _say_epoch)
-            trainer.train(ArrayBatches(self.training, batch_size, options.seed), held_out, start)
+            trainer.train(ArrayBatches(self.training, batch_size, options.seed), held_out)
         minutes = (time.perf_counter() - began) / 60
-        after = evaluate_module(quantizer.freeze(model), held_out, self.processes)
+        after = evaluate_module(quantizer.freeze(model), test, self.processes)
         float_top1, ptq_top1, qat_top1 = (100 * each.accuracy.top1 for each in (before, start, after))
         return Figure(method, float_top1, ptq_top1, qat_top1, options.epochs, minutes)
 
@@ -171,6 +181,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--distillation", type=float)
     parser.add_argument("--average_decay", type=float)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--held_out", action="store_true", help="report on held-out training images")
     parser.add_argument("--autocast", action="store_true", help="train in bfloat16 where torch can")
     add_record_arguments(parser)
     return parser.parse_args()
@@ -181,6 +192,7 @@ def main() -> None:
     device = choose_device(arguments.device)
     record = Record.begin("qat_cifar", arguments, HEADER, [f"Trained on {describe_device(device)}."])
     cifar = Cifar.open(arguments.data, arguments.weights, device, arguments.images)
+    cifar = replace(cifar, test=cifar.held_out) if arguments.held_out else cifar
     for method in arguments.method or RECIPES:
         figure = cifar.measure(method, chosen_options(arguments, method), arguments.batch_size)
         record.add([figure.cells()], figure)

@@ -24,7 +24,7 @@ def test_lsq4_has_four_bits_inside_and_eight_at_both_ends() -> None:
 
 
 def test_block_formats_are_on_both_operands() -> None:
-    for method, name in (("mxfp4", "mxfp4_e2m1"), ("mx6", "mx6")):
+    for method, name in (("mxfp4", "mxfp4_e2m1"), ("nvfp4", "nvfp4"), ("mx6", "mx6")):
         specs = RECIPES[method].config().settings().specs
         assert isinstance(specs.activation, BlockSpec)
         assert specs.activation == specs.weight
