@@ -55,6 +55,7 @@ from quark.features.bias_correction.layers import (
 from quark.features.bias_correction.options import BiasCorrectionOptions, CorrectionInputs
 from quark.features.bias_correction.shifts import Shifts, bounds_of, is_coarse, pooled_activations
 from quark.features.bias_correction.taps import Taps, mean_products, tap_sums, taps_of
+from quark.onnx.blas_threads import one_blas_thread
 from quark.onnx.calibrate import survey
 from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import (
@@ -101,6 +102,7 @@ def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@one_blas_thread()
 def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[AlgorithmFacts]:
     """Correct the biases of the float model in place, and choose new scales for them."""
     if work.samples.is_random or not work.samples.count:

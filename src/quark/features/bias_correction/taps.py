@@ -61,8 +61,10 @@ class Window:
         matrix[np.broadcast_to(np.arange(self.kernel), sources.shape)[is_inside], sources[is_inside]] = 1
         return matrix, len(sources)
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - windows are small values, and every sample asks again
     def sources(self, size: int) -> Array:
-        """For every position, the input that each tap falls on, [positions, kernel]; -1 where it falls on none."""
+        """For every position, the input that each tap falls on, [positions, kernel]; -1 where it falls on none. The
+        array is read-only."""
         begin, end = self._padding(size)
         reach = self.dilation * (self.kernel - 1) + 1
         taps = np.arange(self.kernel) * self.dilation
@@ -73,7 +75,9 @@ class Window:
         else:
             count = (size + begin + end - reach) // self.stride + 1
             found = np.arange(max(count, 0))[:, None] * self.stride + taps - begin
-        return np.where((found >= 0) & (found < size), found, -1)
+        found = np.where((found >= 0) & (found < size), found, -1)
+        found.flags.writeable = False
+        return found
 
     def _padding(self, size: int) -> tuple[int, int]:
         if not self.same:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from quark.features.compensation.rounding import Grid, best_weights, compensated
 from quark.features.finetuning.layers import TrainedLayer
 from quark.formats.affine import integer_format
 from quark.formats.catalog import get_format
+from quark.onnx.blas_threads import one_blas_thread
+from quark.onnx.calibrate.runner import processor_count
 from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.progress import track
@@ -37,6 +40,7 @@ SHARE_OF_ONE_SAMPLE = 4.0
 ROWS_FOR_COLUMNS = 4  # with quantized inputs, a layer is left alone if it has more columns than this for every row
 SIMILAR = 1.2  # how much less may be gained on samples that were held back
 _TINY = 1e-300
+MOST_LAYERS = 4  # at a time: each takes the memory of several Gram matrices
 SWEEPS = 2  # over columns that were rounded: each gets the best values that the others leave it
 
 
@@ -53,22 +57,27 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
     plan, before = work.plan, _final_errors(work)  # while there are no sums in memory
-    has_biases = work.settings.options_of("bias_correction") is not None
-    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit, is_centred=has_biases)
+    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
     standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
-    with track(len(found), "compensating") as advance:
-        for layer in found:
-            node = nodes[layer.name]
-            weight = constant(input_value(node, 1))
-            assert weight is not None, layer.name
-            result = _compensate(layer, weight, products.pop(layer.name), options)
+
+    def compensate(layer: TrainedLayer) -> _Result | str:
+        weight = constant(input_value(nodes[layer.name], 1))
+        assert weight is not None, layer.name
+        return _compensate(layer, weight, products.pop(layer.name), options)
+
+    with (
+        track(len(found), "compensating") as advance,
+        one_blas_thread(),
+        ThreadPoolExecutor(min(processor_count(), MOST_LAYERS)) as pool,
+    ):
+        for layer, result in zip(found, pool.map(compensate, found), strict=True):
             if isinstance(result, str):
                 left.append(SkippedNode(layer.name, layer.op_type, result))
             else:
-                set_constant(work.model, node, 1, result.weight.astype(weight.dtype))
+                set_constant(work.model, nodes[layer.name], 1, result.weight)
                 changed.append(f"{layer.name}: {result.gain}")
                 if result.choice is not None:
                     choices[layer.name] = result.choice
@@ -114,7 +123,7 @@ class _Result:
 def _compensate(layer: TrainedLayer, weight: Array, sums: Sums, options: CompensationOptions) -> _Result | str:
     """The weights and what was gained; or why they stay."""
     columns = layer.layout.matrices[2]
-    if sums.cross is not None and ROWS_FOR_COLUMNS * sums.seen < columns:
+    if sums.data is not None and ROWS_FOR_COLUMNS * sums.seen < columns:
         return f"{sums.seen} rows of inputs do not show how {columns} columns vary together"
     strength = _strength(layer, weight, sums, options)
     if isinstance(strength, str):
@@ -135,7 +144,8 @@ def _compensate(layer: TrainedLayer, weight: Array, sums: Sums, options: Compens
     if not is_better.any():
         return "no output would be closer to the float network"
     choice = None if groups is None else groups.choice(is_better)
-    return _Result(layer.layout.from_matrices(kept), f"squared error {ratio:.3g} of what it was", choice)
+    kept_weight = layer.layout.from_matrices(kept).astype(weight.dtype)
+    return _Result(kept_weight, f"squared error {ratio:.3g} of what it was", choice)
 
 
 def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: CompensationOptions) -> float | str:
@@ -144,7 +154,7 @@ def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: Compensat
     Some samples are held back. If compensation gains about as much on them as on the others, it is the first share;
     otherwise the share with the least error on them is found. Returns a reason if none is better than plain rounding.
     """
-    if sums.cross is not None:
+    if sums.data is not None:
         return 0.0
     first = SHARE_OF_ONE_SAMPLE / sums.sample_count
     if sums.aside is None or not sums.aside.any():

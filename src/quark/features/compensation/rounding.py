@@ -75,7 +75,8 @@ def compensated(weights: Array, inner: Array, grid: Grid, damping: float) -> Arr
     """The weights, rounded."""
     order = np.concatenate(grid.units)
     left = np.ascontiguousarray(weights[:, :, order].swapaxes(1, 2), np.float64)  # columns are what is worked on
-    upper = _upper_root(inner[:, order[:, None], order], damping)
+    is_in_order = np.array_equal(order, np.arange(len(order)))
+    upper = _upper_root(inner if is_in_order else inner[:, order[:, None], order], damping)
     result = np.empty_like(left)
     compiled = _compiled(grid.quantize) if grid.at_turn is None else None
     start = 0

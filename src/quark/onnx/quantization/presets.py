@@ -48,6 +48,7 @@ _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 
 # Weights that make up for each other's rounding. A few samples have rows enough, and more only take longer.
 COMPENSATED = {"Compensation": True, "CompensationSamples": 32}
+COMPENSATED_INT8 = {"Compensation": True, "CompensationSamples": 16}
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def accurate(base: Preset, name: str) -> Preset:
 # fmt: off
 XINT8 = integers("XINT8", "8 bits, power-of-two scales of least squared error; for NPUs",
     MIN_MSE, (U8, S8), ActivationSymmetric=True, CLESteps=1, CLEClip="calibrated", ReplaceClip6Relu=False,
-    BiasCorrection=True, **COMPENSATED, Protect="auto").with_fields(enable_npu_cnn=True, include_cle=True)
+    BiasCorrection=True, **COMPENSATED_INT8, Protect="auto").with_fields(enable_npu_cnn=True, include_cle=True)
 VINT8 = integers("VINT8", "signed 8 bits, power-of-two scales of least squared error; for the VAIML compiler",
     MIN_MSE, (S8, S8), ActivationSymmetric=True, ConvertBNToConv=True, ConvertClipToRelu=True,
     ConvertSplitToSlice=True, RemoveQDQConvClip=False, RemoveQDQConvRelu=False, RemoveQDQConvLeakyRelu=False,

@@ -1,0 +1,81 @@
+"""The sums of products of a layer's inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quark.errors import InvalidValueError
+from quark.features.compensation import input_products
+from quark.features.compensation.input_products import InputProducts, Sums
+from quark.features.finetuning.layers import TrainedLayer, trained_layers
+from quark.onnx.blas_threads import _openblas, one_blas_thread
+from quark.onnx.load import load
+from quark.plan import AffineChoice, Choice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.rounded import rounded
+
+INT8 = AffineChoice("int8", (0.0625,), (0,))
+
+
+@pytest.fixture
+def layer() -> TrainedLayer:
+    from onnx_models import Net
+
+    net = Net(opset=17)
+    y = net.node("MatMul", net.input("x", (64, 5)), net.weight(5, 3, name="w"), name="product")
+    weight = TensorChoice("w", Role.WEIGHT, AffineChoice("int8", (0.01,), (0,)), (Reader("product", 1),))
+    (found,), _ = trained_layers(load(net.model(y)).model, QuantizationPlan((weight,)), ("MatMul",))
+    return found
+
+
+def sums_of(layer: TrainedLayer, data: Choice | None, samples: list[np.ndarray]) -> Sums:
+    products = InputProducts()
+    products.add(layer, data, len(samples))
+    for x in samples:
+        products.observe(x)
+        products.end_of_sample()
+    found = products.sums[layer.name]
+    found.finish()
+    return found
+
+
+@pytest.mark.parametrize("waiting", [1, 3000, 1 << 20], ids=["sample by sample", "some samples", "all samples"])
+@pytest.mark.parametrize("data", [None, INT8, FloatChoice("bfloat16")], ids=["float", "int8", "bfloat16"])
+def test_sums_are_those_of_all_rows(
+    layer: TrainedLayer, data: Choice | None, waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_products, "WAITING_BYTES", waiting)
+    samples = [np.random.default_rng(i).standard_normal((64, 5)).astype(np.float32) + 1 for i in range(5)]
+    found = sums_of(layer, data, samples)
+    x = np.concatenate(samples).astype(np.float64)
+    z = x if data is None else rounded(np.concatenate(samples), data).astype(np.float64)
+    assert found.seen == len(x)
+    np.testing.assert_allclose(found.inner[0], z.T @ z, rtol=1e-5, atol=1e-3)
+    assert (found.cross is not None) == isinstance(data, FloatChoice), "integers have no cross products"
+    if found.cross is not None:
+        np.testing.assert_allclose(found.cross[0], x.T @ z, rtol=1e-5, atol=1e-3)
+    assert (found.aside is not None) == (data is None)
+    if found.aside is not None:
+        held_back = samples[3].astype(np.float64)
+        np.testing.assert_allclose(found.aside[0], held_back.T @ held_back, rtol=1e-5, atol=1e-3)
+
+
+def test_rows_that_are_not_finite_are_an_error(layer: TrainedLayer) -> None:
+    x = np.ones((64, 5), np.float32)
+    x[:, 2] = np.nan
+    with pytest.raises(InvalidValueError, match="NaN or Inf"):
+        sums_of(layer, INT8, [x])
+
+
+def test_products_take_one_thread_and_get_theirs_back() -> None:
+    library = _openblas()
+    if library is None:
+        pytest.skip("numpy has no OpenBLAS of its own here")
+    threads, _ = library
+    before = threads()
+    with one_blas_thread():
+        assert threads() == 1
+        with one_blas_thread():
+            assert threads() == 1
+        assert threads() == 1
+    assert threads() == before
