@@ -6,7 +6,8 @@ The batch size is 1, with our operator library registered. The float and the qua
 and the best turn of each is shown, followed by how much longer the median turn took. Integer kernels are counted in the
 graph after ONNX Runtime has optimized it. `portable s` is the time of a session that uses the functions in the file,
 without the library. Another tool's files run in its own environment, with its own library if it has one, and are
-compared with the float model there.
+compared with the float model there. `--for-cpu` adds a row for our files after `quark convert --for cpu`, and fails if
+an output bit on one of the images is not the same.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 
@@ -31,6 +33,7 @@ from bench.record import Blank, Record, say
 from bench.samples import SampleFile, write_samples
 from bench.timing import Timing, take_turns
 from quark.onnx import get_library_path
+from quark.onnx.convert.for_cpu import convert_for_cpu
 from quark.onnx.session import open_session
 from quark.ops.schema import DOMAIN
 
@@ -149,15 +152,16 @@ class Bench:
     folder: Path
     arguments: argparse.Namespace
 
-    def measure(self, preset: str) -> Figure:
-        figure = Figure(self.model.name, preset)
-        for who in self.interpreters.quantizers:
+    def measure(self, preset: str, *, is_for_cpu: bool = False) -> Figure:
+        figure = Figure(self.model.name, f"{label(preset)}, for cpu" if is_for_cpu else preset)
+        for who in [OURS] if is_for_cpu else self.interpreters.quantizers:
             figure.latencies[who] = {}
             say(f"{self.model.name} {label(preset)} {who}")
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
                 quantized = Path(folder, "quantized.onnx")
                 try:
                     self.interpreters.quantize(who, self.model, self.samples, preset, quantized)
+                    quantized = self._converted(quantized) if is_for_cpu else quantized
                     for threads in self.arguments.threads:
                         figure.latencies[who][threads] = self._latency(who, quantized, threads)
                     if who == OURS:
@@ -168,6 +172,19 @@ class Bench:
                     )
                     say(f"  {figure.errors[who]}")
         return figure
+
+    def _converted(self, quantized: Path) -> Path:
+        """The file that `quark convert --for cpu` writes; raises ValueError if its outputs are not the same."""
+        converted = quantized.with_name("for_cpu.onnx")
+        onnx.save(convert_for_cpu(onnx.load(quantized)), converted)
+        before, after = (open_session(path, threads=1) for path in (quantized, converted))
+        for image in np.load(self.samples.path, mmap_mode="r"):
+            feeds = {self.samples.input_name: np.array(image[None])}
+            if any(
+                x.tobytes() != y.tobytes() for x, y in zip(before.run(None, feeds), after.run(None, feeds), strict=True)
+            ):
+                raise ValueError("the converted model has other outputs")
+        return converted
 
     def _latency(self, who: str, quantized: Path, threads: int) -> Latency:
         if who == OURS:
@@ -199,6 +216,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=positive, default=32, help="to calibrate on (%(default)s)")
     parser.add_argument("--threads", type=positive, nargs="+", default=[1], metavar="N")
     parser.add_argument("--turns", type=positive, default=7, help="at least; for a second anyway (%(default)s)")
+    parser.add_argument("--for-cpu", action="store_true", help="measure files after `quark convert --for cpu` too")
     parser.add_argument("--no-portable", action="store_true", help="make no sessions without the library")
     return parser.parse_args()
 
@@ -215,8 +233,9 @@ def main() -> None:
             samples = write_samples(model, arguments.calib, arguments.images, Path(folder))
             bench = Bench(model, samples, interpreters, Path(folder), arguments)
             for preset in arguments.presets:
-                figure = bench.measure(preset)
-                record.add(figure.rows(arguments.threads), figure, figure.blanks())
+                for is_for_cpu in (False, True) if arguments.for_cpu else (False,):
+                    figure = bench.measure(preset, is_for_cpu=is_for_cpu)
+                    record.add(figure.rows(arguments.threads), figure, figure.blanks())
     record.finish()
 
 

@@ -21,7 +21,7 @@ def test_all_tools_are_listed_with_a_summary():
     result = run("convert")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert len(NAMES) == 37
+    assert len(NAMES) == 38
     for name in NAMES:
         row = next(line.split(maxsplit=1) for line in lines if line.startswith(f"{name} "))
         assert len(row[1]) > 20

@@ -50,11 +50,19 @@ tools are run by `python -m quark.onnx.tools.NAME`, under AMD's names.
 
 
 @click.command(help=HELP, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "--for",
+    "target",
+    type=click.Choice(["cpu"]),
+    help="Prepare a model for this target without changing a bit of its outputs: the tool for-cpu.",
+)
 @click.argument("name", required=False)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 @click.pass_context
-def convert(ctx: click.Context, name: str | None, words: tuple[str, ...]) -> None:
+def convert(ctx: click.Context, target: str | None, name: str | None, words: tuple[str, ...]) -> None:
     """Run the tool, or list all of them."""
+    if target is not None:
+        name, words = f"for-{target}", words if name is None else (name, *words)
     if name is None:
         _list_tools()
         return

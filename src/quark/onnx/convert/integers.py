@@ -120,12 +120,12 @@ def convert_a8w8_npu_to_a8w8_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = graph_of_model(model)
     quantized = quantizers_in(graph)
     for layer in list(graph.graph.all_nodes()):
-        scale = _product_scale(layer)
-        bias = _bias_of(layer, quantized)
+        scale = product_scale(layer)
+        bias = bias_of(layer, quantized)
         if scale is None or bias is None or bias.dtype not in _NARROW:
             continue
         own = _own_dequantizer(graph, layer)
-        _store_bias(graph, own, bias.tensor, _bias_values(own, bias.tensor), scale, ir.DataType.INT32)
+        _store_bias(graph, own, bias.tensor, bias_values(own, bias.tensor), scale, ir.DataType.INT32)
     return model_of_graph(graph)
 
 
@@ -143,8 +143,8 @@ def convert_bias_int32_to_int16(model: onnx.ModelProto) -> tuple[onnx.ModelProto
     raised = []
     for layer, bias in list(_int32_biases(graph)):
         own = _own_dequantizer(graph, layer)
-        scale, _ = _parameters(own, bias.tensor)
-        values = _bias_values(own, bias.tensor)
+        scale, _ = scale_and_zero_point(own, bias.tensor)
+        values = bias_values(own, bias.tensor)
         factor = _fitting_factor(values, scale, ir.DataType.INT16)
         if (factor > 1).any():
             raised.append(bias.tensor)
@@ -287,13 +287,13 @@ def _change_codes(graph: ir.Model, tensors: Iterable[_CodeTensor], target: ir.Da
     for tensor in tensors:
         tensor.check()
         for node in tensor.nodes:
-            scale, zero_point = _parameters(node, tensor.name)
+            scale, zero_point = scale_and_zero_point(node, tensor.name)
             new_scale, new_zero_point = change(scale, zero_point)
             if not np.array_equal(scale, new_scale):
                 wanted[node, 1] = _as_scale(new_scale, node, tensor.name)
             wanted[node, 2] = np.clip(new_zero_point, limits.min, limits.max).astype(target.numpy())
             if tensor.is_stored:
-                levels = _levels(node, tensor.codes, zero_point)
+                levels = levels_of(node, tensor.codes, zero_point)
                 spread = [_spread(node, each, levels.shape) for each in (scale, new_scale, new_zero_point)]
                 codes = np.rint(levels * (spread[0] / spread[1])) + spread[2]
                 wanted[node, 0] = np.clip(codes, limits.min, limits.max).astype(target.numpy())
@@ -303,13 +303,13 @@ def _change_codes(graph: ir.Model, tensors: Iterable[_CodeTensor], target: ir.Da
     biases = list(_derived_biases(graph, rescaled))
     _assign(graph, wanted)
     for layer, name in biases:
-        product = _product_scale(layer)
+        product = product_scale(layer)
         assert product is not None, layer.name
         own = _own_dequantizer(graph, layer)
-        _store_bias(graph, own, name, _bias_values(own, name), product, ir.DataType.INT32)
+        _store_bias(graph, own, name, bias_values(own, name), product, ir.DataType.INT32)
 
 
-def _parameters(node: ir.Node, tensor: str) -> tuple[Array, Array]:
+def scale_and_zero_point(node: ir.Node, tensor: str) -> tuple[Array, Array]:
     """Scales and zero points in float64, with the same shape."""
     values = input_value(node, 1), input_value(node, 2)
     scale, zero_point = (constant(each) for each in values)
@@ -350,7 +350,7 @@ def _spread(node: ir.Node, parameters: Array, shape: tuple[int, ...]) -> Array:
     return spread
 
 
-def _levels(node: ir.Node, codes: ir.Value, zero_point: Array) -> Array:
+def levels_of(node: ir.Node, codes: ir.Value, zero_point: Array) -> Array:
     """Stored codes less their zero points, in float64."""
     array = constant(codes)
     assert array is not None, codes.name
@@ -369,16 +369,16 @@ def _shared(graph: ir.Model, name: str, array: Array) -> ir.Value:
 # ---- biases ----
 
 
-def _dequantizer(node: ir.Node, index: int) -> ir.Node | None:
+def dequantizer_of(node: ir.Node, index: int) -> ir.Node | None:
     """The DequantizeLinear that makes input number `index`."""
     value = input_value(node, index)
     maker = None if value is None else value.producer()
     return maker if is_dequantize(maker) else None
 
 
-def _product_scale(layer: ir.Node) -> Array | None:
+def product_scale(layer: ir.Node) -> Array | None:
     """The scale of the sums of products of codes that a layer computes; None if it does not multiply constant codes."""
-    data, weight = _dequantizer(layer, 0), _dequantizer(layer, 1)
+    data, weight = dequantizer_of(layer, 0), dequantizer_of(layer, 1)
     if layer.op_type not in LAYERS or layer.domain or data is None or weight is None:
         return None
     scales = constant(input_value(data, 1)), constant(input_value(weight, 1))
@@ -392,9 +392,9 @@ def _product_scale(layer: ir.Node) -> Array | None:
     return product.reshape(()) if product.size == 1 else product
 
 
-def _bias_of(layer: ir.Node, quantized: QuantizedGraph, operators: Collection[str] = LAYERS) -> Quantizer | None:
+def bias_of(layer: ir.Node, quantized: QuantizedGraph, operators: Collection[str] = LAYERS) -> Quantizer | None:
     """The quantizer of the bias of a layer, None if it has none or is another operator."""
-    if layer.op_type not in operators or layer.domain or _dequantizer(layer, 2) is None:
+    if layer.op_type not in operators or layer.domain or dequantizer_of(layer, 2) is None:
         return None
     bias = quantized.of(input_value(layer, 2))
     return bias if bias is not None and bias.is_constant else None
@@ -403,7 +403,7 @@ def _bias_of(layer: ir.Node, quantized: QuantizedGraph, operators: Collection[st
 def _int32_biases(graph: ir.Model) -> Iterator[tuple[ir.Node, Quantizer]]:
     quantized = quantizers_in(graph)
     for layer in graph.graph.all_nodes():
-        bias = _bias_of(layer, quantized, (*LAYERS, *NORMS))
+        bias = bias_of(layer, quantized, (*LAYERS, *NORMS))
         if bias is not None and bias.dtype is ir.DataType.INT32:
             yield layer, bias
 
@@ -414,18 +414,18 @@ def _derived_biases(graph: ir.Model, rescaled: Collection[ir.Node]) -> Iterator[
     if not rescaled:
         return
     for layer, bias in _int32_biases(graph):
-        product, dequantize = _product_scale(layer), _dequantizer(layer, 2)
-        is_affected = _dequantizer(layer, 0) in rescaled or _dequantizer(layer, 1) in rescaled
+        product, dequantize = product_scale(layer), dequantizer_of(layer, 2)
+        is_affected = dequantizer_of(layer, 0) in rescaled or dequantizer_of(layer, 1) in rescaled
         if product is None or dequantize is None or not is_affected:
             continue
-        scale, _ = _parameters(dequantize, bias.tensor)
+        scale, _ = scale_and_zero_point(dequantize, bias.tensor)
         if len({scale.size, product.size} - {1}) < 2 and np.allclose(scale.ravel(), product.ravel(), _SAME, 0):
             yield layer, bias.tensor
 
 
 def _own_dequantizer(graph: ir.Model, layer: ir.Node) -> ir.Node:
     """The DequantizeLinear of the bias, which nothing but this layer reads: a copy if something else does."""
-    dequantize = _dequantizer(layer, 2)
+    dequantize = dequantizer_of(layer, 2)
     assert dequantize is not None, layer.name
     if is_read_once(dequantize.outputs[0]):
         return dequantize
@@ -443,13 +443,13 @@ def _own_dequantizer(graph: ir.Model, layer: ir.Node) -> ir.Node:
     return copy
 
 
-def _bias_values(dequantize: ir.Node, tensor: str) -> Array:
+def bias_values(dequantize: ir.Node, tensor: str) -> Array:
     """The numbers that a bias is, in float64. Its codes are stored, or made of stored numbers."""
     codes = input_value(dequantize, 0)
     maker = None if codes is None else codes.producer()
-    scale, zero_point = _parameters(dequantize, tensor)
+    scale, zero_point = scale_and_zero_point(dequantize, tensor)
     if is_constant(codes) and codes is not None:
-        levels = _levels(dequantize, codes, zero_point)
+        levels = levels_of(dequantize, codes, zero_point)
     elif maker is not None and is_quantize(maker) and is_constant(input_value(maker, 0)):
         levels = _rounded_levels(maker, tensor)
     else:

@@ -30,6 +30,7 @@ TOOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "convert_qdq_to_qop",
             "convert_customqdq_to_qdq",
             "convert_custom_ops",
+            "convert_for_cpu",
             "convert_a8w8_npu_to_a8w8_cpu",
             "convert_s8s8_to_u8s8",
             "convert_u16s8_to_s16s8",
