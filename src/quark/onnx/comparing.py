@@ -97,7 +97,7 @@ def compare_outputs(
     """Judge every output over all samples; outputs without numbers to compare with are left out."""
     if not samples:
         return ()
-    session = open_session(message.to_graph(), providers=tuple(providers))
+    session = open_session(message, providers=tuple(providers))
     outputs = judge_outputs(session_run(session), samples, expected, outputs_without_numbers(expected))
     del session
     release_memory()
@@ -124,14 +124,13 @@ def compare_executions(
     if not samples:
         return Comparison()
     left_out, few = outputs_without_numbers(expected), samples[:PLAIN_SAMPLES]
-    graph = message.to_graph()
-    run = session_run(open_session(graph, providers=tuple(providers)))
+    run = session_run(open_session(message, providers=tuple(providers)))
     outputs = judge_outputs(run, samples, expected, left_out)
     usual = judge_outputs(run, few, expected, left_out) if len(few) < len(samples) else outputs
     del run
     release_memory()
     try:
-        session = open_session(graph, providers=tuple(providers), has_optimizations=False)
+        session = open_session(message, providers=tuple(providers), has_optimizations=False)
         run = session_run(session, "the quantized model without optimizations")
         plain = judge_outputs(run, few, expected, left_out)
         gap = execution_gap(usual, plain)
@@ -163,7 +162,7 @@ def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -
 
 
 def output_errors(
-    model: ir.Model,
+    model: ir.Model | Message,
     samples: Sequence[Sample],
     expected: Sequence[Mapping[str, Array]],
     outputs: Sequence[str] | None = None,
@@ -206,7 +205,7 @@ def open_judge(measure: Measure, model: ir.Model, samples: Samples, providers: S
 
 def judged(judge: Judge, message: Message, providers: Sequence[str]) -> MeasureResult:
     """Take the user's measure of the quantized model."""
-    result = judge.judge(open_session(message.to_graph(), providers=tuple(providers)))
+    result = judge.judge(open_session(message, providers=tuple(providers)))
     release_memory()
     return result
 

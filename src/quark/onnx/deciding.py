@@ -88,7 +88,7 @@ def quantized_errors(
         return OutputErrors()
     copy = work.model.clone()
     insert(copy, work.plan, work.settings.insert)
-    runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
+    runnable = finish(copy, {}, SaveOptions(has_portable_functions=False))
     return output_errors(runnable, judged, work.expected if expected is None else expected, outputs)
 
 

@@ -38,7 +38,7 @@ def evaluate(exact: ir.Model | None, message: Message, samples: Samples, provide
         return []
     cosines: dict[str, list[float]] = {}
     distances: dict[str, list[float]] = {}
-    run = session_run(open_session(message.to_graph(), providers=tuple(providers)))
+    run = session_run(open_session(message, providers=tuple(providers)))
     with FloatRunner(exact, providers=tuple(providers)) as runner:
         for sample in samples.evaluated.in_order():
             wanted = {name: each for name, each in runner.outputs(sample).items() if each.dtype.kind == "f"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFL
 READS_FLOAT = "quark.onnx.reads_float"
 COMPUTED = "/computed"  # suffix of a tensor of a piece that is both computed and given
 _MAX_COPIES = 100_000_000  # of the type of a value, while shapes are inferred: about 10 seconds
+_ATTRIBUTES: Mapping[type, Callable[[str, Any], ir.Attr]] = {
+    int: ir.AttrInt64,
+    float: ir.AttrFloat32,
+    str: ir.AttrString,
+}
 _NAMES = "quark.onnx.graph.names"  # key of the names in use, in the model's meta store
 
 
@@ -210,7 +215,7 @@ def add_node(  # noqa: PLR0913 - options of the public interface, by keyword
         domain,
         op_type,
         inputs,
-        ir.convenience.convert_attributes(given),
+        [_attribute(key, value) for key, value in given.items()],
         outputs=values,
         name=fresh_name(model, base),
     )
@@ -221,6 +226,12 @@ def add_node(  # noqa: PLR0913 - options of the public interface, by keyword
     else:
         model.graph.append(node)
     return node
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """An attribute. onnx_ir finds out the type of a value by many checks against protocols, which are slow."""
+    make = _ATTRIBUTES.get(type(value))
+    return ir.convenience.convert_attribute(name, value) if make is None else make(name, value)
 
 
 def in_dtype(array: np.ndarray[Any, Any], like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:

@@ -325,6 +325,17 @@ class Message:
             del self.weights[proto.name]
         return self.proto
 
+    def serialized(self) -> bytes:
+        """The bytes of the message with its weights, which stay apart."""
+        apart = list(self.apart())
+        try:
+            for proto, tensor in apart:
+                proto.raw_data = tensor.tobytes()
+            return self.proto.SerializeToString()
+        finally:
+            for proto, _ in apart:
+                proto.raw_data = b""
+
     def to_graph(self) -> ir.Model:
         """A model that shares the weights."""
         model = ir.serde.deserialize_model(self.proto)

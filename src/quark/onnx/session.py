@@ -26,7 +26,7 @@ from quark.errors import InvalidValueError, ModelError
 from quark.files.output import Scratch, is_same_file
 from quark.formats.native import library_file
 from quark.onnx.input_files import check_unchanged, held_still
-from quark.onnx.large_tensors import MappedTensor, mapped_files, refer, split, weight_bytes
+from quark.onnx.large_tensors import MappedTensor, Message, mapped_files, refer, split, weight_bytes
 from quark.ops.function_body import CAST_LIKE_OPSET
 from quark.ops.portable_functions import add_portable_functions, define_portable_functions
 from quark.ops.schema import DOMAIN
@@ -70,7 +70,7 @@ def _register_custom(options: Any, own: Path | None) -> None:
 
 
 def open_session(
-    model: ModelSource,
+    model: ModelSource | Message,
     *,
     extra_outputs: Iterable[str] = (),
     providers: Sequence[str] = ("CPUExecutionProvider",),
@@ -113,7 +113,10 @@ def open_session(
         return options
 
     options = make_options()
-    if has_library and library_file() is None:
+    needs_functions = has_library and library_file() is None
+    if isinstance(model, Message):
+        model = _runnable(model, is_graph=bool(extra) or needs_functions)
+    if needs_functions:
         model = with_functions(model)
     if isinstance(model, (str, os.PathLike)) and not extra:
         return _create(os.fspath(model), options, providers, os.fspath(model))
@@ -236,6 +239,12 @@ def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], n
             stack.pop_all()
             weakref.finalize(session, folder.remove)
         return session
+
+
+def _runnable(message: Message, *, is_graph: bool) -> ir.Model | bytes:
+    """A message as bytes, which saves reading it as a graph and writing that; as a graph if it has to be one, or if its
+    weights go through a file."""
+    return message.to_graph() if is_graph or message.weight_bytes > _FILE_FROM_BYTES else message.serialized()
 
 
 def _with_outputs(model: ModelSource, extra: list[str]) -> ir.Model:
