@@ -93,7 +93,7 @@ def _forget_shapes_of_residuals(model: ir.Model) -> None:
     """Leave out shapes with free sizes inside a network that normalizes sums.
 
     ONNX Runtime fuses a sum and its normalization to SkipLayerNormalization if it knows that both parts have the same
-    shape. Its CPU kernel takes longer than the two that it replaces: 3.0 ms instead of 0.7 in MiniLM with 128 tokens.
+    shape. Its CPU kernel takes longer than the two that it replaces: MiniLM took 35.6 ms with it, and 32.5 without.
     Exporters do not write these shapes, and ONNX Runtime cannot infer them; `quark.onnx.graph.infer_shapes` can.
     """
     sums = (value for node in model.graph if node.op_type in NORMALIZATIONS if (value := node.inputs[0]) is not None)
