@@ -84,7 +84,7 @@ def _threshold(network: Network, each: Chosen, ranges: Mapping[tuple[str, Any], 
         return 0.0 if found is None else max(-found.lowest, found.highest)
     values = parameter_of(network, each.request.tensor)
     is_largest = spec.learning.initial in (None, ThresholdInit.MAX)
-    return 0.0 if values is None or not is_largest else float(values.abs().max())
+    return 0.0 if values is None or not is_largest else float(values.detach().abs().max())
 
 
 def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping[str, Quantizer]) -> None:

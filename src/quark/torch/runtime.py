@@ -68,7 +68,7 @@ class RuntimeNetwork(Network):
         return self
 
 
-def simulate_runtime(network: QuantizedNetwork | FrozenNetwork) -> RuntimeNetwork:
+def simulate_runtime(network: Network) -> RuntimeNetwork:
     """Return a module that computes a quantized network as ONNX Runtime's integer kernels do.
 
     It shares parameters and quantizers with `network`: train either of them, and freeze `network`. While it trains, its

@@ -74,7 +74,8 @@ def test_every_mode_runs_to_the_file(mode: str, tmp_path: Path) -> None:
     quantizer = ModelQuantizer(config)
     graph = export_for_training(trained("mobilenet").eval(), (images(8),)).module()
     quantized = quantizer.quantize_model(graph, [] if mode == "tqt" else [images(8)])
-    thresholds = [each._log_threshold for each in quantized.modules() if isinstance(each, TQTObserver)]
+    found: list[Any] = [each for each in quantized.modules() if isinstance(each, TQTObserver)]
+    thresholds = [each._log_threshold for each in found]
     assert bool(thresholds) == (mode == "tqt")
     others = [each for each in quantized.parameters() if all(each is not threshold for threshold in thresholds)]
     groups = [{"params": thresholds, "lr": 1e-5, "name": "quantizer"}, {"params": others, "lr": 1e-5, "name": "weight"}]

@@ -27,7 +27,7 @@ def fully_shard(network: nn.Module, **options: Any) -> nn.Module:
     group = options["mesh"].get_group() if options.get("mesh") is not None else None
     for parameter in whole:
         distributed.broadcast(parameter.detach(), group_src=0, group=group)
-        parameter.register_post_accumulate_grad_hook(lambda each: _average(each, group))
+        parameter.register_post_accumulate_grad_hook(lambda each: _average(each, group))  # type: ignore[no-untyped-call]
     ignored = {*whole, *(options.pop("ignored_params", None) or ())}
     shard(network, ignored_params=ignored, **options)
     return network
