@@ -20,6 +20,8 @@ from quark.vision.training import Trainer
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "torch" / "vision" / "quantize.py"
 SIZE = 16
+FLAGS = Path("/proc/cpuinfo")
+HAS_VNNI = FLAGS.exists() and "vnni" in FLAGS.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +110,7 @@ def test_a_trained_network_is_exported_and_measured(trained):
     assert "trained up to epoch 2; the best is epoch" in done.stdout
 
 
-@pytest.mark.skipif("vnni" not in Path("/proc/cpuinfo").read_text(), reason="formulas of processors with VNNI")
+@pytest.mark.skipif(not HAS_VNNI, reason="the formulas are those of processors with VNNI")
 def test_simulated_rows_are_about_the_file(root, tmp_path):
     result = run(root, "--qat", "--simulate_runtime", "--model_export=onnx", epochs=1, export_dir=tmp_path)
     assert result.exit_code == 0, result.output
