@@ -88,7 +88,11 @@ def test_an_environment_is_made_once(tmp_path: Path, log: Path, monkeypatch: pyt
     python = make_environment(PEERS["amd-quark"], folder)
     lines = log.read_text().splitlines()
     assert python == folder / "amd-quark" / "bin" / "python"
-    assert [line.split()[-1] for line in lines if " pip " in line] == ["torch==2.13.0", "onnx==1.22.0"]
+    assert [line.split()[-1] for line in lines if " pip " in line] == [
+        "torch==2.13.0",
+        "onnx==1.22.0",
+        "accelerate==1.15.0",
+    ]
     assert os.listdir(folder) == ["amd-quark"]
     assert make_environment(PEERS["amd-quark"], folder) == python
     assert log.read_text().splitlines() == lines

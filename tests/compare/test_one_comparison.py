@@ -17,6 +17,8 @@ ALLOWED = {
     ("_start_of_lsq", "squared error"): "the error of rounding a weight, for each step size that is tried",
     ("codes_and_errors", "squared error"): "the same, inside of it",
     ("searched_float_scales", "squared error"): "the error of rounding a weight, for each scale that is tried",
+    ("with_lowest_code", "squared error"): "the same, of two scales",
+    ("statistics", "squared error"): "how far the largest of two samples differ, relative to their size",
     ("output_loss", "divergence"): "a loss in torch, which has to be differentiated",
 }
 

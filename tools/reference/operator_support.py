@@ -52,9 +52,8 @@ def columns() -> tuple[Column, ...]:
 
 
 def _configurations() -> Iterator[tuple[str, ChoiceOptions]]:
-    for name in PRESETS:
-        config = get_default_config(name)
-        if not config.include_fast_ft and not config.include_auto_mp:
+    for name, preset in PRESETS.items():
+        if not preset.is_trained and not preset.fields.get("include_auto_mp"):
             yield name, settings_of(name).choose
     config = get_default_config("INT8_CNN_DEFAULT")
     config.extra_options["WeightsOnly"] = True

@@ -331,10 +331,11 @@ class Message:
         try:
             for proto, tensor in apart:
                 proto.raw_data = tensor.tobytes()
-            return self.proto.SerializeToString()
+            content: bytes = self.proto.SerializeToString()
         finally:
             for proto, _ in apart:
                 proto.raw_data = b""
+        return content
 
     def to_graph(self) -> ir.Model:
         """A model that shares the weights."""

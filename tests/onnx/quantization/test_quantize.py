@@ -52,6 +52,7 @@ def session_of(model, has_library=True):
 
 
 FINETUNED = [name for name, row in PRESETS.items() if "FastFinetune" in row.options]
+QUICK = ("INT8_CNN_ACCURATE", "XINT8_ADAROUND", "A16W8_ADAQUANT", "A8W4_ADAQUANT", "MX6_ADAQUANT", "NVFP4_ADAQUANT")
 DISTILLED = [name for name, row in PRESETS.items() if "Distillation" in row.options]
 PLAIN = [name for name, row in PRESETS.items() if not row.is_trained]
 COARSE = (
@@ -82,7 +83,9 @@ def test_every_preset_that_trains_nothing_quantizes_the_demo_network(name, tmp_p
     onnx.checker.check_model(onnx.load(path))
 
 
-@pytest.mark.parametrize("name", FINETUNED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FINETUNED]
+)
 def test_every_preset_that_finetunes_quantizes_a_network(name, tmp_path):
     pytest.importorskip("torch")
     config = get_default_config(name)
