@@ -119,6 +119,7 @@ def run(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return run_main
 
 
+@pytest.mark.slow
 def test_ours_beside_float_and_nothing_twice(
     run: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

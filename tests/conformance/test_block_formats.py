@@ -137,7 +137,10 @@ def hard_numbers(fmt: BlockFormat, rule: ScaleRule) -> tuple[Array, dict[tuple[B
 
 @each_format
 @pytest.mark.parametrize("rule", ScaleRule)
-@pytest.mark.parametrize("backend", OTHERS)  # one after the other, so that they share what is expected
+# One after the other, so that they share what is expected. tests/ops has quick tests of the portable functions.
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.slow if name == "portable" else ()) for name in OTHERS]
+)
 def test_all_forms_agree_on_hard_numbers(fmt: BlockFormat, rule: ScaleRule, backend: str) -> None:
     if rule not in fmt.scale_rules:
         pytest.skip("refused: the format has a rule of its own")
