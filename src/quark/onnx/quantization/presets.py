@@ -244,8 +244,8 @@ BLOCK_PRESETS = (
            **COMPENSATED),
     blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse"),
     blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8, Protect="auto"),
-    blocks("NVFP4", "4-bit floats, 16 share an 8-bit float scale, one scale a tensor", NVFP4, BiasCorrection=True,
-           WeightScaleRule="mse"),
+    blocks("NVFP4", "4-bit floats, 16 share an 8-bit float scale, one scale a tensor; the first convolution in float",
+           NVFP4, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="first_conv_float"),
 )
 TWO_BLOCK_PRESETS = (
     blocks("MXFP8E4M3_MXFP4E2M1", "MXFP8E4M3 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
