@@ -3,8 +3,9 @@
 `BF16_OPERATORS` are those that AMD's table of supported operators has under BF16, for Ryzen AI 1.5.0, the last release
 with a published table that we know of. It says of an operator that it is broadly covered, not in which forms. It leaves
 out some, such as Relu and Softmax, that networks have which AMD compiles in BF16. `LIKELY_OPERATORS` are those left out
-that AMD lists for Vitis AI 6.2, whose compiler also turns float32 into bfloat16, and Softmax. About all others nothing
-is published. Nothing here was compiled or run on an NPU.
+that AMD lists for Vitis AI 6.2, whose compiler also turns float32 into bfloat16. We have seen a part of that list only,
+without Softmax, which is added because every transformer has it. We know of nothing published about the others. Nothing
+here was compiled or run on an NPU.
 
 `LANGUAGE_OPERATORS` are fused operators that AMD's flow for language models runs, through ONNX Runtime GenAI. The
 compiler for ordinary sessions does not list them.
