@@ -277,3 +277,136 @@ def test_a_constant_is_quantized_when_the_session_is_made(
     session = open_session(add_portable_functions(model), optimized_model_filepath=file)
     assert_same(session.run(None, {})[0], reference(x, chosen, 1), x)
     assert not onnx.load(file).graph.node
+
+
+# Functions for one choice of attributes
+
+MANY_NODES = 70  # more than any function with fixed attributes has, fewer than those for all attributes
+
+# shape as the model states it, shape of the data, axis: one element, one short block, whole blocks, a ragged last one
+CASES: list[tuple[list[Any], tuple[int, ...], int]] = [
+    (["n", 96, "h", "w"], (2, 96, 3, 5), 1),
+    (["n", 40, 4, 4], (1, 40, 4, 4), 1),
+    (["n", 3, None], (2, 3, 7), 1),
+    (["n", 70], (3, 70), -1),
+    (["n", 1], (2, 1), 1),
+    ([33, "n"], (33, 9), 0),
+    (["n", 50, 6], (2, 50, 6), -2),
+    (["n", 16, "h"], (0, 16, 4), 1),
+    (["n", 16, "h"], (2, 16, 0), 1),
+]
+
+
+def is_fixed(model: onnx.ModelProto) -> bool:
+    return all(len(function.node) < MANY_NODES for function in model.functions)
+
+
+def fixed_session(node: onnx.NodeProto, opset: int, shape: list[Any]) -> Any:
+    model = add_portable_functions(block_model(node, opset, shape=shape))
+    assert is_fixed(model)
+    onnx.checker.check_model(model)
+    return open_session(model)
+
+
+def supported(fmt: BlockFormat, rule: ScaleRule, nonfinite: NonFinite) -> bool:
+    if rule is ScaleRule.MSE or fmt.carry or rule not in fmt.scale_rules:
+        return False
+    if fmt.scale is not None:
+        return nonfinite is NonFinite.BLOCK_NAN
+    return rule is ScaleRule.FLOOR or fmt.element.grid.max_exponent > 0
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS, ids=str)
+def test_fixed_attributes_match_the_reference(fmt: BlockFormat) -> None:
+    rng = np.random.default_rng(len(fmt.name))
+    count = 0
+    for turn, (rule, nonfinite) in enumerate(itertools.product(ScaleRule, NonFinite)):
+        if not supported(fmt, rule, nonfinite) or (fmt.scale is not None and not fmt.has_tensor_scale):
+            continue
+        chosen = BlockQuantizer(fmt, rule, Rounding.HALF_EVEN, nonfinite)
+        for stated, shape, axis in CASES[turn % 3 :: 3]:
+            session = fixed_session(make_block_node(chosen, axis, "x", "y"), (15, 17, 21)[turn % 3], stated)
+            for _ in range(20):
+                x = hard_values(rng, shape)
+                assert_same(session.run(None, {"x": x})[0], reference(x, chosen, axis), x, (chosen, stated, axis))
+                count += 1
+    assert count or fmt.carry or (fmt.scale is not None and not fmt.has_tensor_scale)
+
+
+@pytest.mark.parametrize("name", ["mxint8", "mxfp8_e4m3", "mxfp4_e2m1", "mx6", "bfp16", "nvfp4"])
+def test_fixed_attributes_on_every_shape(name: str) -> None:
+    fmt, rng = FORMATS[name], np.random.default_rng(7)
+    chosen = BlockQuantizer(fmt, nonfinite=fmt.default_nonfinite)
+    for stated, shape, axis in CASES:
+        session = fixed_session(make_block_node(chosen, axis, "x", "y"), 17, stated)
+        for _ in range(10):
+            x = hard_values(rng, shape)
+            assert_same(session.run(None, {"x": x})[0], reference(x, chosen, axis), x, (chosen, stated, axis))
+
+
+@pytest.mark.parametrize("name", ["mxint8", "mxfp4_e2m1", "mx6", "bfp16", "nvfp4"])
+def test_specials_limits_and_zeros(name: str) -> None:
+    fmt = FORMATS[name]
+    chosen = BlockQuantizer(fmt, nonfinite=fmt.default_nonfinite)
+    session = fixed_session(make_block_node(chosen, 1, "x", "y"), 17, ["n", 64])
+    limits = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 3.4028235e38, -3.4028235e38, 1e-45, -1e-45, 1.1754944e-38])
+    x = np.zeros((len(limits) * 2, 64), np.float32)
+    for row, value in enumerate(limits):
+        x[2 * row, 5] = value
+        x[2 * row + 1] = np.where(np.arange(64) == 40, value, np.linspace(-3, 3, 64))
+    for rows in (x, x[:2], x[10:12]):
+        assert_same(session.run(None, {"x": rows})[0], reference(rows, chosen, 1), rows, name)
+
+
+def test_rounding_to_bfloat16_first() -> None:
+    chosen = BlockQuantizer(FORMATS["mx9"], nonfinite=FORMATS["mx9"].default_nonfinite)
+    session = fixed_session(make_block_node(chosen, 1, "x", "y", convert_to_bfloat=True), 17, ["n", 48, 3])
+    x = hard_values(np.random.default_rng(3), (4, 48, 3), nonfinite=False)
+    with np.errstate(over="ignore"):
+        rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert_same(session.run(None, {"x": x})[0], reference(rounded, chosen, 1), x)
+
+
+def test_axes_of_several_lengths_and_ranks_share_a_function() -> None:
+    fmt = FORMATS["mxfp6_e2m3"]
+    nodes = [make_block_node(BlockQuantizer(fmt), 1, name, f"{name}_y") for name in ("a", "b")]
+    shapes = {"a": ("n", 80, 2), "b": ("n", 24)}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    outputs = [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None) for name in shapes]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    model = add_portable_functions(
+        helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=imports, ir_version=8)
+    )
+    assert is_fixed(model)
+    rng = np.random.default_rng(11)
+    a, b = hard_values(rng, (3, 80, 2)), hard_values(rng, (3, 24))
+    for found, x in zip(open_session(model).run(None, {"a": a, "b": b}), (a, b), strict=True):
+        assert_same(found, reference(x, BlockQuantizer(fmt), 1), x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "opset", "options"),
+    [
+        (["n", None], TensorProto.FLOAT, 17, {}),
+        (None, TensorProto.FLOAT, 17, {}),
+        ([40], TensorProto.FLOAT, 17, {}),
+        (["n", 40], TensorProto.FLOAT16, 17, {}),
+        (["n", 40], TensorProto.FLOAT, 14, {}),
+        (["n", 2**17], TensorProto.FLOAT, 17, {}),
+        (["n", 40], TensorProto.FLOAT, 17, {"scale_rule": ScaleRule.MSE}),
+        (["n", 40], TensorProto.FLOAT, 17, {"rounding": Rounding.HALF_UP}),
+    ],
+)
+def test_other_models_get_functions_for_any_attributes(shape: Any, dtype: int, opset: int, options: Any) -> None:
+    node = make_block_node(BlockQuantizer(FORMATS["mxint8"], **options), 0 if shape == [40] else 1, "x", "y")
+    assert not is_fixed(add_portable_functions(block_model(node, opset, dtype=dtype, shape=shape)))
+
+
+def test_nodes_with_different_attributes_get_a_function_for_any() -> None:
+    formats = ("mxint8", "mxfp4_e2m1")
+    nodes = [make_block_node(BlockQuantizer(FORMATS[n]), 1, *io) for n, io in zip(formats, ("xa", "ay"), strict=True)]
+    model = block_model(nodes[0], 17, shape=["n", 40])
+    model.graph.node.append(nodes[1])
+    model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, ["n", 40]))
+    model = add_portable_functions(model)
+    assert not is_fixed(model)

@@ -106,11 +106,11 @@ class Value:
         combine a number with a tensor whose last dimension is 1."""
         return function(self.reshape([-1])).reshape(self.shape() if shape is None else shape)
 
-    def reduce(self, how: str, axis: int) -> Value:
-        """A reduction (Max, Sum, ...) over one axis, which stays with size 1."""
+    def reduce(self, how: str, axis: int, *, keeps_axis: bool = True) -> Value:
+        """A reduction (Max, Sum, ...) over one axis, which stays with size 1 or is removed."""
         if how != "Sum" and self.body.opset < REDUCTION_AXES_AS_INPUT_OPSET:
-            return self.body.op(f"Reduce{how}", self, axes=[axis], keepdims=1)
-        return self.body.op(f"Reduce{how}", self, self.body.constant([axis], INT64), keepdims=1)
+            return self.body.op(f"Reduce{how}", self, axes=[axis], keepdims=int(keeps_axis))
+        return self.body.op(f"Reduce{how}", self, self.body.constant([axis], INT64), keepdims=int(keeps_axis))
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ from quark.ops.schema import (
     BFP_METHODS,
     BFP_QUANTIZE_DEQUANTIZE,
     BIT_WIDTH_OVERHEAD,
+    BY_METHOD,
     EXTENDED_AXIS,
     EXTENDED_DEQUANTIZE_LINEAR,
     EXTENDED_QUANTIZE_LINEAR,
@@ -62,9 +63,6 @@ from quark.ops.schema import (
 
 HIGHEST_CODES = [0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF]
 LOWEST_CODES = [-0x80, -0x8000, -0x80000000, 0]
-
-# If absent, `nonfinite` depends on the method. A function's attribute must have a default; this one means absent.
-BY_METHOD = ""
 
 
 def mx_function(opset: int) -> FunctionProto:

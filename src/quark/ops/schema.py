@@ -124,6 +124,9 @@ ROUNDING_MODE = Attribute("rounding_mode", 0, tuple(range(len(ROUNDING_MODES))))
 SCALE_RULE = Attribute("scale_rule", ScaleRule.FLOOR.value, tuple(rule.value for rule in ScaleRule))
 NONFINITE = Attribute("nonfinite", NonFinite.BLOCK_NAN.value, tuple(policy.value for policy in NonFinite))
 
+# If absent, `nonfinite` depends on the method. A function's attribute must have a default; this one means absent.
+BY_METHOD = ""
+
 TO_BFP = "to_bfp"
 TO_BFP_PRIME = "to_bfp_prime"
 BFP_METHODS = (TO_BFP, TO_BFP_PRIME, "to_bfp_prime_shared")
