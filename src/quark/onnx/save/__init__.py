@@ -56,6 +56,7 @@ REPORT_KEYS = {"card", "plan"}  # every report that was ever written has one of 
 ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mapped
 MAX_PENDING = 2  # pieces in memory that wait to be hashed
 WRITE_BYTES = 1 << 18  # at once: larger writes take twice as long on Linux
+SMALL_BYTES = 1 << 16  # smaller data is gathered: a message with thousands of weights has as many pieces between them
 
 _LOG = get_logger(__name__)
 
@@ -320,9 +321,24 @@ class HashedFile:
         self._state = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1)
         self._pending: deque[Future[None]] = deque()
+        self._gathered = bytearray()
 
     def write(self, data: bytes | memoryview) -> None:
         """Write the data and add it to the hash."""
+        if len(data) < SMALL_BYTES:
+            self._gathered += data
+            if len(self._gathered) >= WRITE_BYTES:
+                self._flush()
+            return
+        self._flush()
+        self._write(data)
+
+    def _flush(self) -> None:
+        if self._gathered:
+            data, self._gathered = bytes(self._gathered), bytearray()
+            self._write(data)
+
+    def _write(self, data: bytes | memoryview) -> None:
         if len(self._pending) >= MAX_PENDING:
             self._pending.popleft().result()
         self._pending.append(self._pool.submit(self._state.update, data))
@@ -337,15 +353,16 @@ class HashedFile:
 
     def fill(self, multiple: int) -> int:
         """Write zeros up to the next multiple; return the position."""
-        self.write(b"\0" * (-self._file.tell() % multiple))
-        return self._file.tell()
+        self.write(b"\0" * (-self.size % multiple))
+        return self.size
 
     @property
     def size(self) -> int:
-        return self._file.tell()
+        return self._file.tell() + len(self._gathered)
 
     def digest(self) -> bytes:
         """SHA-256 of everything written so far."""
+        self._flush()
         while self._pending:
             self._pending.popleft().result()
         return self._state.digest()
@@ -356,4 +373,6 @@ class HashedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self._flush()
         self._pool.shutdown(cancel_futures=error is not None)
