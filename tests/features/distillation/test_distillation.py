@@ -16,7 +16,7 @@ from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError, ModelError
 from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
-from quark.features.distillation.training import Distillation, output_loss
+from quark.features.distillation.training import Distillation, OutputKind, kind_of, output_loss
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.session import open_session
@@ -111,7 +111,8 @@ def test_quantizers_are_those_of_the_plan() -> None:
 def test_the_loss_of_class_scores_is_the_divergence(is_softmax: bool) -> None:
     p, q = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([[1.0, 0.5, 0.0]])
     wanted = (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum()
-    found = output_loss(p.softmax(1), q.softmax(1)) if is_softmax else output_loss(p, q + 3.0)
+    expected, other = (p.softmax(1), q.softmax(1)) if is_softmax else (p, q + 3.0)
+    found = output_loss(expected, other, kind_of(expected))
     torch.testing.assert_close(found, wanted)
 
 
@@ -135,7 +136,7 @@ def divergence(model: onnx.ModelProto) -> float:
     float_session, session = open_session(onnx.load(network_path()), threads=1), open_session(model, threads=1)
     unseen = load_digits()[1].images
     p, q = (torch.from_numpy(each.run(None, {"input": unseen})[0]) for each in (float_session, session))
-    return float(output_loss(p, q))
+    return float(output_loss(p, q, OutputKind.SCORES))
 
 
 def test_distillation_comes_closer_to_float_and_repeats_itself(tmp_path: Path) -> None:

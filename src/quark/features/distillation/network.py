@@ -31,8 +31,19 @@ Attributes = Mapping[str, Any]
 Row = Callable[[Sequence[Any], Attributes], Any]
 Place = tuple[str, int]  # a node and the number of its input; '' and the number of an output of the graph
 
-_STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2)}
-_LISTS = {"Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Pad": (1, 3), "ReduceMean": (1,)}
+_STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2), ("Pad", 2)}
+# Inputs that say how to compute. They are lists, and stay on the host: reading them from a GPU would wait for it.
+_LISTS = {
+    "Expand": (1,),
+    "Pad": (1, 2, 3),
+    "ReduceMean": (1,),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+}
 
 
 def _slice(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
@@ -163,13 +174,17 @@ class OnnxNetwork(torch.nn.Module):
         self.input_names = [str(value.name) for value in model.graph.inputs]
         self.output_names = [str(value.name) for value in model.graph.outputs]
         self.constants: dict[str, str] = {}  # the attribute of each constant, by its name in the file
+        self._lists: dict[Place, torch.Tensor] = {}
         self._trained: set[str] = set()
         self._steps = [(node, ROWS[node.op_type], _attributes_of(node)) for node in model.graph]
         for node in model.graph:
             for index, value in enumerate(node.inputs):
                 values = constant(value)
-                if value is not None and values is not None:
-                    self._add(str(value.name), node, index, values)
+                if value is None or values is None:
+                    continue
+                if index in _LISTS.get(node.op_type, ()):
+                    self._lists[str(node.name), index] = _tensor(values.reshape(-1))
+                self._add(str(value.name), node, index, values)
         self._add_returned_constants()
         self._last_use = self._find_last_uses()
 
@@ -183,8 +198,6 @@ class OnnxNetwork(torch.nn.Module):
         if name in self.constants:
             return
         is_float = values.dtype.kind == "f" or str(values.dtype) == "bfloat16"
-        if index in _LISTS.get(node.op_type, ()):
-            values = values.reshape(-1)
         is_trained = is_float and values.size > 1 and (node.op_type, index) not in _STATISTICS
         self._register(name, _tensor(values), is_trained=is_trained)
 
@@ -282,6 +295,8 @@ class OnnxNetwork(torch.nn.Module):
     ) -> Any:
         if value is None:
             return None
+        if place in self._lists:
+            return self._lists[place]
         name = str(value.name)
         x = getattr(self, self.constants[name]) if name in self.constants else values[name]
         choices = self._choices.get(place)
