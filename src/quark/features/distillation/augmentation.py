@@ -1,4 +1,4 @@
-"""Varied samples: each batch is cut, mirrored and mixed at random, because a few hundred samples are soon learned by heart.
+"""Augmentation: every batch is cut, mirrored and mixed at random, so that a few hundred samples are not learned by heart.
 
 The float network says what is right for any input, so that a varied sample needs no label. For images, a sample is a
 rectangle of 35 to 100 % of the area, stretched to the full size and mirrored half of the time. Every kind of sample can
@@ -67,9 +67,7 @@ def mixed(batch: Tensors, chance: np.random.Generator, *, are_images: bool) -> T
     """Each sample with a part of the one at the other end of the batch; integers stay as they are."""
     share = float(chance.uniform(LEAST_SHARE, 1.0))
     if not are_images or chance.random() < 0.5:
-        return {
-            name: x * share + x.flip(0) * (1 - share) if x.is_floating_point() else x for name, x in batch.items()
-        }
+        return {name: x * share + x.flip(0) * (1 - share) if x.is_floating_point() else x for name, x in batch.items()}
     across, down = chance.random(2)
     side = math.sqrt(1 - share)
     found = {}

@@ -1,9 +1,9 @@
 """One step of training: gradients, Adam and the running average, on a GPU recorded once and replayed.
 
-A step of a convolutional network is a thousand small kernels; launched one by one from Python they keep a GPU waiting.
-After a few ordinary steps, one is captured as a CUDA graph. Whatever changes from step to step is in tensors: the batch,
-the pace of the learning rate, and the share of the new weights in their average. If a network cannot be captured, such
-as one that reads numbers from the GPU to compute shapes, its steps stay ordinary ones.
+A step of a convolutional network is thousands of small kernels, and launching them from Python takes longer than running
+them. After a few ordinary steps, one is captured as a CUDA graph. Whatever changes from step to step is in tensors: the
+batch, the pace of the learning rate, and the share of the new weights in their average. If a network cannot be captured,
+such as one that reads numbers from the GPU to compute shapes, its steps stay ordinary ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
+from quark.errors import ModelError
 from quark.text import get_logger
 
 _LOG = get_logger(__name__)
@@ -113,7 +114,7 @@ class Descent:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
                 self._train([(self._batch, 1.0)])
-        except RuntimeError as error:
+        except (RuntimeError, ModelError) as error:
             _LOG.info("steps are not replayed as a CUDA graph, which is slower: %s", error)
             return
         self._graph = graph

@@ -34,6 +34,7 @@ Place = tuple[str, int]  # a node and the number of its input; '' and the number
 _STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2), ("Pad", 2)}
 # Inputs that say how to compute. They are lists, and stay on the host: reading them from a GPU would wait for it.
 _LISTS = {
+    "Clip": (1, 2),
     "Expand": (1,),
     "Pad": (1, 2, 3),
     "ReduceMean": (1,),
@@ -44,6 +45,12 @@ _LISTS = {
     "Squeeze": (1,),
     "Unsqueeze": (1,),
 }
+
+
+def _clip(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    x, *limits = inputs
+    lowest, highest = (*(None if each is None else float(each) for each in limits), None, None)[:2]
+    return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
 
 
 def _slice(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
@@ -115,6 +122,7 @@ ROWS: Mapping[str, Row] = {
     "Abs": lambda inputs, attributes: torch.abs(inputs[0]),
     "And": lambda inputs, attributes: torch.logical_and(inputs[0], inputs[1]),
     "Cast": _cast,
+    "Clip": _clip,
     "ConstantOfShape": _constant_of_shape,
     "Dropout": lambda inputs, attributes: inputs[0],  # at inference
     "Equal": lambda inputs, attributes: torch.eq(inputs[0], inputs[1]),

@@ -9,9 +9,9 @@ go further.
 
 Now and then, the network with the weights as they are and the one with their running average are compared with float on
 samples that training does not see, and the best of all is kept. The first look is at the weights as they stood: if
-nothing is better, nothing changes. The state is written at every look, and the same run goes on from there. On the CPU
-the same run ends with the same bits, whether it was interrupted or not. On a GPU it does not: the sums that make
-gradients are in no fixed order there.
+nothing is better, nothing changes. The state is written at looks, and the same run goes on from there. On the CPU the
+same run ends with the same bits, whether it was interrupted or not. On a GPU it does not: the sums that make gradients
+are in no fixed order there.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ LOOKS = 20
 PATIENCE = 10  # looks without a gain, after which training stops
 WARM_UP = 0.1  # of the steps
 AVERAGED = 0.1  # of the steps, that the running average goes back
+KEPT_EVERY = 30.0  # seconds between states that are written
 TOGETHER = 32  # samples that are looked at together
 
 
@@ -93,6 +94,7 @@ class Distillation:
         self._kinds = {name: kind_of(found[name]) for name in student.output_names if found[name].is_floating_point()}
         self._best: Tensors | None = None
         self._least = math.inf
+        self._kept = time.monotonic()
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Distilled:
         """Train; `advance` is called after each step."""
@@ -180,7 +182,7 @@ class Distillation:
             self._parameters[name].copy_(each)
 
     def _keep(self, descent: Descent, idle: int, step: int) -> None:
-        if self._state is None:
+        if self._state is None or time.monotonic() - self._kept < KEPT_EVERY:
             return
         content = {
             "numbers": (self._least, idle, step),
@@ -190,6 +192,7 @@ class Distillation:
         }
         with complete(self._state) as unfinished:
             torch.save(content, unfinished)
+        self._kept = time.monotonic()
 
     def _restored(self, descent: Descent) -> tuple[int, int]:
         """Go on from the state of an earlier run, if there is one. Returns the looks without a gain, and the steps."""
