@@ -1,4 +1,4 @@
-"""Augmentation: every batch is cut, mirrored and mixed at random, so that a few hundred samples are not learned by heart.
+"""Augmentation: batches are cut, mirrored and mixed at random, so that a few hundred samples are not learned by heart.
 
 The float network says what is right for any input, so that a varied sample needs no label. For images, a sample is a
 rectangle of 35 to 100 % of the area, stretched to the full size and mirrored half of the time. Every kind of sample can

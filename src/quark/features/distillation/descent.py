@@ -1,9 +1,9 @@
 """One step of training: gradients, Adam and the running average, on a GPU recorded once and replayed.
 
-A step of a convolutional network is thousands of small kernels, and launching them from Python takes longer than running
-them. After a few ordinary steps, one is captured as a CUDA graph. Whatever changes from step to step is in tensors: the
-batch, the pace of the learning rate, and the share of the new weights in their average. If a network cannot be captured,
-such as one that reads numbers from the GPU to compute shapes, its steps stay ordinary ones.
+A step of a convolutional network is thousands of small kernels, and launching them from Python takes longer than
+running them. After a few ordinary steps, one is captured as a CUDA graph. Whatever changes from step to step is in
+tensors: the batch, the pace of the learning rate, and the share of the new weights in their average. If a network
+cannot be captured, such as one that reads numbers from the GPU to compute shapes, its steps stay ordinary ones.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straig
 from quark.onnx.graph import attribute, constant
 from quark.onnx.large_tensors import split
 from quark.onnx.save import SaveOptions, write_model
-from quark.plan import Choice, DynamicChoice, QuantizationPlan
+from quark.plan import BlockChoice, Choice, DynamicChoice, QuantizationPlan
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
@@ -245,6 +245,13 @@ class OnnxNetwork(torch.nn.Module):
                     place = (str(node.name), index)
                     found.append((*place, str(value.name), self._choices.get(place, ())))
         return found
+
+    def has_coarse_blocks(self, bits: int) -> bool:
+        """True if some tensor is rounded to a block format with elements of at most that many bits."""
+        formats = {
+            each.quantizer.format for some in self._choices.values() for each in some if isinstance(each, BlockChoice)
+        }
+        return any(fmt.element.bits <= bits for fmt in formats)
 
     def sums(self) -> list[str]:
         """The sums of two computed tensors, by name: the places where the branches of residual blocks meet."""
