@@ -43,6 +43,8 @@ PATIENCE = 10  # looks without a gain, after which training stops
 WARM_UP = 0.1  # of the steps
 AVERAGED = 0.1  # of the steps, that the running average goes back
 KEPT_EVERY = 30.0  # seconds between states that are written
+BIAS_PACE = 1.0  # the learning rate of other constants of a layer, as a multiple of that of its weight
+TEMPERATURE = 1.0  # of the class scores that are compared in training
 HALF_ON = ("cuda",)  # devices where networks of coarse formats train in bfloat16, which takes half of the time there
 COARSE_BITS = 4  # of elements in blocks: bfloat16 holds their numbers exactly, and rounds sums far less than they do
 TOGETHER = 32  # samples that are looked at together
@@ -162,7 +164,8 @@ class Distillation:
             with torch.no_grad():
                 expected = self.teacher.tensors(batch, wanted)
             found = self.student.tensors(batch, wanted)
-        losses = [output_loss(expected[name], found[name], kind) for name, kind in self._kinds.items()]
+        temperature = TEMPERATURE if has_features else 1.0
+        losses = [output_loss(expected[name], found[name], kind, temperature) for name, kind in self._kinds.items()]
         loss = torch.stack(losses).sum()
         if has_features and self._features:
             errors = [relative_error(expected[name], found[name]) for name in self._features]
@@ -230,7 +233,13 @@ def rates_of(student: OnnxNetwork, share: float) -> dict[str, float]:
             change = float((round_all(student, choices, x) - x).square().mean().sqrt())
             if change > 0:
                 rounded[node] = share * change
-    return {name: rate for node, rate in rounded.items() for name in names[node] if name in constants}
+    weights = {name for _, index, name, choices in student.constant_readers() if index == 1 and choices}
+    return {
+        name: rate if name in weights else BIAS_PACE * rate
+        for node, rate in rounded.items()
+        for name in names[node]
+        if name in constants
+    }
 
 
 def round_all(student: OnnxNetwork, choices: Sequence[Choice], x: torch.Tensor) -> torch.Tensor:
@@ -253,7 +262,9 @@ def kind_of(expected: torch.Tensor) -> OutputKind:
     return OutputKind.PROBABILITIES if is_even and bool((expected >= 0).all()) else OutputKind.SCORES
 
 
-def output_loss(expected: torch.Tensor, found: torch.Tensor, kind: OutputKind) -> torch.Tensor:
+def output_loss(
+    expected: torch.Tensor, found: torch.Tensor, kind: OutputKind, temperature: float = 1.0
+) -> torch.Tensor:
     """D of one output."""
     expected, found = expected.float(), found.float()
     if kind is OutputKind.OTHER:
@@ -261,8 +272,8 @@ def output_loss(expected: torch.Tensor, found: torch.Tensor, kind: OutputKind) -
     if kind is OutputKind.PROBABILITIES:
         p, q = expected.clamp(min=1e-12), found.clamp(min=1e-12)
         return (p * (p.log() - q.log())).sum(dim=1).mean()
-    log_p, log_q = torch.log_softmax(expected, 1), torch.log_softmax(found, 1)
-    return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
+    log_p, log_q = (torch.log_softmax(each / temperature, 1) for each in (expected, found))
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
 
 
 def relative_error(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
