@@ -15,6 +15,8 @@ from quark.demo import network_path
 from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError, ModelError
 from quark.features.distillation import training
+from quark.features.distillation.augmentation import Augmentation, cut_and_mirrored, mixed, takes_images
+from quark.features.distillation.feed import Feed
 from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
 from quark.features.distillation.training import Distillation, OutputKind, kind_of, output_loss
@@ -187,6 +189,14 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         np.testing.assert_array_equal(resumed.weights[name], array)
 
 
+def test_few_samples_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = get_default_config("MXFP4E2M1")
+    config.extra_options |= {"Distillation": True, "DistillationSteps": 1}
+    with caplog.at_level("WARNING", logger="quark"):
+        quantize(network_path(), images(24), config)
+    assert "distillation on 21 calibration samples" in caplog.text
+
+
 def test_a_network_that_torch_cannot_compute_stays_as_it_was() -> None:
     net = Net(opset=17)
     y = net.node("Sin", net.node("Relu", net.conv(net.input("x", (1, 3, 6, 6)), (3, 4))), name="waves")
@@ -199,8 +209,58 @@ def test_a_network_that_torch_cannot_compute_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"batch_size": 0}, {"rate_share": 0.0}, {"mixed_share": 2.0}, {"feature_weight": -1.0}]
+    "wrong",
+    [
+        {"steps": 0},
+        {"batch_size": 0},
+        {"rate_share": 0.0},
+        {"mixed_share": 2.0},
+        {"feature_weight": -1.0},
+        {"augmentation": "flip"},
+    ],
 )
 def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValueError, match="Distillation"):
         DistillationOptions(**wrong)
+
+
+def test_images_are_recognized_by_their_shape() -> None:
+    def is_cut(shape: tuple[int, ...], wanted: Augmentation = Augmentation.AUTO) -> bool:
+        return takes_images({"input": shape}, wanted)
+
+    assert is_cut((1, 3, 224, 224))
+    assert not is_cut((1, 3, 8, 8))
+    assert not is_cut((1, 80, 300))
+    assert not is_cut((1, 1, 224, 224))
+    assert is_cut((1, 1, 224, 224), Augmentation.IMAGES)
+    assert not is_cut((1, 80, 300), Augmentation.IMAGES)
+    assert not is_cut((1, 3, 224, 224), Augmentation.NONE)
+
+
+def test_augmentation_repeats_itself_and_keeps_the_form_of_images() -> None:
+    ramp = torch.linspace(0, 1, 40).expand(4, 3, 40, 40)  # grows to the right
+    first, again = (cut_and_mirrored({"x": ramp}, np.random.default_rng(5))["x"] for _ in range(2))
+    assert torch.equal(first, again)
+    slopes = first[:, 0, 0, -1] - first[:, 0, 0, 0]
+    assert bool((slopes.abs() > 0.4).all())  # the sides are at least half of the image's
+    assert bool((slopes.abs() <= 1).all())
+    assert len({bool(each) for each in np.sign(slopes.numpy()) > 0}) == 2  # some are mirrored
+    batch = {"x": torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 3, 40, 40), "n": torch.arange(4)}
+    images_only = mixed({"x": batch["x"]}, np.random.default_rng(1), are_images=True)["x"]
+    numbers = mixed(batch, np.random.default_rng(2), are_images=False)
+    assert torch.equal(numbers["n"], batch["n"])
+    for found in (images_only, numbers["x"]):
+        assert found.shape == (4, 3, 40, 40)
+        assert not torch.equal(found, batch["x"])
+        assert bool((found >= 0).all())
+        assert bool((found <= 3).all())
+
+
+def test_batches_count_as_their_rows() -> None:
+    samples = [{"input": np.full((3, 2), i, np.float32)} for i in range(4)]
+    feed = Feed(samples, torch.device("cpu"), can_stack=True)
+    assert len(feed) == 12
+    (batch, count), *others = feed.batches([0, 4, 11], 2)
+    assert count == 2
+    np.testing.assert_array_equal(batch["input"], [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(others[0][0]["input"], [[3, 3]])

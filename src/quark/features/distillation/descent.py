@@ -80,11 +80,14 @@ class Descent:
         gradients: list[torch.Tensor] = []
         for batch, part in batches:
             loss = self._loss(batch) * part
-            found = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+            found: Sequence[torch.Tensor] = torch.autograd.grad(
+                loss, self._parameters, allow_unused=True, materialize_grads=True
+            )
+            found = [each.contiguous() for each in found]  # in the memory order of the parameters
             if gradients:
-                torch._foreach_add_(gradients, list(found))
+                torch._foreach_add_(gradients, found)
             else:
-                gradients = list(found)
+                gradients = found
             self._total.add_(loss.detach())
         self._move(gradients)
 
@@ -112,6 +115,7 @@ class Descent:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # a graph has memory of its own
             with torch.cuda.graph(graph):
                 self._train([(self._batch, 1.0)])
         except (RuntimeError, ModelError) as error:

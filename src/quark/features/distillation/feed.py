@@ -48,8 +48,7 @@ class Feed:
             else:
                 index = torch.tensor(some, device=self._device)
                 batch = {name: x.index_select(0, index) for name, x in self._whole.items()}
-            is_image = self._device.type == "cuda" and self._can_stack
-            yield {name: _channels_last(x) if is_image else x for name, x in batch.items()}, len(some)
+            yield batch, len(some)
 
 
 def rows_of(sample: Sample) -> list[Sample]:
@@ -69,11 +68,6 @@ def stacked(samples: Sequence[Sample], device: torch.device) -> Tensors:
         whole = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         found[name] = tensor_of(whole, device) if whole.dtype.kind == "f" else torch.tensor(whole, device=device)
     return found
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    """The memory order that the GPU's convolutions compute in, and that has the values of a block side by side."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 @torch.no_grad()
