@@ -16,6 +16,7 @@ from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError, ModelError
 from quark.features.distillation import training
 from quark.features.distillation.augmentation import Augmentation, cut_and_mirrored, mixed, takes_images
+from quark.features.distillation.descent import Descent
 from quark.features.distillation.feed import Feed
 from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
@@ -264,3 +265,26 @@ def test_batches_count_as_their_rows() -> None:
     assert count == 2
     np.testing.assert_array_equal(batch["input"], [[0, 0], [1, 1]])
     np.testing.assert_array_equal(others[0][0]["input"], [[3, 3]])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_steps_are_replayed_and_train_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "HALF_ON", ())
+    plan = quantize(network_path(), images(16), get_default_config("MXFP4E2M1")).report.plan
+    model = load(network_path()).model
+    captured, capture = [], Descent._capture
+
+    def watched(self: Descent, batch: dict[str, torch.Tensor]) -> None:
+        capture(self, batch)
+        captured.append(self._graph)
+
+    monkeypatch.setattr(Descent, "_capture", watched)
+
+    def run(device: str) -> float:
+        student = OnnxNetwork(model.clone(), choices_of(plan))
+        options = DistillationOptions(steps=40, batch_size=16, rate_share=0.01, device=device)
+        return Distillation(student, OnnxNetwork(model.clone()), images(256), images(512)[256:], options).run().after
+
+    on_gpu = run("cuda")
+    assert captured[0] is not None
+    assert on_gpu == pytest.approx(run("cpu"), rel=0.3)  # other sums, and so another path
