@@ -1,15 +1,15 @@
 """Top-1 and top-5 of networks quantized by quark and by other tools, compared with float on the same images.
 
     python -m bench.accuracy --models DIR --calib DIR --val DIR [--only NAME ...] [--presets all] [--peers NAME ...]
-                             [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--resume]
+                             [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--device cuda] [--resume]
 
 `--val` is a folder with one subfolder per class, which the note below a table names. Presets were chosen on images
 called `val`, and by divergence from float on calibration images that were not used; `test` are images that nothing was
 chosen by, and what documents quote. `--presets all` means all presets without finetuning, `finetuned` those with it. A
 cell shows top-1 and the paired difference from float in points, with its standard error, which comes from the images
 that only one of the two gets right. Top-5, the share of images with the same first class as float, sizes and seconds
-are in the JSON. All files run in this environment, with our operator library. `--resume` continues today's record;
-finished rows are skipped.
+are in the JSON. All files run in this environment, with our operator library. `--device` is where presets that train do
+so. `--resume` continues today's record; finished rows are skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.cells import number
 from bench.child import OURS, ChildError, Interpreters, Outcome, blank
@@ -31,6 +31,7 @@ from bench.record import Blank, Record, say
 from bench.samples import SampleFile, write_samples
 from bench.side_by_side import FLOAT, Key, Ranks, Score, accuracy_of, open_labelled, rank_all, score
 from quark.evaluate import Dataset
+from quark.onnx.quantization.presets import PRESETS as ROWS
 
 # arguments that choose rows, or say how to go about it; rows of other choices stand beside each other in one record
 CHOOSING = ("presets", "only", "model", "models", "threads", "group", "timeout")
@@ -141,12 +142,31 @@ class Bench:
         path.parent.mkdir(parents=True)
         name = f"{self.source.model.name} {label(key[0])} {key[1]}"
         try:
-            outcome = self.interpreters.quantize(key[1], self.source.model, samples, key[0], path)
+            trained = {} if self.arguments.device == "cpu" else training_on(self.arguments.device, key)
+            outcome = self.interpreters.quantize(key[1], self.source.model, samples, key[0], path, **trained)
         except ChildError as error:
             say(f"{name}: {error}")
             return str(error)
         say(f"{name}: quantized in {outcome.seconds:.1f} s")
         return outcome
+
+
+def training_on(device: str, key: Key) -> dict[str, Any]:
+    """What `quantize` is asked for besides the preset, so that it trains on that device.
+
+    >>> training_on("cuda", ("MX6_DISTILL", "ours"))
+    {'extra_options': {'DistillationDevice': 'cuda'}}
+    >>> training_on("cuda", ("MX6", "ours"))
+    {}
+    """
+    preset, who = key
+    row = ROWS.get(preset)
+    wanted: dict[str, Any] = {}
+    if row is not None and row.fields.get("include_fast_ft"):
+        wanted["finetune"] = {"OptimDevice": device}
+    if row is not None and row.options.get("Distillation") and who == OURS:
+        wanted["extra_options"] = {"DistillationDevice": device}
+    return wanted
 
 
 def resume(record: Record) -> set[tuple[str, str]]:
@@ -192,6 +212,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--group", type=positive, default=8, metavar="N", help="networks in memory (%(default)s)")
     parser.add_argument("--threads", type=positive, default=2, metavar="N", help="of ONNX Runtime (%(default)s)")
     parser.add_argument("--timeout", type=positive, default=1800, metavar="S", help="of a quantization (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="where presets that train do so, such as cuda (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="go on with today's record")
     return parser.parse_args()
 

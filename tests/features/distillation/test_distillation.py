@@ -14,9 +14,13 @@ from onnx_models import Net, random_feed, residual, run_model, transformer_block
 from quark.demo import network_path
 from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError, ModelError
+from quark.features.distillation import training
+from quark.features.distillation.augmentation import Augmentation, cut_and_mirrored, mixed, takes_images
+from quark.features.distillation.descent import Descent
+from quark.features.distillation.feed import Feed
 from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
-from quark.features.distillation.training import Distillation, output_loss
+from quark.features.distillation.training import Distillation, OutputKind, kind_of, output_loss
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.session import open_session
@@ -111,7 +115,8 @@ def test_quantizers_are_those_of_the_plan() -> None:
 def test_the_loss_of_class_scores_is_the_divergence(is_softmax: bool) -> None:
     p, q = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([[1.0, 0.5, 0.0]])
     wanted = (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum()
-    found = output_loss(p.softmax(1), q.softmax(1)) if is_softmax else output_loss(p, q + 3.0)
+    expected, other = (p.softmax(1), q.softmax(1)) if is_softmax else (p, q + 3.0)
+    found = output_loss(expected, other, kind_of(expected))
     torch.testing.assert_close(found, wanted)
 
 
@@ -135,7 +140,7 @@ def divergence(model: onnx.ModelProto) -> float:
     float_session, session = open_session(onnx.load(network_path()), threads=1), open_session(model, threads=1)
     unseen = load_digits()[1].images
     p, q = (torch.from_numpy(each.run(None, {"input": unseen})[0]) for each in (float_session, session))
-    return float(output_loss(p, q))
+    return float(output_loss(p, q, OutputKind.SCORES))
 
 
 def test_distillation_comes_closer_to_float_and_repeats_itself(tmp_path: Path) -> None:
@@ -154,7 +159,8 @@ class InterruptionError(Exception):
     pass
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "KEPT_EVERY", 0.0)
     torch.set_num_threads(1)
     options = DistillationOptions(steps=20, batch_size=16, rate_share=0.01)
     config = get_default_config("MXFP4E2M1")
@@ -176,11 +182,20 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.pt")
     with pytest.raises(InterruptionError):
         run(tmp_path / "parts.pt", stop_at=9)
+    assert (tmp_path / "parts.pt").exists()
     resumed = run(tmp_path / "parts.pt")
     assert (resumed.before, resumed.after, resumed.steps) == (whole.before, whole.after, whole.steps)
     assert whole.weights is not None
     for name, array in whole.weights.items():
         np.testing.assert_array_equal(resumed.weights[name], array)
+
+
+def test_few_samples_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = get_default_config("MXFP4E2M1")
+    config.extra_options |= {"Distillation": True, "DistillationSteps": 1}
+    with caplog.at_level("WARNING", logger="quark"):
+        quantize(network_path(), images(24), config)
+    assert "distillation on 21 calibration samples" in caplog.text
 
 
 def test_a_network_that_torch_cannot_compute_stays_as_it_was() -> None:
@@ -195,8 +210,81 @@ def test_a_network_that_torch_cannot_compute_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"batch_size": 0}, {"rate_share": 0.0}, {"mixed_share": 2.0}, {"feature_weight": -1.0}]
+    "wrong",
+    [
+        {"steps": 0},
+        {"batch_size": 0},
+        {"rate_share": 0.0},
+        {"mixed_share": 2.0},
+        {"feature_weight": -1.0},
+        {"augmentation": "flip"},
+    ],
 )
 def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidValueError, match="Distillation"):
         DistillationOptions(**wrong)
+
+
+def test_images_are_recognized_by_their_shape() -> None:
+    def is_cut(shape: tuple[int, ...], wanted: Augmentation = Augmentation.AUTO) -> bool:
+        return takes_images({"input": shape}, wanted)
+
+    assert is_cut((1, 3, 224, 224))
+    assert not is_cut((1, 3, 8, 8))
+    assert not is_cut((1, 80, 300))
+    assert not is_cut((1, 1, 224, 224))
+    assert is_cut((1, 1, 224, 224), Augmentation.IMAGES)
+    assert not is_cut((1, 80, 300), Augmentation.IMAGES)
+    assert not is_cut((1, 3, 224, 224), Augmentation.NONE)
+
+
+def test_augmentation_repeats_itself_and_keeps_the_form_of_images() -> None:
+    ramp = torch.linspace(0, 1, 40).expand(4, 3, 40, 40)  # grows to the right
+    first, again = (cut_and_mirrored({"x": ramp}, np.random.default_rng(5))["x"] for _ in range(2))
+    assert torch.equal(first, again)
+    slopes = first[:, 0, 0, -1] - first[:, 0, 0, 0]
+    assert bool((slopes.abs() > 0.4).all())  # the sides are at least half of the image's
+    assert bool((slopes.abs() <= 1).all())
+    assert len({bool(each) for each in np.sign(slopes.numpy()) > 0}) == 2  # some are mirrored
+    batch = {"x": torch.arange(4.0).reshape(4, 1, 1, 1).expand(4, 3, 40, 40), "n": torch.arange(4)}
+    images_only = mixed({"x": batch["x"]}, np.random.default_rng(1), are_images=True)["x"]
+    numbers = mixed(batch, np.random.default_rng(2), are_images=False)
+    assert torch.equal(numbers["n"], batch["n"])
+    for found in (images_only, numbers["x"]):
+        assert found.shape == (4, 3, 40, 40)
+        assert not torch.equal(found, batch["x"])
+        assert bool((found >= 0).all())
+        assert bool((found <= 3).all())
+
+
+def test_batches_count_as_their_rows() -> None:
+    samples = [{"input": np.full((3, 2), i, np.float32)} for i in range(4)]
+    feed = Feed(samples, torch.device("cpu"), can_stack=True)
+    assert len(feed) == 12
+    (batch, count), *others = feed.batches([0, 4, 11], 2)
+    assert count == 2
+    np.testing.assert_array_equal(batch["input"], [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(others[0][0]["input"], [[3, 3]])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_steps_are_replayed_and_train_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "HALF_ON", ())
+    plan = quantize(network_path(), images(16), get_default_config("MXFP4E2M1")).report.plan
+    model = load(network_path()).model
+    captured, capture = [], Descent._capture
+
+    def watched(self: Descent, batch: dict[str, torch.Tensor]) -> None:
+        capture(self, batch)
+        captured.append(self._graph)
+
+    monkeypatch.setattr(Descent, "_capture", watched)
+
+    def run(device: str) -> float:
+        student = OnnxNetwork(model.clone(), choices_of(plan))
+        options = DistillationOptions(steps=40, batch_size=16, rate_share=0.01, device=device)
+        return Distillation(student, OnnxNetwork(model.clone()), images(256), images(512)[256:], options).run().after
+
+    on_gpu = run("cuda")
+    assert captured[0] is not None
+    assert on_gpu == pytest.approx(run("cpu"), rel=0.3)  # other sums, and so another path

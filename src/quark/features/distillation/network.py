@@ -24,15 +24,33 @@ from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straig
 from quark.onnx.graph import attribute, constant
 from quark.onnx.large_tensors import split
 from quark.onnx.save import SaveOptions, write_model
-from quark.plan import Choice, DynamicChoice, QuantizationPlan
+from quark.plan import BlockChoice, Choice, DynamicChoice, QuantizationPlan
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 Row = Callable[[Sequence[Any], Attributes], Any]
 Place = tuple[str, int]  # a node and the number of its input; '' and the number of an output of the graph
 
-_STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2)}
-_LISTS = {"Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Pad": (1, 3), "ReduceMean": (1,)}
+_STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2), ("Pad", 2)}
+# Inputs that say how to compute. They are lists, and stay on the host: reading them from a GPU would wait for it.
+_LISTS = {
+    "Clip": (1, 2),
+    "Expand": (1,),
+    "Pad": (1, 2, 3),
+    "ReduceMean": (1,),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+}
+
+
+def _clip(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
+    x, *limits = inputs
+    lowest, highest = (*(None if each is None else float(each) for each in limits), None, None)[:2]
+    return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
 
 
 def _slice(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
@@ -104,6 +122,7 @@ ROWS: Mapping[str, Row] = {
     "Abs": lambda inputs, attributes: torch.abs(inputs[0]),
     "And": lambda inputs, attributes: torch.logical_and(inputs[0], inputs[1]),
     "Cast": _cast,
+    "Clip": _clip,
     "ConstantOfShape": _constant_of_shape,
     "Dropout": lambda inputs, attributes: inputs[0],  # at inference
     "Equal": lambda inputs, attributes: torch.eq(inputs[0], inputs[1]),
@@ -163,13 +182,17 @@ class OnnxNetwork(torch.nn.Module):
         self.input_names = [str(value.name) for value in model.graph.inputs]
         self.output_names = [str(value.name) for value in model.graph.outputs]
         self.constants: dict[str, str] = {}  # the attribute of each constant, by its name in the file
+        self._lists: dict[Place, torch.Tensor] = {}
         self._trained: set[str] = set()
         self._steps = [(node, ROWS[node.op_type], _attributes_of(node)) for node in model.graph]
         for node in model.graph:
             for index, value in enumerate(node.inputs):
                 values = constant(value)
-                if value is not None and values is not None:
-                    self._add(str(value.name), node, index, values)
+                if value is None or values is None:
+                    continue
+                if index in _LISTS.get(node.op_type, ()):
+                    self._lists[str(node.name), index] = _tensor(values.reshape(-1))
+                self._add(str(value.name), node, index, values)
         self._add_returned_constants()
         self._last_use = self._find_last_uses()
 
@@ -183,8 +206,6 @@ class OnnxNetwork(torch.nn.Module):
         if name in self.constants:
             return
         is_float = values.dtype.kind == "f" or str(values.dtype) == "bfloat16"
-        if index in _LISTS.get(node.op_type, ()):
-            values = values.reshape(-1)
         is_trained = is_float and values.size > 1 and (node.op_type, index) not in _STATISTICS
         self._register(name, _tensor(values), is_trained=is_trained)
 
@@ -224,6 +245,13 @@ class OnnxNetwork(torch.nn.Module):
                     place = (str(node.name), index)
                     found.append((*place, str(value.name), self._choices.get(place, ())))
         return found
+
+    def has_coarse_blocks(self, bits: int) -> bool:
+        """True if some tensor is rounded to a block format with elements of at most that many bits."""
+        formats = {
+            each.quantizer.format for some in self._choices.values() for each in some if isinstance(each, BlockChoice)
+        }
+        return any(fmt.element.bits <= bits for fmt in formats)
 
     def sums(self) -> list[str]:
         """The sums of two computed tensors, by name: the places where the branches of residual blocks meet."""
@@ -282,6 +310,8 @@ class OnnxNetwork(torch.nn.Module):
     ) -> Any:
         if value is None:
             return None
+        if place in self._lists:
+            return self._lists[place]
         name = str(value.name)
         x = getattr(self, self.constants[name]) if name in self.constants else values[name]
         choices = self._choices.get(place)

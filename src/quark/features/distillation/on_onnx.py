@@ -27,15 +27,24 @@ from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.progress import track
 from quark.onnx.versions import versions
 from quark.plan import SkippedNode
+from quark.text import get_logger
+
+_LOG = get_logger(__name__)
 
 NAME = "distillation"
+FEW_SAMPLES = 256
 HELD_BACK = 8  # every eighth calibration sample says when to stop
 
 
 def before_calibration(work: Work, options: DistillationOptions) -> tuple[AlgorithmFacts, ...]:
-    """Give layers a bias, which is trained too."""
+    """Give layers a bias, which is trained too. Warns of too few samples, before anything takes time."""
     if not work.samples.is_random:
         give_biases(work.model)
+        if work.samples.rows < FEW_SAMPLES:
+            text = (
+                "distillation on %d calibration samples: they are soon learned by heart, and the result is dropped then"
+            )
+            _LOG.warning(f"{text}; give at least %d, better 1000 (num_samples)", work.samples.rows, FEW_SAMPLES)
     return ()
 
 
@@ -48,23 +57,23 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         return [_nothing(f"it needs at least {2 * HELD_BACK} calibration samples that are not random numbers")]
     if options.device.partition(":")[0] != "cpu" and not torch.cuda.is_available():
         raise InvalidValueError(f"DistillationDevice '{options.device}': torch has no such device here, only cpu")
-    try:
-        student, teacher = OnnxNetwork(work.model, choices_of(work.plan)), OnnxNetwork(work.exact)
-    except ModelError as error:
-        return [_nothing(str(error))]
     held_back = samples[HELD_BACK - 1 :: HELD_BACK]
+    folder = _folder(work, work.exact, options)
+    try:
+        run = Distillation(
+            OnnxNetwork(work.model, choices_of(work.plan)),
+            OnnxNetwork(work.exact),
+            [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1],
+            held_back,
+            options,
+            folder / "state.pt",
+        )
+    except ModelError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return [_nothing(str(error))]
     with FloatRunner(work.exact) as runner:
         judged = [*held_back, *work.samples.held_out]
         expected = [runner.outputs(sample) for sample in judged]
-    folder = _folder(work, work.exact, options)
-    run = Distillation(
-        student,
-        teacher,
-        [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1],
-        held_back,
-        options,
-        folder / "state.pt",
-    )
     with track(options.steps, "distilling") as advance:
         found = run.run(advance)
     if not options.folder:

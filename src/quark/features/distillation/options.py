@@ -27,6 +27,11 @@ class DistillationOptions:
     mixed_share: float = setting(
         "DistillationMixing", 0.5, "the share of batches in which each sample is mixed with another one"
     )
+    augmentation: str = setting(
+        "DistillationAugmentation",
+        "auto",
+        "images: samples are cut and mirrored at random; none; auto: where every input is a batch of colour images",
+    )
     device: str = setting("DistillationDevice", "cpu", "where it trains: cpu, cuda, cuda:1 ...")
     seed: int = setting("DistillationSeed", 1705472343, "decides which samples are in which batch, and how they mix")
     folder: str = setting(
@@ -51,6 +56,8 @@ class DistillationOptions:
             raise InvalidValueError(f"DistillationRate {self.rate_share}: expected a number above 0, up to 1")
         if not 0 <= self.mixed_share <= 1:
             raise InvalidValueError(f"DistillationMixing {self.mixed_share}: expected a number from 0 to 1")
+        if self.augmentation not in ("auto", "images", "none"):
+            raise InvalidValueError(f"DistillationAugmentation '{self.augmentation}': expected auto, images or none")
         if self.feature_weight < 0:
             raise InvalidValueError(f"DistillationFeatures {self.feature_weight}: expected a number of at least 0")
         if self.folder and Path(self.folder).is_file():

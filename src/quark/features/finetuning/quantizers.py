@@ -16,6 +16,7 @@ from quark.formats.affine import Granularity
 from quark.formats.arrays import array_kind
 from quark.formats.catalog import get_format
 from quark.formats.quantize import affine_neighbours, block_neighbours, element_neighbours, quantize_dequantize
+from quark.ops.fake_quantize import block_fake_quantize
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.rounded import float_scale, parameters_of
 
@@ -98,8 +99,10 @@ class _Blocks(Quantizer):
     def values(self, x: torch.Tensor) -> torch.Tensor:
         quantizer = self.choice.quantizer
         wide = quantize_dequantize(x, "bfloat16") if self.choice.to_bfloat16_first else x
-        rounded: torch.Tensor = quantize_dequantize(
-            wide.contiguous(),
+        # on a GPU, one kernel, in the memory order of x
+        compute = block_fake_quantize if x.device.type == "cuda" else quantize_dequantize
+        rounded: torch.Tensor = compute(
+            wide if x.device.type == "cuda" else wide.contiguous(),
             quantizer.format,
             self.choice.axis if x.dim() > 1 else 0,
             scale_rule=quantizer.scale_rule,

@@ -1,0 +1,80 @@
+"""Augmentation: batches are cut, mirrored and mixed at random, so that a few hundred samples are not learned by heart.
+
+The float network says what is right for any input, so that a varied sample needs no label. For images, a sample is a
+rectangle of 35 to 100 % of the area, stretched to the full size and mirrored half of the time. Every kind of sample can
+be mixed with another: a part of each number, or, for images, every other time a rectangle that comes from the other.
+
+All random numbers come from numpy on the host, so that a run repeats itself and can go on at any step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+
+import numpy as np
+import torch
+
+LEAST_AREA = 0.35
+LARGEST_ASPECT = 4 / 3
+IMAGE_CHANNELS = 3
+LEAST_SIDE = 32
+LEAST_SHARE = 0.5  # of a sample in a mixture
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Augmentation(Enum):
+    """What happens to samples before they are mixed."""
+
+    AUTO = "auto"
+    IMAGES = "images"
+    NONE = "none"
+
+
+def takes_images(shapes: Mapping[str, tuple[int, ...]], augmentation: Augmentation) -> bool:
+    """True if samples of these shapes are cut and mirrored. `auto`: if every input is a batch of colour images."""
+    if augmentation is Augmentation.NONE:
+        return False
+    if augmentation is Augmentation.IMAGES:
+        return all(len(shape) == 4 for shape in shapes.values())
+    return all(
+        len(shape) == 4 and shape[1] == IMAGE_CHANNELS and min(shape[2:]) >= LEAST_SIDE for shape in shapes.values()
+    )
+
+
+def cut_and_mirrored(batch: Tensors, chance: np.random.Generator) -> Tensors:
+    """Each image of the batch replaced by a random rectangle of it; several inputs are cut in the same way."""
+    count = len(next(iter(batch.values())))
+    area = chance.uniform(LEAST_AREA, 1.0, count)
+    aspect = np.exp(chance.uniform(-math.log(LARGEST_ASPECT), math.log(LARGEST_ASPECT), count))
+    width, height = np.minimum(1, np.sqrt(area * aspect)), np.minimum(1, np.sqrt(area / aspect))
+    side = np.where(chance.random(count) < 0.5, -1.0, 1.0)
+    # in the coordinates of grid_sample, which go from -1 to 1
+    place = np.zeros((count, 2, 3), np.float32)
+    place[:, 0, 0], place[:, 0, 2] = side * width, chance.uniform(-1, 1, count) * (1 - width)
+    place[:, 1, 1], place[:, 1, 2] = height, chance.uniform(-1, 1, count) * (1 - height)
+    found = {}
+    for name, x in batch.items():
+        matrices = torch.from_numpy(place).to(x.device, non_blocking=True)
+        grid = torch.nn.functional.affine_grid(matrices, list(x.shape), align_corners=False)
+        found[name] = torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    return found
+
+
+def mixed(batch: Tensors, chance: np.random.Generator, *, are_images: bool) -> Tensors:
+    """Each sample with a part of the one at the other end of the batch; integers stay as they are."""
+    share = float(chance.uniform(LEAST_SHARE, 1.0))
+    if not are_images or chance.random() < 0.5:
+        return {name: x * share + x.flip(0) * (1 - share) if x.is_floating_point() else x for name, x in batch.items()}
+    across, down = chance.random(2)
+    side = math.sqrt(1 - share)
+    found = {}
+    for name, x in batch.items():
+        height, width = (max(1, round(side * size)) for size in x.shape[2:])
+        top, left = round(down * (x.shape[2] - height)), round(across * (x.shape[3] - width))
+        window = (..., slice(top, top + height), slice(left, left + width))
+        found[name] = x.clone()
+        found[name][window] = x.flip(0)[window]
+    return found

@@ -1,0 +1,94 @@
+"""Samples as batches on the device that trains.
+
+Where the network computes several samples together as it does one by one, batches are stacked, and a sample that is
+itself a batch counts as its rows. On a GPU with room for all samples, they are copied there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from quark.features.finetuning.quantizers import tensor_of
+from quark.text import get_logger
+
+_LOG = get_logger(__name__)
+
+SHARE_OF_MEMORY = 0.25  # of what is free on the GPU, for samples
+_ALMOST = 1e-2  # relative: a batch that differs so little from its samples one by one only rounds differently
+
+Sample = Mapping[str, Any]
+Tensors = dict[str, torch.Tensor]
+
+
+class Feed:
+    """`can_stack` is what `can_stack` below found."""
+
+    def __init__(self, samples: Sequence[Sample], device: torch.device, *, can_stack: bool) -> None:
+        self._device, self._can_stack = device, can_stack
+        self._samples = [row for sample in samples for row in rows_of(sample)] if can_stack else list(samples)
+        self._whole: Tensors | None = None
+        size = sum(np.asarray(each).nbytes for sample in self._samples for each in sample.values())
+        if can_stack and device.type == "cuda" and size < SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]:
+            self._whole = stacked(self._samples, device)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def batches(self, numbers: Sequence[int], size: int) -> Iterator[tuple[Tensors, int]]:
+        """The samples of these numbers as batches of that size, each with the number of samples in it."""
+        step = size if self._can_stack else 1
+        for start in range(0, len(numbers), step):
+            some = numbers[start : start + step]
+            if self._whole is None:
+                batch = stacked([self._samples[i] for i in some], self._device)
+            else:
+                index = torch.tensor(some, device=self._device)
+                batch = {name: x.index_select(0, index) for name, x in self._whole.items()}
+            yield batch, len(some)
+
+
+def rows_of(sample: Sample) -> list[Sample]:
+    """The rows of a batch as samples; the sample itself if its inputs have different numbers of rows."""
+    counts = {np.shape(each)[0] if np.ndim(each) else 0 for each in sample.values()}
+    (count, *others) = counts
+    if others or count < 2:
+        return [sample]
+    return [{name: np.asarray(each)[row : row + 1] for name, each in sample.items()} for row in range(count)]
+
+
+def stacked(samples: Sequence[Sample], device: torch.device) -> Tensors:
+    """The samples as one batch."""
+    found = {}
+    for name in samples[0]:
+        arrays = [np.asarray(sample[name]) for sample in samples]
+        whole = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        found[name] = tensor_of(whole, device) if whole.dtype.kind == "f" else torch.tensor(whole, device=device)
+    return found
+
+
+@torch.no_grad()
+def can_stack(network: Callable[..., Any], samples: Sequence[Sample], device: torch.device) -> bool:
+    """True if the network computes two samples together as it does one by one."""
+    some = samples[:2]
+    shapes = [{name: np.shape(each) for name, each in sample.items()} for sample in some]
+    if len(some) < 2 or shapes[0] != shapes[1] or any(not shape for shape in shapes[0].values()):
+        return False
+    try:
+        both = network(**stacked(some, device))
+    except Exception as error:  # noqa: BLE001 - whatever torch says of a shape that is written into the network
+        _LOG.info("samples are computed one by one: %s", error)
+        return False
+    alone = [network(**stacked([each], device)) for each in some]
+    pairs = zip(both, zip(*alone, strict=True), strict=True) if isinstance(both, tuple) else [(both, alone)]
+    for together, parts in pairs:
+        joined = torch.cat(list(parts))
+        if joined.shape != together.shape:
+            return False
+        difference = (joined.float() - together.float()).norm()
+        if float(difference) > _ALMOST * float(joined.float().norm()):
+            return False
+    return True
