@@ -29,11 +29,8 @@ struct Policy {
 
 QUARK_INLINE float exp2_scalar(int exponent) { return bit_cast<float>((exponent + 127) << 23); }  // normal results only
 
-template <int W, class P>
-struct LaneMath {
-  typedef FloatsOf<W> F;
-  typedef IntsOf<W> I;
-
+// What the arithmetic uses of the parameters. Plain data of the same layout wherever it is compiled: a GPU gets a copy.
+struct LaneConstants {
   int32_t increment;
   int32_t carry_step;
   int32_t max_exponent;
@@ -50,7 +47,7 @@ struct LaneMath {
   bool flush;
   bool half_up;
 
-  explicit LaneMath(const BlockParameters& p)
+  explicit LaneConstants(const BlockParameters& p)
       : increment(exponent_increment(p)),
         carry_step(1 << (22 - p.mantissa_bits)),
         max_exponent(p.max_exponent),
@@ -66,6 +63,15 @@ struct LaneMath {
         tensor_scale(p.tensor_scale),
         flush(p.flush_subnormals != 0),
         half_up(p.rounding == Rounding::kHalfUp) {}
+};
+
+template <int W, class P>
+struct LaneMath : LaneConstants {
+  typedef FloatsOf<W> F;
+  typedef IntsOf<W> I;
+
+  explicit LaneMath(const BlockParameters& p) : LaneConstants(p) {}
+  QUARK_INLINE explicit LaneMath(const LaneConstants& constants) : LaneConstants(constants) {}
 
   // The bits of |x|, to find the largest by integer comparison: NaN and Inf come out on top, or count as zero.
   QUARK_INLINE I magnitude(F x) const {
