@@ -98,6 +98,41 @@ __device__ __forceinline__ int32_t group_maximum(int32_t value, int lanes) {
   return value;
 }
 
+// Division by one scale after another is most of the arithmetic of float scales. Where numbers are neither very large nor
+// very small, this is the same quotient for a few multiplications: two steps of Newton's towards x / d from the
+// reciprocal of d, with remainders that are exact. A quotient that is so small that they are not rounds to 0 anyway.
+__device__ __forceinline__ bool is_tame(float d, int32_t most) {
+  constexpr int32_t kSmall = (127 - 60) << 23;
+  constexpr int32_t kLarge = (127 + 60) << 23;
+  const int32_t bits = bit_cast<int32_t>(d);
+  return bits > kSmall && bits < kLarge && most < kLarge;
+}
+__device__ __forceinline__ float tame_quotient(float x, float d, float reciprocal) {
+  float quotient = x * reciprocal;
+  quotient = fmaf(fmaf(-quotient, d, x), reciprocal, quotient);
+  return fmaf(fmaf(-quotient, d, x), reciprocal, quotient);
+}
+
+// What a block's elements are quantized with.
+template <class P>
+struct BlockScale {
+  typename LaneMath<1, P>::Scale scale;
+  float reciprocal;  // of a float scale that is_tame, else 0
+  bool is_bad;       // NaN or Inf in a block that they spoil
+
+  __device__ __forceinline__ BlockScale(const LaneMath<1, P>& math, int32_t most, int32_t largest)
+      : scale(math.scale_of(most, largest)), reciprocal(0.0f), is_bad(most >= kInfinity) {
+    if (P::kFloatScale && is_tame(scale.inverse, most)) reciprocal = 1.0f / scale.inverse;
+  }
+
+  __device__ __forceinline__ float quantize(const LaneMath<1, P>& math, float x, float unit) const {
+    if (P::kFloatScale && reciprocal != 0.0f) {
+      return math.value_of(x, math.rounded_element(tame_quotient(x, scale.inverse, reciprocal), unit), scale);
+    }
+    return math.quantize(x, scale, unit);
+  }
+};
+
 // Thread blocks go through the tensor from its end: what was read last, to find its largest value, is still cached.
 __device__ __forceinline__ int64_t block_index() { return static_cast<int64_t>(gridDim.x) - 1 - blockIdx.x; }
 
@@ -132,31 +167,36 @@ __device__ __forceinline__ void run_rows(const BlockArguments& a) {
       for (int i = 0; i < kElements; ++i) vectors[v].values[i] = 0;
     }
   }
+  int32_t most[kVectorsPerThread];
+  int32_t largest[kVectorsPerThread];
 #pragma unroll
   for (int v = 0; v < kVectorsPerThread; ++v) {
-    float x[kElements];
-    int32_t most = 0;
-    int32_t largest = 0;
+    most[v] = 0;
+    largest[v] = 0;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      x[i] = read<P, S>(vectors[v].values[i], a);
-      const int32_t magnitude = math.magnitude(x[i]);
-      most = maximum_int<1>(most, magnitude);
-      if (P::kCarry) largest = maximum_int<1>(largest, math.positive_bits(x[i], magnitude));
+      const float x = read<P, S>(vectors[v].values[i], a);
+      const int32_t magnitude = math.magnitude(x);
+      most[v] = maximum_int<1>(most[v], magnitude);
+      if (P::kCarry) largest[v] = maximum_int<1>(largest[v], math.positive_bits(x, magnitude));
     }
-    most = group_maximum(most, a.lanes);
-    if (P::kCarry) largest = group_maximum(largest, a.lanes);
-    const auto scale = math.scale_of(most, largest);
+    most[v] = group_maximum(most[v], a.lanes);
+    if (P::kCarry) largest[v] = group_maximum(largest[v], a.lanes);
+  }
+#pragma unroll
+  for (int v = 0; v < kVectorsPerThread; ++v) {
+    const BlockScale<P> scale(math, most[v], largest[v]);
 #pragma unroll
     for (int i = 0; i < kElements; i += 2) {
+      const float x[2] = {read<P, S>(vectors[v].values[i], a), read<P, S>(vectors[v].values[i + 1], a)};
       float unit = 1.0f;
       if (P::kSpacing == Spacing::kSubBlocks) {
-        unit = math.sub_block_unit(maximum_int<1>(math.magnitude(x[i]), math.magnitude(x[i + 1])), scale.exponent);
+        unit = math.sub_block_unit(maximum_int<1>(math.magnitude(x[0]), math.magnitude(x[1])), scale.scale.exponent);
       }
 #pragma unroll
-      for (int k = i; k < i + 2; ++k) {
-        const float value = math.quantize(x[k], scale, unit);
-        vectors[v].values[k] = S::template narrow<P>(value, vectors[v].values[k], most >= kInfinity);
+      for (int k = 0; k < 2; ++k) {
+        const float value = scale.quantize(math, x[k], unit);
+        vectors[v].values[i + k] = S::template narrow<P>(value, vectors[v].values[i + k], scale.is_bad);
       }
     }
     if (at[v] >= 0) *reinterpret_cast<Vector*>(static_cast<Element*>(a.out) + at[v]) = vectors[v];
@@ -205,7 +245,7 @@ __device__ __forceinline__ void run_columns(const BlockArguments& a) {
       }
     }
   }
-  const auto scale = math.scale_of(most, largest);
+  const BlockScale<P> scale(math, most, largest);
 #pragma unroll
   for (int chunk = 0; chunk < kMostRows; chunk += kChunk) {
     if (chunk < a.block_size) {
@@ -214,12 +254,12 @@ __device__ __forceinline__ void run_columns(const BlockArguments& a) {
         const float x[2] = {read<P, S>(column[row], a), read<P, S>(column[row + 1], a)};
         float unit = 1.0f;
         if (P::kSpacing == Spacing::kSubBlocks) {
-          unit = math.sub_block_unit(maximum_int<1>(math.magnitude(x[0]), math.magnitude(x[1])), scale.exponent);
+          unit = math.sub_block_unit(maximum_int<1>(math.magnitude(x[0]), math.magnitude(x[1])), scale.scale.exponent);
         }
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          const float value = math.quantize(x[k], scale, unit);
-          const Element result = S::template narrow<P>(value, column[row + k], most >= kInfinity);
+          const float value = scale.quantize(math, x[k], unit);
+          const Element result = S::template narrow<P>(value, column[row + k], scale.is_bad);
           if (row + k < rows) out[static_cast<int64_t>(row + k) * inner] = result;
         }
       }

@@ -202,15 +202,16 @@ struct LaneMath : LaneConstants {
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
       if (flush) x = (bit_cast<I>(x) & kInfinity) != 0 ? x : F{};
     }
+    if constexpr (P::kFloatScale) return rounded_element(x / inverse, unit);
+    return rounded_element(x * inverse, unit);
+  }
+
+  // y rounded to the element's grid.
+  QUARK_INLINE F rounded_element(F y, F unit) const {
     F high = splat<W>(highest);
     F low = splat<W>(lowest);
-    F y;
-    if constexpr (P::kFloatScale) {
-      // the quotient may be Inf, or NaN at a scale of 0; the limits are on the grid, so nothing rounds past them
-      y = maximum<W>(minimum<W>(x / inverse, high), low);
-    } else {
-      y = x * inverse;
-    }
+    // y may be Inf, or NaN at a scale of 0; the limits are on the grid, so nothing rounds past them
+    if constexpr (P::kFloatScale) y = maximum<W>(minimum<W>(y, high), low);
     if constexpr (P::kSpacing == Spacing::kFloat) {
       unit = maximum<W>(bit_cast<F>(bit_cast<I>(y) & kInfinity), splat<W>(smallest_unit));
     } else if constexpr (P::kSpacing == Spacing::kUniform) {
@@ -224,7 +225,12 @@ struct LaneMath : LaneConstants {
   }
 
   QUARK_INLINE F quantize(F x, const Scale& s, F unit) const {
-    F value = element(x, s.inverse, unit) * s.scale;
+    return value_of(x, element(x, s.inverse, unit), s);
+  }
+
+  // The value of x's element.
+  QUARK_INLINE F value_of(F x, F rounded, const Scale& s) const {
+    F value = rounded * s.scale;
     if constexpr (P::kCarry) value *= s.second_scale;
     if constexpr (P::kPassthrough) value = (bit_cast<I>(x) & kMagnitude) < kInfinity ? value : x;
     return value;
