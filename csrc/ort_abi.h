@@ -43,6 +43,8 @@ enum ElementType : int {
   kBFloat16 = 16,
 };
 
+enum MemoryType : int { kCpuInput = -2, kProviderMemory = 0 };
+
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 
 struct ApiBase {
@@ -110,6 +112,10 @@ class Api {
   }
   void release_status(Status* status) const { call<93, void, Status*>(status); }
   void release_type_and_shape(TypeAndShape* info) const { call<99, void, TypeAndShape*>(info); }
+  // The stream of the node's execution provider; null for one without.
+  Status* gpu_stream(const KernelContext* context, void** stream) const {
+    return call<193, Status*, const KernelContext*, void**>(context, stream);
+  }
   Status* node_name(const KernelInfo* info, char* name, size_t* size) const {
     return call<244, Status*, const KernelInfo*, char*, size_t*>(info, name, size);
   }

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <mutex>
+#include <tuple>
+#include <vector>
 
 #include "ops/bfp_quantize_dequantize.h"
 #include "ops/extended_dequantize_linear.h"
@@ -14,19 +16,33 @@ namespace {
 
 constexpr const char* kDomain = "com.amd.quark";
 
-// One line per operator; operators of one name take different types.
-const CustomOp<BlockOperatorOf<MXQuantizeDequantize, ort::kFloat>> kMx32;
-const CustomOp<BlockOperatorOf<MXQuantizeDequantize, ort::kFloat16>> kMx16;
-const CustomOp<BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat>> kBfp32;
-const CustomOp<BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat16>> kBfp16;
-const CustomOp<BlockOperatorOf<FloatScaleQuantizeDequantize, ort::kFloat>> kFloatScale32;
-const CustomOp<BlockOperatorOf<FloatScaleQuantizeDequantize, ort::kFloat16>> kFloatScale16;
-const CustomOp<ExtendedQuantizeLinear<ort::kFloat>> kQuantize32;
-const CustomOp<ExtendedQuantizeLinear<ort::kFloat16>> kQuantize16;
-const CustomOp<ExtendedDequantizeLinear<ort::kFloat>> kDequantize32;
-const CustomOp<ExtendedDequantizeLinear<ort::kFloat16>> kDequantize16;
-const ort::CustomOp* const kOperators[] = {&kMx32,         &kMx16,         &kBfp32,      &kBfp16,      &kFloatScale32,
-                                           &kFloatScale16, &kQuantize32,   &kQuantize16, &kDequantize32, &kDequantize16};
+// Operators of one name take different types, and run in different execution providers.
+template <class... Ops>
+struct Operators {
+  std::tuple<CustomOp<Ops>...> cpu;
+#if defined(QUARK_CUDA)
+  std::tuple<CustomOp<OnCuda<Ops>>...> cuda;
+#endif
+
+  std::vector<const ort::CustomOp*> all() const {
+    std::vector<const ort::CustomOp*> pointers;
+    std::apply([&](const auto&... op) { (pointers.push_back(&op), ...); }, cpu);
+#if defined(QUARK_CUDA)
+    std::apply([&](const auto&... op) { (pointers.push_back(&op), ...); }, cuda);
+#endif
+    return pointers;
+  }
+};
+
+// One line per operator.
+const Operators<
+    BlockOperatorOf<MXQuantizeDequantize, ort::kFloat>, BlockOperatorOf<MXQuantizeDequantize, ort::kFloat16>,
+    BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat>, BlockOperatorOf<BFPQuantizeDequantize, ort::kFloat16>,
+    BlockOperatorOf<FloatScaleQuantizeDequantize, ort::kFloat>,
+    BlockOperatorOf<FloatScaleQuantizeDequantize, ort::kFloat16>,
+    ExtendedQuantizeLinear<ort::kFloat>, ExtendedQuantizeLinear<ort::kFloat16>,
+    ExtendedDequantizeLinear<ort::kFloat>, ExtendedDequantizeLinear<ort::kFloat16>>
+    kOperators;
 
 std::atomic<const void* const*> g_table{nullptr};
 
@@ -39,7 +55,7 @@ ort::Status* operators_domain(const ort::Api& api, ort::CustomOpDomain** domain)
   if (made == nullptr || maker != api.table()) {
     ort::CustomOpDomain* fresh = nullptr;
     if (ort::Status* status = api.create_custom_op_domain(kDomain, &fresh)) return status;
-    for (const ort::CustomOp* op : kOperators) {
+    for (const ort::CustomOp* op : kOperators.all()) {
       if (ort::Status* status = api.add_custom_op(fresh, op)) return status;
     }
     made = fresh;

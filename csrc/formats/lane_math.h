@@ -29,11 +29,8 @@ struct Policy {
 
 QUARK_INLINE float exp2_scalar(int exponent) { return bit_cast<float>((exponent + 127) << 23); }  // normal results only
 
-template <int W, class P>
-struct LaneMath {
-  typedef FloatsOf<W> F;
-  typedef IntsOf<W> I;
-
+// What the arithmetic uses of the parameters. Plain data of the same layout wherever it is compiled: a GPU gets a copy.
+struct LaneConstants {
   int32_t increment;
   int32_t carry_step;
   int32_t max_exponent;
@@ -50,7 +47,7 @@ struct LaneMath {
   bool flush;
   bool half_up;
 
-  explicit LaneMath(const BlockParameters& p)
+  explicit LaneConstants(const BlockParameters& p)
       : increment(exponent_increment(p)),
         carry_step(1 << (22 - p.mantissa_bits)),
         max_exponent(p.max_exponent),
@@ -66,6 +63,15 @@ struct LaneMath {
         tensor_scale(p.tensor_scale),
         flush(p.flush_subnormals != 0),
         half_up(p.rounding == Rounding::kHalfUp) {}
+};
+
+template <int W, class P>
+struct LaneMath : LaneConstants {
+  typedef FloatsOf<W> F;
+  typedef IntsOf<W> I;
+
+  explicit LaneMath(const BlockParameters& p) : LaneConstants(p) {}
+  QUARK_INLINE explicit LaneMath(const LaneConstants& constants) : LaneConstants(constants) {}
 
   // The bits of |x|, to find the largest by integer comparison: NaN and Inf come out on top, or count as zero.
   QUARK_INLINE I magnitude(F x) const {
@@ -196,15 +202,16 @@ struct LaneMath {
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
       if (flush) x = (bit_cast<I>(x) & kInfinity) != 0 ? x : F{};
     }
+    if constexpr (P::kFloatScale) return rounded_element(x / inverse, unit);
+    return rounded_element(x * inverse, unit);
+  }
+
+  // y rounded to the element's grid.
+  QUARK_INLINE F rounded_element(F y, F unit) const {
     F high = splat<W>(highest);
     F low = splat<W>(lowest);
-    F y;
-    if constexpr (P::kFloatScale) {
-      // the quotient may be Inf, or NaN at a scale of 0; the limits are on the grid, so nothing rounds past them
-      y = maximum<W>(minimum<W>(x / inverse, high), low);
-    } else {
-      y = x * inverse;
-    }
+    // y may be Inf, or NaN at a scale of 0; the limits are on the grid, so nothing rounds past them
+    if constexpr (P::kFloatScale) y = maximum<W>(minimum<W>(y, high), low);
     if constexpr (P::kSpacing == Spacing::kFloat) {
       unit = maximum<W>(bit_cast<F>(bit_cast<I>(y) & kInfinity), splat<W>(smallest_unit));
     } else if constexpr (P::kSpacing == Spacing::kUniform) {
@@ -218,7 +225,12 @@ struct LaneMath {
   }
 
   QUARK_INLINE F quantize(F x, const Scale& s, F unit) const {
-    F value = element(x, s.inverse, unit) * s.scale;
+    return value_of(x, element(x, s.inverse, unit), s);
+  }
+
+  // The value of x's element.
+  QUARK_INLINE F value_of(F x, F rounded, const Scale& s) const {
+    F value = rounded * s.scale;
     if constexpr (P::kCarry) value *= s.second_scale;
     if constexpr (P::kPassthrough) value = (bit_cast<I>(x) & kMagnitude) < kInfinity ? value : x;
     return value;

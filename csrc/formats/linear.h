@@ -12,6 +12,12 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__CUDACC__)
+#define QUARK_EVERYWHERE __host__ __device__
+#else
+#define QUARK_EVERYWHERE
+#endif
+
 namespace quark {
 
 struct Half {
@@ -21,21 +27,21 @@ struct BrainFloat {
   uint16_t bits;
 };
 
-inline uint32_t bits_of(float value) {
+QUARK_EVERYWHERE inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-inline float float_of(uint32_t bits) {
+QUARK_EVERYWHERE inline float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
 // ---- the two 16-bit floats; storing rounds half to even and saturates what is finite ----
-inline float to_float(BrainFloat value) { return float_of(static_cast<uint32_t>(value.bits) << 16); }
+QUARK_EVERYWHERE inline float to_float(BrainFloat value) { return float_of(static_cast<uint32_t>(value.bits) << 16); }
 
-inline void from_float(float value, BrainFloat* out) {
+QUARK_EVERYWHERE inline void from_float(float value, BrainFloat* out) {
   const uint32_t bits = bits_of(value);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
@@ -44,7 +50,7 @@ inline void from_float(float value, BrainFloat* out) {
   out->bits = static_cast<uint16_t>(rounded >> 16);
 }
 
-inline float to_float(Half value) {
+QUARK_EVERYWHERE inline float to_float(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7FFFu;
   if (magnitude >= 0x7C00u) return float_of(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
@@ -52,7 +58,7 @@ inline float to_float(Half value) {
   return float_of(sign | bits_of(static_cast<float>(magnitude) * 0x1p-24f));
 }
 
-inline void from_float(float value, Half* out) {
+QUARK_EVERYWHERE inline void from_float(float value, Half* out) {
   const uint32_t bits = bits_of(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -71,12 +77,12 @@ inline void from_float(float value, Half* out) {
   out->bits = static_cast<uint16_t>(sign | half);
 }
 
-inline float to_float(float value) { return value; }
-inline void from_float(float value, float* out) { *out = value; }
+QUARK_EVERYWHERE inline float to_float(float value) { return value; }
+QUARK_EVERYWHERE inline void from_float(float value, float* out) { *out = value; }
 
 // ---- integers ----
 // Half to even; a float32 from 2^23 on is an integer already.
-inline float round_half_even(float value) {
+QUARK_EVERYWHERE inline float round_half_even(float value) {
   const float magnitude = std::fabs(value);
   const float rounded = (magnitude + 0x1p23f) - 0x1p23f;
   return std::copysign(magnitude < 0x1p23f ? rounded : magnitude, value);
@@ -87,7 +93,7 @@ struct LinearQuantizer {
   float scale;
   Q zero_point;
 
-  void store(float x, Q* out) const {
+  QUARK_EVERYWHERE void store(float x, Q* out) const {
     constexpr double kLowest = std::numeric_limits<Q>::lowest();
     constexpr double kHighest = std::numeric_limits<Q>::max();
     const float quotient = x / scale;
@@ -96,7 +102,7 @@ struct LinearQuantizer {
     const double saturated = shifted < kLowest ? kLowest : shifted > kHighest ? kHighest : shifted;
     *out = static_cast<Q>(saturated);
   }
-  float load(Q q) const {
+  QUARK_EVERYWHERE float load(Q q) const {
     return static_cast<float>(static_cast<int64_t>(q) - static_cast<int64_t>(zero_point)) * scale;
   }
 };
@@ -106,8 +112,8 @@ struct LinearFloatQuantizer {
   float scale;
   Float zero_point;
 
-  void store(float x, Float* out) const { from_float(x / scale + to_float(zero_point), out); }
-  float load(Float q) const { return (to_float(q) - to_float(zero_point)) * scale; }
+  QUARK_EVERYWHERE void store(float x, Float* out) const { from_float(x / scale + to_float(zero_point), out); }
+  QUARK_EVERYWHERE float load(Float q) const { return (to_float(q) - to_float(zero_point)) * scale; }
 };
 template <>
 struct LinearQuantizer<Half> : LinearFloatQuantizer<Half> {};

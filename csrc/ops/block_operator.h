@@ -12,10 +12,19 @@ struct BlockOperator {
   std::string node;
 
   void compute(const Call& call) const;
+  void compute_on_cuda(const Call& call) const;
 
  private:
-  // The tensor's scale: the second input if it is there, else found from x.
-  float tensor_scale(const Call& call, const Tensor& x, Storage storage) const;
+  struct Tensors {
+    Tensor in;
+    Tensor out;
+    Storage storage;
+    Geometry geometry;
+  };
+  Tensors read_tensors(const Call& call) const;
+  // The tensor's scale that the second input gives, as a number this operator takes.
+  float given_tensor_scale(const Call& call) const;
+  float find_tensor_scale(const Call& call, const Tensor& x, Storage storage) const;
 };
 
 // The operator whose attributes `Description` reads, for tensors of one type.
@@ -26,6 +35,8 @@ struct BlockOperatorOf : BlockOperator {
   static constexpr size_t kRequiredInputs = 1;
   static ort::ElementType input_type(size_t index) { return index == 0 ? kType : ort::kFloat; }
   static ort::ElementType output_type() { return kType; }
+  // the tensor's scale is looked at before anything runs
+  static ort::MemoryType cuda_memory(size_t index) { return index == 0 ? ort::kProviderMemory : ort::kCpuInput; }
   static ort::Status* infer(const ort::Api& api, ort::ShapeInferContext* context) {
     return infer_like(api, context, 0, 0);
   }

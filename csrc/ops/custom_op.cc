@@ -116,6 +116,12 @@ Tensor Call::output(const std::vector<int64_t>& shape, ort::ElementType type) co
   return tensor;
 }
 
+void* Call::stream() const {
+  void* stream = nullptr;
+  check(api_, api_.gpu_stream(context_, &stream));
+  return stream;
+}
+
 std::string describe(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? "," : "") + std::to_string(shape[i]);

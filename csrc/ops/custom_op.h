@@ -6,6 +6,11 @@
 //     infer(api, context)                             its output's type and shape, before anything runs
 //     Op(const Attributes&)                           reads and checks the attributes, throws BadNode
 //     compute(const Call&) const                      runs, throws BadNode
+//
+// For a GPU it also has
+//     compute_on_cuda(const Call&) const              the same, on tensors in the device's memory
+//     cuda_memory(i)                                  where input i is wanted
+// and OnCuda makes another operator of it, of the same name and for another execution provider.
 #pragma once
 
 #include <atomic>
@@ -69,6 +74,9 @@ class Call {
   Tensor input(size_t index) const;
   Tensor output(const std::vector<int64_t>& shape, ort::ElementType type) const;
 
+  // What the device's work is put on, for a node of a GPU.
+  void* stream() const;
+
   // Runs task(0) ... task(count - 1) on ONNX Runtime's own threads.
   template <class Task>
   void parallel(int64_t count, const Task& task) const {
@@ -126,6 +134,25 @@ ort::Status* guarded(const ort::Api& api, const Work& work) {
 
 ort::Api registered_api();
 
+// An operator as it runs in CUDAExecutionProvider.
+template <class Op>
+struct OnCuda : Op {
+  using Op::Op;
+  void compute(const Call& call) const { this->compute_on_cuda(call); }
+};
+
+// Where an operator runs, and where its inputs are.
+template <class Op>
+struct Provider {
+  static constexpr const char* kName = nullptr;  // the CPU
+  static ort::MemoryType memory(size_t) { return ort::kProviderMemory; }
+};
+template <class Op>
+struct Provider<OnCuda<Op>> {
+  static constexpr const char* kName = "CUDAExecutionProvider";
+  static ort::MemoryType memory(size_t index) { return Op::cuda_memory(index); }
+};
+
 template <class Op>
 struct CustomOp : ort::CustomOp {
   typedef Op Operator;
@@ -133,7 +160,7 @@ struct CustomOp : ort::CustomOp {
   CustomOp() : ort::CustomOp{} {
     version = ort::kApiVersion;
     name = [](const ort::CustomOp*) { return Op::kName; };
-    execution_provider = [](const ort::CustomOp*) -> const char* { return nullptr; };  // the CPU
+    execution_provider = [](const ort::CustomOp*) -> const char* { return Provider<Op>::kName; };
     input_type = [](const ort::CustomOp*, size_t index) { return Op::input_type(index); };
     input_type_count = [](const ort::CustomOp*) { return Op::kInputs; };
     output_type = [](const ort::CustomOp*, size_t) { return Op::output_type(); };
@@ -142,7 +169,7 @@ struct CustomOp : ort::CustomOp {
       return index < Op::kRequiredInputs ? ort::kRequired : ort::kOptional;
     };
     output_characteristic = [](const ort::CustomOp*, size_t) { return ort::kRequired; };
-    input_memory_type = [](const ort::CustomOp*, size_t) { return 0; };
+    input_memory_type = [](const ort::CustomOp*, size_t index) -> int { return Provider<Op>::memory(index); };
     variadic_input_min_arity = [](const ort::CustomOp*) { return 0; };
     variadic_input_homogeneity = [](const ort::CustomOp*) { return 0; };
     variadic_output_min_arity = [](const ort::CustomOp*) { return 0; };

@@ -29,6 +29,16 @@ void ExtendedDequantizeLinear<kFloatType>::compute(const Call& call) const {
   if (!is_known) throw BadNode(node + ": x must be " + kQuantizedTypes);
 }
 
+#if defined(QUARK_CUDA)
+template <ort::ElementType kFloatType>
+void ExtendedDequantizeLinear<kFloatType>::compute_on_cuda(const Call& call) const {
+  const LinearInputs inputs = read_linear_inputs(call, axis, node);
+  if (inputs.x.type != inputs.zero_point.type) throw BadNode(node + ": x and the zero point must have one type");
+  const std::string refusal = node + ": x must be " + kQuantizedTypes;
+  gpu::dequantize_linear(on_cuda(call, inputs, inputs.scale.type, inputs.x.type, refusal), call.stream());
+}
+#endif
+
 template struct ExtendedDequantizeLinear<ort::kFloat>;
 template struct ExtendedDequantizeLinear<ort::kFloat16>;
 

@@ -19,6 +19,8 @@ struct ExtendedDequantizeLinear {
   explicit ExtendedDequantizeLinear(const Attributes& attributes)
       : axis(attributes.integer("axis", 0, INT64_MIN, INT64_MAX)), node(attributes.node()) {}
   void compute(const Call& call) const;
+  void compute_on_cuda(const Call& call) const;
+  static ort::MemoryType cuda_memory(size_t) { return ort::kProviderMemory; }
 
   int64_t axis;
   std::string node;

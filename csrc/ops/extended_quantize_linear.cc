@@ -28,6 +28,15 @@ void ExtendedQuantizeLinear<kFloatType>::compute(const Call& call) const {
   if (!is_known) throw BadNode(node + ": the zero point must be " + kQuantizedTypes);
 }
 
+#if defined(QUARK_CUDA)
+template <ort::ElementType kFloatType>
+void ExtendedQuantizeLinear<kFloatType>::compute_on_cuda(const Call& call) const {
+  const LinearInputs inputs = read_linear_inputs(call, axis, node);
+  const std::string refusal = node + ": the zero point must be " + kQuantizedTypes;
+  gpu::quantize_linear(on_cuda(call, inputs, inputs.zero_point.type, inputs.zero_point.type, refusal), call.stream());
+}
+#endif
+
 template struct ExtendedQuantizeLinear<ort::kFloat>;
 template struct ExtendedQuantizeLinear<ort::kFloat16>;
 

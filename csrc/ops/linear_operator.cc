@@ -31,6 +31,31 @@ LinearInputs read_linear_inputs(const Call& call, int64_t axis, const std::strin
   return inputs;
 }
 
+#if defined(QUARK_CUDA)
+gpu::LinearTensors on_cuda(const Call& call, const LinearInputs& inputs, ort::ElementType output,
+                           ort::ElementType quantized, const std::string& refusal) {
+  const std::pair<ort::ElementType, gpu::QuantizedType> types[] = {
+      {ort::kInt8, gpu::QuantizedType::kInt8},       {ort::kUInt8, gpu::QuantizedType::kUInt8},
+      {ort::kInt16, gpu::QuantizedType::kInt16},     {ort::kUInt16, gpu::QuantizedType::kUInt16},
+      {ort::kInt32, gpu::QuantizedType::kInt32},     {ort::kUInt32, gpu::QuantizedType::kUInt32},
+      {ort::kFloat16, gpu::QuantizedType::kFloat16}, {ort::kBFloat16, gpu::QuantizedType::kBFloat16}};
+  for (const auto& type : types) {
+    if (type.first != quantized) continue;
+    const Storage storage = inputs.scale.type == ort::kFloat ? Storage::kFloat32 : Storage::kFloat16;
+    return {inputs.x.data,
+            inputs.scale.data,
+            inputs.zero_point.data,
+            call.output(inputs.x.shape, output).data,
+            storage,
+            type.second,
+            inputs.x.count(),
+            inputs.channels,
+            inputs.inner};
+  }
+  throw BadNode(refusal);
+}
+#endif
+
 float scale_at(const Tensor& scale, int64_t channel) {
   if (scale.type == ort::kFloat) return static_cast<const float*>(scale.data)[channel];
   return to_float(static_cast<const Half*>(scale.data)[channel]);

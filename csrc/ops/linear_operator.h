@@ -3,6 +3,9 @@
 
 #include <type_traits>
 
+#if defined(QUARK_CUDA)
+#include "../cuda/launch.h"
+#endif
 #include "../formats/linear.h"
 #include "custom_op.h"
 
@@ -18,6 +21,13 @@ struct LinearInputs {
 
 // Reads the three inputs; scale and zero point are scalars or one for each index of the axis, or BadNode is thrown.
 LinearInputs read_linear_inputs(const Call& call, int64_t axis, const std::string& node);
+
+#if defined(QUARK_CUDA)
+// The inputs as a kernel takes them, with an output of that type; `quantized` is the type of the other side. Throws
+// BadNode for a type that is none.
+gpu::LinearTensors on_cuda(const Call& call, const LinearInputs& inputs, ort::ElementType output,
+                           ort::ElementType quantized, const std::string& refusal);
+#endif
 
 float scale_at(const Tensor& scale, int64_t channel);
 
