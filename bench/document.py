@@ -35,6 +35,7 @@ BENCHES = {
     "mixed_precision": "Mixed precision",
     "smooth_quant": "SmoothQuant",
     "ranking": "The ranking of layers",
+    "qat": "Training: by several tools",
     "qat_cifar": "Training: accuracy",
     "qat_flow": "Training: a step of whole networks",
     "qat_step": "Training: a step through quantizers",

@@ -111,6 +111,13 @@ _ROWS = (
         "nncf.onnx",
         equivalents=MappingProxyType(_NNCF),
     ),
+    Peer(
+        "brevitas",
+        "Brevitas",
+        (("torch==2.13.0",), ("brevitas==0.13.4",)),
+        "brevitas",
+        equivalents=MappingProxyType({}),  # it trains torch modules: bench.qat
+    ),
 )
 PEERS: Mapping[str, Peer] = MappingProxyType({row.name: row for row in _ROWS})
 

@@ -72,9 +72,10 @@ def lsq4() -> Config:
     )
 
 
-def blocks(dtype: Dtype) -> Config:
-    spec = QuantizationSpec(dtype)
-    return Config(QuantizationConfig(input_tensors=spec, weight=spec))
+def blocks(dtype: Dtype, weight_rule: str | None = None, input_rule: str | None = None) -> Config:
+    """The same type for both operands; the rules are those for the scales, the format's own where None."""
+    weight = QuantizationSpec(dtype, scale_calculation_mode=weight_rule)
+    return Config(QuantizationConfig(QuantizationSpec(dtype, scale_calculation_mode=input_rule), weight=weight))
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class Recipe:
 
     config: Callable[[], Config]
     options: TrainingOptions
+    batch_size: int = 128
+    is_augmented: bool = True
 
 
 SGD = TrainingOptions(optimizer=OptimizerName.SGD, batch_norm_share=1.0)
@@ -133,12 +136,12 @@ class Cifar:
         network = load_network("cifar_resnet20", weights).to(device)
         return cls(training.to(device), held_out.to(device), test.to(device), network, Processes(device=device))
 
-    def measure(self, method: str, options: TrainingOptions, batch_size: int) -> Figure:
+    def measure(self, method: str, recipe: Recipe) -> Figure:
         """Calibrate, train, keep the epoch that is best on held-out images, and judge it by the test images."""
         held_out, test = ArrayHeldOut(self.held_out, TEST_BATCH), ArrayHeldOut(self.test, TEST_BATCH)
         before = evaluate_module(self.network, test, self.processes)
         calibration = ArrayHeldOut(self.training.some(CALIBRATION_IMAGES), TEST_BATCH)
-        quantizer = ModelQuantizer(RECIPES[method].config())
+        quantizer, options = ModelQuantizer(recipe.config()), recipe.options
         model = quantizer.quantize_model(self.network, calibration).to(self.processes.device)
         start = evaluate_module(model, test, self.processes)
         say(f"{method}: float {100 * before.accuracy.top1:.2f}, PTQ {100 * start.accuracy.top1:.2f}")
@@ -146,7 +149,8 @@ class Cifar:
         with tempfile.TemporaryDirectory() as folder:
             teacher = self.network if options.distillation else None
             trainer = Trainer(model, options, Path(folder), self.processes, teacher, _say_epoch)
-            trainer.train(ArrayBatches(self.training, batch_size, options.seed), held_out)
+            batches = ArrayBatches(self.training, recipe.batch_size, options.seed, is_augmented=recipe.is_augmented)
+            trainer.train(batches, held_out)
         minutes = (time.perf_counter() - began) / 60
         after = evaluate_module(quantizer.freeze(model), test, self.processes)
         float_top1, ptq_top1, qat_top1 = (100 * each.accuracy.top1 for each in (before, start, after))
@@ -158,13 +162,15 @@ def _say_epoch(result: EpochResult) -> None:
         say(f"  epoch {result.epoch}: loss {result.loss:.4f}, top-1 {100 * result.top1:.2f}, {result.seconds:.0f} s")
 
 
-def chosen_options(arguments: argparse.Namespace, method: str) -> TrainingOptions:
-    """Those of the method, with what the command line says otherwise."""
+def chosen_recipe(arguments: argparse.Namespace, method: str) -> Recipe:
+    """That of the method, with what the command line says otherwise."""
     names = ("epochs", "learning_rate", "threshold_learning_rate", "distillation", "seed", "average_decay")
     changes = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if arguments.autocast:
         changes["autocast"] = Autocast.BFLOAT16
-    return replace(RECIPES[method].options, **changes)
+    recipe = RECIPES[method]
+    batch_size = recipe.batch_size if arguments.batch_size is None else arguments.batch_size
+    return replace(recipe, options=replace(recipe.options, **changes), batch_size=batch_size)
 
 
 def parsed() -> argparse.Namespace:
@@ -173,7 +179,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, required=True, help="resnet20.th")
     parser.add_argument("--method", action="append", choices=list(RECIPES), help="all of them where not given")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--batch_size", type=int)
     parser.add_argument("--images", type=int, help="train on so many only")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--learning_rate", type=float)
@@ -194,7 +200,7 @@ def main() -> None:
     cifar = Cifar.open(arguments.data, arguments.weights, device, arguments.images)
     cifar = replace(cifar, test=cifar.held_out) if arguments.held_out else cifar
     for method in arguments.method or RECIPES:
-        figure = cifar.measure(method, chosen_options(arguments, method), arguments.batch_size)
+        figure = cifar.measure(method, chosen_recipe(arguments, method))
         record.add([figure.cells()], figure)
     record.finish()
 

@@ -33,6 +33,7 @@ __all__ = [
     "Card",
     "DataFacts",
     "DataKind",
+    "TorchFacts",
     "differences",
     "platform_facts",
     "relative_path",
@@ -77,12 +78,31 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
+class TorchFacts:
+    """How torch wrote a file.
+
+    `inputs` has the type and the shape of every example input. `options` are those of the export, and `widened` the
+    operators whose weights were stored in 16 bits. `state_sha256` is `quark.torch.origin.state_digest` of the quantized
+    module when it was exported; `is_trained` is True if that is no longer what calibration made. `request` says what
+    `quark quantize-torch` was asked for; it is empty for exports of scripts.
+    """
+
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    options: Mapping[str, Any]
+    state_sha256: str
+    is_trained: bool = False
+    widened: tuple[str, ...] = ()
+    request: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Card:
     """How a file was made.
 
-    `functions` are options whose values were Python functions; with any, the file cannot be rebuilt from the card.
-    `packing` is the profile of packed weights, or empty. It and the four fields after it are not in the model's card,
-    which packing does not change.
+    `functions` are options whose values a card cannot hold, such as Python functions; with any, the file cannot be
+    rebuilt from the card. `packing` is the profile of packed weights, or empty. It and the four fields after it are not
+    in the model's card, which packing does not change. `torch` is None for files that `quark.onnx` made; otherwise
+    `source` is the state of the float module, under the name of its class.
     """
 
     source: FileFacts
@@ -98,6 +118,7 @@ class Card:
     command: str = ""
     paths: Mapping[str, str] = field(default_factory=dict)  # of source and data, relative to the folder of the card
     result: FileFacts | None = None
+    torch: TorchFacts | None = None
 
     def inside(self) -> Card:
         """Return the part that is stored in the model."""
@@ -107,7 +128,7 @@ class Card:
     def to_dict(self) -> dict[str, Any]:
         content = {**asdict(self), "version": CARD_VERSION, "functions": list(self.functions)}
         content["data"]["kind"] = self.data.kind.value
-        return {name: value for name, value in content.items() if value or name not in _OF_ONE_RUN}
+        return {name: value for name, value in content.items() if value or name not in (*_OF_ONE_RUN, "torch")}
 
     def to_json(self) -> str:
         """Return one line, the same for equal cards, which `from_json` reads."""
@@ -131,7 +152,7 @@ class Card:
             raise InvalidValueError(f"{label} of version {version}: this quark reads version {CARD_VERSION}; update it")
         known = set(Card.__dataclass_fields__)
         fields.refuse_others({*known, "version"})
-        if missing := sorted(known - set(_OF_ONE_RUN) - set(fields)):
+        if missing := sorted(known - {*_OF_ONE_RUN, "torch"} - set(fields)):
             raise InvalidValueError(f"{label}: fields {', '.join(missing)} are missing")
         seeds = fields.mapping("seeds")
         return Card(
@@ -148,6 +169,7 @@ class Card:
             command=fields.text("command") if "command" in fields else "",
             paths=_paths(fields.mapping("paths")) if "paths" in fields else {},
             result=_file(fields.mapping("result")) if fields.has("result") else None,
+            torch=_torch(fields.mapping("torch")) if fields.has("torch") else None,
         )
 
 
@@ -241,6 +263,29 @@ def _data(fields: Fields) -> DataFacts:
 def _file(fields: Fields) -> FileFacts:
     fields.refuse_others(("name", "bytes", "sha256"))
     return FileFacts(fields.file_name("name"), fields.integer("bytes"), _sha256(fields, "sha256"))
+
+
+def _torch(fields: Fields) -> TorchFacts:
+    fields.refuse_others(TorchFacts.__dataclass_fields__)
+    inputs, read = fields.mapping("inputs"), {}
+    for name in inputs:
+        value = inputs.value(name)
+        is_pair = isinstance(value, list) and len(value) == 2 and isinstance(value[1], list)
+        if not is_pair or not isinstance(value[0], str) or not all(_is_size(size) for size in value[1]):
+            inputs.refuse(name, "a type and a shape")
+        read[name] = (value[0], tuple(value[1]))
+    return TorchFacts(
+        inputs=read,
+        options=dict(fields.mapping("options").content),
+        state_sha256=_sha256(fields, "state_sha256"),
+        is_trained=fields.boolean("is_trained"),
+        widened=fields.texts("widened"),
+        request=dict(fields.mapping("request").content),
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_SAMPLES
 
 
 def _sha256(fields: Fields, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from bench.qat_cifar import HEADER, RECIPES, Figure, chosen_options
+from bench.qat_cifar import HEADER, RECIPES, Figure, chosen_recipe
 
 from quark.decide.specs import AffineSpec, BlockSpec
 from quark.vision.training import Autocast
@@ -45,8 +45,11 @@ def test_the_command_line_changes_what_it_names_and_nothing_else() -> None:
         seed=None,
         average_decay=None,
         autocast=True,
+        batch_size=64,
     )
-    options, usual = chosen_options(given, "lsq4"), RECIPES["lsq4"].options
+    recipe, usual = chosen_recipe(given, "lsq4"), RECIPES["lsq4"].options
+    options = recipe.options
+    assert recipe.batch_size == 64
     assert (options.epochs, options.distillation, options.autocast) == (1, 0.5, Autocast.BFLOAT16)
     assert (options.learning_rate, options.optimizer) == (usual.learning_rate, usual.optimizer)
 

@@ -58,7 +58,7 @@ from quark.onnx.quantization.config.config import QuantizationConfig, get_defaul
 from quark.onnx.quantization.config.files import changed, load_config
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.making import read_card
-from quark.onnx.quantization.reproduction import _find_data, settings_from
+from quark.onnx.quantization.reproduction import find_data, settings_from
 from quark.onnx.quantization.targets import Target as SearchTarget
 from quark.plan import QuantizationPlan
 from quark.search.candidates import ladder_for
@@ -249,7 +249,7 @@ def _card(path: Path) -> None:
     found = read_card(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(QuarkError))
-        _find_data(found, None)
+        find_data(found, None)
     settings_from(found.card)
 
 

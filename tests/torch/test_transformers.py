@@ -79,6 +79,10 @@ def test_attention_with_a_mask_is_quantized(quantized_bert: Any) -> None:
     assert "applies a mask, whose -inf has no codes" in reasons
 
 
+def test_no_name_in_the_plan_is_an_address(quantized_bert: Any) -> None:
+    assert " at 0x" not in quantized_bert.plan.to_json()  # its hash has to be that of the next process
+
+
 def test_a_bert_in_onnx_has_free_batch_and_length(quantized_bert: Any, tmp_path: Path) -> None:
     frozen = QUANTIZER.freeze(quantized_bert)
     report = export_onnx(frozen, tmp_path, tokens(10, "token_type_ids"))

@@ -1,6 +1,8 @@
 """`quark quantize-torch` and the example script: from weights and images to a file, or to one line of error."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 from tiny_models import save_images
 from tiny_training import tiny_options
 
+from quark.cli.file_commands import reproduce
 from quark.cli.quantize_torch_command import quantize_torch
 from quark.vision.data import FolderBatches, FolderHeldOut, open_folders
 from quark.vision.data.folders import TrainingTransform
@@ -116,6 +119,25 @@ def test_simulated_rows_are_about_the_file(root, tmp_path):
     assert result.exit_code == 0, result.output
     agreements = re.findall(r"│ ONNX +│.* ([\d.]+) % │", result.output)
     assert agreements == ["100.00"]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_its_file_is_made_again_by_the_card_alone(root, trained, tmp_path, is_moved):
+    path = trained[0] / "cifar_resnet20_tqt_a8w8.onnx"
+    where = []
+    if is_moved:
+        path = shutil.copy(path, tmp_path)
+        assert CliRunner().invoke(reproduce, [str(path)]).exit_code == 1  # the card inside says no paths
+        where = ["--model", str(root / "net.pth"), "--calib", str(root / "data")]
+    done = CliRunner().invoke(reproduce, [str(path), *where])
+    assert done.exit_code == 0, done.output
+    assert "same bytes" in done.output
+
+
+def test_the_command_of_its_card_is_that_of_the_run(trained):
+    card = json.loads((trained[0] / "cifar_resnet20_tqt_a8w8.json").read_text())["card"]
+    assert card["command"].startswith("quark quantize-torch --model_name cifar_resnet20 --model_export onnx --tqt")
+    assert card["command"].endswith("--pretrained net.pth --data_dir data")
 
 
 def test_a_run_that_is_done_is_resumed_without_training(root, trained):

@@ -11,12 +11,15 @@ import click
 
 from quark.cli.options import DATA_PATHS, PATH, json_option
 from quark.cli.terminal import say, say_json
+from quark.files.output import scratch_folder
 from quark.inspect.inspection import inspect_model, inspection_table
 from quark.inspect.lint import Level, Where, is_bfloat16, other_purpose, places
 from quark.inspect.lint import lint as find
 from quark.onnx.file_graph import read_graph
 from quark.onnx.load.reading import read_proto
 from quark.onnx.pack import pack_model, unpack_model
+from quark.onnx.quantization.making import read_card
+from quark.onnx.quantization.reproduction import find_data, find_source
 from quark.onnx.quantization.reproduction import reproduce as rebuild
 from quark.report.console import Console, Table, cell, plain_table
 from quark.report.quantities import count_of, listed, size_text
@@ -222,7 +225,7 @@ def unpack(model: Path, output: Path, as_json: bool) -> None:
     "--model",
     type=PATH,
     metavar="FLOAT",
-    help="The float model (default: at the path in the card, or next to the card).",
+    help="The float model, or the weights that quantize-torch read (default: at the path in the card, or next to it).",
 )
 @click.option(
     "--calib",
@@ -230,9 +233,28 @@ def unpack(model: Path, output: Path, as_json: bool) -> None:
     metavar=DATA_PATHS,
     help="The calibration data (default: at the path in the card, or next to the card).",
 )
+@click.option(
+    "--module",
+    metavar="FILE.py:FUNCTION",
+    help="For exports of torch modules: a function that returns the float module, or (module, loader). It is run.",
+)
+@click.option(
+    "--state",
+    type=PATH,
+    metavar="FILE.pt|FILE.safetensors",
+    help="For exports of torch modules that were trained: the state_dict of the quantized module.",
+)
 @click.option("--output", type=PATH, metavar="OUT", help="Write the file here (default: only compare it).")
 @json_option("Print JSON instead of lines.")
-def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path | None, as_json: bool) -> None:
+def reproduce(
+    card: Path,
+    model: Path | None,
+    calib: Path | None,
+    module: str | None,
+    state: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     """Rebuild a quantized file from its card and compare.
 
     CARD is MODEL.json, or the quantized MODEL.onnx itself.
@@ -245,7 +267,26 @@ def reproduce(card: Path, model: Path | None, calib: Path | None, output: Path |
                  3 the bytes differ; the differences are listed
     """
 
-    result = rebuild(card, model, calib, output)
+    found = read_card(card)
+    if found.card.torch is None:
+        if module is not None or state is not None:
+            raise click.UsageError("--module and --state are for exports of torch modules: leave them out")
+        result = rebuild(card, model, calib, output)
+    elif found.card.torch.request:
+        from quark.cli.quantize_torch_command import request_of
+        from quark.vision.quantizing import reproduce_classifier
+
+        weights, images = find_source(found, model), find_data(found, calib).source
+        with scratch_folder() as folder:
+            result = reproduce_classifier(found, request_of(found.card, weights, Path(images), folder), output)
+    else:
+        from quark.torch.export.reproduction import reproduce_export
+
+        if model is not None:
+            raise click.UsageError(
+                "--model is a float ONNX model, and this file was made from a torch module: give --module"
+            )
+        result = reproduce_export(card, module, calib, state, output)
     if as_json:
         say_json(result.to_dict(), indent=1)
     else:

@@ -11,10 +11,11 @@ import click
 from quark.cli.errors import ErrorReportingCommand
 from quark.cli.options import COUNT, PATH
 from quark.cli.terminal import say
-from quark.errors import MissingDependencyError
+from quark.errors import InvalidValueError, MissingDependencyError
 from quark.report.console import Console, Table
 
 if TYPE_CHECKING:
+    from quark.card import Card
     from quark.vision.quantizing import ClassifierQuantization, Measured, QuantizedClassifier
     from quark.vision.training import EpochResult
 
@@ -133,6 +134,19 @@ def quantize_torch(**options: Any) -> None:
         result = quantize_classifier(request, processes, listener)
         if processes.is_first:
             _show(result)
+
+
+def request_of(card: Card, weights: Path, data_dir: Path, export_dir: Path) -> ClassifierQuantization:
+    """Return the request that a card holds; it is checked like the command line that it is written as."""
+    assert card.torch is not None
+    places = {"pretrained": weights, "data_dir": data_dir, "export_dir": export_dir}
+    arguments = []
+    for name, value in {**card.torch.request, **places}.items():
+        arguments += [f"--{name}"] if value is True else [f"--{name}={value}"]
+    try:
+        return _request(quantize_torch.make_context("quantize-torch", arguments).params)
+    except click.UsageError as error:
+        raise InvalidValueError(f"card: field 'torch.request': {error.format_message()}") from error
 
 
 def _request(options: dict[str, Any]) -> ClassifierQuantization:

@@ -33,6 +33,7 @@ from quark.measures.measure import (
     MeasureResult,
     OutputMeasure,
     Session,
+    load_function,
     measure_names,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "MeasureResult",
     "OutputMeasure",
     "Session",
+    "load_function",
     "measure_names",
     "samples_of_batch",
 ]

@@ -123,7 +123,7 @@ class Measure(ABC):
                         "function can be marked as lower is better"
                     )
                 return _built_in(text)
-            function, name, fingerprint = _loaded(text)
+            function, name, fingerprint = load_function(text)
         elif callable(spec):
             is_lower_better, function, fingerprint = False, spec, ""
             name = str(getattr(spec, "__name__", None) or type(spec).__name__)
@@ -384,19 +384,20 @@ def _built_in(text: str) -> OutputMeasure:
     return measure
 
 
-def _loaded(text: str) -> tuple[Callable[[Any], Any], str, str]:
-    """Return the function, its name without folders, and a hash of its file."""
+def load_function(text: str, what: str = "measure") -> tuple[Callable[..., Any], str, str]:
+    """Return the function that FILE.py:FUNCTION or package.module:FUNCTION names, its name without folders, and a hash
+    of its file. `what` is the function's purpose, for messages."""
     place, _, path = text.rpartition(":")
     if not place or not path:
-        raise InvalidValueError(f"measure '{text}': expected FILE.py:FUNCTION or package.module:FUNCTION")
+        raise InvalidValueError(f"{what} '{text}': expected FILE.py:FUNCTION or package.module:FUNCTION")
     if place.endswith(".py"):
         file = Path(place).expanduser()
         if not file.is_file():
-            raise InvalidValueError(f"measure '{text}': there is no file '{file}'")
-        module, name = _module_of_file(file.resolve(), text), f"{file.name}:{path}"
+            raise InvalidValueError(f"{what} '{text}': there is no file '{file}'")
+        module, name = _module_of_file(file.resolve(), text, what), f"{file.name}:{path}"
         fingerprint = hashlib.sha256(file.read_bytes()).hexdigest()
     else:
-        module, name, fingerprint = _module_by_name(place, text), text, ""
+        module, name, fingerprint = _module_by_name(place, text, what), text, ""
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
@@ -404,14 +405,14 @@ def _loaded(text: str) -> tuple[Callable[[Any], Any], str, str]:
             raise unknown_name(f"function in '{place}' called", path, known)
         found = getattr(found, part)
     if not callable(found):
-        raise UnsupportedTypeError(f"measure '{text}': '{path}' is of type {type(found).__name__}: expected a function")
+        raise UnsupportedTypeError(f"{what} '{text}': '{path}' is of type {type(found).__name__}: expected a function")
     return found, name, fingerprint
 
 
-def _module_of_file(file: Path, text: str) -> Any:
+def _module_of_file(file: Path, text: str, what: str) -> Any:
     """Load a file under a private name, so that it shadows no module. It can import the files beside it."""
     digest = hashlib.sha256(str(file).encode()).hexdigest()
-    name = f"_quark_measure_{digest[:16]}"
+    name = f"_quark_{what}_{digest[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -422,21 +423,19 @@ def _module_of_file(file: Path, text: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise InvalidValueError(
-            f"measure '{text}': loading '{file}' failed: {type(error).__name__}: {error}"
-        ) from error
+        raise InvalidValueError(f"{what} '{text}': loading '{file}' failed: {type(error).__name__}: {error}") from error
     return module
 
 
-def _module_by_name(name: str, text: str) -> Any:
+def _module_by_name(name: str, text: str, what: str) -> Any:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise InvalidValueError(f"measure '{text}': expected FILE.py:FUNCTION or package.module:FUNCTION")
+        raise InvalidValueError(f"{what} '{text}': expected FILE.py:FUNCTION or package.module:FUNCTION")
     _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except Exception as error:
         raise InvalidValueError(
-            f"measure '{text}': importing '{name}' failed: {type(error).__name__}: {error}"
+            f"{what} '{text}': importing '{name}' failed: {type(error).__name__}: {error}"
         ) from error
 
 

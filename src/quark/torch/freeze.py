@@ -27,6 +27,7 @@ from quark.errors import ModelError
 from quark.plan import AffineChoice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.torch.graph import attribute_of, inputs_of, module_of, outputs_of, replace_input, set_attribute
 from quark.torch.insert import insert_nodes
+from quark.torch.origin import state_digest
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 from quark.torch.train.networks import QUANTIZERS, FrozenNetwork, QuantizedNetwork, settle_positions, with_state
 from quark.torch.train.quantizers import (
@@ -81,6 +82,8 @@ def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
     plan = QuantizationPlan(_choices(thawed), network.plan.skipped)
     state = {"plan": plan, "config": network.config, "algorithms": (*network.algorithms, *settled)}
     frozen: FrozenNetwork = with_state(thawed, FrozenNetwork, state)
+    if network.origin is not None:
+        frozen.origin = replace(network.origin, state_sha256=state_digest(network.state_dict()))
     return frozen.eval().requires_grad_(False)
 
 

@@ -113,6 +113,7 @@ def _targets(names: str) -> Iterator[Any]:
 _OP_TYPES: dict[Any, str] = {each: op_type for op_type, names in ATEN_NAMES.items() for each in _targets(names)}
 _OP_TYPES[input_first_linear] = "Gemm"
 _FLOAT_TYPES: dict[Any, str] = {each: op_type for op_type, names in _FLOAT_ONLY.items() for each in _targets(names)}
+_FLOAT_TYPES[masked_softmax] = "Softmax"
 _WHY_FLOAT: dict[Any, str] = {
     **dict.fromkeys(
         (masked_softmax, aten.masked_fill.Scalar, aten.masked_fill.Tensor), "applies a mask, whose -inf has no codes"
@@ -223,7 +224,8 @@ def _op_type(network: fx.GraphModule, node: fx.Node) -> tuple[str, bool]:
     if op_type is None:
         target: Any = node.target
         is_aten = isinstance(target, torch._ops.OpOverload)
-        return str(target._schema.name).removeprefix("aten::") if is_aten else str(target), False
+        name = str(target._schema.name).removeprefix("aten::") if is_aten else getattr(target, "__name__", str(target))
+        return name, False  # never the address of a function, which would be in the hash of the plan
     size = node.args[1] if len(node.args) > 1 else None  # means over all of an image are global pooling
     if op_type == "ReduceMean" and rank_of(node.all_input_nodes[0]) == 4 and size in _SPATIAL:
         return "GlobalAveragePool", True

@@ -8,20 +8,29 @@ its part of the images, and the first one exports.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
+from quark.account import FileFacts
+from quark.card import Card, DataKind
 from quark.errors import InvalidValueError
 from quark.evaluate import Dataset, Network
 from quark.evaluate.evaluation import ranked
 from quark.evaluate.network import as_scores
 from quark.onnx.data.images import find_preprocessing, image_loader
+from quark.onnx.quantization.making import FoundCard
+from quark.onnx.quantization.reproduction import Reproduction
 from quark.torch import ModelQuantizer, export_onnx, simulate_runtime
+from quark.torch.export.exporter import record_paths
+from quark.torch.export.reproduction import rebuilt
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.named_specs import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, Int4PerGroupSpec
 from quark.torch.quantization.config.type import Dtype, QSchemeType
@@ -35,6 +44,7 @@ from quark.torch.quantization.observer import (
     PerTensorPowOf2NonOverflowObserver,
     TQTObserver,
 )
+from quark.torch.runtime import RuntimeNetwork
 from quark.torch.train.networks import QuantizedNetwork
 from quark.vision.data import FolderBatches, FolderHeldOut, LabelledImages, open_folders
 from quark.vision.data.folders import TrainingTransform
@@ -47,6 +57,7 @@ from quark.vision.training import (
     Trainer,
     TrainingOptions,
     TrainingResult,
+    choose_device,
     evaluate_module,
 )
 
@@ -58,6 +69,7 @@ __all__ = [
     "QuantizedClassifier",
     "evaluate_file",
     "quantize_classifier",
+    "reproduce_classifier",
 ]
 
 CHECKPOINTS = "checkpoints"
@@ -174,6 +186,23 @@ class ClassifierQuantization:
     resumes: bool = False
     simulates_runtime: bool = False
 
+    def options(self) -> dict[str, Any]:
+        """Return the options of `quark quantize-torch` that the exported bytes depend on, except for paths."""
+        images, training = self.images, self.training
+        found: dict[str, Any] = {"model_name": self.model_name, "model_export": "onnx"}
+        found |= {} if self.method is Method.FLOAT_SCALE else {self.method.value: True}
+        found |= {} if self.precision is Precision.A8W8 else {self.precision.value: True}
+        found |= {"simulate_runtime": self.simulates_runtime, "batch_size": images.batch_size}
+        found |= {"image_size": images.size, "calibration_images": images.calibration}
+        if training is not None:
+            rates = ("learning_rate", "threshold_learning_rate", "weight_decay", "label_smoothing", "distillation")
+            names = ("epochs", *rates, "patience", "clip_norm", "seed")
+            found |= {"qat": True, "optimizer": training.optimizer.value, "compile": training.compiles}
+            found |= {name: getattr(training, name) for name in names}
+            found |= {"ema": training.average_decay, "freeze_bn": training.batch_norm_share, "limit": images.evaluation}
+            found |= {"autocast": None if training.autocast is None else training.autocast.value}
+        return {name: value for name, value in found.items() if value is not None and value is not False}
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -219,6 +248,17 @@ class _Run:
         self.judged = self.folders.held_out.some(request.images.evaluation)
         self.measured: list[Measured] = []
 
+    def quantized(self) -> QuantizedNetwork:
+        """Return the network that would be exported; it is evaluated only if training needs that."""
+        source = load_network(self.request.model_name, self.request.pretrained).to(self.processes.device)
+        quantized = self._quantized(source)
+        if self.request.training is not None and self.data is not None:
+            start = self._measure("PTQ", quantized)
+            self._train(quantized, source, start, self.request.training, self.data)
+        network = quantized.network if isinstance(quantized, RuntimeNetwork) else quantized
+        assert isinstance(network, QuantizedNetwork)
+        return network
+
     def run(self) -> QuantizedClassifier:
         network = load_network(self.request.model_name, self.request.pretrained).to(self.processes.device)
         self._measure("float", network)
@@ -239,11 +279,21 @@ class _Run:
         self.listener.measured(self.measured[-1])
         return scores
 
-    def _quantized(self, network: nn.Module) -> nn.Module:
+    def _quantized(self, network: nn.Module) -> QuantizedNetwork | RuntimeNetwork:
         """Return a new module; the float network is not changed, since training may need it."""
         images = self.folders.calibration.some(self.request.images.calibration)
         config = recipe(self.request.method, self.request.precision)
         quantized: QuantizedNetwork = ModelQuantizer(config).quantize_model(network, self._held_out(images))
+        origin, folder = quantized.origin, self.request.data_dir
+        assert origin is not None
+        data = replace(origin.data, kind=DataKind.FOLDER, name=folder.resolve().name)
+        quantized.origin = replace(
+            origin,
+            source=weights_facts(self.request.pretrained),
+            data=data,
+            unkept=("torchrun",) if self.processes.are_many else (),
+            request=self.request.options(),
+        )
         quantized.to(self.processes.device)
         self.processes.follow_first(quantized.state_dict().values())
         return simulate_runtime(quantized) if self.request.simulates_runtime else quantized
@@ -289,6 +339,7 @@ class _Run:
             example, _ = next(iter(FolderHeldOut(images, EXAMPLES, self.request.images.size)))
             parts = (self.request.model_name, self.request.method.value, self.request.precision.value)
             path = export_onnx(quantized, folder, example, file_name=f"{'_'.join(parts)}.onnx").path
+            record_paths(path, self.request.pretrained, self.request.data_dir)
             self._found("ONNX", evaluate_file(path, self.judged))
         self.processes.wait()
         return path
@@ -313,6 +364,34 @@ class _Run:
         elif self.request.method in LEARNING and self.request.training is None:
             notes.append(f"{self.request.method.value} learns in training: --qat trains")
         return tuple(notes)
+
+
+def reproduce_classifier(
+    found: FoundCard, request: ClassifierQuantization, output: str | os.PathLike[str] | None = None
+) -> Reproduction:
+    """Do what the request says again, training included, and compare the file with that of the card."""
+    weights = weights_facts(request.pretrained)
+    if weights.sha256 != found.card.source.sha256:
+        raise InvalidValueError(
+            f"weights '{request.pretrained}' are not the card's: SHA-256 {weights.sha256[:16]}, expected "
+            f"{found.card.source.sha256[:16]}"
+        )
+
+    def quantized(card: Card) -> QuantizedNetwork:
+        network = _Run(request, Processes(device=choose_device()), Listener()).quantized()
+        origin = network.origin
+        assert origin is not None
+        if origin.data.sha256 != card.data.sha256:
+            raise InvalidValueError(f"the calibration images in '{request.data_dir}' are not the card's")
+        return network
+
+    return rebuilt(found, quantized, None, output, (request.pretrained, request.data_dir))
+
+
+def weights_facts(path: Path) -> FileFacts:
+    """Return name, size and hash of a file of weights."""
+    with path.open("rb") as file:
+        return FileFacts(path.name, path.stat().st_size, hashlib.sha256(file.read()).hexdigest())
 
 
 def evaluate_file(path: Path, images: LabelledImages, batch_size: int = 10) -> Scores:

@@ -16,7 +16,16 @@ import yaml
 from google.protobuf.message import DecodeError
 
 from quark.account import FileFacts
-from quark.card import CARD_KEY, Card, DataFacts, DataKind, platform_facts, relative_path, samples_digest
+from quark.card import (
+    CARD_KEY,
+    Card,
+    DataFacts,
+    DataKind,
+    TorchFacts,
+    platform_facts,
+    relative_path,
+    samples_digest,
+)
 from quark.errors import InvalidValueError
 from quark.features.mixed_precision.options import ScoreKind
 from quark.files.foreign import REPORT, Fields, open_regular, parse_json, read_json
@@ -108,12 +117,16 @@ def placed(card: Card, target: Path, source: Any, data: Any, result: FileFacts |
     given = {"source": source_path(source), "data": source_path(data)}
     ways = {name: relative_path(path, folder) for name, path in given.items() if path is not None}
     paths = {name: way for name, way in ways.items() if way is not None}
-    return replace(card, platform=platform_facts(), command=command_of(card), paths=paths, result=result)
+    here = replace(card, platform=platform_facts(), paths=paths, result=result)
+    return replace(here, command=command_of(here))
 
 
 def command_of(card: Card) -> str:
     """Return the command that makes the file, with names instead of paths. A config that cannot be written as a preset
-    with a few changes appears as a file name; `quark reproduce` does not need that file."""
+    with a few changes appears as a file name; `quark reproduce` does not need that file. For an export of a torch
+    module it is the command that makes the file again."""
+    if card.torch is not None:
+        return _torch_command(card, card.torch)
     parts: list[str | Path] = ["quark", "quantize", Path(card.source.name or "MODEL.onnx"), "OUT.onnx"]
     known = preset_and_changes(card.config)
     if known is None:
@@ -133,6 +146,17 @@ def command_of(card: Card) -> str:
             name = Preprocessing(**data.preprocessing).name
             parts += ["--preprocess", "preprocessing.yaml" if name == "custom" else name]
     return shell_command([*parts, *(["--pack", card.packing] if card.packing else [])])
+
+
+def _torch_command(card: Card, facts: TorchFacts) -> str:
+    if not facts.request:
+        beside = Path(card.result.name).with_suffix(".json") if card.result is not None else "CARD.json"
+        state = ["--state", "STATE.pt"] if facts.is_trained else []
+        return shell_command(["quark", "reproduce", beside, "--module", "FILE.py:FUNCTION", *state])
+    parts: list[str | Path] = ["quark", "quantize-torch"]
+    for name, value in facts.request.items():
+        parts += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shell_command([*parts, "--pretrained", card.source.name, "--data_dir", card.data.name or "DATA"])
 
 
 def packed_report(text: str, profile: str, result: FileFacts) -> str:

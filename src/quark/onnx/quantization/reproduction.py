@@ -80,15 +80,19 @@ def reproduce(
     beside it; if they are not the card's, an error is raised before the work. The result is written to `output`, with
     its card beside it, if that is given."""
     found = read_card(Path(card))
+    if found.card.torch is not None:
+        raise UnsupportedOptionError(
+            f"card '{found.file}' is of a torch module: quark.torch.export.reproduction.reproduce_export reads it"
+        )
     if found.card.functions:
         raise UnsupportedOptionError(
             f"card '{found.file}': {', '.join(found.card.functions)} was a Python function, which a card cannot hold; "
             f"run the script that made the file again"
         )
-    expected, warnings = _expected(found)
+    expected, warnings = expected_hash(found)
     settings = naming(f"card '{found.file}'", settings_from, found.card)
-    source = _find_source(found, None if model is None else Path(model))
-    samples = _find_data(found, None if data is None else Path(data))
+    source = find_source(found, None if model is None else Path(model))
+    samples = find_data(found, None if data is None else Path(data))
     warnings += _compare_inputs(found.card, source, samples, settings)
     reads = (source, found.file, found.model, samples.source, *files_read(settings))
     target = None if output is None else check_output(output, *reads)
@@ -109,7 +113,7 @@ def reproduce(
     return Reproduction(expected, made, tuple(warnings), tuple(differing))
 
 
-def _expected(found: FoundCard) -> tuple[str, list[str]]:
+def expected_hash(found: FoundCard) -> tuple[str, list[str]]:
     """The hash that the file should have: that of the model if it was given, else the card's, with a warning if the
     model beside the card has changed."""
     result = found.card.result
@@ -159,7 +163,7 @@ def _refuse_functions(content: Any, where: str) -> None:
             _refuse_functions(value, f"{where}.{name}")
 
 
-def _find_source(found: FoundCard, given: Path | None) -> Path:
+def find_source(found: FoundCard, given: Path | None) -> Path:
     """The float model: as given, where the card says, or a file beside the card with the same size and content."""
     card, folder = found.card, found.file.parent
     if given is not None:
@@ -170,17 +174,19 @@ def _find_source(found: FoundCard, given: Path | None) -> Path:
     named = folder / card.source.name
     if card.source.name and named.is_file():
         return named
-    for path in sorted(folder.glob("*.onnx")):
+    for path in sorted(folder.glob("*.onnx")) if card.torch is None else ():
         is_alike = path != found.model and path.stat().st_size == card.source.bytes
         if is_alike and file_hash(path) == card.source.sha256:
             return path
+    what = "weights" if card.torch else "float model"
     raise InvalidValueError(
-        f"card '{found.file}': its float model {card.source.name or f'of {card.source.bytes} bytes'} was not found; "
-        f"give it with --model"
+        f"card '{found.file}': its {what} {card.source.name or f'of {card.source.bytes} bytes'} was not found; give it "
+        "with --model"
     )
 
 
-def _find_data(found: FoundCard, given: Path | None) -> Data:
+def find_data(found: FoundCard, given: Path | None) -> Data:
+    """The calibration data: as given, where the card says, or beside the card under its name."""
     facts = found.card.data
     fields = facts.preprocessing
     try:

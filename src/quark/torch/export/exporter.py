@@ -6,24 +6,30 @@ import json
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from torch import nn
+import torch
+from torch import fx, nn
 from torch.export import ExportedProgram
 
 import quark
+from quark.account import FileFacts
+from quark.card import CARD_KEY, Card
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.files.foreign import REPORT, read_json
 from quark.onnx.convert.graph_edits import convert_opset_version
 from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.load.reading import read_proto
+from quark.onnx.quantization.making import placed
 from quark.onnx.save import SaveOptions, check_output, finish, write_model, write_text, writing
 from quark.plan import QuantizationPlan
 from quark.report.console import Console
 from quark.text import get_logger
 from quark.torch.capture import DynamicShapes
+from quark.torch.export.card import card_of
 from quark.torch.export.config.config import ExporterConfig
 from quark.torch.export.deployable import KernelParityError, deployable, example_inputs, free_axes, samples_around
 from quark.torch.export.exported_graph import NEWEST_OPSET, exported_graph
@@ -88,11 +94,12 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     name the inputs and outputs of the file, in order. `verbose` prints its nodes. The batch is dynamic unless
     `dynamic_batch` is False, which fixes it to that of the example; axes that the network was captured with as free
     stay free, such as the length of token ids. `dynamic_shapes` says which axes are free when a float model is traced
-    here, as for `export_for_training`. A network that still trains is frozen first, in a
-    copy. `check` runs the file in ONNX Runtime and compares it with the network: a ParityError names the first layer
-    that differs, and the file is kept for inspection. What `simulate_runtime` returns is compared as such, and its file
-    has unsigned activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this processor,
-    weights are stored in 16 bits instead, and the report has a note.
+    here, as for `export_for_training`. A network that still trains is frozen first, in a copy. `check` runs the file in
+    ONNX Runtime and compares it with the network: a ParityError names the first layer that differs, and the file is
+    kept for inspection. NAME.json beside a quantized network has its card, for `quark reproduce`, the plan, the
+    configuration and the comparison. What `simulate_runtime` returns is compared as such, and its file has unsigned
+    activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this processor, weights are
+    stored in 16 bits instead, and the report has a note.
 
     A causal language model of Hugging Face has free batch and length: inputs input_ids and attention_mask, output
     logits; `input_args` is token ids, or a dictionary with both inputs. `has_cache` adds keys and values:
@@ -225,53 +232,124 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
         raise InvalidValueError(
             f"opset {opset!r}: expected {LEAST_OPSET} to {NEWEST_OPSET}, or None for the oldest that will do"
         )
-    options = SaveOptions(has_external_data=has_external_data)
     if has_cache or is_language_model(model):
+        options = SaveOptions(has_external_data=has_external_data)
         return _write_language_model(model, example_input, target, options, opset, names, check, has_cache)
     is_simulated = isinstance(model, RuntimeNetwork)
     network = deployable(model.network if isinstance(model, RuntimeNetwork) else model, example_input, dynamic_shapes)
     example = example_inputs(network, example_input)
-    older = opset if opset is not None and LEAST_OPSET <= opset < TORCH_OPSET else None
+    form = ExportForm(opset, dynamic_batch, has_external_data, is_simulated, names or GraphNames())
     free = free_axes(network, example, has_dynamic_batch=dynamic_batch)
 
-    def written(wanted: int | None, widened: Collection[str] = ()) -> tuple[ExportReport, dict[str, str]]:
-        """Write the file; weights of the `widened` operators get 16 bits."""
-        graph, plan, computed = exported_graph(network, example, free, opset=wanted)
-        plan = plan if names is None else names.give(graph, plan)
-        plan = unsigned(plan) if is_simulated else plan
-        plan, wide = widen_weights(graph, plan, widened)
-        version = older or graph.opset_imports[""]
-        insert(graph, plan, InsertOptions(has_casts=True))
-        values = computed_names(graph, computed)
-        message = finish(graph, _metadata(plan), options)
-        write_model(message if older is None else convert_opset_version(message.filled(), older), target, options)
-        return ExportReport(target, plan, None, version, _notes_of(wide, widened)), values
-
-    def checked(report: ExportReport, values: Mapping[str, str]) -> ExportReport:
+    def checked(written: WrittenGraph) -> ExportReport:
         runtime = simulate_runtime(network) if isinstance(network, FrozenNetwork) and is_simulated else None
-        parity = check_parity(network, target, samples_around(example, free), values, runtime)
+        parity = check_parity(network, target, samples_around(example, free), written.values, runtime)
         _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
-        return replace(report, parity=parity)
+        return replace(written.report, parity=parity)
 
-    report, values = written(opset if older is None else TORCH_OPSET)
+    written = write_graph(network, example, target, form)
     if not check:
-        return report
+        return _with_card(written, written.report)
     try:
-        return checked(report, values)
+        return _with_card(written, checked(written))
     except KernelParityError:
         if opset is not None and opset < WIDENED_OPSET:
             raise
         for operators in STAGES:
-            report, values = written(max(report.opset, WIDENED_OPSET), operators)
+            wider = write_graph(network, example, target, form, max(written.report.opset, WIDENED_OPSET), operators)
             try:
-                report = checked(report, values)
+                report = checked(wider)
             except KernelParityError:
                 continue
             for note in report.notes:
                 _LOG.warning("%s: %s", target.name, note)
-            return report
-        written(opset)
+            return _with_card(wider, report)
+        write_graph(network, example, target, form)
         raise
+
+
+@dataclass(frozen=True)
+class ExportForm:
+    """The options that the bytes of a file depend on."""
+
+    opset: int | None = None
+    dynamic_batch: bool = True
+    has_external_data: bool = False
+    is_simulated: bool = False
+    names: GraphNames = GraphNames()
+
+    @property
+    def older(self) -> int | None:
+        """The opset to convert to; None where torch writes the one that is wanted."""
+        return self.opset if self.opset is not None and self.opset < TORCH_OPSET else None
+
+
+@dataclass(frozen=True)
+class WrittenGraph:
+    """A file before it is compared; `values` are the names of what the network computes. `card` is None for float."""
+
+    report: ExportReport
+    values: Mapping[str, str]
+    result: FileFacts
+    card: Card | None
+
+
+def write_graph(
+    network: fx.GraphModule,
+    example: tuple[torch.Tensor, ...],
+    target: Path,
+    form: ExportForm,
+    wanted: int | None = None,
+    widened: Sequence[str] = (),
+    card: Card | None = None,
+) -> WrittenGraph:
+    """Write the file; weights of the `widened` operators get 16 bits. `wanted` is the opset that torch writes, by
+    default the one of the form. The file gets `card`, or its own where None."""
+    if wanted is None:
+        wanted = form.opset if form.older is None else TORCH_OPSET
+    free = free_axes(network, example, has_dynamic_batch=form.dynamic_batch)
+    graph, plan, computed = exported_graph(network, example, free, opset=wanted)
+    plan = form.names.give(graph, plan)
+    plan = unsigned(plan) if form.is_simulated else plan
+    plan, wide = widen_weights(graph, plan, widened)
+    version = form.older or graph.opset_imports[""]
+    insert(graph, plan, InsertOptions(has_casts=True))
+    values = computed_names(graph, computed)
+    if card is None and isinstance(network, FrozenNetwork) and network.origin is not None:
+        said = {**vars(form), **vars(form.names), "wanted": wanted}
+        card = card_of(network.origin, network, example, plan, said, widened)
+    options = SaveOptions(has_external_data=form.has_external_data)
+    metadata = _metadata(plan) | ({} if card is None else {CARD_KEY: card.inside().to_json()})
+    message = finish(graph, metadata, options)
+    model = message if form.older is None else convert_opset_version(message.filled(), form.older)
+    result = write_model(model, target, options)
+    return WrittenGraph(ExportReport(target, plan, None, version, _notes_of(wide, widened)), values, result, card)
+
+
+def _with_card(written: WrittenGraph, report: ExportReport) -> ExportReport:
+    """Write the JSON beside a quantized network, and return the report."""
+    if written.card is not None:
+        card = placed(written.card, report.path, None, None, written.result)
+        content = {
+            "file": report.path.name,
+            "result": asdict(written.result),
+            "opset": report.opset,
+            "card": card.to_dict(),
+            "plan": json.loads(report.plan.to_json()),
+            "config": card.config,
+            "parity": None if report.parity is None else report.parity.to_json(),
+        }
+        write_text(json.dumps(content, indent=1, default=str), report.path.with_suffix(".json"))
+    return report
+
+
+def record_paths(path: Path, source: Any, data: Any) -> None:
+    """Write the places of the weights and the data, relative to the file, into the JSON beside it."""
+    beside = path.with_suffix(".json")
+    content = read_json(beside, f"'{beside}'", REPORT)
+    card = Card.from_dict(content["card"])
+    content["card"] = placed(card, path, source, data, card.result).to_dict()
+    write_text(json.dumps(content, indent=1), beside)
 
 
 def _notes_of(tensors: Sequence[str], operators: Collection[str]) -> tuple[str, ...]:
@@ -356,15 +434,14 @@ class ModelExporter:
         check: bool = True,
     ) -> Path:
         """Write the network as `file_name` in the folder, see `export_onnx`, and return the path. With a
-        `json_export_config`, the plan, the configuration and the comparison with torch are written beside it."""
+        `json_export_config`, JSON is written beside language models too: the plan, the configuration and the comparison
+        with torch."""
         path = _file_in(_made(self.export_dir), file_name)
-        is_language = is_language_model(model)
-        network = model if is_language else deployable(model, example_input)
-        report = write_onnx(network, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
+        report = write_onnx(model, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
         self.report = report
-        if self.config.json_export_config is not None:
-            state = getattr(model, "quark", None) if is_language else network
-            config = getattr(state.settings if isinstance(state, QuantizedState) else state, "config", {})
+        if self.config.json_export_config is not None and is_language_model(model):
+            state = getattr(model, "quark", None)
+            config = state.settings.config if isinstance(state, QuantizedState) else {}
             content = {
                 "file": report.path.name,
                 "opset": report.opset,

@@ -37,11 +37,22 @@ class Architecture:
 
 
 def is_language_model(model: Any) -> TypeGuard[nn.Module]:
-    """True for a causal language model as Hugging Face has them: layers in a list between an embedding and a head."""
+    """True for a causal language model as Hugging Face has them: layers in a list between an embedding and a head.
+
+    Encoder and decoder are two lists that run side by side, so such a model is quantized on its graph.
+    """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         return False
-    ends = [getattr(model, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
-    return all(callable(each) and isinstance(each(), nn.Module) for each in ends) and _layer_list(model) is not None
+    if getattr(model.config, "is_encoder_decoder", False):
+        return False
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        find = getattr(model, name, None)
+        try:
+            if not callable(find) or not isinstance(find(), nn.Module):
+                return False
+        except NotImplementedError:  # raised by models of images and sound in transformers 5
+            return False
+    return _layer_list(model) is not None
 
 
 def find_architecture(model: nn.Module, layers: str = "") -> Architecture:

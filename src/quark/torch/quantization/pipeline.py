@@ -32,6 +32,7 @@ from quark.torch.language.saving import layout_of
 from quark.torch.language.streaming import quantize_checkpoint
 from quark.torch.observe import UNKNOWN, FirstBatch, observe, recalibrate
 from quark.torch.optimize import optimize
+from quark.torch.origin import Origin, data_facts, source_facts, state_digest
 from quark.torch.planned import with_plan
 from quark.torch.runtime import RuntimeNetwork, simulate_runtime
 from quark.torch.specs import Settings
@@ -55,6 +56,8 @@ def quantize_network(
     _refuse_what_needs_modules(settings)
     is_empty = _is_empty(loader)
     batches = None if is_empty else _batches(model, loader, settings)
+    source = source_facts(model)
+    unkept = [name for name, value in (("plan", plan), ("dynamic_shapes", dynamic_shapes)) if value is not None]
 
     def example() -> Batch:
         if batches is None:
@@ -100,6 +103,8 @@ def quantize_network(
         "derived_biases": tuple(each for each in final if is_derived_bias(each.role, each.choice)),
     }
     quantized: QuantizedNetwork = with_state(network, QuantizedNetwork, state)
+    facts, state = data_facts(batches, loader, settings.seed), quantized.state_dict()
+    quantized.origin = Origin(source, settings.config, facts, state_digest(state), tuple(unkept))
     return quantized.eval()
 
 

@@ -21,6 +21,7 @@ from quark.account import AlgorithmFacts
 from quark.npu import Operation, settle
 from quark.plan import AffineChoice, Choice, QuantizationPlan, Role, SkippedNode, TensorChoice
 from quark.torch.graph import Network
+from quark.torch.origin import Origin
 from quark.torch.train.conv_batch_norm import ConvBatchNorm
 from quark.torch.train.quantizers import Quantizer
 
@@ -49,6 +50,15 @@ class _NetworkWithState(Network):
     def config(self) -> Mapping[str, Any]:
         """The configuration that it was quantized by."""
         return self._entry("config")  # type: ignore[no-any-return]
+
+    @property
+    def origin(self) -> Origin | None:
+        """What it was made from; None for networks of earlier versions."""
+        return self.meta[_STATE].get("origin")  # type: ignore[no-any-return]
+
+    @origin.setter
+    def origin(self, origin: Origin | None) -> None:
+        self.meta[_STATE]["origin"] = origin
 
     def _entry(self, name: str) -> Any:
         return self.meta[_STATE][name]

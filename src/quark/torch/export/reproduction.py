@@ -1,0 +1,218 @@
+"""Build an exported network again from its card, and compare the bytes.
+
+    float module from the user -> compare its state and the data with the card's -> quantize -> load what was trained
+    -> export -> compare
+
+A card cannot hold a module: a function of the user's returns it, alone or with the calibration data. If the network was
+trained after calibration, its state dict has to be given too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from quark.card import Card, TorchFacts, differences, platform_facts
+from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.files.output import scratch_folder
+from quark.measures import load_function
+from quark.onnx.data.array_files import read_array_file
+from quark.onnx.quantization.making import FoundCard, placed, read_card
+from quark.onnx.quantization.reproduction import Reproduction, expected_hash, file_differences, file_hash
+from quark.onnx.save import check_output, together, write_text
+from quark.torch.capture import signature_of
+from quark.torch.export.exporter import ExportForm, GraphNames, WrittenGraph, write_graph
+from quark.torch.freeze import freeze
+from quark.torch.origin import source_facts
+from quark.torch.quantization.config.config import Config
+from quark.torch.quantization.pipeline import ModelQuantizer
+from quark.torch.train.networks import QuantizedNetwork
+
+Quantized = Callable[[Card], QuantizedNetwork]
+
+
+def reproduce_export(
+    card: str | os.PathLike[str],
+    module: str | Callable[[], Any] | None = None,
+    data: str | os.PathLike[str] | None = None,
+    state: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> Reproduction:
+    """Build the file of a torch export again, and compare.
+
+    `module` is a function, or FILE.py:FUNCTION, that returns the float module, or (module, loader). `data` is an
+    archive of arrays named as the inputs, in the place of the loader. `state` is the state dict of a quantized module
+    that was trained. `output` keeps the result.
+    """
+    found = read_card(Path(card))
+    if found.card.torch is None:
+        raise InvalidValueError(f"card '{found.file}' is of a file that quark.onnx made: it needs no module")
+    if module is None:
+        raise InvalidValueError(
+            f"card '{found.file}' is of the torch module {found.card.source.name}, which a card cannot hold: give a "
+            "function that returns it, alone or with the calibration data: --module FILE.py:FUNCTION"
+        )
+    function = load_function(module, "module")[0] if isinstance(module, str) else module
+
+    def quantized(known: Card) -> QuantizedNetwork:
+        return _quantized(known, function, data, found.file)
+
+    return rebuilt(found, quantized, state, output)
+
+
+def rebuilt(
+    found: FoundCard,
+    quantized: Quantized,
+    state: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    paths: tuple[Any, Any] = (None, None),
+) -> Reproduction:
+    """Export what `quantized` returns in the form of the card, and compare. `paths` are source and data, for the JSON
+    beside `output`."""
+    card = found.card
+    facts = card.torch
+    assert facts is not None
+    if card.functions:
+        raise UnsupportedOptionError(
+            f"card '{found.file}': the network was made with {', '.join(card.functions)}, which a card cannot hold; "
+            "run the script that made the file again"
+        )
+    if facts.is_trained and state is None and not facts.request:
+        raise InvalidValueError(
+            f"card '{found.file}': the network was trained after it was quantized, which a card cannot repeat: give "
+            "the state_dict of the quantized module with --state"
+        )
+    form, example = _form_of(facts, found.file), _example_of(facts, found.file)
+    expected, warnings = expected_hash(found)
+    target = None if output is None else check_output(output, found.file, found.model, state, *paths)
+    network = quantized(card)
+    if state is not None:
+        _load(network, Path(state))
+    frozen = freeze(network)
+    origin = frozen.origin
+    assert origin is not None
+    if origin.state_sha256 != facts.state_sha256:
+        what = f"state '{state}'" if state is not None else "the quantized network"
+        warnings.append(f"{what} has other numbers than the card's: SHA-256 {origin.state_sha256[:16]}")
+    wanted = facts.options.get("wanted")
+    with scratch_folder() as folder:
+        name = found.model.name if found.model is not None else card.result.name if card.result else "model.onnx"
+        path = folder / name
+
+        def written(place: Path, known: Card | None) -> WrittenGraph:
+            return write_graph(frozen, example, place, form, wanted, facts.widened, known)
+
+        own = written(path, None).card
+        assert own is not None
+        warnings += differences(card, replace(own, platform=platform_facts()))
+        made = written(path, card).result
+        is_same = expected in (made.sha256, file_hash(path))
+        differing: list[str] = []
+        if is_same:
+            made = replace(made, sha256=expected)
+        elif found.model is None:
+            differing = ["the file itself is not at hand: what differs in it is unknown"]
+        else:
+            differing = file_differences(found.model, path) or ["other bytes for the same nodes, weights and metadata"]
+        if target is not None:
+            with together(target):
+                kept = card if is_same else own
+                beside = placed(kept, target, *paths, written(target, kept).result)
+                write_text(json.dumps({"card": beside.to_dict()}, indent=1), target.with_suffix(".json"))
+    return Reproduction(expected, made, tuple(warnings), tuple(differing))
+
+
+def _quantized(card: Card, function: Callable[[], Any], data: Any, file: Path) -> QuantizedNetwork:
+    """Return the calibrated network; an InvalidValueError says if the module or the data is not the card's."""
+    returned = function()
+    module, loader = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if not isinstance(module, (nn.Module, ExportedProgram)):
+        raise UnsupportedTypeError(
+            f"the function returned {type(module).__name__}: expected the float module, or (module, loader)"
+        )
+    source = source_facts(module)
+    if source.sha256 != card.source.sha256:
+        raise InvalidValueError(
+            f"the module {source.name} is not the card's: its state has SHA-256 {source.sha256[:16]}, expected "
+            f"{card.source.sha256[:16]} of {card.source.name}"
+        )
+    if data is not None:
+        loader = _batches_of(Path(data), signature_of(module).names, card.data.batch_size)
+    if loader is None and card.data.sha256 and card.data.kind.value == "object":
+        raise InvalidValueError(
+            f"card '{file}': the network was calibrated on {card.data.samples} samples: return (module, loader), or "
+            "give arrays named as the inputs with --calib"
+        )
+    try:
+        config = Config.from_dict(card.config)
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(f"card '{file}': field 'config': {error}") from error
+    network = ModelQuantizer(config).quantize_model(module, loader)
+    if not isinstance(network, QuantizedNetwork) or network.origin is None:
+        raise UnsupportedTypeError(f"{source.name}: a language model is quantized as a module: see quark quantize-llm")
+    facts = network.origin.data
+    if card.data.sha256 != facts.sha256:
+        same_count = facts.samples == card.data.samples
+        why = "other values in them" if same_count else f"{facts.samples} samples, expected {card.data.samples}"
+        raise InvalidValueError(f"the calibration data is not the card's: {why}, or batches of other sizes")
+    return network
+
+
+def _batches_of(path: Path, names: tuple[str, ...], size: int) -> Iterator[dict[str, torch.Tensor]]:
+    arrays = read_array_file(path, f"data '{path}'", names)
+    if not arrays:
+        raise InvalidValueError(f"data '{path}': expected arrays named {', '.join(names)}")
+    tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
+    for start in range(0, min(map(len, tensors.values())), size):
+        yield {name: each[start : start + size] for name, each in tensors.items()}
+
+
+def _load(network: QuantizedNetwork, path: Path) -> None:
+    """Read a state dict, as torch.save or safetensors writes it."""
+    if not path.is_file():
+        raise InvalidValueError(f"state '{path}': there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch and safetensors have no base class for invalid files
+        reason = str(error).partition("\n")[0]
+        raise InvalidValueError(f"state '{path}' cannot be read: {type(error).__name__}: {reason}") from error
+    inner = content.get("model") if isinstance(content, Mapping) else None
+    try:
+        network.load_state_dict(inner if isinstance(inner, Mapping) else content)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidValueError(f"state '{path}' is not of this quantized module: {reason}") from error
+
+
+def _form_of(facts: TorchFacts, file: Path) -> ExportForm:
+    options = dict(facts.options)
+    try:
+        names = GraphNames(*(tuple(options.pop(name, ())) for name in ("inputs", "outputs")))
+        options.pop("wanted", None)
+        return ExportForm(**options, names=names)
+    except TypeError as error:
+        raise InvalidValueError(f"card '{file}': field 'torch.options': {error}") from error
+
+
+def _example_of(facts: TorchFacts, file: Path) -> tuple[torch.Tensor, ...]:
+    """Return zeros: values of the example do not affect the file."""
+    found = []
+    for name, (dtype, shape) in facts.inputs.items():
+        kind = getattr(torch, dtype, None) if dtype.isidentifier() else None
+        if not isinstance(kind, torch.dtype):
+            raise InvalidValueError(f"card '{file}': field 'torch.inputs.{name}': {dtype!r} is no type of torch")
+        found.append(torch.zeros(shape, dtype=kind))
+    return tuple(found)
