@@ -4,7 +4,8 @@
 
 JOB is JSON: who (float, ours or amd-quark), model (a folder for transformers), calibration and evaluation (.npy files
 of token ids [windows, tokens]), samples and windows (how many of them are used), layer (input_tensors and weight, each
-the name and the arguments of a spec class), algorithms (names and arguments of config classes), exclude, and result.
+the name and the arguments of a spec class), algorithms (names and arguments of config classes), exclude, device (cpu
+or cuda), and result.
 
 Both packages have the same classes under `quark.torch`, so the code is the same. It runs in the environment of whoever
 is measured, and nothing of this folder is imported. The clock runs while the module is quantized. The size is that of
@@ -51,13 +52,13 @@ def quantize(model: Any, job: Job, samples: list[Any]) -> Any:
     return quantizer.freeze(quantized) if job["who"] == "amd-quark" else quantized
 
 
-def perplexity(model: Any, windows: np.ndarray[Any, Any]) -> float:
+def perplexity(model: Any, windows: np.ndarray[Any, Any], device: str = "cpu") -> float:
     """Return exp of the mean loss of all tokens but the first of each window, given those before it."""
     import torch
 
     losses = []
     with torch.no_grad():
-        for window in torch.from_numpy(windows):
+        for window in torch.from_numpy(windows).to(device):
             logits = model(window[None]).logits[0, :-1]
             losses.append(torch.nn.functional.cross_entropy(logits.float(), window[1:]).item())
     return math.exp(sum(losses) / len(losses))
@@ -79,14 +80,14 @@ def main() -> None:
     from transformers import AutoModelForCausalLM
 
     job: Job = json.loads(sys.argv[1])
-    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
-    samples = [torch.from_numpy(each[None]) for each in np.load(job["calibration"])[: job["samples"]]]
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval().to(job["device"])
+    samples = [torch.from_numpy(each[None]).to(job["device"]) for each in np.load(job["calibration"])[: job["samples"]]]
     begin = time.perf_counter()
     if job["who"] != "float":
         model = quantize(model, job, samples)
     seconds = time.perf_counter() - begin
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    found = perplexity(model, np.load(job["evaluation"])[: job["windows"]])
+    found = perplexity(model, np.load(job["evaluation"])[: job["windows"]], job["device"])
     result: Job = {"seconds": seconds, "peak_mb": peak_mb, "perplexity": found}
     try:
         result["file_mb"] = saved_megabytes(model, job)

@@ -1,14 +1,15 @@
 """Transformers by their task measures, and a language model by its perplexity: float, ours, and other quantizers.
 
     python -m bench.transformers --zoo DIR --judge FILE.py bench/cifar_judge.py [--only NAME ...]
-                                 [--language DIR --calibration FILE.npy --evaluation FILE.npy]
+                                 [--language DIR --calibration FILE.npy --evaluation FILE.npy
+                                  [--device cuda] [--jobs N]]
                                  [--rows PATTERN ...] [--peers NAME ... | none] [--judge-python PYTHON] [--resume]
 
 Networks in ONNX are judged as by `bench.networks`: `--zoo` has the float models and what the scripts of `--judge` read.
 `--language` is a folder that transformers reads as a causal language model; the two files have token ids [windows,
 tokens], from different texts. Its last projection stays in float. Perplexity is over all tokens but the first of each
 window. AMD Quark gets the same configuration objects, in its own environment. SmoothQuant's alpha is searched, and
-rotations are in blocks of 32.
+rotations are in blocks of 32. With `--jobs` several rows are measured at once, and their seconds mean little.
 
 Weights in 4 bits are in MatMulNBits, in groups that have a scale and a zero point each; of our presets, only
 INT4_WEIGHT_ONLY_GPTQ has zero points. Ours has the table of embeddings in 4 bits as well, ONNX Runtime where the row
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -201,6 +203,7 @@ class LanguageModel:
     evaluation: Path
     samples: int
     windows: int
+    device: str
 
     @classmethod
     def open(cls, arguments: argparse.Namespace) -> LanguageModel:
@@ -212,7 +215,8 @@ class LanguageModel:
         for name, path in files.items():
             if path is None or not path.is_file():
                 raise SystemExit(f"--{name} {path}: no such file; expected an .npy file of token ids [windows, tokens]")
-        return cls(folder, **files, samples=arguments.language_samples, windows=arguments.windows)
+        numbers = {"samples": arguments.language_samples, "windows": arguments.windows}
+        return cls(folder, **files, **numbers, device=arguments.device)
 
     def measure(self, who: str, configuration: LanguageConfiguration | None, interpreters: Interpreters) -> Figure:
         """One row; None is the float model."""
@@ -225,6 +229,7 @@ class LanguageModel:
             "evaluation": str(self.evaluation.absolute()),
             "samples": self.samples,
             "windows": self.windows,
+            "device": self.device,
         }
         if configuration is not None:
             job |= {"layer": configuration.layer, "exclude": ["lm_head"]}
@@ -273,6 +278,8 @@ def parse_arguments() -> argparse.Namespace:
         "--language-samples", type=positive, default=128, metavar="N", help="windows to calibrate on (%(default)s)"
     )
     parser.add_argument("--windows", type=positive, default=40, metavar="N", help="windows to evaluate (%(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for the language model (%(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="rows of the language model at once")
     parser.add_argument("--rows", nargs="+", metavar="PATTERN", help="such as 'ours *' (all)")
     parser.add_argument("--note", default="", metavar="TEXT", help="a remark for the record, such as what else ran")
     add_peer_arguments(parser, (AMD, "onnxruntime", "nncf"))
@@ -312,12 +319,18 @@ def main() -> None:
         update(record, figures)
     if language is not None:
         rows = [(FLOAT, None), *((who, each) for each in LANGUAGE_CONFIGURATIONS for who in LANGUAGE_QUANTIZERS)]
-        for who, each in rows:
-            label = each.label if each else ""
-            is_asked = who == FLOAT or (who in quantizers and is_chosen(who, label, patterns))
-            if is_asked and (language.folder.name, who, label) not in done:
-                figures.append(language.measure(who, each, interpreters))
-                update(record, figures)
+        asked = [
+            (who, each, interpreters)
+            for who, each in rows
+            if (who == FLOAT or (who in quantizers and is_chosen(who, each.label if each else "", patterns)))
+            and (language.folder.name, who, each.label if each else "") not in done
+        ]
+        measured: dict[int, Figure] = {}
+        with ThreadPoolExecutor(arguments.jobs) as pool:  # each row runs in a process of its own
+            places = {pool.submit(language.measure, *row): place for place, row in enumerate(asked)}
+            for each in as_completed(places):
+                measured[places[each]] = each.result()
+                update(record, [*figures, *(measured[place] for place in sorted(measured))])
     record.finish()
 
 

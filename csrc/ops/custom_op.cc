@@ -147,6 +147,14 @@ ort::Status* infer_like(const ort::Api& api, ort::ShapeInferContext* context, si
   size_t rank = 0;
   if (ort::Status* status = api.dimension_count(shaped, &rank)) return status;
   if (rank == 0) return nullptr;
+  // ONNX Runtime would write a dimension that is neither known nor named as -1, which fits no other.
+  std::vector<int64_t> dims(rank);
+  std::vector<const char*> names(rank);
+  if (ort::Status* status = api.dimensions(shaped, dims.data(), rank)) return status;
+  if (ort::Status* status = api.dimension_names(shaped, names.data(), rank)) return status;
+  for (size_t i = 0; i < rank; ++i) {
+    if (dims[i] < 0 && (names[i] == nullptr || *names[i] == '\0')) return nullptr;
+  }
   if (ort::Status* status = api.inferred_input(context, type_input, &typed)) return status;
   if (shape_input == type_input) return api.infer_output(context, 0, shaped);
   ort::ElementType type = ort::kUndefined;

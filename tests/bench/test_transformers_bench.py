@@ -81,7 +81,7 @@ class Runner:
 
 
 def test_only_amd_quark_is_told_the_structure() -> None:
-    model = LanguageModel(Path("llama"), Path("a.npy"), Path("b.npy"), samples=3, windows=2)
+    model = LanguageModel(Path("llama"), Path("a.npy"), Path("b.npy"), samples=3, windows=2, device="cpu")
     answer = {"seconds": 2.0, "peak_mb": 100.0, "perplexity": 21.0, "save_error": "no disk"}
     configuration = next(each for each in LANGUAGE_CONFIGURATIONS if each.label.endswith("64, AWQ"))
     jobs = {}

@@ -331,6 +331,24 @@ def test_a_tensor_of_unknown_rank_is_not_taken_for_a_scalar() -> None:
     assert open_session(turned, native=True).run(None, {"x": x})[0].shape == (3, 2, 35)
 
 
+def test_an_unknown_dimension_is_not_taken_for_minus_one() -> None:
+    # a reshape by a computed size leaves a dimension without a number and without a name
+    x = np.random.default_rng(8).standard_normal((4, 6)).astype(np.float32)
+    nodes = [
+        helper.make_node("Cast", ["half"], ["size"], to=TensorProto.INT64),
+        helper.make_node("Reshape", ["x", "size"], ["r"]),
+        helper.make_node("MXQuantizeDequantize", ["r"], ["q"], domain="com.amd.quark"),
+        helper.make_node("MatMul", ["q", "w"], ["p"]),
+        helper.make_node("Add", ["p", "r"], ["y"]),
+    ]
+    model = unknown_rank_model(nodes)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, [4, 6]))
+    model.graph.input.append(helper.make_tensor_value_info("half", FLOAT, [2]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w"))
+    half = np.array([8, 3], np.float32)
+    assert open_session(model, native=True).run(None, {"x": x, "half": half})[0].shape == (8, 3)
+
+
 def test_extended_operators_on_unknown_rank() -> None:
     x = np.random.default_rng(9).standard_normal((2, 5)).astype(np.float32)
     model = unknown_rank_model(

@@ -33,6 +33,8 @@ def shapes() -> onnx.ModelProto:
     net = Net(opset=17)
     x = net.input("x", (1, 4, 6))
     size = net.node("Gather", net.node("Shape", x), net.constant(np.array(1, np.int64)))
+    nine, two = net.node("Add", size, net.constant(np.array(5, np.int64))), net.constant(np.array(2, np.int64))
+    size = net.node("Div", nine, two)  # of integers: 4 again
     flat = net.node(
         "Concat", net.integers([1]), net.node("Unsqueeze", size, net.integers([0])), net.integers([-1]), axis=0
     )

@@ -39,6 +39,11 @@ def _of_any(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> O
     return lambda inputs, attributes: functools.reduce(function, inputs)
 
 
+def _divided(dividend: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    is_float = dividend.is_floating_point() or divisor.is_floating_point()
+    return torch.div(dividend, divisor, rounding_mode=None if is_float else "trunc")
+
+
 OPERATORS: dict[str, Operator] = {
     "Identity": _of_one(lambda x: x),
     "Relu": _of_one(torch.relu),
@@ -53,7 +58,7 @@ OPERATORS: dict[str, Operator] = {
     "Add": _of_two(torch.add),
     "Sub": _of_two(torch.sub),
     "Mul": _of_two(torch.mul),
-    "Div": _of_two(torch.div),
+    "Div": _of_two(_divided),
     "Pow": _of_two(torch.pow),
     "PRelu": _of_two(lambda x, slope: torch.where(x < 0, x * slope, x)),
     "MatMul": _of_two(torch.matmul),
