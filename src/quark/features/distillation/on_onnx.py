@@ -53,7 +53,7 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
     except ModelError as error:
         return [_nothing(str(error))]
     held_back = samples[HELD_BACK - 1 :: HELD_BACK]
-    with FloatRunner(work.exact) as runner:
+    with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
         judged = [*held_back, *work.samples.held_out]
         expected = [runner.outputs(sample) for sample in judged]
     folder = _folder(work, work.exact, options)

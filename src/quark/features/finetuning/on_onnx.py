@@ -28,7 +28,7 @@ from quark.features.finetuning.block_fitting import BlockFitter
 from quark.features.finetuning.blocks import Block, blocks
 from quark.features.finetuning.checkpoint import Checkpoint
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
-from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction, providers_of
+from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
 from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, stages
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
@@ -69,7 +69,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
     exact, expected = work.exact, work.expected
     if options.reference is not None:
         exact = load_reference(options.reference, work)
-        with FloatRunner(exact) as runner:
+        with FloatRunner(exact, providers=work.settings.calibrate.providers) as runner:
             expected = [runner.outputs(sample) for sample in work.samples.held_out]
     judged = _judged_outputs(model, options.output_index)
     before = quantized_errors(work, expected, judged)
@@ -180,7 +180,7 @@ class _Finetuning:
         environment = [repr(sorted(versions().items())), fitting.arithmetic()]
         # everything that a finetuned layer follows from
         self.checkpoint = Checkpoint(options.folder, [*digests, plan.digest, samples.digest(), settings, *environment])
-        processors, providers = processor_count(), providers_of(options.infer_device)
+        processors, providers = processor_count(), (options.infer_device,)
         self._walks = tuple(
             Walk(
                 network,
@@ -356,11 +356,15 @@ class _Finetuning:
         """The errors of the network's outputs on held-out samples; none unless `is_selective`."""
         if not self._held_out:
             return OutputErrors()
-        return output_errors(self._copy, self._held_out, self._expected, self._judged, has_integer_kernels=False)
+        return output_errors(
+            *(self._copy, self._held_out, self._expected, self._judged),
+            providers=(self._options.infer_device,),
+            has_integer_kernels=False,
+        )
 
     @functools.cached_property
     def _expected(self) -> Sequence[Mapping[str, Array]]:
-        with FloatRunner(self._walks[0].model) as runner:
+        with FloatRunner(self._walks[0].model, providers=(self._options.infer_device,)) as runner:
             return [runner.outputs(sample) for sample in self._held_out]
 
     def close(self) -> None:
