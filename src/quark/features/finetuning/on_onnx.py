@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 
 import quark.features.finetuning.fit as fitting
 from quark.account import AlgorithmFacts
 from quark.compare.improvement import OutputErrors
+from quark.devices import Device
 from quark.errors import InvalidValueError, ModelError
 from quark.features.bias_correction.on_onnx import give_biases
 from quark.features.finetuning.block_fitting import BlockFitter
 from quark.features.finetuning.blocks import Block, blocks
 from quark.features.finetuning.checkpoint import Checkpoint
+from quark.features.finetuning.device_walk import DeviceWalk
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
 from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
@@ -181,15 +184,17 @@ class _Finetuning:
         # everything that a finetuned layer follows from
         self.checkpoint = Checkpoint(options.folder, [*digests, plan.digest, samples.digest(), settings, *environment])
         processors, providers = processor_count(), (options.infer_device,)
+        settings_of_walk: dict[str, Any] = {
+            "providers": providers,
+            "workers": min(2, processors),
+            "threads": max(1, processors // 2),
+        }
+        kind: type[Walk] = Walk
+        inference = Device.parse(options.infer_device)
+        if inference.kind == "cuda" and str(inference) == options.fit.device:
+            kind, settings_of_walk["device"] = DeviceWalk, torch.device(options.fit.device)
         self._walks = tuple(
-            Walk(
-                network,
-                self._samples,
-                lambda: SampleStore(options.memory_limit // 4),
-                providers=providers,
-                workers=min(2, processors),
-                threads=max(1, processors // 2),
-            )
+            kind(network, self._samples, lambda: SampleStore(options.memory_limit // 4), **settings_of_walk)
             for network in (exact, walked)
         )
         float_walk, quantized_walk = self._walks
