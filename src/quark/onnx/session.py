@@ -28,11 +28,10 @@ import onnx_ir as ir
 from quark.devices import Providers, providers_of
 from quark.errors import InvalidValueError, ModelError
 from quark.files.output import Scratch, is_same_file
-from quark.formats.native import library_file
+from quark.formats.native import cuda_problem, library_file
 from quark.onnx.input_files import check_unchanged, held_still
 from quark.onnx.large_tensors import MappedTensor, Message, mapped_files, refer, split, weight_bytes
 from quark.ops.function_body import CAST_LIKE_OPSET
-from quark.ops.library import DEVICES_WITH_KERNELS
 from quark.ops.portable_functions import add_portable_functions, define_portable_functions
 from quark.ops.schema import DOMAIN
 from quark.text import get_logger, one_line
@@ -94,7 +93,8 @@ def open_session(
     """
     extra = list(extra_outputs)
     where = providers_of(providers)
-    library = library_file() if has_library and where.kind.upper() in DEVICES_WITH_KERNELS else None
+    has_kernels = where.kind == "cpu" or (where.kind == "cuda" and not cuda_problem())
+    library = library_file() if has_library and has_kernels else None
 
     def make_options() -> Any:
         import onnxruntime

@@ -6,7 +6,6 @@ from quark.errors import MissingDependencyError, unknown_name
 from quark.formats.native import FILE_NAME, library_file
 
 DEVICES = ("CPU", "CUDA", "ROCM")
-DEVICES_WITH_KERNELS = frozenset({"CPU"})  # where the library's operators compute without copying tensors
 
 
 def get_library_path(device: str = "CPU") -> str:

@@ -297,7 +297,7 @@ def gpu() -> Iterator[Finding]:
     import onnxruntime
 
     from quark.devices import CUDA_PROVIDER, INSTALL, driver
-    from quark.ops.library import DEVICES_WITH_KERNELS
+    from quark.formats.native import cuda_problem
 
     found = driver()
     if found.trouble:
@@ -309,15 +309,15 @@ def gpu() -> Iterator[Finding]:
         detail = f"this ONNX Runtime has no {CUDA_PROVIDER}"
         yield Finding("onnxruntime on CUDA", Health.WARNING, detail, "networks run on the CPU", INSTALL["cuda"])
         return
-    has_kernels = "CUDA" in DEVICES_WITH_KERNELS
+    problem = cuda_problem()
     try:
-        is_exact = _is_exact(("cuda:0",), has_kernels)
+        is_exact = _is_exact(("cuda:0",), not problem)
     except Exception as error:  # noqa: BLE001 - anything that a broken package raises
         consequence = "a device that is asked for is an error; networks run on the CPU"
         remedy = "a build of torch for the same CUDA brings the libraries, or install CUDA and cuDNN 9"
         yield Finding("onnxruntime on CUDA", Health.WARNING, " ".join(str(error).split()), consequence, remedy)
         return
-    way = "by kernels of ours" if has_kernels else "as portable functions, without kernels of ours"
+    way = f"as portable functions, since {problem}" if problem else "by kernels of the library"
     if is_exact:
         yield Finding("onnxruntime on CUDA", Health.OK, f"MXQuantizeDequantize runs there {way} and is exact")
     else:
