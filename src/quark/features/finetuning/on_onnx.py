@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 import quark.features.finetuning.fit as fitting
 from quark.account import AlgorithmFacts
 from quark.compare.improvement import OutputErrors
-from quark.devices import Device
 from quark.errors import InvalidValueError, ModelError
 from quark.features.bias_correction.on_onnx import give_biases
 from quark.features.finetuning.block_fitting import BlockFitter
 from quark.features.finetuning.blocks import Block, blocks
 from quark.features.finetuning.checkpoint import Checkpoint
-from quark.features.finetuning.device_walk import DeviceWalk
+from quark.features.finetuning.device_walk import DeviceWalk, shares_memory
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
 from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
@@ -190,8 +189,7 @@ class _Finetuning:
             "threads": max(1, processors // 2),
         }
         kind: type[Walk] = Walk
-        inference = Device.parse(options.infer_device)
-        if inference.kind == "cuda" and str(inference) == options.fit.device:
+        if shares_memory(options):
             kind, settings_of_walk["device"] = DeviceWalk, torch.device(options.fit.device)
         self._walks = tuple(
             kind(network, self._samples, lambda: SampleStore(options.memory_limit // 4), **settings_of_walk)
