@@ -13,6 +13,7 @@ from quark.formats.native import instruction_set
 DISTRIBUTIONS = {
     "quark-quantizer": "quark",
     "onnxruntime": "ONNX Runtime",
+    "onnxruntime-gpu": "ONNX Runtime (GPU)",
     "onnx": "onnx",
     "numpy": "numpy",
     "torch": "torch",

@@ -130,6 +130,7 @@ class Report:
     measure: MeasureResult | None = None  # of the user's metric, if there is one
     chosen_by: str = ""  # why this configuration, if the user named none
     auto: Mapping[str, Any] = field(default_factory=dict)  # what `--config auto` tried, as JSON
+    device: str = "cpu"  # where both networks were run
     card: Mapping[str, Any] = field(default_factory=dict)  # how to rebuild the file: quark.card.Card as JSON
 
     @property
@@ -158,6 +159,7 @@ class Report:
             "chosen_by": self.chosen_by,
             "config": dict(self.config),
             "versions": dict(self.versions),
+            "device": self.device,
             "calibration": asdict(self.calibration),
             "rewrites": [asdict(each) for each in self.rewrites],
             "algorithms": [asdict(each) for each in self.algorithms],

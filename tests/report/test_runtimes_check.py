@@ -66,7 +66,10 @@ def fake_torch(monkeypatch, cuda, is_available):
     module: Any = types.ModuleType("torch")
     module.__spec__ = importlib.util.spec_from_loader("torch", None)
     module.version = types.SimpleNamespace(cuda=cuda)
-    module.cuda = types.SimpleNamespace(is_available=lambda: is_available)
+    names = ["NVIDIA A", "NVIDIA B"]
+    module.cuda = types.SimpleNamespace(
+        is_available=lambda: is_available, device_count=lambda: len(names), get_device_name=lambda number: names[number]
+    )
     monkeypatch.setitem(sys.modules, "torch", module)
 
 
@@ -85,13 +88,16 @@ def test_torch_too_old_leaves_the_rest_working(monkeypatch):
     assert "torch>=2.6" in finding.remedy
 
 
-@pytest.mark.parametrize(("cuda", "is_available", "count"), [("12.8", False, 2), ("12.8", True, 1), (None, False, 1)])
+@pytest.mark.parametrize(("cuda", "is_available", "count"), [("12.8", False, 2), ("12.8", True, 2), (None, False, 1)])
 def test_a_build_for_cuda_without_a_driver(monkeypatch, cuda, is_available, count):
     fake_torch(monkeypatch, cuda, is_available)
     set_version(monkeypatch, "torch", "2.9.0")
     findings = list(torch())
     assert len(findings) == count
-    if count == 2:
+    if is_available:
+        assert findings[1].health is Health.OK
+        assert "NVIDIA A, NVIDIA B" in findings[1].detail
+    elif cuda is not None:
         assert findings[1].health is Health.WARNING
         assert "12.8" in findings[1].detail
         assert "nvidia-smi" in findings[1].remedy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.options import PATH, data_options, json_option, metric_option
+from quark.cli.options import PATH, data_options, device_option, json_option, metric_option
 from quark.cli.terminal import say, say_json
 from quark.compare import overall_verdict, worst_text
 from quark.evaluate import Network, open_dataset
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", type=PATH)
 @data_options
+@device_option("Where ONNX Runtime runs the model.")
 @json_option()
 def evaluate(
     model: Path,
@@ -33,6 +34,7 @@ def evaluate(
     batch_size: int,
     threads: int | None,
     preprocess: str,
+    device: str,
     as_json: bool,
 ) -> None:
     """Measure the accuracy and speed of MODEL.
@@ -41,7 +43,7 @@ def evaluate(
     the sorted order of the folders.
     """
 
-    network = Network(model, threads)
+    network = Network(model, threads, (device,))
     result = evaluate_network(network, open_dataset(data, network, preprocess, limit, labels), batch_size)
     if as_json:
         say_json(result.to_json())
@@ -50,7 +52,8 @@ def evaluate(
     say(f"top-1 {100 * result.accuracy.top1:.2f} %")
     say(f"top-5 {100 * result.accuracy.top5:.2f} %")
     speed = result.speed
-    say(f"{speed.ms_per_sample:.2f} ms/sample (best of {speed.repeats}, batches of {speed.batch_size})")
+    batches = f"batches of {speed.batch_size}"
+    say(f"{speed.ms_per_sample:.2f} ms/sample on {result.device} (best of {speed.repeats}, {batches})")
     for remark in result.remarks:
         say(f"note: {remark}", err=True)
 
@@ -60,6 +63,7 @@ def evaluate(
 @click.argument("second", type=PATH)
 @data_options
 @metric_option("Built-in measures compare the outputs on --data; functions load their own data.")
+@device_option("Where ONNX Runtime runs both models.")
 @json_option("Print JSON instead of tables.")
 def compare(
     first: Path,
@@ -71,6 +75,7 @@ def compare(
     threads: int | None,
     preprocess: str,
     metric: str | None,
+    device: str,
     as_json: bool,
 ) -> None:
     """Compare two models on the same samples.
@@ -81,7 +86,7 @@ def compare(
     """
 
     measure = None if metric is None else Measure.of(metric)
-    networks = Network(first, threads), Network(second, threads)
+    networks = Network(first, threads, (device,)), Network(second, threads, (device,))
     dataset = open_dataset(data, networks[0], preprocess, limit, labels)
     result = compare_networks(*networks, dataset, batch_size, measure)
     if as_json:

@@ -17,9 +17,9 @@ from quark.cli.errors import ErrorReportingCommand, debug_option
 from quark.cli.options import COUNT, PATH, Calibration, preprocess_option, random_option
 from quark.cli.quantize_command import Quantization
 from quark.cli.terminal import say
+from quark.devices import Device
 from quark.evaluate import Network, evaluate, open_dataset
 from quark.evaluate import prepare_data as prepare
-from quark.evaluate.network import providers_of
 from quark.inspect.inspection import model_bytes
 from quark.onnx import PowerOfTwoMethod, QuantizationConfig, QuantType, quantize
 from quark.onnx.load.reading import read_proto
@@ -128,7 +128,7 @@ def prepare_data(val_data: Path, calib_data: Path, labels: Path | None) -> None:
 def onnx_validate(data: Path, onnx_input: Path, batch_size: int, gpu: bool, preprocess: str) -> None:
     """Measure the top-1 and top-5 accuracy of a model on DATA, which has one folder per class."""
 
-    network = Network(onnx_input, providers=providers_of("gpu" if gpu else "cpu"))
+    network = Network(onnx_input, providers=("gpu" if gpu else "cpu",))
     accuracy = evaluate(network, open_dataset(data, network, preprocess), batch_size).accuracy
     say(f"{accuracy.count} images: top1 {100 * accuracy.top1:.3f} %, top5 {100 * accuracy.top5:.3f} %")
 
@@ -141,7 +141,7 @@ def onnx_validate(data: Path, onnx_input: Path, batch_size: int, gpu: bool, prep
 @click.option("--config", required=True, metavar="NAME|FILE.yaml", help="A preset, such as MXINT8, or a file.")
 @click.option("--num_calib_data", type=COUNT, default=1000, show_default=True, help="Images to use.")
 @click.option("--batch_size", type=COUNT, default=1, show_default=True)
-@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|rocm", help="Where calibration runs.")
+@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|rocm", help="Where networks are run.")
 def quantize_model(
     input_model_path: Path,
     output_model_path: Path,
@@ -154,8 +154,8 @@ def quantize_model(
 ) -> None:
     """Quantize a model with a preset and print a summary."""
 
-    providers = providers_of(device)
-    changes = () if device == "cpu" else (("execution_providers", list(providers)),)
+    Device.parse(device).check()
+    changes = () if device == "cpu" else (("execution_providers", [device]),)
     calibration = Calibration(calibration_dataset_path, num_calib_data, batch_size, is_random=is_random)
     Quantization(input_model_path, output_model_path, config, changes, calibration).run()
 

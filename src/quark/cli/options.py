@@ -87,6 +87,11 @@ def data_options(command: Command) -> Command:
     return command
 
 
+def device_option(help_text: str) -> Callable[[Command], Command]:
+    """--device."""
+    return click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help=help_text)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """`count` samples of the data at `path`, evenly spaced over the sorted files, or all of them if None.

@@ -17,6 +17,7 @@ from quark.cli.options import (
     PATH,
     Calibration,
     Change,
+    device_option,
     is_file_name,
     json_option,
     metric_option,
@@ -129,6 +130,7 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     metavar="[PROFILE]",
     help="Store block-format weights at their true bit width. PROFILE is portable (the default), custom or native.",
 )
+@device_option("Where networks are run, and layers finetuned: everything that is measured, and the verdict.")
 @json_option("Print the report as JSON instead of the summary.")
 def quantize(
     model_in: Path,
@@ -146,6 +148,7 @@ def quantize(
     metric: str | None,
     page: Path | None,
     pack: str | None,
+    device: str,
     as_json: bool,
 ) -> None:
     """Quantize the model IN and write it to OUT.
@@ -167,6 +170,10 @@ def quantize(
             f"--target chooses the preset, and --config {config} names one: give one of them, or --config auto",
         ),
         (is_auto and bool(changes), "--config auto chooses all options itself: leave --set out, or name a preset"),
+        (
+            is_auto and device != "cpu",
+            "--config auto times networks on the CPU: leave --device out, or name a preset",
+        ),
         (is_auto and pack is not None, "--config auto packs where that makes the file smaller: leave --pack out"),
         (is_auto and calib is None, "--config auto needs data to judge by: give --calib, or name a preset"),
         (
@@ -196,6 +203,7 @@ def quantize(
     if is_auto:
         job = AutoQuantization(model_in, model_out, runs_on or TARGETS[0], calibration, metric, max_drop, data)
     else:
+        changes = (*changes, *device_changes(config, device))
         job = Quantization(model_in, model_out, config, changes, calibration, pack, metric, runs_on)
     model = job.run(as_json)
     if model is None:
@@ -210,6 +218,15 @@ def quantize(
         if drop.points > max_drop:
             say(f"Error: {drop} lost, more than --max-drop {max_drop:g}", err=True)
             raise SystemExit(DROP_EXCEEDED)
+
+
+def device_changes(config: str | None, device: str) -> tuple[Change, ...]:
+    """The changes to a config that --device stands for."""
+    if device == "cpu":
+        return ()
+    is_finetuned = config is not None and getattr(read_config(config, ()), "include_fast_ft", False)
+    training: tuple[Change, ...] = (("FastFinetune.OptimDevice", device),) if is_finetuned else ()
+    return (("InferDevice", device), *training)
 
 
 @dataclass(frozen=True)

@@ -119,12 +119,14 @@ class Evaluation:
     accuracy: Accuracy
     speed: Speed
     remarks: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON, with accuracies in percent."""
         return {
             "model": self.model,
             "data": self.data,
+            "device": self.device,
             "samples": self.accuracy.count,
             "top1_percent": 100 * self.accuracy.top1,
             "top5_percent": 100 * self.accuracy.top5,
@@ -153,7 +155,7 @@ def evaluate(network: Network, data: Dataset, batch_size: int = DEFAULT_BATCH_SI
                 advance()
     accuracy = meter.result()
     assert speed is not None
-    return Evaluation(network.name, data.source, accuracy, speed, remarks_on(data, classes))
+    return Evaluation(network.name, data.source, accuracy, speed, remarks_on(data, classes), network.device)
 
 
 def remarks_on(data: Dataset, classes: int) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.errors import InvalidValueError, MissingDependencyError, ModelError, unknown_name
+from quark.devices import device_of
+from quark.errors import InvalidValueError, ModelError
 from quark.onnx.data import InputInfo
 from quark.onnx.input_files import held_still
 from quark.onnx.load.reading import watch_external_data
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
     import onnxruntime
 
 Array = NDArray[Any]
-CPU = ("CPUExecutionProvider",)
+CPU = ("cpu",)
 
 
 class Network:
-    """An ONNX model in ONNX Runtime."""
+    """An ONNX model in ONNX Runtime, on devices of quark.devices."""
 
     def __init__(self, model: Path, threads: int | None = None, providers: tuple[str, ...] = CPU) -> None:
         self.path = model
+        self.device = str(device_of(providers))
         self.name = model.name
         self._files = watch_external_data(checked_file(model))  # the runtime maps them
         with held_still(self._files):
@@ -108,35 +110,3 @@ def _input(port: onnxruntime.NodeArg) -> InputInfo:
     except TypeError as error:
         raise ModelError(f"input '{port.name}' has type {port.type}, which is not an array of numbers") from error
     return InputInfo(port.name, dtype, shape)
-
-
-CPU_PROVIDER = "CPUExecutionProvider"
-PROVIDERS = {
-    "cpu": (CPU_PROVIDER,),
-    "cuda": ("CUDAExecutionProvider",),
-    "rocm": ("ROCMExecutionProvider", "MIGraphXExecutionProvider"),
-    "gpu": ("CUDAExecutionProvider", "ROCMExecutionProvider", "MIGraphXExecutionProvider", "DmlExecutionProvider"),
-}
-
-
-def providers_of(device: str) -> tuple[str, ...]:
-    """Return the execution provider for a device, and the CPU as a fallback. An unavailable device is an error.
-
-    >>> providers_of("cpu")
-    ('CPUExecutionProvider',)
-    """
-    name = device.lower().partition(":")[0]
-    if name not in PROVIDERS:
-        raise unknown_name("device", device, PROVIDERS)
-    if name == "cpu":
-        return (CPU_PROVIDER,)
-    import onnxruntime
-
-    available = onnxruntime.get_available_providers()
-    found = next((each for each in PROVIDERS[name] if each in available), None)
-    if found is None:
-        raise MissingDependencyError(
-            f"device '{device}': this ONNX Runtime has {', '.join(available)}; install the distribution for your GPU "
-            f"(onnxruntime-gpu, onnxruntime-rocm ...) in its place, or leave the option out to run on the CPU"
-        )
-    return (found, CPU_PROVIDER)

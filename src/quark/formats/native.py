@@ -87,6 +87,19 @@ def load_library() -> ctypes.CDLL | None:
     return library
 
 
+@functools.cache
+def cuda_problem() -> str | None:
+    """Why operators of the library cannot run on NVIDIA's GPUs; None if they can."""
+    path = library_file()
+    if path is None:
+        return "the library was not compiled"
+    problem = getattr(ctypes.CDLL(str(path)), "quark_cuda_problem", None)
+    if problem is None:
+        return "the library has no kernels for CUDA"
+    problem.restype = ctypes.c_char_p
+    return str(problem().decode()) or None
+
+
 def instruction_set() -> str | None:
     """The instruction set that the compiled code uses on this processor; None if the code is not used."""
     library = load_library()

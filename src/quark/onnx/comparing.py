@@ -167,6 +167,7 @@ def output_errors(
     expected: Sequence[Mapping[str, Array]],
     outputs: Sequence[str] | None = None,
     *,
+    providers: Sequence[str],
     has_integer_kernels: bool = True,
 ) -> OutputErrors:
     """How far outputs are from float on each sample; the rows of a batch count as samples. `outputs` are the names of
@@ -179,7 +180,7 @@ def output_errors(
     ]
     parts = find_parts(known, known) if known else []
     classes = frozenset(each.place.output for each in parts if isinstance(each, ClassesMeter))
-    session = open_session(model, has_integer_kernels=has_integer_kernels)
+    session = open_session(model, providers=tuple(providers), has_integer_kernels=has_integer_kernels)
     names = [each.name for each in session.get_outputs()] if outputs is None else list(outputs)
     run, errors = session_run(session), OutputErrors()
     for sample, count, wanted in zip(samples, counts, expected, strict=True):

@@ -89,7 +89,8 @@ def quantized_errors(
     copy = work.model.clone()
     insert(copy, work.plan, work.settings.insert)
     runnable = finish(copy, {}, SaveOptions(has_portable_functions=False))
-    return output_errors(runnable, judged, work.expected if expected is None else expected, outputs)
+    reference = work.expected if expected is None else expected
+    return output_errors(runnable, judged, reference, outputs, providers=work.settings.calibrate.providers)
 
 
 def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:

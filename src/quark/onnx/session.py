@@ -6,7 +6,10 @@ system does not allow that, with the session). This lowers the peak for ResNet-5
 still as in the user's file need no copy: the runtime maps that file.
 
 If no library was compiled, our operators become functions. Files that quark writes have these functions already; other
-files, and the parts of a graph that a step runs, do not. With the library they need none, and run faster.
+files, and the parts of a graph that a step runs, do not. With the library they need none, and run faster. On a GPU the
+library is used only if it has kernels for it: operators that run on the CPU would send every tensor there and back.
+
+Where a session runs is said by `providers`: names of devices or of ONNX Runtime's providers (quark.devices).
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
+from quark.devices import Providers, providers_of
 from quark.errors import InvalidValueError, ModelError
 from quark.files.output import Scratch, is_same_file
-from quark.formats.native import library_file
+from quark.formats.native import cuda_problem, library_file
 from quark.onnx.input_files import check_unchanged, held_still
 from quark.onnx.large_tensors import MappedTensor, Message, mapped_files, refer, split, weight_bytes
 from quark.ops.function_body import CAST_LIKE_OPSET
@@ -81,12 +85,16 @@ def open_session(
 ) -> Any:
     """Return an `onnxruntime.InferenceSession` of the model with its own outputs and the tensors of `extra_outputs`.
 
-    `threads` None lets the runtime decide. Providers that this runtime does not have are skipped with a warning; the
-    CPU is always there. Without `has_integer_kernels` quantizers are computed as they are; otherwise the runtime also
-    quantizes float weights that are multiplied by quantized values. The model is not changed. Raises ModelError if a
-    tensor is not in the graph, or the runtime refuses the model.
+    `threads` None lets the runtime decide. `providers` are devices, which must work, and providers, which are skipped
+    with a warning if this runtime does not have them; the CPU is always there. Without `has_integer_kernels` quantizers
+    are computed as they are; otherwise the runtime also quantizes float weights that are multiplied by quantized
+    values. The model is not changed. Raises ModelError if a tensor is not in the graph, or the runtime refuses the
+    model; InvalidValueError or MissingDependencyError if a device cannot be used.
     """
     extra = list(extra_outputs)
+    where = providers_of(providers)
+    has_kernels = where.kind == "cpu" or (where.kind == "cuda" and not cuda_problem())
+    library = library_file() if has_library and has_kernels else None
 
     def make_options() -> Any:
         import onnxruntime
@@ -106,28 +114,27 @@ def open_session(
             options.add_session_config_entry("optimization.disable_specified_optimizers", "ClipQuantRewrite")
         if not has_optimizations:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        library = library_file() if has_library else None
         if library is not None:
             options.register_custom_ops_library(str(library))
         _register_custom(options, library)
         return options
 
     options = make_options()
-    needs_functions = has_library and library_file() is None
+    needs_functions = has_library and library is None
     if isinstance(model, Message):
         model = _runnable(model, is_graph=bool(extra) or needs_functions)
     if needs_functions:
         model = with_functions(model)
     if isinstance(model, (str, os.PathLike)) and not extra:
-        return _create(os.fspath(model), options, providers, os.fspath(model))
+        return _create(os.fspath(model), options, where, os.fspath(model))
     if isinstance(model, bytes) and not extra:
-        return _create(model, options, providers, "the model")
+        return _create(model, options, where, "the model")
     graph_model = _with_outputs(model, extra)
     name = f"model '{graph_model.graph.name}'" if graph_model.graph.name else "the model"
     if weight_bytes(graph_model) > _FILE_FROM_BYTES:
-        session = _create_in_place(graph_model, make_options(), providers, name)
-        return session or _create_from_file(graph_model, options, providers, name)
-    return _create(ir.to_proto(graph_model).SerializeToString(), options, providers, name)
+        session = _create_in_place(graph_model, make_options(), where, name)
+        return session or _create_from_file(graph_model, options, where, name)
+    return _create(ir.to_proto(graph_model).SerializeToString(), options, where, name)
 
 
 @contextlib.contextmanager
@@ -160,19 +167,17 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _create(source: str | bytes, options: Any, providers: Sequence[str], name: str) -> Any:
+def _create(source: str | bytes, options: Any, where: Providers, name: str) -> Any:
     import onnxruntime
 
-    available = onnxruntime.get_available_providers()
-    usable = [each for each in providers if each in available]
-    if missing := [each for each in providers if each not in available]:
-        _LOG.warning("this ONNX Runtime has no %s; it has %s", ", ".join(missing), ", ".join(available))
-    if "CPUExecutionProvider" not in usable:
-        usable.append("CPUExecutionProvider")
     try:
-        return onnxruntime.InferenceSession(source, options, providers=usable)
+        session = onnxruntime.InferenceSession(
+            source, options, providers=list(where.names), provider_options=list(where.options)
+        )
     except Exception as error:  # the runtime's own classes have no other common root
         raise ModelError(f"{name}: ONNX Runtime refuses it. {error}{_remedy(error)}") from error
+    where.check_loaded(session)
+    return session
 
 
 def _remedy(error: Exception) -> str:
@@ -190,7 +195,7 @@ def _remedy(error: Exception) -> str:
     )
 
 
-def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
+def _create_in_place(model: ir.Model, options: Any, where: Providers, name: str) -> Any:
     """A session that uses the large weights of the file that the model came from. None if too many weights were
     computed since, or the runtime cannot use the file: an older one, or one that does not follow links."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
@@ -208,7 +213,7 @@ def _create_in_place(model: ir.Model, options: Any, providers: Sequence[str], na
     release_memory()  # pieces of weights that were read
     try:
         with held_still(files):  # the runtime opens them by name
-            return _create(message.proto.SerializeToString(), options, providers, name)
+            return _create(message.proto.SerializeToString(), options, where, name)
     except ModelError as error:
         check_unchanged(files)  # the runtime's own error does not say that
         _LOG.debug("%s: weights are not used in place: %s", name, error)
@@ -222,7 +227,7 @@ def _is_in_place(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= _EXTERNAL_FROM_BYTES and tensor.offset % max(1, int(tensor.dtype.itemsize)) == 0
 
 
-def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], name: str) -> Any:
+def _create_from_file(model: ir.Model, options: Any, where: Providers, name: str) -> Any:
     """A session of a temporary file, or of the model's bytes if the file cannot be written."""
     with contextlib.ExitStack() as stack:
         try:
@@ -233,8 +238,8 @@ def _create_from_file(model: ir.Model, options: Any, providers: Sequence[str], n
         except OSError as error:
             stack.close()
             _LOG.info("%s: no temporary file (%s), loading it from memory", name, error)
-            return _create(ir.to_proto(model).SerializeToString(), options, providers, name)
-        session = _create(str(path), options, providers, name)
+            return _create(ir.to_proto(model).SerializeToString(), options, where, name)
+        session = _create(str(path), options, where, name)
         if os.name == "nt":  # mapped files cannot be removed there
             stack.pop_all()
             weakref.finalize(session, folder.remove)

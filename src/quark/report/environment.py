@@ -182,6 +182,7 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("torch", installation.torch),
     ("native library", installation.native_library),
     ("custom operator", installation.custom_operator),
+    ("GPU", installation.gpu),
     (installation.THEIRS, installation.amd_quark),
     ("temporary folder", temporary_folder),
     ("memory", memory),

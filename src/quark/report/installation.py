@@ -287,6 +287,43 @@ def torch() -> Iterator[Finding]:
         detail = f"this build is for CUDA {module.version.cuda}, and no device or driver is found"
         remedy = "nvidia-smi shows whether the driver works; without a GPU, install torch's build for the CPU"
         yield Finding("torch on CUDA", Health.WARNING, detail, "torch computes on the CPU, slower", remedy)
+    elif module.cuda.is_available():
+        names = ", ".join(module.cuda.get_device_name(number) for number in range(module.cuda.device_count()))
+        yield Finding("torch on CUDA", Health.OK, f"CUDA {module.version.cuda or 'none, for ROCm'} on {names}")
+
+
+def gpu() -> Iterator[Finding]:
+    """Check what NVIDIA's GPUs can do: driver, ONNX Runtime's provider, and where operators of ours run."""
+    import onnxruntime
+
+    from quark.devices import CUDA_PROVIDER, INSTALL, driver
+    from quark.formats.native import cuda_problem
+
+    found = driver()
+    if found.trouble:
+        yield Finding("GPU", Health.INFO, f"{found.trouble}: networks run on the CPU")
+        return
+    listed = ", ".join(f"cuda:{number} {name}" for number, name in enumerate(found.devices))
+    yield Finding("GPU", Health.OK, f"{listed}; the driver is for CUDA {found.version}")
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        detail = f"this ONNX Runtime has no {CUDA_PROVIDER}"
+        yield Finding("onnxruntime on CUDA", Health.WARNING, detail, "networks run on the CPU", INSTALL["cuda"])
+        return
+    problem = cuda_problem()
+    try:
+        is_exact = _is_exact(("cuda:0",), not problem)
+    except Exception as error:  # noqa: BLE001 - anything that a broken package raises
+        consequence = "a device that is asked for is an error; networks run on the CPU"
+        remedy = "a build of torch for the same CUDA brings the libraries, or install CUDA and cuDNN 9"
+        yield Finding("onnxruntime on CUDA", Health.WARNING, " ".join(str(error).split()), consequence, remedy)
+        return
+    way = f"as portable functions, since {problem}" if problem else "by kernels of the library"
+    if is_exact:
+        yield Finding("onnxruntime on CUDA", Health.OK, f"MXQuantizeDequantize runs there {way} and is exact")
+    else:
+        consequence = "results of block formats are wrong on the GPU"
+        detail = f"MXQuantizeDequantize, {way}, is not exact there"
+        yield Finding("onnxruntime on CUDA", Health.BROKEN, detail, consequence, "report it; use the device cpu")
 
 
 def _canonical_name(distribution: importlib.metadata.Distribution) -> str:
@@ -362,32 +399,43 @@ def native_library() -> Iterator[Finding]:
 
 def custom_operator() -> Iterator[Finding]:
     """Run one operator of ours in ONNX Runtime and compare it with numpy."""
+    from quark.formats.native import library_file
+
+    has_library = library_file() is not None
+    way = "by the library" if has_library else "as portable functions"
+    if _is_exact(("cpu",), has_library):
+        yield Finding("custom operator", Health.OK, f"MXQuantizeDequantize runs in ONNX Runtime {way} and is exact")
+    else:
+        detail = f"MXQuantizeDequantize, {way}, returned other numbers than numpy's"
+        remedy = f"pip install --force-reinstall --no-cache-dir {OURS_AGAIN}; if that changes nothing, report it"
+        yield Finding("custom operator", Health.BROKEN, detail, "results of block formats are wrong", remedy)
+
+
+def _is_exact(devices: tuple[str, ...], has_library: bool) -> bool:
+    """True if an operator of ours, by the library or as a function, computes there what numpy does."""
     import numpy as np
     import onnxruntime
 
+    from quark.devices import providers_of
     from quark.formats import quantize_dequantize
-    from quark.formats.native import library_file
+    from quark.ops.library import get_library_path
+    from quark.ops.portable_functions import add_portable_functions
 
-    library = library_file()
     model = _model_of_one_operator()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if library is None:
-        from quark.ops.portable_functions import add_portable_functions
-
-        model = add_portable_functions(model)
+    if has_library:
+        options.register_custom_ops_library(get_library_path())
     else:
-        options.register_custom_ops_library(str(library))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        model = add_portable_functions(model)
+    where = providers_of(devices)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=list(where.names), provider_options=list(where.options)
+    )
+    where.check_loaded(session)
     x = np.array([0.1, -0.7, 3.3, 6.1], np.float32)
     (y,) = session.run(None, {"x": x})
-    way = "by the library" if library else "as portable functions"
-    if np.array_equal(y, quantize_dequantize(x, "mxint8")):
-        yield Finding("custom operator", Health.OK, f"MXQuantizeDequantize runs in ONNX Runtime {way} and is exact")
-    else:
-        detail = f"MXQuantizeDequantize, {way}, returned {y.tolist()} for {x.tolist()}"
-        remedy = f"pip install --force-reinstall --no-cache-dir {OURS_AGAIN}; if that changes nothing, report it"
-        yield Finding("custom operator", Health.BROKEN, detail, "results of block formats are wrong", remedy)
+    return np.array_equal(y, quantize_dequantize(x, "mxint8"))
 
 
 def _model_of_one_operator() -> Any:

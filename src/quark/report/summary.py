@@ -134,6 +134,8 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
         share = 100 * report.result.bytes / max(report.source.bytes, 1)
         size = size_text(report.result.bytes)
         yield "written", f"{report.result.name}  {size}, {share:.1f} % of the float file"
+    if report.device != "cpu":
+        yield "measured on", report.device
     if report.packing is not None:
         packing = report.packing
         weights = count_of(packing.weights, "weight")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 from onnx_models import Net, run_model
 
 from quark.features.finetuning.layers import RowSource, bias_of, row_source
@@ -48,6 +49,12 @@ def check(net: Net, output: str, x: Array) -> None:
         bias = bias_of(node)
         products = products if bias is None else products + bias.reshape(-1)
         np.testing.assert_allclose(products, source.outputs(y, picks), rtol=1e-4, atol=1e-4)
+        found_rows, found_outputs = (
+            source.inputs(torch.from_numpy(x), picks),
+            source.outputs(torch.from_numpy(y), picks),
+        )
+        np.testing.assert_allclose(found_rows.numpy(), rows, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(found_outputs.numpy(), source.outputs(y, picks))
     np.testing.assert_array_equal(layout.from_matrices(layout.to_matrices(weight)), weight)
     # whatever the picks are, all of them together are the whole output
     assert sorted(source.outputs(y, everything).reshape(-1)) == sorted(y.reshape(-1))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto, helper
 from onnx_models import Net, random_feed, run_model
 from walked_networks import captured, chain, read_late, residual, several_outputs
 
-from quark.features.finetuning.walk import Walk
+from quark.features.finetuning import device_walk
+from quark.features.finetuning.walk import Walk, split
 from quark.onnx.data.samples import SampleStore
 from quark.onnx.graph import piece
 
@@ -60,12 +64,25 @@ def layers_of(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if node.op_type == "Conv"]
 
 
+@pytest.fixture(params=["one by one", "joined"], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every property holds for walks that stay on a device, too; here that is the processor."""
+    monkeypatch.setattr(device_walk, "TOGETHER", 2)
+    if request.param == "joined":
+        on_cpu = functools.partial(device_walk.DeviceWalk, device=torch.device("cpu"))
+        monkeypatch.setattr(sys.modules[__name__], "new_walk", on_cpu)
+    return str(request.param)
+
+
+new_walk: Any = Walk
+
+
 def walk_of(model: onnx.ModelProto, stores: Any = None, samples: int = SAMPLES) -> tuple[Walk, list[dict[str, Array]]]:
     feeds = [random_feed(model, seed) for seed in range(samples)]
     for number, feed in enumerate(feeds):
         if "flag" in feed:
             feed["flag"] = np.array(number % 2 == 0)
-    return Walk(ir.serde.deserialize_model(model), feeds, stores or Stores()), feeds
+    return new_walk(ir.serde.deserialize_model(model), feeds, stores or Stores()), feeds
 
 
 def whole(
@@ -83,9 +100,9 @@ def whole(
 def visited(walk: Walk, tensors: Sequence[str]) -> list[dict[str, Array]]:
     found: dict[int, dict[str, Array]] = {}
 
-    def see(index: int, values: Mapping[str, Array]) -> None:
-        assert index not in found
-        found[index] = dict(values)
+    def see(samples: range, values: Mapping[str, Any]) -> None:
+        assert not set(samples) & set(found)
+        found.update(split(samples, values))
 
     walk.visit(tensors, see)
     assert sorted(found) == list(range(len(found)))
@@ -184,7 +201,7 @@ def test_what_branches_capture_is_remembered() -> None:
     assert set(walk.live(names[:3], names[3:])) == {"x", "flag", layers_of(model)[0].output[0], late.output[0]}
 
 
-def test_nothing_is_computed_again_where_nothing_changes() -> None:
+def test_nothing_is_computed_again_where_nothing_changes(kind: str) -> None:
     model = chain()
     stores = Stores()
     walk, _ = walk_of(model, stores)
@@ -192,8 +209,10 @@ def test_nothing_is_computed_again_where_nothing_changes() -> None:
     walk.advance([], names)
     assert not stores.made
     walk.advance(names[:2], names[2:])
+    remembered = walk._samples
     walk.advance(names[:2], names[2:])
-    assert len(stores.made) == 1
+    assert walk._samples is remembered
+    assert len(stores.made) == (kind == "one by one")
     walk.close()
 
 
@@ -204,7 +223,7 @@ def test_the_order_of_the_samples_is_kept() -> None:
     y = net.node("Identity", net.node("Mul", x, net.constant(2.0), name="twice"), name="end")
     model = net.model(y)
     feeds = [{"x": np.full((1, 200_000 if i % 7 == 0 else 2), i, np.float32)} for i in range(40)]
-    walk = Walk(ir.serde.deserialize_model(model), feeds, Stores(), workers=4)
+    walk = new_walk(ir.serde.deserialize_model(model), feeds, Stores(), workers=4)
     walk.advance(["twice"], ["end"])
     found = visited(walk, [y])
     assert [float(each[y][0, 0]) for each in found] == [2.0 * i for i in range(40)]
@@ -217,10 +236,32 @@ def test_a_failure_leaves_no_store_behind() -> None:
     walk, feeds = walk_of(model, stores)
     feeds[2]["x"] = np.zeros((1, 7, 6, 6), np.float32)  # three channels are expected
     names = [each.name for each in layers_of(model)]
-    with pytest.raises(Exception, match="nvalid"):
+    with pytest.raises(Exception, match="nvalid|must match exactly"):
         walk.advance(names[:1], names[1:])
-    assert len(stores.made) == 1
     assert not stores.open
+
+
+def mixing(operator: str) -> onnx.ModelProto:
+    """A network in which samples of a batch see each other, or that takes one sample only."""
+    net = Net()
+    x = net.input("x", ("n", 3, 4, 4))
+    if operator == "mean":
+        x = net.node("Sub", x, net.node("ReduceMean", x, axes=[0], keepdims=1))
+    else:
+        x = net.node("Reshape", x, net.constant(np.array([1, 3, -1, 4]), "shape"))
+    return net.model(net.conv(net.conv(x, (3, 3), 1), (3, 3), 1))
+
+
+@pytest.mark.parametrize("operator", ["mean", "reshape"])
+def test_samples_that_see_each_other_are_computed_one_by_one(operator: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = mixing(operator)
+    feeds = [{"x": np.random.default_rng(seed).standard_normal((1, 3, 4, 4), np.float32)} for seed in range(4)]
+    walk = new_walk(ir.serde.deserialize_model(model), feeds, Stores())
+    first, last = layers_of(model)
+    expected = [run_model(model, feed) for feed in feeds]
+    walk.advance([first.name], [last.name])
+    assert_same(visited(walk, [model.graph.output[0].name]), expected, [model.graph.output[0].name])
+    assert not getattr(walk, "_is_joined", False)
 
 
 def test_an_input_with_a_default_need_not_be_fed() -> None:
@@ -232,7 +273,7 @@ def test_an_input_with_a_default_need_not_be_fed() -> None:
     z = net.conv(net.node("Add", y, shift), (3, 3), 1)
     model = net.model(z)
     feeds = [{"x": random_feed(model, seed)["x"]} for seed in range(3)]
-    walk = Walk(ir.serde.deserialize_model(model), feeds, Stores())
+    walk = new_walk(ir.serde.deserialize_model(model), feeds, Stores())
     first, last = layers_of(model)
     walk.advance([first.name], [last.name])
     expected = [run_model(model, feed) for feed in feeds]

@@ -15,11 +15,11 @@ import onnxruntime
 import pytest
 from mixed_networks import images, mixed_network
 
+from quark import devices
 from quark.errors import (
     InvalidValueError,
     MissingDependencyError,
     UnknownNameError,
-    UnsupportedOptionError,
     UnsupportedTypeError,
 )
 from quark.features.finetuning.options import (
@@ -240,9 +240,15 @@ def test_a_gpu_that_is_not_there_is_an_error_when_the_quantizer_is_built(count, 
         ModelQuantizer(finetuned(OptimDevice=device))
 
 
-def test_inference_is_on_the_first_gpu_and_says_so():
-    with pytest.raises(UnsupportedOptionError, match="InferDevice 'cuda:1'.*use cuda:0"):
-        ModelQuantizer(finetuned(InferDevice="cuda:1"))
+@pytest.mark.parametrize("given", ["cpu", None])
+def test_the_device_of_the_run_is_that_of_the_walk(given, monkeypatch):
+    monkeypatch.setattr(devices, "driver", lambda: devices.Driver(("a GPU", "another"), "13.0"))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    config = finetuned(**({} if given is None else {"InferDevice": given}))
+    config.extra_options["InferDevice"] = "cuda:1"
+    assert settings_of(config).refine.finetune.infer_device == "cuda:1"
+    config.extra_options["FastFinetune"]["InferDevice"] = "cuda:0"
+    assert settings_of(config).refine.finetune.infer_device == "cuda:0"
 
 
 @pytest.mark.parametrize(
@@ -255,10 +261,13 @@ def test_inference_is_on_the_first_gpu_and_says_so():
     ],
 )
 def test_inference_on_a_gpu_needs_a_provider_for_it(device, provider, monkeypatch):
+    monkeypatch.setattr(devices, "driver", lambda: devices.Driver(("a GPU",), "13.0"))
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [provider, "CPUExecutionProvider"])
     assert options_of(InferDevice=device).infer_device == device
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    with pytest.raises(InvalidValueError, match=f"InferDevice '{device}': this ONNX Runtime has CPUExecutionProvider"):
+    with pytest.raises(
+        MissingDependencyError, match=rf"FastFinetune\.InferDevice, device '{device[:3]}.*this ONNX Runtime"
+    ):
         ModelQuantizer(finetuned(InferDevice=device))
 
 

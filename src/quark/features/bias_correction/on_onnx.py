@@ -349,7 +349,7 @@ def _follow(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFa
     the constants that changed."""
     model, held_out = work.model, work.samples.held_out
     found, left = _layers(model, work.plan)
-    network = _OpenBiases(model, work.plan, found)
+    network = _OpenBiases(model, work.plan, found, work.settings.calibrate.providers)
     seen = list(islice(work.samples, work.samples.batches(options.sample_limit)))
     before = dict(network.biases)
     try:
@@ -383,7 +383,9 @@ class _OpenBiases:
     """The quantized network with the biases of its layers as inputs, so that one session serves all layers. A run goes
     no further than the layer that is looked at. `biases` are by layer, in float64, `inputs` their names and types."""
 
-    def __init__(self, model: ir.Model, plan: QuantizationPlan, found: Sequence[Layer]) -> None:
+    def __init__(
+        self, model: ir.Model, plan: QuantizationPlan, found: Sequence[Layer], providers: Sequence[str]
+    ) -> None:
         import onnxruntime
 
         copy = model.clone()
@@ -405,7 +407,8 @@ class _OpenBiases:
         insert(copy, QuantizationPlan(rest), InsertOptions())
         self._outputs = {layer.name: str(nodes[layer.adder.name].outputs[0].name) for layer in found}  # insert renames
         runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
-        self._session: Any = open_session(runnable, extra_outputs=list(dict.fromkeys(self._outputs.values())))
+        extra = list(dict.fromkeys(self._outputs.values()))
+        self._session: Any = open_session(runnable, extra_outputs=extra, providers=providers)
         self._options = onnxruntime.RunOptions()
         self._options.only_execute_path_to_fetches = True
 

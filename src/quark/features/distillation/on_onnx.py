@@ -71,7 +71,7 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
     except ModelError as error:
         shutil.rmtree(folder, ignore_errors=True)
         return [_nothing(str(error))]
-    with FloatRunner(work.exact) as runner:
+    with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
         judged = [*held_back, *work.samples.held_out]
         expected = [runner.outputs(sample) for sample in judged]
     with track(options.steps, "distilling") as advance:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from quark.features.bias_correction.taps import Window, taps_of
 from quark.features.finetuning.problem import Activation, Bounds, WeightLayout
+from quark.formats.arrays import FLOAT32, FLOAT64, array_kind
 from quark.onnx.graph import attribute, constant, dimensions, input_value, is_read_once, rank, readers
 from quark.plan import AffineChoice, Choice, DynamicChoice, FloatChoice, QuantizationPlan, SkippedNode
 
@@ -143,15 +144,16 @@ def bias_of(node: ir.Node) -> NDArray[Any] | None:
 
 
 class RowSource(Protocol):
-    """`picks` are numbers of positions, as `outputs` counts them."""
+    """`picks` are numbers of positions, as `outputs` counts them: those of the first sample of a batch first. Rows of a
+    numpy array are one, and those of a tensor lie where it does."""
 
     def count(self, output_shape: tuple[int, ...]) -> int:
         """The number of positions of an output of that shape."""
 
-    def inputs(self, x: Array, picks: Array) -> Array:
+    def inputs(self, x: Any, picks: Array) -> Any:
         """The rows, [picks, groups, weights of an output]."""
 
-    def outputs(self, y: Array, picks: Array) -> Array:
+    def outputs(self, y: Any, picks: Array) -> Any:
         """What is computed there, [picks, outputs]."""
 
 
@@ -165,7 +167,7 @@ class ConvolutionRows:
     def count(self, output_shape: tuple[int, ...]) -> int:
         return output_shape[0] * math.prod(output_shape[2:])
 
-    def inputs(self, x: Array, picks: Array) -> Array:
+    def inputs(self, x: Any, picks: Array) -> Any:
         sources = [window.sources(size) for window, size in zip(self.windows, x.shape[2:], strict=True)]
         batch, *places = np.unravel_index(picks, (x.shape[0], *(len(each) for each in sources)))
         index: list[Any] = [batch.reshape(-1, *[1] * len(sources)), slice(None)]
@@ -176,16 +178,18 @@ class ConvolutionRows:
             chosen = source[place].reshape(shape)
             is_inside = is_inside & (chosen >= 0)
             index.append(chosen)
-        patches = x[tuple(index)]  # [picks, *kernel, channels]: the slice stands between indices
+        xp = array_kind(x).xp
+        # [picks, *kernel, channels]: the slice stands between indices
+        patches = x[tuple(placed(each, x) for each in index)]
         if not np.all(is_inside):
-            patches = np.where(is_inside[..., None], patches, patches.dtype.type(0))
-        rows = np.moveaxis(patches, -1, 1).reshape(len(picks), self.groups, -1)
-        return np.asarray(rows, np.float32)
+            patches = xp.where(placed(is_inside[..., None], x), patches, xp.zeros_like(patches[:1]))
+        rows = xp.moveaxis(patches, -1, 1).reshape(len(picks), self.groups, -1)
+        return _float32(rows)
 
-    def outputs(self, y: Array, picks: Array) -> Array:
+    def outputs(self, y: Any, picks: Array) -> Any:
         batch, *places = np.unravel_index(picks, (y.shape[0], *y.shape[2:]))
-        index: tuple[Any, ...] = (batch, slice(None), *places)
-        return np.asarray(y[index], np.float32)
+        index = tuple(placed(each, y) for each in (batch, slice(None), *places))
+        return _float32(y[index])
 
 
 @dataclass(frozen=True)
@@ -198,13 +202,13 @@ class MatrixRows:
     def count(self, output_shape: tuple[int, ...]) -> int:
         return math.prod(output_shape[:-1])
 
-    def inputs(self, x: Array, picks: Array) -> Array:
+    def inputs(self, x: Any, picks: Array) -> Any:
         matrix = x.T if self.is_transposed else x.reshape(-1, x.shape[-1])
-        rows = matrix[picks].astype(np.float32, copy=False)
-        return (rows if self.factor == 1.0 else rows * np.float32(self.factor))[:, None]
+        rows = _float32(matrix[placed(picks, x)])
+        return (rows if self.factor == 1.0 else rows * float(np.float32(self.factor)))[:, None]
 
-    def outputs(self, y: Array, picks: Array) -> Array:
-        return np.asarray(y.reshape(-1, y.shape[-1])[picks], np.float32)
+    def outputs(self, y: Any, picks: Array) -> Any:
+        return _float32(y.reshape(-1, y.shape[-1])[placed(picks, y)])
 
 
 @dataclass(frozen=True)
@@ -220,21 +224,35 @@ class NormalizedRows:
         kept = output_shape[: self.first] if self.channel is None else (output_shape[0], *output_shape[2:])
         return math.prod(kept)
 
-    def inputs(self, x: Array, picks: Array) -> Array:
-        wide = x.astype(np.float64)
+    def inputs(self, x: Any, picks: Array) -> Any:
+        kind = array_kind(x)
+        wide = kind.widen(x, FLOAT64)
         axes = tuple(range(self.first % x.ndim, x.ndim))
         centred = wide - wide.mean(axes, keepdims=True)
-        normal = centred / np.sqrt(np.square(centred).mean(axes, keepdims=True) + self.epsilon)
-        return self._lines(normal.astype(np.float32))[picks][..., None]
+        normal = centred / kind.xp.sqrt(kind.xp.square(centred).mean(axes, keepdims=True) + self.epsilon)
+        return self._lines(_float32(normal))[placed(picks, x)][..., None]
 
-    def outputs(self, y: Array, picks: Array) -> Array:
-        return self._lines(np.asarray(y, np.float32))[picks]
+    def outputs(self, y: Any, picks: Array) -> Any:
+        return self._lines(_float32(y))[placed(picks, y)]
 
-    def _lines(self, values: Array) -> Array:
+    def _lines(self, values: Any) -> Any:
         if self.channel is not None:
-            return np.moveaxis(values, self.channel, -1).reshape(-1, values.shape[self.channel])
+            moved = array_kind(values).xp.moveaxis(values, self.channel, -1)
+            return moved.reshape(-1, values.shape[self.channel])
         first = self.first % values.ndim
         return values.reshape(math.prod(values.shape[:first]), -1)
+
+
+def _float32(x: Any) -> Any:
+    return array_kind(x).widen(x, FLOAT32)
+
+
+def placed(array: Any, like: Any) -> Any:
+    """An array of numpy where `like` is; slices and tensors stay as they are."""
+    kind = array_kind(like)
+    if kind.name == "numpy" or not isinstance(array, np.ndarray):
+        return array
+    return kind.xp.asarray(np.ascontiguousarray(array), device=like.device)
 
 
 def row_source(node: ir.Node, weight: Array) -> tuple[RowSource, WeightLayout] | str:

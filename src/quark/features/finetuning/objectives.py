@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from quark.features.finetuning.problem import Bounds, Part, Problem, Rows
 from quark.features.finetuning.quantizers import Quantizer, quantizer_of, tensor_of
@@ -136,8 +135,10 @@ def outputs_of(
     return product.view(product.shape[0], product.shape[2], 1)
 
 
-def _grouped(rows: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """[rows, groups, n] to [groups, rows, n], contiguous."""
+def _grouped(rows: Any, device: torch.device) -> torch.Tensor:
+    """[rows, groups, n], an array or a tensor, to [groups, rows, n], contiguous."""
+    if isinstance(rows, torch.Tensor):
+        return rows.swapaxes(0, 1).to(device, torch.float32).contiguous()
     return torch.from_numpy(np.ascontiguousarray(rows.transpose(1, 0, 2), np.float32)).to(device)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 
 import quark.features.finetuning.fit as fitting
@@ -27,8 +28,9 @@ from quark.features.bias_correction.on_onnx import give_biases
 from quark.features.finetuning.block_fitting import BlockFitter
 from quark.features.finetuning.blocks import Block, blocks
 from quark.features.finetuning.checkpoint import Checkpoint
+from quark.features.finetuning.device_walk import DeviceWalk, shares_memory
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
-from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction, providers_of
+from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
 from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, stages
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
@@ -69,7 +71,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
     exact, expected = work.exact, work.expected
     if options.reference is not None:
         exact = load_reference(options.reference, work)
-        with FloatRunner(exact) as runner:
+        with FloatRunner(exact, providers=work.settings.calibrate.providers) as runner:
             expected = [runner.outputs(sample) for sample in work.samples.held_out]
     judged = _judged_outputs(model, options.output_index)
     before = quantized_errors(work, expected, judged)
@@ -180,16 +182,17 @@ class _Finetuning:
         environment = [repr(sorted(versions().items())), fitting.arithmetic()]
         # everything that a finetuned layer follows from
         self.checkpoint = Checkpoint(options.folder, [*digests, plan.digest, samples.digest(), settings, *environment])
-        processors, providers = processor_count(), providers_of(options.infer_device)
+        processors, providers = processor_count(), (options.infer_device,)
+        settings_of_walk: dict[str, Any] = {
+            "providers": providers,
+            "workers": min(2, processors),
+            "threads": max(1, processors // 2),
+        }
+        kind: type[Walk] = Walk
+        if shares_memory(options):
+            kind, settings_of_walk["device"] = DeviceWalk, torch.device(options.fit.device)
         self._walks = tuple(
-            Walk(
-                network,
-                self._samples,
-                lambda: SampleStore(options.memory_limit // 4),
-                providers=providers,
-                workers=min(2, processors),
-                threads=max(1, processors // 2),
-            )
+            kind(network, self._samples, lambda: SampleStore(options.memory_limit // 4), **settings_of_walk)
             for network in (exact, walked)
         )
         float_walk, quantized_walk = self._walks
@@ -356,11 +359,15 @@ class _Finetuning:
         """The errors of the network's outputs on held-out samples; none unless `is_selective`."""
         if not self._held_out:
             return OutputErrors()
-        return output_errors(self._copy, self._held_out, self._expected, self._judged, has_integer_kernels=False)
+        return output_errors(
+            *(self._copy, self._held_out, self._expected, self._judged),
+            providers=(self._options.infer_device,),
+            has_integer_kernels=False,
+        )
 
     @functools.cached_property
     def _expected(self) -> Sequence[Mapping[str, Array]]:
-        with FloatRunner(self._walks[0].model) as runner:
+        with FloatRunner(self._walks[0].model, providers=(self._options.infer_device,)) as runner:
             return [runner.outputs(sample) for sample in self._held_out]
 
     def close(self) -> None:

@@ -16,12 +16,6 @@ ROWS_OF_A_SAMPLE = 128  # rows of a batch per sample of the batch
 MOST_ROWS = 32768  # of a layer, over all samples
 SMALLEST_MEMORY = 256 << 20  # for rows, even if the limit is lower
 
-_PROVIDERS = {
-    "cpu": (),
-    "cuda": ("CUDAExecutionProvider",),
-    "hip": ("MIGraphXExecutionProvider", "ROCMExecutionProvider"),
-}
-
 
 class Algorithm(str, Enum):
     """How weights are learned."""
@@ -96,18 +90,3 @@ class FinetuneOptions:
         """The number of rows of a layer that are taken from each sample."""
         fitting = max(self.memory_limit, SMALLEST_MEMORY) // 4 // (4 * max(1, row_numbers))
         return max(1, min(MOST_ROWS, fitting) // max(1, samples))
-
-
-def providers_of(device: str) -> tuple[str, ...]:
-    """The execution providers that compute on a device (cpu, cuda:0, hip:0) and that this ONNX Runtime has.
-
-    >>> providers_of("cpu")
-    ('CPUExecutionProvider',)
-    """
-    wanted = _PROVIDERS[device.partition(":")[0]]
-    if not wanted:
-        return ("CPUExecutionProvider",)
-    import onnxruntime
-
-    available = onnxruntime.get_available_providers()
-    return (*(each for each in wanted if each in available), "CPUExecutionProvider")

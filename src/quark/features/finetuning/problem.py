@@ -89,11 +89,11 @@ Activation = Bounds | Callable[[Any], Any] | None  # a function of torch tensors
 @dataclass(frozen=True)
 class Rows:
     """`quantized` are the inputs, [rows, groups, weights of an output], and `targets` the outputs wanted for them,
-    [rows, outputs]; `float` are the inputs of the float network, if they are needed."""
+    [rows, outputs]; `float` are the inputs of the float network, if they are needed. Arrays of numpy, or tensors."""
 
-    quantized: Array
-    targets: Array
-    float: Array | None = None
+    quantized: Any
+    targets: Any
+    float: Any = None
 
     def __len__(self) -> int:
         return len(self.quantized)

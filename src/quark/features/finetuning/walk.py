@@ -1,10 +1,11 @@
 """Networks computed for all samples piece by piece, so that each piece is computed about once, and rows of a layer.
 
-    walk.visit(tensors, see)      compute these tensors for every sample, from what is remembered
+    walk.visit(tensors, see)      compute these tensors for all samples, from what is remembered
     walk.advance(done, to_come)   remember what the rest of the network needs of the part that is done, and no more
 
 What is remembered are tensors between two layers: beyond a limit they go to a temporary file. A piece is a model of its
-own that ONNX Runtime computes, with what is remembered as its inputs. `stages` says where to stop to remember.
+own that ONNX Runtime computes, with what is remembered as its inputs. `stages` says where to stop to remember. On a GPU
+that also trains, all of it stays there (device_walk.py).
 
 A layer is fitted to rows of what the quantized network hands it, and what the float network computes there, which
 `Gatherer` finds. Every eighth sample is held out from training; of a lone sample, every eighth row. Rows of training
@@ -24,14 +25,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.features.finetuning.layers import TrainedLayer
+from quark.features.finetuning.layers import TrainedLayer, placed
 from quark.features.finetuning.options import FinetuneOptions
 from quark.features.finetuning.problem import Rows
 from quark.onnx.graph import dimensions, piece, read_by
 from quark.onnx.session import open_session, release_memory
 
 Array = NDArray[Any]
-See = Callable[[int, Mapping[str, Array]], None]
+See = Callable[[range, Mapping[str, Any]], None]  # values of these samples, joined along the first axis
 
 LONGEST = 6  # layers of a stage
 HELD_OUT_EVERY = 8
@@ -61,18 +62,13 @@ class Walk:
         self._providers, self._workers, self._threads = providers, workers, threads
 
     def visit(self, tensors: Sequence[str], see: See) -> None:
-        """Compute the tensors for every sample; `see` gets the number of the sample and the values, from several
-        threads. Tensors that are remembered are handed on as they are."""
+        """Compute the tensors for all samples; `see` gets numbers of samples and their values, from several threads.
+        Tensors that are remembered are handed on as they are."""
         known = [name for name in tensors if name in self._names]
         computed = [name for name in tensors if name not in self._names]
         session: Any = None
         if computed:
-            part = piece(self.model, self._names, computed)
-            for value in part.graph.inputs:
-                if value.type is None and len(self._samples):  # inference does not find every type
-                    value.dtype = ir.DataType.from_numpy(self._samples[0][str(value.name)].dtype)
-            settings: Any = {"providers": self._providers, "threads": self._threads}
-            session = open_session(part, has_integer_kernels=False, **settings)
+            session = self._session(computed)
 
         def one(index: int) -> None:
             sample = self._samples[index]
@@ -81,7 +77,7 @@ class Walk:
                 wanted = {each.name for each in session.get_inputs()}
                 feeds = {name: array for name, array in sample.items() if name in wanted}
                 values |= dict(zip(computed, session.run(computed, feeds), strict=True))
-            see(index, values)
+            see(range(index, index + 1), values)
 
         pool = ThreadPoolExecutor(self._workers)
         try:
@@ -90,14 +86,22 @@ class Walk:
         finally:
             pool.shutdown(cancel_futures=True)  # who interrupts does not wait for what has not begun
 
+    def _session(self, computed: Sequence[str]) -> Any:
+        """A session that computes these tensors from what is remembered."""
+        part = piece(self.model, self._names, computed)
+        for value in part.graph.inputs:
+            if value.type is None and len(self._samples):  # inference does not find every type
+                value.dtype = ir.DataType.from_numpy(self._samples[0][str(value.name)].dtype)
+        return open_session(part, providers=self._providers, threads=self._threads, has_integer_kernels=False)
+
     def store(self, tensors: Sequence[str], store: Any) -> None:
         """Compute the tensors for every sample, and append them to the store in the order of the samples."""
         pending: dict[int, dict[str, Array]] = {}
         lock = threading.Lock()
 
-        def see(index: int, values: Mapping[str, Array]) -> None:
+        def see(samples: range, values: Mapping[str, Any]) -> None:
             with lock:
-                pending[index] = dict(values)
+                pending.update(split(samples, values))
                 while len(store) in pending:
                     store.append(pending.pop(len(store)))
 
@@ -108,15 +112,20 @@ class Walk:
         live = self.live(done, to_come)
         if set(live) == set(self._names):
             return
-        store = self._make_store()
-        try:
-            self.store(live, store)
-        except BaseException:
-            store.close()
-            raise
+        store = self._remembered(live)
         self.close()
         self._samples, self._names, self._is_own = store, live, True
         release_memory()
+
+    def _remembered(self, tensors: Sequence[str]) -> Any:
+        """A store of the tensors for every sample."""
+        store = self._make_store()
+        try:
+            self.store(tensors, store)
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def live(self, done: Iterable[str], to_come: Iterable[str]) -> list[str]:
         """The tensors that the part to come reads of the part that is done, or of what is remembered."""
@@ -133,6 +142,10 @@ class Walk:
     def value(self, name: str) -> ir.Value | None:
         """The tensor of that name."""
         return self._values.get(name)
+
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Room for numbers of what is visited, where they are."""
+        return np.zeros(shape, np.float32)
 
     def close(self) -> None:
         if self._is_own:
@@ -155,6 +168,20 @@ class Walk:
         return found
 
 
+def split(samples: range, values: Mapping[str, Any]) -> dict[int, dict[str, Array]]:
+    """The values of each sample as arrays, from those of several that are joined along the first axis."""
+    arrays = {name: value if isinstance(value, np.ndarray) else value.cpu().numpy() for name, value in values.items()}
+    if len(samples) == 1:
+        return {samples[0]: arrays}
+    parts = {name: np.split(array, len(samples)) for name, array in arrays.items()}
+    return {number: {name: each[index] for name, each in parts.items()} for index, number in enumerate(samples)}
+
+
+def numbers_of(value: ir.Value | None) -> int:
+    """How many numbers a tensor has for one sample; dimensions that are not known count as 1."""
+    return math.prod(size or 1 for size in dimensions(value) or ())
+
+
 def stages(walk: Walk, layers: Sequence[TrainedLayer]) -> Iterator[list[TrainedLayer]]:
     """Cut the layers, in order, behind the one, among the next few, where the least has to be remembered; the last of
     equal ones, since remembering costs as well."""
@@ -164,7 +191,7 @@ def stages(walk: Walk, layers: Sequence[TrainedLayer]) -> Iterator[list[TrainedL
         if end == len(layers):
             return 0
         live = walk.live([each.name for each in layers[:end]], [each.name for each in layers[end:]])
-        return sum(math.prod(size or 1 for size in dimensions(walk.value(name)) or ()) for name in live)
+        return sum(numbers_of(walk.value(name)) for name in live)
 
     start = 0
     while start < len(layers):
@@ -177,10 +204,17 @@ def stages(walk: Walk, layers: Sequence[TrainedLayer]) -> Iterator[list[TrainedL
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """For each sample, the positions that were chosen and what the float network computes there."""
+    """For each sample the positions that were chosen, among how many; for samples together, [rows, outputs], what the
+    float network computes there."""
 
     picks: list[Array]
-    values: list[Array]
+    positions: list[int]
+    values: dict[range, Any]
+
+    def joined(self, samples: range) -> Array:
+        """The positions that were chosen of several samples, counted from the first on."""
+        starts = np.cumsum([0, *(self.positions[number] for number in samples)])
+        return np.concatenate([start + self.picks[number] for start, number in zip(starts, samples, strict=False)])
 
 
 class Gatherer:
@@ -193,19 +227,20 @@ class Gatherer:
     def targets(self, stage: Mapping[int, TrainedLayer], outputs: Mapping[str, str]) -> dict[str, Targets]:
         """The targets of all layers of a stage; `outputs` are their tensors in the float network, by layer."""
         seed, nothing = self._options.fit.seed, [np.zeros(0)] * self._count
-        found = {each.name: Targets(nothing.copy(), nothing.copy()) for each in stage.values()}
+        found = {each.name: Targets(nothing.copy(), [0] * self._count, {}) for each in stage.values()}
 
-        def see(index: int, values: Mapping[str, Array]) -> None:
+        def see(samples: range, values: Mapping[str, Any]) -> None:
             for place, layer in stage.items():
-                y = values[outputs[layer.name]]
-                count = layer.source.count(y.shape)
+                y, chosen = values[outputs[layer.name]], found[layer.name]
+                count = layer.source.count(tuple(y.shape)) // len(samples)
                 wanted = self._options.rows_per_sample(layer.row_numbers, self._count)
-                picks = np.arange(count)
-                if count > wanted:
-                    generator = np.random.default_rng([seed, place, index])
-                    picks = np.sort(generator.choice(count, wanted, replace=False))
-                found[layer.name].picks[index] = picks
-                found[layer.name].values[index] = layer.source.outputs(y, picks)
+                for number in samples:
+                    chosen.positions[number] = count
+                    chosen.picks[number] = np.arange(count)
+                    if count > wanted:
+                        generator = np.random.default_rng([seed, place, number])
+                        chosen.picks[number] = np.sort(generator.choice(count, wanted, replace=False))
+                chosen.values[samples] = layer.source.outputs(y, chosen.joined(samples))
 
         self._float.visit(list(dict.fromkeys(outputs[each.name] for each in stage.values())), see)
         return found
@@ -218,26 +253,26 @@ class Gatherer:
         floats = None
         if self._options.fit.drop_ratio < 1:
             floats = self._gathered(self._float, exact, layer, targets, split)
-        wanted = split.empty(layer.output_numbers)
-        for index, values in enumerate(targets.values):
-            split.put(wanted, index, values[:, None])
+        wanted = split.empty(self._float, layer.output_numbers)
+        for samples, values in targets.values.items():
+            split.put(wanted, samples, values[:, None])
         return tuple(  # type: ignore[return-value]
             Rows(
-                quantized[part].transpose(1, 0, 2),
+                quantized[part].swapaxes(0, 1),
                 wanted[part][0],
-                None if floats is None else floats[part].transpose(1, 0, 2),
+                None if floats is None else floats[part].swapaxes(0, 1),
             )
             for part in (0, 1)
         )
 
     def _gathered(
         self, walk: Walk, tensor: str, layer: TrainedLayer, targets: Targets, split: _Split
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Any, Any]:
         groups, _, length = layer.layout.matrices
-        buffers = split.empty(length, groups)
+        buffers = split.empty(walk, length, groups)
 
-        def see(index: int, values: Mapping[str, Array]) -> None:
-            split.put(buffers, index, layer.source.inputs(values[tensor], targets.picks[index]))
+        def see(samples: range, values: Mapping[str, Any]) -> None:
+            split.put(buffers, samples, layer.source.inputs(values[tensor], targets.joined(samples)))
 
         walk.visit([tensor], see)
         return buffers
@@ -261,20 +296,21 @@ class _Split:
         self._places[~flat] = generator.permutation(self._counts[0])
         self._places[flat] = np.arange(self._counts[1])
 
-    def empty(self, length: int, groups: int = 1) -> tuple[Array, Array]:
+    def empty(self, walk: Walk, length: int, groups: int = 1) -> tuple[Any, Any]:
         """Room for the rows of both parts, [groups, rows, length]."""
-        first, second = (np.zeros((groups, count, length), np.float32) for count in self._counts)
+        first, second = (walk.zeros((groups, count, length)) for count in self._counts)
         return first, second
 
-    def put(self, buffers: tuple[Array, Array], sample: int, rows: Array) -> None:
-        """Write the rows of a sample, [rows, groups, length], to their places."""
-        span = slice(self._starts[sample], self._starts[sample + 1])
+    def put(self, buffers: tuple[Any, Any], samples: range, rows: Any) -> None:
+        """Write the rows of samples, [rows, groups, length], to their places."""
+        span = slice(self._starts[samples[0]], self._starts[samples[-1] + 1])
         is_held, places = self._is_held[span], self._places[span]
         for buffer, chosen in zip(buffers, (~is_held, is_held), strict=True):
-            if chosen.all():  # as most often, since whole samples are held out: nothing to copy first
-                buffer.transpose(1, 0, 2)[places] = rows
-            elif chosen.any():
-                buffer.transpose(1, 0, 2)[places[chosen]] = rows[chosen]
+            given = placed(rows, buffer)
+            if not chosen.all():  # whole samples are held out: most often there is nothing to copy first
+                given = given[placed(np.flatnonzero(chosen), given)]
+            if chosen.any():
+                buffer.swapaxes(0, 1)[placed(places[chosen], buffer)] = given
 
 
 def held_out(count: int) -> frozenset[int]:

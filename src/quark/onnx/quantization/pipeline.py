@@ -16,6 +16,7 @@ from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, Report, R
 from quark.card import CARD_KEY, Card, DataFacts
 from quark.compare import OutputFidelity, numberless_remark, outputs_without_numbers
 from quark.decide import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
+from quark.devices import device_of
 from quark.features.mixed_precision.on_onnx import mix
 from quark.features.order import call
 from quark.features.protection.on_onnx import is_protectable, protected_run, protection_remarks
@@ -181,6 +182,7 @@ def _quantize_graph(
         mixed=mixed.plan if mixed else None,
         protection=protection,
         measure=measured,
+        device=str(device_of(providers)),
     )
     return Outcome(run.message, account, loaded.digest, run.card, loaded.files)
 

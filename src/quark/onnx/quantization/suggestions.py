@@ -411,7 +411,8 @@ class _Trials:
             data, input_infos(model), count=count, batch_size=batch_size, preprocessing=preprocessing
         )
         self._held_out, self._indices = self._split()
-        session = open_session(os.fspath(float_model))
+        self._providers = making.settings.calibrate.providers
+        session = open_session(os.fspath(float_model), providers=self._providers)
         run, names = session_run(session, "the model"), [output.name for output in session.get_outputs()]
         self._expected = [run(sample, names) for sample in self._held_out]
 
@@ -547,7 +548,7 @@ class _Trials:
         return held_out, calibrated
 
     def _judged(self, model: ir.Model | str) -> _Figures:
-        run = session_run(open_session(model), "the model")
+        run = session_run(open_session(model, providers=self._providers), "the model")
         left_out = outputs_without_numbers(self._expected)
         return _Figures(judge_outputs(run, self._held_out, self._expected, left_out))
 

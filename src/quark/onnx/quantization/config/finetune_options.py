@@ -3,16 +3,14 @@
 An entry of `algo_config` counts with its defaults, which differ from the option's: it does not train biases unless
 `update_bias` says so. Its `output_index` of 0, the default, stands for all outputs; the option's 0 is the first one.
 
-torch trains on 'cpu' or 'cuda:N'; its builds for AMD's GPUs call theirs 'cuda' as well, so 'hip:N' means that. ONNX
-Runtime computes activations there if it has a provider for such devices. torch is imported here only to ask for a
-device that is not the CPU.
+torch trains on 'cpu' or 'cuda:N'; its builds for AMD's GPUs call theirs 'cuda' as well, so 'hip:N' means that. torch is
+imported here only to ask for a device that is not the CPU.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +18,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
-from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError, unknown_name
+from quark.devices import Device
+from quark.errors import InvalidValueError, MissingDependencyError, QuarkError, UnsupportedOptionError, unknown_name
 from quark.features.finetuning.options import (
     ROWS_OF_A_SAMPLE,
     TRAINED_OP_TYPES,
@@ -30,11 +27,11 @@ from quark.features.finetuning.options import (
     FinetuneOptions,
     FitOptions,
     Reconstruction,
-    providers_of,
 )
 from quark.onnx.quantization.config.algorithm import AdaRoundConfig
 from quark.onnx.quantization.config.option_kinds import (
     BOOL,
+    DEVICE,
     NAMES,
     PATH,
     TWO_NUMBERS,
@@ -61,11 +58,6 @@ _UNSAID_BY_DEFAULT = (*_OF_ADAROUND, "OutputIndex", "NumWorkers")
 _ALGORITHMS = tuple(each.value for each in Algorithm)
 _ALGORITHM = Kind(
     "one of " + ", ".join(_ALGORITHMS), lambda value: isinstance(value, str), lambda value: value.lower() in _ALGORITHMS
-)
-_DEVICE = Kind(
-    "cpu, cuda, cuda:N, hip or hip:N, with the number N of a device",
-    lambda value: isinstance(value, str),
-    lambda value: re.fullmatch(r"cpu|(cuda|hip)(:\d+)?", value, re.ASCII) is not None,
 )
 _RATE = Kind("a number above 0", is_number, lambda value: value > 0 and isfinite(value))
 _LR_ADJUST = Kind(
@@ -108,8 +100,8 @@ _SETTINGS: Mapping[str, _Setting] = {
     "NumIterations": _Setting(integer(0), "num_iterations", "fit.iterations", int),
     "LearningRate": _Setting(number_or("auto", _RATE), "learning_rate"),
     "OptimAlgorithm": _Setting(_ALGORITHM),
-    "OptimDevice": _Setting(_DEVICE, "optim_device"),
-    "InferDevice": _Setting(_DEVICE, "infer_device", "infer_device"),
+    "OptimDevice": _Setting(DEVICE, "optim_device"),
+    "InferDevice": _Setting(DEVICE, "infer_device", "infer_device"),
     "EarlyStop": _Setting(BOOL, "early_stop", "fit.has_early_stop"),
     "SelectiveUpdate": _Setting(BOOL, "selective_update", "is_selective"),
     "LRAdjust": _Setting(
@@ -181,7 +173,7 @@ def finetune_options(draft: Draft) -> FinetuneOptions:
             "pip install torch, or set include_fast_ft=False"
         )
     device = _checked_optim_device(settings.get("OptimDevice", "cpu"))
-    _check_infer_device(settings.get("InferDevice", "cpu"))
+    settings["InferDevice"] = _infer_device(draft, settings.get("InferDevice", "cpu"))
     memory: dict[str, Any] = {}
     level = settings.get("MemOptLevel", 1)
     if "MemoryLimit" in settings:
@@ -238,21 +230,15 @@ def _checked_optim_device(device: str) -> str:
     return f"cuda:{_number(device)}"
 
 
-def _check_infer_device(device: str) -> None:
-    """Raise an error if ONNX Runtime cannot compute on that device, or would use another one."""
-    if _number(device):
-        raise UnsupportedOptionError(
-            f"FastFinetune.InferDevice {device!r}: inference is on the first device; use {device.partition(':')[0]}:0, "
-            "and CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES to say which that is"
-        )
-    if device == "cpu" or providers_of(device) != providers_of("cpu"):
-        return
-    available = ", ".join(onnxruntime.get_available_providers())
-    raise InvalidValueError(
-        f"FastFinetune.InferDevice {device!r}: this ONNX Runtime has {available} and nothing that computes there. Use "
-        "cpu, or install onnxruntime-gpu for cuda (CUDAExecutionProvider), onnxruntime-rocm for hip "
-        "(ROCMExecutionProvider) or onnxruntime-migraphx for hip (MIGraphXExecutionProvider)"
-    )
+def _infer_device(draft: Draft, given: str) -> str:
+    """Return where the walk between layers is computed: where FastFinetune says, or the device of the whole run."""
+    if given == "cpu":
+        return str(draft.of("calibrate").get("providers", ["cpu"])[0])
+    try:
+        Device.parse(given).check()
+    except QuarkError as error:
+        raise type(error)(f"FastFinetune.InferDevice, {error}") from error
+    return given
 
 
 def _number(device: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -135,6 +136,11 @@ def member_of(classes: tuple[Any, ...], example: str) -> Kind:
 BOOL = Kind("True or False", lambda value: isinstance(value, bool))
 TEXT = Kind("a string", lambda value: isinstance(value, str))
 PATH = Kind("a path", lambda value: isinstance(value, (str, PathLike)), lambda value: "\0" not in str(value))
+DEVICE = Kind(
+    "cpu, cuda, cuda:N, hip or hip:N, with the number N of a device",
+    lambda value: isinstance(value, str),
+    lambda value: re.fullmatch(r"cpu|(cuda|hip)(:\d+)?", value, re.ASCII) is not None,
+)
 NAMES = Kind("a list of strings", is_names)
 PAIRS = Kind(
     "a list of pairs of operator types",

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from quark.decide.end_layers import END_TYPES, EndLayers
 from quark.decide.end_layers import OPTION as KEEP_FIRST_LAST
 from quark.decide.options import BlockPlacement
+from quark.devices import checked_device
 from quark.features.bias_correction.options import CorrectionInputs
 from quark.features.equalization.options import ClipTreatment
 from quark.features.order import FEATURES
@@ -21,6 +22,7 @@ from quark.onnx.quantization.config.option_kinds import (
     AXES,
     BOOL,
     CALIBRATION_METHOD,
+    DEVICE,
     GPTQ_KEYS,
     GROUP_SIZE,
     NAMES,
@@ -447,7 +449,11 @@ _RUN_OPTIONS: tuple[Option, ...] = (
            "what calibration and finetuning are to save: their other options are set for that"),
     Option("PrintSummary", BOOL, SameAs("print_summary"), "a summary at the end"),
     Option("OptimizeModel", BOOL, SameAs("optimize_model"), "graph rewrites that leave the output as it is"),
-    Option("ExecutionProviders", NAMES, SameAs("execution_providers"), "what calibration runs on"),
+    Option("ExecutionProviders", NAMES, SameAs("execution_providers"),
+           "ONNX Runtime's providers for all that is measured; one that is missing is skipped with a warning"),
+    Option("InferDevice", DEVICE, Into("calibrate", "providers", checked_device),
+           "where calibration, verdict, evaluation, searches and the walk of finetuning run; a device that cannot be "
+           "used is an error: [GPUs](gpu.md)"),
     Option("EnableNPUCnn", BOOL, SameAs("enable_npu_cnn"), "place quantizers for the NPU's convolutions"),
     Option("EnableNPUTransformer", BOOL, SameAs("enable_npu_transformer"),
            "place quantizers for transformers on the NPU"),
