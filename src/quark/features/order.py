@@ -26,9 +26,11 @@ ORDER = (
     "smooth_quant",
     "activation_aware",
     "low_rank",
+    "centering",
     "compensation",
     "sign_rounding",
     "bias_correction",
+    "refitting",  # on top of all that rounds weights without training
     "finetuning",  # with the biases and the scales that layers end up with
     "distillation",  # last: starts from what all others leave
 )
