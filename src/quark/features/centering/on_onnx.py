@@ -107,7 +107,7 @@ def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmF
         if centers is None:
             left.append(SkippedNode(str(node.name), node.op_type, "its input is not far from zero"))
             continue
-        _center(work.model, node, weight, centers)
+        center(work.model, node, centers)
         changed.append(f"{node.name}: {np.count_nonzero(centers)} of {centers.size} channels")
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
@@ -142,36 +142,43 @@ def _centers(means: _Means, weight: Array, groups: int) -> Array | None:
     return np.where(is_steady, mean, 0.0).astype(np.float32)
 
 
-def _center(model: ir.Model, node: ir.Node, weight: Array, centers: Array) -> None:
-    value, groups, spatial = node.inputs[0], int(attribute(node, "group", 1)), weight.ndim - 2
+def center(model: ir.Model, node: ir.Node, centers: Array) -> None:
+    """Let a convolution read its input without `centers`, one number a channel; its output stays as it is."""
+    value, weight, groups = node.inputs[0], constant(input_value(node, 1)), int(attribute(node, "group", 1))
     assert value is not None
+    assert weight is not None
     outputs, inputs = weight.shape[:2]
+    spatial = weight.ndim - 2
     taps = weight.astype(np.float64).reshape(groups, outputs // groups, inputs, -1).sum(axis=3)
     offset = np.einsum("goi,gi->go", taps, centers.astype(np.float64).reshape(groups, inputs)).reshape(-1)
     bias = constant(input_value(node, 2))
     total = offset if bias is None else bias.astype(np.float64) + offset
     set_constant(model, node, 2, total.astype(np.float32), f"{node.name}_bias")
+    source, shape = value, value.shape
     pads = [int(each) for each in attribute(node, "pads", [0] * 2 * spatial)]
-    source = value
     if any(pads) and attribute(node, "auto_pad", "NOTSET") == "NOTSET":
         sizes = np.array([0, 0, *pads[:spatial], 0, 0, *pads[spatial:]], np.int64)
-        sizes_value = add_initializer(model, f"{node.name}_pads", sizes)
-        pad = add_node(model, "Pad", [source, sizes_value], before=node, name=f"{node.name}_pad")
-        pad.meta[READS_FLOAT] = NAME
-        source = pad.outputs[0]
-        sizes_known = [each for each in value.shape] if value.shape is not None else []
-        source.shape = ir.Shape(
-            [
-                size + pads[axis - 2] + pads[axis - 2 + spatial] if axis >= 2 and isinstance(size, int) else size
-                for axis, size in enumerate(sizes_known)
-            ]
-            if all(isinstance(size, int) for size in sizes_known[2:])
-            else [None] * weight.ndim
+        pad = add_node(
+            model,
+            "Pad",
+            [source, add_initializer(model, f"{node.name}_pads", sizes)],
+            before=node,
+            name=f"{node.name}_pad",
         )
+        pad.meta[READS_FLOAT] = NAME
         node.attributes["pads"] = ir.AttrInt64s("pads", [0] * 2 * spatial)
-    shaped = centers.reshape(-1, *[1] * spatial)
-    held = add_initializer(model, f"{node.name}_centers", shaped)
+        source = pad.outputs[0]
+        known = [] if value.shape is None else list(value.shape)
+        added = [0, 0, *(pads[axis] + pads[axis + spatial] for axis in range(spatial))]
+        shape = ir.Shape(
+            [
+                size + more if isinstance(size, int) else None if more else size
+                for size, more in zip(known, added, strict=True)
+            ]
+        )
+        source.shape = shape
+    held = add_initializer(model, f"{node.name}_centers", centers.astype(np.float32).reshape(-1, *[1] * spatial))
     sub = add_node(model, "Sub", [source, held], before=node, name=f"{node.name}_center")
     sub.meta[READS_FLOAT] = NAME
-    sub.outputs[0].shape = source.shape
+    sub.outputs[0].shape = shape
     replace_input(node, 0, sub.outputs[0])
