@@ -30,7 +30,6 @@ ORDER = (
     "compensation",
     "sign_rounding",
     "bias_correction",
-    "refitting",  # on top of all that rounds weights without training
     "finetuning",  # with the biases and the scales that layers end up with
     "distillation",  # last: starts from what all others leave
 )

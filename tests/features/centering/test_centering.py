@@ -1,4 +1,4 @@
-"""Centering: the float network stays what it is, and steady channels are rounded for how far they are from their mean."""
+"""Centering: the float network stays as it is, and steady channels are rounded for their distance from the mean."""
 
 from __future__ import annotations
 
