@@ -1,11 +1,13 @@
 """Top-1 and top-5 of networks quantized by quark and by other tools, compared with float on the same images.
 
-    python -m bench.accuracy --models DIR --calib DIR --val DIR [--only NAME ...] [--presets all] [--peers NAME ...]
-                             [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--device cuda] [--resume]
+    python -m bench.accuracy --models DIR --calib DIR --val DIR [DIR ...] [--only NAME ...] [--presets all]
+                             [--peers NAME ...] [--cifar FILE.npz --cifar-model FILE.onnx] [--limit N] [--jobs N]
+                             [--device cuda] [--resume]
 
-`--val` is a folder with one subfolder per class, which the note below a table names. Presets were chosen on images
-called `val`, and by divergence from float on calibration images that were not used; `test` are images that nothing was
-chosen by, and what documents quote. `--presets all` means all presets without finetuning, `finetuned` those with it. A
+`--val` are folders with one subfolder per class, which the note below a table names; the images of several are judged
+together. Presets were chosen on images called `val`, and by divergence from float on calibration images that were not
+used; `test` are images that nothing was chosen by. `--presets all` means all presets without finetuning, `finetuned`
+those with it. `--jobs` measures so many groups of networks at the same time, which changes no figure but seconds. A
 cell shows top-1 and the paired difference from float in points, with its standard error, which comes from the images
 that only one of the two gets right. Top-5, the share of images with the same first class as float, sizes and seconds
 are in the JSON. All files run in this environment, with our operator library. `--device` is where presets that train do
@@ -17,9 +19,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from bench.cells import number
 from bench.child import OURS, ChildError, Interpreters, Outcome, blank
@@ -34,7 +39,7 @@ from quark.evaluate import Dataset
 from quark.onnx.quantization.presets import PRESETS as ROWS
 
 # arguments that choose rows, or say how to go about it; rows of other choices stand beside each other in one record
-CHOOSING = ("presets", "only", "model", "models", "threads", "group", "timeout")
+CHOOSING = ("presets", "only", "model", "models", "threads", "group", "jobs", "timeout")
 
 
 class Source(Protocol):
@@ -50,17 +55,31 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Images in folders."""
+    """Images in folders; those of all `val` are judged."""
 
     model: NamedModel
     calib: Path
-    val: Path
+    val: Sequence[Path]
 
     def data(self, limit: int | None) -> Dataset:
-        return open_labelled(self.model, self.val, limit)
+        return joined([open_labelled(self.model, each, limit) for each in self.val])
 
     def samples(self, count: int, folder: Path) -> SampleFile:
         return write_samples(self.model, self.calib, count, folder)
+
+
+def joined(parts: Sequence[Dataset]) -> Dataset:
+    """The samples of all parts, one part after the other."""
+    starts = np.cumsum([0, *(each.count for each in parts)])
+
+    def read(number: int) -> dict[str, np.ndarray]:
+        part = int(np.searchsorted(starts, number, side="right")) - 1
+        return parts[part].read(number - int(starts[part]))
+
+    labels = [each.labels for each in parts if each.labels is not None]
+    assert len(labels) == len(parts)
+    source = " and ".join(each.source for each in parts)
+    return Dataset(source, int(starts[-1]), np.concatenate(labels), read, parts[0].classes)
 
 
 @dataclass(frozen=True)
@@ -94,14 +113,20 @@ class Bench:
     folder: Path
 
     def figures(self, presets: Sequence[str]) -> Iterator[Figure]:
-        """A row for each preset, as it is measured."""
+        """A row for each preset, as it is measured; with several jobs, in the order in which they end."""
         data = self.source.data(self.arguments.limit)
         samples = self.source.samples(self.arguments.images, self.folder)
         reference = self._float(data)
         per_round = max(1, self.arguments.group // len(self.interpreters.quantizers))
-        for start in range(0, len(presets), per_round):
+        rounds = [presets[start : start + per_round] for start in range(0, len(presets), per_round)]
+
+        def measured(some: Sequence[str]) -> list[Figure]:
             with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-                yield from self._round(presets[start : start + per_round], data, samples, reference, Path(folder))
+                return list(self._round(some, data, samples, reference, Path(folder)))
+
+        with ThreadPoolExecutor(self.arguments.jobs) as pool:
+            for done in as_completed([pool.submit(measured, some) for some in rounds]):
+                yield from done.result()
 
     def _float(self, data: Dataset) -> Ranks:
         errors: dict[Key, str] = {}
@@ -204,12 +229,15 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, needs_calib=False)
     add_peer_arguments(parser)
-    parser.add_argument("--val", type=Path, metavar="DIR", help="images in class folders")
+    parser.add_argument("--val", type=Path, nargs="+", metavar="DIR", help="images in class folders")
     parser.add_argument("--cifar", type=Path, metavar="FILE.npz", help="CIFAR-10, for --cifar-model")
     parser.add_argument("--cifar-model", type=Path, metavar="FILE.onnx", help=f"called {CIFAR} in the table")
     parser.add_argument("--images", type=positive, default=128, help="to calibrate on (%(default)s)")
-    parser.add_argument("--limit", type=positive, metavar="N", help="that many images of --val, evenly spaced (all)")
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="that many images of each --val, evenly spaced (all)"
+    )
     parser.add_argument("--group", type=positive, default=8, metavar="N", help="networks in memory (%(default)s)")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="groups at the same time (%(default)s)")
     parser.add_argument("--threads", type=positive, default=2, metavar="N", help="of ONNX Runtime (%(default)s)")
     parser.add_argument("--timeout", type=positive, default=1800, metavar="S", help="of a quantization (%(default)s)")
     parser.add_argument("--device", default="cpu", help="where presets that train do so, such as cuda (%(default)s)")
@@ -222,7 +250,8 @@ def main() -> None:
     chosen = sources(arguments)
     interpreters = open_peers(arguments).with_timeout(arguments.timeout)
     header = ["model", "preset", "images", "float", OURS, *interpreters.titles.values()]
-    judged = "CIFAR-10's test images" if arguments.val is None else f"the images of '{arguments.val.name}'"
+    folders = " and ".join(f"'{each.name}'" for each in arguments.val or ())
+    judged = f"the images of {folders}" if folders else "CIFAR-10's test images"
     measured = f"Top-1 in percent and the paired difference to float in points, on {judged}"
     notes = [f"{measured}; {arguments.images} images to calibrate on."]
     record = Record.begin("accuracy", arguments, header, notes, interpreters.facts)
@@ -235,6 +264,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
             for figure in Bench(source, interpreters, arguments, Path(folder)).figures(presets):
                 record.add([figure.cells(interpreters.quantizers)], asdict(figure), figure.blanks())
+    order = [(source.model.name, label(preset)) for source in chosen for preset in arguments.presets]
+    rank = {key: place for place, key in enumerate(order)}
+    last = len(rank)  # rows of an earlier command stay in front of all others
+    record.rows.sort(key=lambda row: rank.get((row[0], row[1]), -last))
+    record.figures.sort(key=lambda each: rank.get((each["model"], each["preset"]), -last))
     record.finish()
 
 

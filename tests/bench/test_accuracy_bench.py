@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.accuracy import Figure, main, resume
+from bench.accuracy import Figure, joined, main, resume
+from bench.calibration_sets import figure_of, images_of_set
 from bench.child import NO_EQUIVALENT, OURS
 from bench.cifar import CifarSource, prepare
 from bench.layered_network import Shape, build
@@ -17,6 +18,7 @@ from bench.record import Record
 from bench.side_by_side import Score
 
 from quark.demo import network_path
+from quark.evaluate import Dataset
 from quark.onnx.quantization.presets import PRESETS
 
 HEADER = ["model", "preset", "images", "float", OURS]
@@ -119,3 +121,31 @@ def test_a_run_that_goes_on_measures_nothing_twice(
     main()
     assert "everything is in the record" in capsys.readouterr().err
     assert Record.read(path) == before
+
+
+def test_the_images_of_several_folders_are_judged_together() -> None:
+    def part(values: list[int]) -> Dataset:
+        return Dataset("part", len(values), np.array(values) % 10, lambda i: {"x": np.full(1, values[i])}, 10)
+
+    both = joined([part([3, 4]), part([15, 16, 17])])
+    assert (both.count, both.labels.tolist()) == (5, [3, 4, 5, 6, 7])
+    assert [int(x) for batch in both.batches(2) for x in batch.inputs["x"].ravel()] == [3, 4, 15, 16, 17]
+
+
+def test_sets_of_calibration_images_have_none_in_common(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number in range(24):
+        Image.fromarray(np.full((28, 28), 10 * number, np.uint8)).save(tmp_path / f"{number:02}.png")
+    model = NamedModel("net", network_path(), "none")
+    sets = [images_of_set(model, tmp_path, 3, number, 7) for number in range(3)]
+    values = [{float(image.mean()) for image in images} for images in sets]
+    assert [len(each) for each in values] == [8, 8, 8]  # seven to calibrate on, one held out
+    assert len(set.union(*values)) == 24
+    assert figure_of("net", "XINT8", [(0.02, 99.0), (0.03, 98.0)]).cells() == [
+        "net",
+        "XINT8",
+        "0.0200",
+        "0.0300",
+        "1.50 x",
+    ]

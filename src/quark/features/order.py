@@ -26,6 +26,7 @@ ORDER = (
     "smooth_quant",
     "activation_aware",
     "low_rank",
+    "centering",
     "compensation",
     "sign_rounding",
     "bias_correction",

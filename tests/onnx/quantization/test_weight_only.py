@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 from onnx_models import Net, run_model
 
-import quark.features.compensation.on_onnx as compensation
+import quark.features.compensation.layer_rounding as layer_rounding
 from quark.errors import InvalidValueError
 from quark.onnx import get_default_config, quantize
 from quark.onnx.plan_reader import read_plan
@@ -206,13 +206,13 @@ def test_hqq_leaves_a_smaller_sum_of_small_powers(bits):
 
 
 def test_gptq_leaves_no_matrices_to_the_garbage_collector(monkeypatch):
-    groups, first = [], compensation._Groups.__init__
+    groups, first = [], layer_rounding.Groups.__init__
 
     def init(self, *arguments):
         groups.append(weakref.ref(self))
         first(self, *arguments)
 
-    monkeypatch.setattr(compensation._Groups, "__init__", init)
+    monkeypatch.setattr(layer_rounding.Groups, "__init__", init)
     gc.disable()
     try:
         result(network(), samples(), "INT4_WEIGHT_ONLY_GPTQ")

@@ -32,18 +32,17 @@ from quark.features.finetuning.device_walk import DeviceWalk, shares_memory
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
 from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
-from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, stages
+from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, quantized_copy, stages
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
 from quark.onnx.comparing import output_errors
 from quark.onnx.data.samples import SampleStore
 from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import constant, input_value, set_constant
-from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.load import load
 from quark.onnx.optimize import optimize
 from quark.onnx.progress import track
 from quark.onnx.versions import versions
-from quark.plan import DynamicChoice, QuantizationPlan, Role, SkippedNode
+from quark.plan import SkippedNode
 from quark.rounded import rounded
 from quark.text import get_logger, printable
 
@@ -168,8 +167,8 @@ class _Finetuning:
         self.changed: list[str] = []
         self.steps: list[tuple[str, ...]] = []
         self._choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
-        self._copy = _quantized_copy(model, plan)
-        walked = _quantized_copy(model, plan) if options.is_parallel else self._copy
+        self._copy = quantized_copy(model, plan)
+        walked = quantized_copy(model, plan) if options.is_parallel else self._copy
         self._nodes, self._copied, self._exact = (
             {str(node.name): node for node in each.graph} for each in (model, self._copy, exact)
         )
@@ -387,19 +386,3 @@ def _reason(fitted: Fitted) -> str:
         return f"its output {fitted.remark}"
     before, after = fitted.error_before, fitted.error_after
     return f"got no better on held-out samples: error {before:.3g}, after training {after:.3g}"
-
-
-def _quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
-    """A network that computes what the quantized one does, with constants that can still change: activations have their
-    quantizers, weights and biases are plain numbers, rounded. What is quantized at run time stays float."""
-    copy = model.clone()
-    known = tuple(each for each in plan if not isinstance(each.choice, DynamicChoice))
-    insert(copy, QuantizationPlan(tuple(each for each in known if each.role is Role.ACTIVATION)), InsertOptions())
-    nodes = {str(node.name): node for node in copy.graph}
-    for each in known:
-        for reader in each.readers:
-            node = nodes.get(reader.node)
-            values = None if node is None else constant(input_value(node, reader.index))
-            if node is not None and values is not None:
-                set_constant(copy, node, reader.index, rounded(values, each.choice).astype(values.dtype))
-    return copy

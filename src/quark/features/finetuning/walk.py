@@ -28,8 +28,11 @@ from numpy.typing import NDArray
 from quark.features.finetuning.layers import TrainedLayer, placed
 from quark.features.finetuning.options import FinetuneOptions
 from quark.features.finetuning.problem import Rows
-from quark.onnx.graph import dimensions, piece, read_by
+from quark.onnx.graph import constant, dimensions, input_value, piece, read_by, set_constant
+from quark.onnx.insert import InsertOptions, insert
 from quark.onnx.session import open_session, release_memory
+from quark.plan import DynamicChoice, QuantizationPlan, Role
+from quark.rounded import rounded
 
 Array = NDArray[Any]
 See = Callable[[range, Mapping[str, Any]], None]  # values of these samples, joined along the first axis
@@ -322,3 +325,19 @@ def held_out(count: int) -> frozenset[int]:
 def are_enough(picks: Sequence[Array]) -> bool:
     """True if there is a row to train on and one to hold out."""
     return sum(len(each) for each in picks) > 1
+
+
+def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
+    """A network that computes what the quantized one does, with constants that can still change: activations have their
+    quantizers, weights and biases are plain numbers, rounded. What is quantized at run time stays float."""
+    copy = model.clone()
+    known = tuple(each for each in plan if not isinstance(each.choice, DynamicChoice))
+    insert(copy, QuantizationPlan(tuple(each for each in known if each.role is Role.ACTIVATION)), InsertOptions())
+    nodes = {str(node.name): node for node in copy.graph}
+    for each in known:
+        for reader in each.readers:
+            node = nodes.get(reader.node)
+            values = None if node is None else constant(input_value(node, reader.index))
+            if node is not None and values is not None:
+                set_constant(copy, node, reader.index, rounded(values, each.choice).astype(values.dtype))
+    return copy

@@ -49,6 +49,9 @@ _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 # Weights that make up for each other's rounding. A few samples have rows enough, and more only take longer.
 COMPENSATED = {"Compensation": True, "CompensationSamples": 32}
 COMPENSATED_INT8 = {"Compensation": True, "CompensationSamples": 16}
+# For small floats and blocks, which round a number with an error that grows with it: steady channels are read without
+# their mean.
+CENTERED = {"BiasCorrection": True, "Centering": True}
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ INT16_TRANSFORMER = integers("INT16_TRANSFORMER_DEFAULT",
 FP16 = floats("FP16", "float16", ExtendedQuantType.QFloat16)
 BFLOAT16 = floats("BF16", "bfloat16", BF16, QuantizeAllOpTypes=True)
 
-_FP8 = {"BiasCorrection": True, "WeightScaleRule": "mse", "KeepFirstLast": "first_conv_float"}
+_FP8 = {**CENTERED, "WeightScaleRule": "mse", "KeepFirstLast": "first_conv_float"}
 FP8_PRESETS = (
     scaled_floats("FP8E4M3", "8-bit floats with 4 exponent bits, weights per channel, MinMax; standard QDQ nodes; the "
         "first convolution in float", ExtendedQuantType.QFloat8E4M3FN, **_FP8),
@@ -233,29 +236,30 @@ A16W4 = integers("A16W4", "16-bit activations, 4-bit weights in groups of 32, sy
 BLOCK_PRESETS = (
     blocks("BFP16", "block float: 8-bit integers, eight share an exponent", BFP16),
     blocks("MX4", "shared microexponents, 4 bits an element", MX4),
-    blocks("MX6", "shared microexponents, 6 bits an element", MX6, BiasCorrection=True, **COMPENSATED),
+    blocks("MX6", "shared microexponents, 6 bits an element", MX6, **CENTERED, **COMPENSATED),
     blocks("MX9", "shared microexponents, 9 bits an element", MX9),
-    blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2, BiasCorrection=True),
+    blocks("MXFP8E5M2", "OCP microscaling, 8-bit floats with 5 exponent bits", MXFP8E5M2, **CENTERED),
     # Small floats lose the same in every binade; equalization changes which channels share a block.
-    blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3, BiasCorrection=True,
+    blocks("MXFP8E4M3", "OCP microscaling, 8-bit floats with 4 exponent bits", MXFP8E4M3, **CENTERED,
            **COMPENSATED, CLESteps=1, CLEClip="per_channel").with_fields(include_cle=True),
-    blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2, BiasCorrection=True),
-    blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3, BiasCorrection=True,
+    blocks("MXFP6E3M2", "OCP microscaling, 6-bit floats with 3 exponent bits", MXFP6E3M2, **CENTERED),
+    blocks("MXFP6E2M3", "OCP microscaling, 6-bit floats with 2 exponent bits", MXFP6E2M3, **CENTERED,
            **COMPENSATED),
-    blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse"),
+    blocks("MXFP4E2M1", "OCP microscaling, 4-bit floats", MXFP4E2M1, **CENTERED, **COMPENSATED,
+           WeightScaleRule="mse"),
     blocks("MXINT8", "OCP microscaling, 8-bit integers", MXInt8, Protect="auto"),
     blocks("NVFP4", "4-bit floats, 16 share an 8-bit float scale, one scale a tensor; the first convolution in float",
-           NVFP4, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="first_conv_float"),
+           NVFP4, **CENTERED, WeightScaleRule="mse", KeepFirstLast="first_conv_float"),
 )
 TWO_BLOCK_PRESETS = (
     blocks("MXFP8E4M3_MXFP4E2M1", "MXFP8E4M3 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
-           MXFP8E4M3, MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
+           MXFP8E4M3, MXFP4E2M1, **CENTERED, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
     blocks("MXFP6E2M3_MXFP4E2M1", "MXFP6E2M3 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
-           MXFP6E2M3, MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
+           MXFP6E2M3, MXFP4E2M1, **CENTERED, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
     blocks("MXINT8_MXFP4E2M1", "MXINT8 activations, MXFP4 weights; first and last layers in MXFP8E4M3",
-           MXInt8, MXFP4E2M1, BiasCorrection=True, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
+           MXInt8, MXFP4E2M1, **CENTERED, WeightScaleRule="mse", KeepFirstLast="mxfp8_e4m3"),
     blocks("MXFP8E4M3_MXFP6E2M3", "MXFP8E4M3 activations, MXFP6E2M3 weights", MXFP8E4M3, MXFP6E2M3,
-           BiasCorrection=True),
+           **CENTERED),
 )
 MIXED_BLOCK_PRESETS = (
     mixed("BF16_MIXED_BFP16", "bfloat16, block float where it does no harm", BFLOAT16, BFP16),

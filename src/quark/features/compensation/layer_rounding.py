@@ -1,0 +1,119 @@
+"""The rounding of a layer's weights for a Gram matrix: the grid of its format, and groups with scales of their own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.decide.searched_scales import searched_parameters
+from quark.features.compensation.fixed_scales import FixedScales
+from quark.features.compensation.grids import block_grid, independent, rounded_alone, spread
+from quark.features.compensation.options import CompensationOptions
+from quark.features.compensation.rounding import Grid, compensated, descended
+from quark.features.finetuning.layers import TrainedLayer
+from quark.formats.affine import integer_format
+from quark.formats.catalog import get_format
+from quark.plan import AffineChoice, BlockChoice, FloatChoice
+from quark.rounded import float_scale, parameters_of, rounded
+
+Array = NDArray[Any]
+
+
+def rounded_matrices(
+    layer: TrainedLayer, weight: Array, best: Array, inner: Array, options: CompensationOptions, sweeps: int
+) -> tuple[Array, Groups | None] | str:
+    """The rounded weights, and the groups whose scales were chosen for them; or why there are none."""
+    groups = Groups.of(layer, weight, inner)
+    grid = _grid(layer, weight) if groups is None else groups.grid()
+    if isinstance(grid, str):
+        return grid
+    if options.has_activation_order:
+        grid = grid.in_order_of(np.einsum("gii->i", inner))
+    found = compensated(best, inner, grid, options.damping)
+    if not grid.is_joint:
+        found = descended(best, found, inner, grid.quantize, sweeps)
+    if groups is None:
+        # as the network will see them: the scale of a block is that of the values that are stored
+        stored = layer.layout.from_matrices(found).astype(np.float32)
+        found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(np.float64))
+    return found, groups
+
+
+def _grid(layer: TrainedLayer, weight: Array) -> Grid | str:
+    """How columns round, and which of them have their turn together; or why not."""
+    choice, layout = layer.weight, layer.layout
+    columns = layout.matrices[2]
+    if isinstance(choice, AffineChoice):
+        scale, zero_point = spread(parameters_of(choice, weight.shape), weight.shape)
+        fmt = integer_format(choice.format)
+        return independent(FixedScales(layout.to_matrices(scale), layout.to_matrices(zero_point), fmt), columns)
+    if isinstance(choice, BlockChoice):
+        units = _blocks(choice.axis, choice.quantizer.format.block_size, layer, weight.shape)
+        return "its blocks go across outputs" if units is None else block_grid(choice, units)
+    if isinstance(choice, FloatChoice) and choice.is_scaled:
+        scale = np.broadcast_to(float_scale(choice, weight.ndim), weight.shape).astype(np.float64)
+        element: Any = get_format(choice.format)
+        return independent(FixedScales(layout.to_matrices(scale), None, element), columns)
+    return independent(rounded_alone(choice), columns)
+
+
+class Groups:
+    """Groups of a matrix whose scales are chosen for the values that they have when their turn comes."""
+
+    def __init__(self, layer: TrainedLayer, weight: Array, planned: AffineChoice, units: list[Array], gram: Array):
+        self._layout, self._shape, self._planned, self._gram = layer.layout, weight.shape, planned, gram
+        self._before = [
+            self._layout.to_matrices(each) for each in spread(parameters_of(planned, self._shape), self._shape)
+        ]
+        self._scale, self._zero_point = (each.copy() for each in self._before)
+        self._units = units
+
+    @classmethod
+    def of(cls, layer: TrainedLayer, weight: Array, inner: Array) -> Groups | None:
+        """The groups of a layer; None if it has none."""
+        choice = layer.weight
+        if not isinstance(choice, AffineChoice) or choice.group_size is None or layer.layout.matrices[0] != 1:
+            return None
+        units = _blocks(choice.axis or 0, choice.group_size, layer, weight.shape)
+        return None if units is None else cls(layer, weight, choice, units, inner[0])
+
+    def grid(self) -> Grid:
+        """How columns round. It refers to this object, which must not refer to it: matrices in a cycle stay in memory
+        until the garbage collector runs."""
+        scales = FixedScales(self._scale, self._zero_point, integer_format(self._planned.format))
+        return Grid(scales, self._units, at_turn=self._begin)
+
+    def _begin(self, values: Array, columns: Array) -> None:
+        part = self._gram[np.ix_(columns, columns)].astype(np.float32)[None]
+        is_symmetric = integer_format(self._planned.format).signed
+        found = searched_parameters(self._planned.format, values[0][:, None], part, is_symmetric=is_symmetric)
+        self._scale[0][:, columns], self._zero_point[0][:, columns] = found
+
+    def choice(self, is_changed: Array) -> AffineChoice:
+        """The choice with the scales of the outputs that changed, and the planned ones of the others."""
+        axis, found = self._planned.axis or 0, []
+        for now, planned in zip((self._scale, self._zero_point), self._before, strict=True):
+            whole = self._layout.from_matrices(np.where(is_changed[:, :, None], now, planned))
+            found.append(np.take(whole, np.arange(0, whole.shape[axis], self._planned.group_size), axis).ravel())
+        scale, zero_point = found[0].astype(np.float32).astype(np.float64), found[1].astype(int)
+        return replace(self._planned, scale=tuple(scale.tolist()), zero_point=tuple(zero_point.tolist()))
+
+
+def _blocks(axis: int, size: int, layer: TrainedLayer, shape: tuple[int, ...]) -> list[Array] | None:
+    """The columns of each block of `size` along an axis; None if a block has weights of several outputs."""
+    places = layer.layout.to_matrices(np.arange(math.prod(shape)).reshape(shape))
+    axis %= len(shape)
+    index = np.array(np.unravel_index(places, shape))  # [axes, groups, outputs, columns]
+    along = index[axis]
+    if (along != along[:1, :1]).any():
+        return None
+    others = [index[each][0, 0] for each in range(len(shape)) if each != axis]
+    keys = np.stack([*others, along[0, 0] // size])
+    _, inverse = np.unique(keys, axis=1, return_inverse=True)
+    flat = inverse.reshape(-1)
+    units = [np.flatnonzero(flat == number) for number in range(int(flat.max()) + 1)]
+    return [unit[np.argsort(along[0, 0][unit], kind="stable")] for unit in units]
