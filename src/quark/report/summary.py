@@ -199,7 +199,8 @@ def _by_reason(nodes: Iterable[SkippedNode]) -> list[tuple[str, Counter[str]]]:
     by_reason: dict[str, Counter[str]] = {}
     for node in nodes:
         # reasons that differ only in the operator are the same
-        by_reason.setdefault(node.reason.replace(f" {node.op_type}", ""), Counter())[node.op_type] += 1
+        reason = node.reason.replace(f"operator type {node.op_type}", "operator type")
+        by_reason.setdefault(reason, Counter())[node.op_type] += 1
     return sorted(by_reason.items(), key=lambda item: -item[1].total())
 
 
