@@ -32,7 +32,7 @@ DIFFERENT = 3  # exit status of reproduce
 ROWS_PER_RULE = 5  # a file for another target breaks the same rule hundreds of times
 PROFILES = ("portable", "custom", "native")
 LINT_ADVICE = (
-    "For the NPU, quantize the float model with --target npu (XINT8). If the file is for something else, there is "
+    "For the NPU, quantize the float model with --target npu. If the file is for something else, there is "
     "nothing to do; --all lists what the NPU would refuse."
 )
 NPU_SESSION = (
