@@ -155,7 +155,7 @@ def advised(report) -> str:
 
 
 def test_advice_names_the_algorithms_that_were_not_asked_for():
-    assert "BiasCorrection=true, include_cle=true" in advised(make_report("degraded"))
+    assert "--set BiasCorrection=true --set include_cle=true" in advised(make_report("degraded"))
     assert "include_sq" not in advised(make_report("degraded"))  # no transformer
     corrected = make_report("degraded", algorithms=(AlgorithmFacts("bias correction", ("conv0",)),))
     assert "BiasCorrection" not in advised(corrected)
@@ -166,9 +166,19 @@ def test_advice_names_the_algorithms_that_were_not_asked_for():
     assert "without training" not in advised(both)
 
 
+@pytest.mark.parametrize(("op_type", "tip"), [("If", "EnableSubgraph=true"), ("Softmax", "reason for each node")])
+def test_a_file_in_which_nothing_was_quantized_says_so(op_type, tip):
+    """silero-vad lies in an If as a whole. Samples were given, so asking for some is no advice."""
+    plan = QuantizationPlan((), (SkippedNode("branch", op_type, "stays in float"),))
+    text = " ".join(summary_text(make_report("unchecked", plan=plan, outputs=())).split())
+    assert "Nothing was quantized." in text
+    assert tip in text
+    assert "give data" not in text
+
+
 def test_advice_for_transformers_and_random_data():
     op_types = {"norm": "LayerNormalization", "mm": "MatMul"}
-    assert "BiasCorrection=true, include_sq=true" in advised(make_report("degraded", op_types=op_types))
+    assert "--set BiasCorrection=true --set include_sq=true" in advised(make_report("degraded", op_types=op_types))
     facts = CalibrationFacts("random", 8, 0, ("MinMax",), is_random=True, is_verdict_on_calibration=True)
     assert "BiasCorrection" not in advised(make_report("collapsed", calibration=facts))
 

@@ -35,7 +35,7 @@ DIFFERENT = 3  # exit status of reproduce
 ROWS_PER_RULE = 5  # a file for another target breaks the same rule hundreds of times
 PROFILES = ("portable", "custom", "native")
 LINT_ADVICE = (
-    "For the NPU, quantize the float model with --target npu (XINT8). If the file is for something else, there is "
+    "For the NPU, quantize the float model with --target npu. If the file is for something else, there is "
     "nothing to do; --all lists what the NPU would refuse."
 )
 NPU_SESSION = (
@@ -126,20 +126,25 @@ def _places_table(found: Sequence[Place]) -> Table:
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:
+    """One row for places with the same message, errors first."""
     table = Table.grid(padding=(0, 2))
-    seen: Counter[str] = Counter()
-    totals = Counter(each.rule for each in findings)
-    rules = list(totals)
-    for each in sorted(findings, key=lambda each: (each.level.value, rules.index(each.rule))):  # errors first
-        seen[each.rule] += 1
-        colour = "bold red" if each.level.value == "error" else "yellow"
-        if seen[each.rule] <= ROWS_PER_RULE:
-            where = " ".join(dict.fromkeys(name for name in (each.node, each.tensor) if name))
-            detail = cell(f"{where}{': ' if where else ''}{each.message}").append("\n").append_text(cell(each.fix))
+    rules = list(dict.fromkeys(each.rule for each in findings))
+    alike: dict[tuple[str, int, str, str], list[Finding]] = {}
+    for each in findings:
+        alike.setdefault((each.level.value, rules.index(each.rule), each.message, each.fix), []).append(each)
+    seen: Counter[int] = Counter()
+    totals = Counter(rule for _, rule, _, _ in alike)
+    for (level, rule, message, fix), found in sorted(alike.items(), key=lambda item: item[0][:2]):
+        seen[rule] += 1
+        name = cell(rules[rule], "bold")
+        if seen[rule] <= ROWS_PER_RULE:
+            where = " ".join(dict.fromkeys(name for name in (found[0].node, found[0].tensor) if name))
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            detail = cell(f"{where}{more}{': ' if where else ''}{message}").append("\n").append_text(cell(fix))
             detail.overflow = "fold"
-            table.add_row(cell(each.level.value, colour), cell(each.rule, "bold"), detail)
-        elif seen[each.rule] == totals[each.rule]:
-            table.add_row("", cell(each.rule, "bold"), f"and {totals[each.rule] - ROWS_PER_RULE} more; --json has all")
+            table.add_row(cell(level, "bold red" if level == "error" else "yellow"), name, detail)
+        elif seen[rule] == totals[rule]:
+            table.add_row("", name, f"and {totals[rule] - ROWS_PER_RULE} other messages; --json has all")
     return table
 
 

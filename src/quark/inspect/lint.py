@@ -462,7 +462,7 @@ def check_float_tensors(model: ir.Model, quantizers: FileQuantizers) -> Iterator
             if known is not None and value is not None and _is_float_operand(node, known, index, quantizers):
                 level = Level.ERROR if known.kind is Kind.COMPUTE else Level.WARNING
                 message = f"{node.op_type} reads '{value.name}' in float, expected 8 bits"
-                fix = "quantize the node too: nodes_to_exclude and its like without it, enable_npu_cnn on"
+                fix = "quantize the node too: take it out of nodes_to_exclude and similar options; enable_npu_cnn is on"
                 yield Finding("FloatTensor", str(node.name), str(value.name), level, message, fix)
     for value in model.graph.outputs:
         writer = value.producer()

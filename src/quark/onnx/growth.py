@@ -62,13 +62,16 @@ def growth(written: FileFacts, source: FileFacts, proto: onnx.ModelProto) -> Gro
         _bytes(value) for graph in model.graphs() if graph is not model.graph for value in graph.initializers.values()
     )
     rest = max(0, written.bytes - sum(storage.sizes.values()) - in_bodies)
+    has_quantized_bodies = any(
+        node.op_type == "QuantizeLinear" for graph in model.graphs() if graph is not model.graph for node in graph
+    )
     rounded = storage.rounded_cause()
     causes = [
         storage.twice_cause(),
         storage.kept_cause(model),
         rounded,
         _Cause(
-            in_bodies,
+            in_bodies * has_quantized_bodies,
             f"bodies of If, Loop and Scan have their own weights, {size_text(in_bodies)}",
             "EnableSubgraph: false leaves them as they are",
         ),

@@ -115,7 +115,11 @@ def _verdict(report: Report, has_boxes: bool) -> RenderableType:
         doubt = ", which says little" if facts.is_random else ""
         reason = f"{MEANINGS[verdict]} on {samples}{doubt} (worst: {worst})"
         return cell("").append(*word).append_text(cell(reason))
-    lines = [MEANINGS[verdict]]
+    lines = [
+        MEANINGS[verdict]
+        if report.plan.tensors
+        else "Nothing was quantized. The file computes what the float network computes."
+    ]
     if worst:
         lines.append(f"Worst of {samples}: {worst}")
     lines += [f"- {tip}" if verdict is Verdict.UNCHECKED else f"- try: {tip}" for tip in advice(report)]
@@ -197,7 +201,8 @@ def _by_reason(nodes: Iterable[SkippedNode]) -> list[tuple[str, Counter[str]]]:
     by_reason: dict[str, Counter[str]] = {}
     for node in nodes:
         # reasons that differ only in the operator are the same
-        by_reason.setdefault(node.reason.replace(f" {node.op_type}", ""), Counter())[node.op_type] += 1
+        reason = node.reason.replace(f"operator type {node.op_type}", "operator type")
+        by_reason.setdefault(reason, Counter())[node.op_type] += 1
     return sorted(by_reason.items(), key=lambda item: -item[1].total())
 
 
@@ -269,6 +274,10 @@ def advice(report: Report) -> list[str]:
         return []
     if report.calibration.is_verdict_skipped:
         return ["compare the two files on a machine with enough memory: 'quark compare IN OUT --data DIR'"]
+    if not report.plan.tensors:
+        if any(node.op_type in ("If", "Loop", "Scan") for node in report.plan.skipped):
+            return ["quantize what is inside If, Loop and Scan too: --set EnableSubgraph=true"]
+        return ["'in float' below has the reason for each node"]
     if report.verdict is Verdict.UNCHECKED:
         return ["give data that the network knows: --calib DIR in the command, data= in Python"]
     tips = []
@@ -300,7 +309,9 @@ def _about_data(report: Report) -> list[str]:
         return []  # nothing was calibrated, so more data changes nothing
     tips = []
     if report.verdict is Verdict.COLLAPSED:
-        tips.append("check that the calibration data is prepared as in training: --preprocess")
+        tips.append(
+            f"check that the calibration data is prepared as in training{': --preprocess' * bool(facts.preprocessing)}"
+        )
     if facts.samples < FEW_SAMPLES:
         tips.append(f"calibrate on more than {facts.samples} samples: 100 to 500 are usual")
     return tips
@@ -326,7 +337,7 @@ def _about_algorithms(report: Report) -> list[str]:
         "include_sq=true": SMOOTH not in requested and op_types & NORMALIZATIONS and Role.ACTIVATION in shared,
     }
     wanted = [name for name, is_useful in useful.items() if is_useful]
-    return [f"recover accuracy without training: {', '.join(wanted)}"] if wanted else []
+    return [f"recover accuracy without training: {' '.join(f'--set {each}' for each in wanted)}"] if wanted else []
 
 
 def _about_formats(report: Report) -> list[str]:
@@ -342,12 +353,12 @@ def _about_formats(report: Report) -> list[str]:
     affine = [each for each in weights if isinstance(each, AffineChoice)]
     tips = []
     if affine and all(each.axis is None for each in affine):
-        tips.append("give each channel its own scale: INT8_CNN_DEFAULT, or per_channel=true")
+        tips.append("give each channel its own scale: --config INT8_CNN_DEFAULT, or --set per_channel=true")
     is_narrow = any(
         isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations
     )
     if is_narrow and "A16W8" not in tried:
-        tips.append("take 16-bit activations: A16W8, or U16S8_AAWS")
+        tips.append("take 16-bit activations: --config A16W8, or U16S8_AAWS")
     if any(each.endswith(("sensitive layer in float", "sensitive layers in float")) for each in tried):
-        return [*tips, "let protection keep more layers in float: ProtectBudget, the share of multiply-accumulates"]
-    return [*tips, "leave the most sensitive nodes in float: nodes_to_exclude"]
+        return [*tips, "let protection keep more layers in float: --set ProtectBudget=0.3, of multiply-accumulates"]
+    return [*tips, "leave the most sensitive nodes in float ('quark report' finds them): --set nodes_to_exclude=[NAME]"]

@@ -365,6 +365,19 @@ def test_everything_before_a_logarithm_is_an_audio_front_end() -> None:
     assert kept(net, "last_out", target=NPU) == {}
 
 
+@pytest.mark.parametrize("has_activation", [False, True])
+def test_a_spectrum_is_a_front_end_however_many_layers_it_has(has_activation: bool) -> None:
+    """The constant-Q transform of basic-pitch has 26 convolutions, and the network behind it 6."""
+    net = Layers()
+    y = net.layer(net.layer(net.image(), "octave_1"), "octave_2")
+    if has_activation:
+        y = net.node("Relu", y, name="relu")
+    y = net.node("Log", net.node("Mul", y, y, name="power"), name="log")
+    net.layer(y, "last")
+    front_end = () if has_activation else ("octave_1", "octave_2", "power", "log")
+    assert of_reason(kept(net, "last_out"), AUDIO) == set(front_end)
+
+
 def test_a_logarithm_at_the_end_protects_no_layer() -> None:
     """LogSoftmax, written out."""
     net = plain_classifier()

@@ -44,7 +44,7 @@ def encoder() -> onnx.ModelProto:
     [
         ("cpu", "INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT"),
         ("onnxruntime", "INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT"),
-        ("npu", "XINT8", "XINT8"),
+        ("npu", "XINT8", "BF16 BF16QDQToCast=true"),
         ("gpu", "FP16 WeightsOnly=true", "FP16 WeightsOnly=true"),
         ("size", "MXFP6E2M3 WeightsOnly=true", "INT4_WEIGHT_ONLY"),
     ],

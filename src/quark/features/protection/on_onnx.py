@@ -146,7 +146,7 @@ def structure_facts(model: ir.Model, structures: Structures) -> ProtectionFacts 
     return ProtectionFacts(
         structures=tuple(structures.kept_float),
         float_mac_share=sum(macs[str(node.name)] for node in kept) / (sum(macs.values()) or 1),
-        extra_weight_bytes=sum(_extra_bytes(node) for node in kept),
+        extra_weight_bytes=_extra_bytes(kept),
     )
 
 
@@ -426,7 +426,7 @@ class _Search:
             is_float_between_products=BETWEEN_PRODUCTS in kept.values(),
             methods=dict(methods) if any(each.method for each in best.ranges.values()) else {},
             float_mac_share=sum(count for name, count in self._macs.items() if name in kept) / total,
-            extra_weight_bytes=sum(_extra_bytes(self._nodes[name]) for name in kept if name in self._nodes),
+            extra_weight_bytes=_extra_bytes(self._nodes[name] for name in kept if name in self._nodes),
             before=str(self._first).partition(": ")[2],
             after=str(best).partition(": ")[2],
             tried=tuple(map(str, self._tried)),
@@ -520,6 +520,7 @@ class _Search:
         return costs
 
 
-def _extra_bytes(node: ir.Node) -> int:
-    """What the weight of a product takes in float beyond 8 bits."""
-    return 3 * weight_count(node) if node.op_type in PRODUCTS else 0
+def _extra_bytes(nodes: Iterable[ir.Node]) -> int:
+    """What the weights of products take in float beyond 8 bits; a weight that several nodes share counts once."""
+    counts = {node.inputs[1]: weight_count(node) for node in nodes if node.op_type in PRODUCTS}
+    return 3 * sum(counts.values())

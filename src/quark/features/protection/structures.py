@@ -12,7 +12,8 @@ rotary embedding  x cos + rotated(x) sin written as several nodes: the same valu
 normalization     Layer and RMS normalization as one node or as several, and the residual stream that it reads: a few
                   channels are a hundred times as large as the rest. Everything between the products of such a network
                   is float, except for tables that rows are gathered from.
-audio front end   Layers whose result goes into a logarithm: what is small there counts as much as what is large.
+audio front end   Layers whose result goes into a logarithm: what is small there counts as much as what is large. Either
+                  they are few, or they are a spectrum written as convolutions (STFT, constant-Q), without activations.
 elementwise chain Mul, Add, Sub and Div with a constant, between the layers: a quantizer behind each of them rounds the
                   same value again and again, and integers make them no faster.
 no integer form   PRelu, ConvTranspose and interpolating Resize, which ONNX Runtime computes in float in any case.
@@ -47,6 +48,7 @@ NORMS = frozenset(
     }
 )
 GATES = frozenset({"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softplus"})
+ACTIVATIONS = GATES | {"Relu", "LeakyRelu", "PRelu", "Elu", "HardSwish", "Gelu", "Softmax"}
 ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 MOST_GATE_NODES = 6  # that compute the argument of a gate
 # a tail without any of these only moves, sums or pools the outputs of the last layers
@@ -347,14 +349,16 @@ def _without_cast(value: ir.Value | None) -> ir.Value | None:
 
 
 def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
-    """Everything before a logarithm that is followed by more layers than it follows."""
+    """Everything before a logarithm in the midst of a network: few layers, or any number without an activation."""
     found: set[ir.Node] = set()
     for node in nodes:
         if node.op_type != "Log":
             continue
         before = _closure([node], _producers)
         behind = _closure([node], _readers)
-        if sum(map(_is_layer, before)) < sum(map(_is_layer, behind)):
+        layers_behind = sum(map(_is_layer, behind))
+        is_spectrum = layers_behind > 0 and not any(each.op_type in ACTIVATIONS for each in before)
+        if is_spectrum or sum(map(_is_layer, before)) < layers_behind:
             found |= before
     return [node for node in nodes if node in found]
 

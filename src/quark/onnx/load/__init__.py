@@ -135,6 +135,6 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     if holders:
         names = ", ".join(f"{holder.op_type} '{holder.node}'" for holder in holders[:5])
         more = f" and {len(holders) - 5} more" if len(holders) > 5 else ""
-        remarks.append(f"left in float, with everything inside: {names}{more}")
+        remarks.append(f"left in float, with everything inside: {names}{more}; EnableSubgraph=true quantizes it too")
     size = len(read.data) + external.bytes
     return LoadedModel(model, read.name, size, external.digest(), tuple(remarks), tuple(skipped), external.mapped)

@@ -2,7 +2,8 @@
 
     cpu    8-bit integers, which ONNX Runtime computes faster than float: INT8_CNN_DEFAULT for networks of
            convolutions, INT8_TRANSFORMER_DEFAULT for transformers
-    npu    XINT8, AMD's power-of-two int8
+    npu    XINT8, AMD's power-of-two int8; bfloat16 for transformers, for which AMD's documents name no other type, and
+           whose outliers 8 bits with one scale a tensor do not survive
     gpu    weights in float16, everything computed in float: ONNX Runtime's CUDA provider runs quantizers node by node,
            so 8-bit integers take 1.6 to 2 times as long as float there, and simulated block formats 8 times
     size   the fewest bits that usually keep the outputs, packed: 4-bit weights of products for transformers, MXFP6
@@ -82,8 +83,10 @@ def usual_config(target: str | Target, model: str | os.PathLike[str] | onnx.Mode
     is_transformer = _is_transformer(_operators(model))
     kind = "a transformer" if is_transformer else "a network of convolutions or recurrent layers"
     reason = f"the default for {wanted.value} and {kind}"
+    if wanted is Target.NPU and is_transformer:
+        return UsualConfig("BF16", reason, {"BF16QDQToCast": True})
     if wanted is Target.NPU:
-        return UsualConfig("XINT8", f"the default for {wanted.value}", {})
+        return UsualConfig("XINT8", reason, {})
     if wanted is Target.GPU:
         return UsualConfig("FP16", f"the default for {wanted.value}", {"WeightsOnly": True})
     if wanted is Target.SIZE and is_transformer:
