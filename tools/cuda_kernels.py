@@ -138,7 +138,7 @@ def unpack(data: bytes) -> bytes:
 def nvcc_version() -> str:
     """Such as 13.0.88."""
     text = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
-    return re.findall(r"V(\d[\d.]*)", text)[0]
+    return text.split(" V")[-1].split()[0]
 
 
 def digest(data: bytes) -> str:

@@ -37,12 +37,12 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="compiled by g++, on Linux")
 def test_kernels_on_the_processor(cases: Path, tmp_path: Path) -> None:
-    command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", EMULATOR / "driver.cc"]
-    subprocess.run([*command, "-o", tmp_path / "libcuda.so.1", "-ldl"], check=True)
+    command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", str(EMULATOR / "driver.cc")]
+    subprocess.run([*command, "-o", str(tmp_path / "libcuda.so.1"), "-ldl"], check=True)
     result = subprocess.run(
         [
-            *(sys.executable, SUPPORT / "cuda_check.py", "--emulated", "--library", get_library_path()),
-            *("--cases", cases, "--count", "8192", "--sample", "11", "--threads", "1"),
+            *(sys.executable, str(SUPPORT / "cuda_check.py"), "--emulated", "--library", get_library_path()),
+            *("--cases", str(cases), "--count", "8192", "--sample", "11", "--threads", "1"),
             *("--parts", "golden", "random", "lengths", "linear"),
         ],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},

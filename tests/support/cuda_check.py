@@ -161,7 +161,7 @@ class Check:
     """Both implementations of one library."""
 
     def __init__(self, path: Path, device: Device, threads: int) -> None:
-        self.library = ctypes.CDLL(str(path))
+        self.library = ctypes.CDLL(str(path.resolve()))
         self.device = device
         self.threads = threads
         self.values = 0

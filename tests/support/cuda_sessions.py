@@ -45,7 +45,7 @@ CODES = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "FLOAT16", "BFLO
 
 
 def open_session(runtime: Any, model: Any, library: Path, device: int | None, profile: str = "") -> Any:
-    """`device` None is the CPU."""
+    """`device` None is the CPU. A session that is profiled takes the first convolution algorithm that will do."""
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.register_custom_ops_library(str(library.resolve()))
@@ -54,7 +54,8 @@ def open_session(runtime: Any, model: Any, library: Path, device: int | None, pr
         options.profile_file_prefix = profile
     providers: list[Any] = ["CPUExecutionProvider"]
     if device is not None:
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device)}))
+        search = "HEURISTIC" if profile else "EXHAUSTIVE"
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(device), "cudnn_conv_algo_search": search}))
     return runtime.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
@@ -129,8 +130,11 @@ def models_of_operators() -> list[tuple[str, Any, Array]]:
 
 def differences(runtime: Any, library: Path, device: int, folder: str) -> list[str]:
     """The operators that are not equal to the CPU's, or not on the GPU."""
-    found = []
-    for i, (what, model, x) in enumerate(models_of_operators()):
+    found: list[str] = []
+    models = models_of_operators()
+    for i, (what, model, x) in enumerate(models):
+        if i % 20 == 0:
+            print(f"operators: {i} of {len(models)} compared, {len(found)} differ", flush=True)
         expected = open_session(runtime, model, library, None).run(None, {"x": x})[0]
         session = open_session(runtime, model, library, device, str(Path(folder, f"operator{i}")))
         actual = session.run(None, {"x": x})[0]
