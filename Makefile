@@ -108,11 +108,12 @@ check-windows: install
 	@$(BIN)/cmake --build build/windows --target quark_ops
 	@for name in RegisterCustomOps quark_quantize_dequantize quark_instruction_set \
 			quark_extremes quark_add_to_histogram quark_add_squared_errors quark_plane_sums \
-			quark_fake_quantize quark_fake_quantize_gradients; do \
+			quark_fake_quantize quark_fake_quantize_gradients \
+			quark_cuda_quantize_dequantize quark_cuda_linear; do \
 		x86_64-w64-mingw32-objdump -p build/windows/quark_ops.dll | grep -q "\] $$name" || \
 			{ echo "quark_ops.dll does not export $$name" >&2; exit 1; }; \
 	done
-	@echo "build/windows/quark_ops.dll: compiled, nine exports"
+	@echo "build/windows/quark_ops.dll: compiled, eleven exports"
 
 lint: install
 	@$(BIN)/ruff check .
@@ -140,6 +141,7 @@ test-matrix: install
 # docs/support_matrix.md from docstrings, commands and tables; docs/benchmarks.md from the records
 generated: install
 	@$(BIN)/python -m quark.formats.codegen --check
+	@$(BIN)/python -m tools.cuda_kernels --check
 	@$(BIN)/python -m tools.reference --check
 	@$(BIN)/python -m bench.document --check
 

@@ -59,6 +59,7 @@ OPTIONS = (
 
 
 def main() -> None:
+    """Compile, or check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the PTX there and nothing else")
@@ -127,6 +128,7 @@ def pack(ptx: str) -> bytes:
 
 
 def unpack(data: bytes) -> bytes:
+    """The text in an archive."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:xz") as archive:
         file = archive.extractfile(NAME)
         assert file is not None
@@ -134,11 +136,13 @@ def unpack(data: bytes) -> bytes:
 
 
 def nvcc_version() -> str:
+    """Such as 13.0.88."""
     text = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
-    return re.findall(r"V(\d[\d.]*)", text)[0]
+    return text.split(" V")[-1].split()[0]
 
 
 def digest(data: bytes) -> str:
+    """As kernels.json has it."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -37,6 +37,7 @@ __device__ __forceinline__ uint16_t narrow_to_half(float value) {
 struct Float32 {
   typedef float Element;
   static __device__ __forceinline__ float widen(float value) { return value; }
+  // `value` is what became of x.
   template <class P>
   static __device__ __forceinline__ float narrow(float value, float, bool is_bad) {
     if (!P::kPassthrough && is_bad) return bit_cast<float>(kQuietNan);
@@ -48,12 +49,9 @@ struct Float16 {
   typedef uint16_t Element;
   static __device__ __forceinline__ float widen(uint16_t half) { return widen_half(half); }
   template <class P>
-  static __device__ __forceinline__ uint16_t narrow(float value, uint16_t raw, bool is_bad) {
+  static __device__ __forceinline__ uint16_t narrow(float value, float x, bool is_bad) {
     const uint16_t half = narrow_to_half(value);
-    if (!P::kPassthrough) return is_bad ? kHalfQuietNan : half;
-    const uint32_t magnitude = raw & 0x7FFFu;
-    if (magnitude < 0x7C00u) return half;
-    return magnitude == 0x7C00u ? raw : static_cast<uint16_t>(raw | 0x0200u);
+    return (P::kPassthrough ? x != x : is_bad) ? kHalfQuietNan : half;
   }
 };
 
@@ -79,14 +77,9 @@ __device__ __forceinline__ LaneConstants constants_of(const BlockArguments& a) {
 template <class P>
 constexpr bool kMayRoundFirst = P::kSpacing != Spacing::kFloat && !P::kFloatScale;
 
-template <class P, class S>
-__device__ __forceinline__ float read(typename S::Element raw, const BlockArguments& a) {
-  const float x = S::widen(raw);
-  if constexpr (kMayRoundFirst<P>) {
-    const float rounded = round_to_bfloat16(x);
-    return a.round_to_bfloat16 ? rounded : x;
-  }
-  return x;
+template <class P>
+__device__ __forceinline__ bool rounds_first(const BlockArguments& a) {
+  return kMayRoundFirst<P> && a.round_to_bfloat16;
 }
 
 // The largest value within each group of `lanes` neighbours, in all of them.
@@ -133,6 +126,13 @@ struct BlockScale {
   }
 };
 
+// The unit of two neighbours of a block that are a sub-block; it matters for sub-blocks only.
+template <class P>
+__device__ __forceinline__ float pair_unit(const LaneMath<1, P>& math, float first, float second, int32_t exponent) {
+  if (P::kSpacing != Spacing::kSubBlocks) return 1.0f;
+  return math.sub_block_unit(maximum_int<1>(math.magnitude(first), math.magnitude(second)), exponent);
+}
+
 // Thread blocks go through the tensor from its end: what was read last, to find its largest value, is still cached.
 __device__ __forceinline__ int64_t block_index() { return static_cast<int64_t>(gridDim.x) - 1 - blockIdx.x; }
 
@@ -167,6 +167,19 @@ __device__ __forceinline__ void run_rows(const BlockArguments& a) {
       for (int i = 0; i < kElements; ++i) vectors[v].values[i] = 0;
     }
   }
+  float x[kVectorsPerThread][kElements];
+#pragma unroll
+  for (int v = 0; v < kVectorsPerThread; ++v) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) x[v][i] = S::widen(vectors[v].values[i]);
+  }
+  if (rounds_first<P>(a)) {
+#pragma unroll
+    for (int v = 0; v < kVectorsPerThread; ++v) {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) x[v][i] = round_to_bfloat16(x[v][i]);
+    }
+  }
   int32_t most[kVectorsPerThread];
   int32_t largest[kVectorsPerThread];
 #pragma unroll
@@ -175,10 +188,9 @@ __device__ __forceinline__ void run_rows(const BlockArguments& a) {
     largest[v] = 0;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      const float x = read<P, S>(vectors[v].values[i], a);
-      const int32_t magnitude = math.magnitude(x);
+      const int32_t magnitude = math.magnitude(x[v][i]);
       most[v] = maximum_int<1>(most[v], magnitude);
-      if (P::kCarry) largest[v] = maximum_int<1>(largest[v], math.positive_bits(x, magnitude));
+      if (P::kCarry) largest[v] = maximum_int<1>(largest[v], math.positive_bits(x[v][i], magnitude));
     }
     most[v] = group_maximum(most[v], a.lanes);
     if (P::kCarry) largest[v] = group_maximum(largest[v], a.lanes);
@@ -188,15 +200,11 @@ __device__ __forceinline__ void run_rows(const BlockArguments& a) {
     const BlockScale<P> scale(math, most[v], largest[v]);
 #pragma unroll
     for (int i = 0; i < kElements; i += 2) {
-      const float x[2] = {read<P, S>(vectors[v].values[i], a), read<P, S>(vectors[v].values[i + 1], a)};
-      float unit = 1.0f;
-      if (P::kSpacing == Spacing::kSubBlocks) {
-        unit = math.sub_block_unit(maximum_int<1>(math.magnitude(x[0]), math.magnitude(x[1])), scale.scale.exponent);
-      }
+      const float unit = pair_unit(math, x[v][i], x[v][i + 1], scale.scale.exponent);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const float value = scale.quantize(math, x[k], unit);
-        vectors[v].values[i + k] = S::template narrow<P>(value, vectors[v].values[i + k], scale.is_bad);
+      for (int k = i; k < i + 2; ++k) {
+        const float value = scale.quantize(math, x[v][k], unit);
+        vectors[v].values[k] = S::template narrow<P>(value, x[v][k], scale.is_bad);
       }
     }
     if (at[v] >= 0) *reinterpret_cast<Vector*>(static_cast<Element*>(a.out) + at[v]) = vectors[v];
@@ -221,13 +229,22 @@ __device__ __forceinline__ void run_columns(const BlockArguments& a) {
   const Element* in = static_cast<const Element*>(a.in) + start;
   Element* out = static_cast<Element*>(a.out) + start;
 
-  Element column[kMostRows];
+  float column[kMostRows];
 #pragma unroll
   for (int chunk = 0; chunk < kMostRows; chunk += kChunk) {
     if (chunk < a.block_size) {
 #pragma unroll
       for (int row = chunk; row < chunk + kChunk; ++row) {
-        column[row] = row < rows ? in[static_cast<int64_t>(row) * inner] : Element{};
+        column[row] = row < rows ? S::widen(in[static_cast<int64_t>(row) * inner]) : 0.0f;
+      }
+    }
+  }
+  if (rounds_first<P>(a)) {
+#pragma unroll
+    for (int chunk = 0; chunk < kMostRows; chunk += kChunk) {
+      if (chunk < a.block_size) {
+#pragma unroll
+        for (int row = chunk; row < chunk + kChunk; ++row) column[row] = round_to_bfloat16(column[row]);
       }
     }
   }
@@ -238,10 +255,9 @@ __device__ __forceinline__ void run_columns(const BlockArguments& a) {
     if (chunk < a.block_size) {
 #pragma unroll
       for (int row = chunk; row < chunk + kChunk; ++row) {
-        const float x = read<P, S>(column[row], a);
-        const int32_t magnitude = math.magnitude(x);
+        const int32_t magnitude = math.magnitude(column[row]);
         most = maximum_int<1>(most, magnitude);
-        if (P::kCarry) largest = maximum_int<1>(largest, math.positive_bits(x, magnitude));
+        if (P::kCarry) largest = maximum_int<1>(largest, math.positive_bits(column[row], magnitude));
       }
     }
   }
@@ -250,17 +266,13 @@ __device__ __forceinline__ void run_columns(const BlockArguments& a) {
   for (int chunk = 0; chunk < kMostRows; chunk += kChunk) {
     if (chunk < a.block_size) {
 #pragma unroll
-      for (int row = chunk; row < chunk + kChunk; row += 2) {
-        const float x[2] = {read<P, S>(column[row], a), read<P, S>(column[row + 1], a)};
-        float unit = 1.0f;
-        if (P::kSpacing == Spacing::kSubBlocks) {
-          unit = math.sub_block_unit(maximum_int<1>(math.magnitude(x[0]), math.magnitude(x[1])), scale.scale.exponent);
-        }
+      for (int pair = chunk; pair < chunk + kChunk; pair += 2) {
+        const float unit = pair_unit(math, column[pair], column[pair + 1], scale.scale.exponent);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const float value = scale.quantize(math, x[k], unit);
-          const Element result = S::template narrow<P>(value, column[row + k], scale.is_bad);
-          if (row + k < rows) out[static_cast<int64_t>(row + k) * inner] = result;
+        for (int row = pair; row < pair + 2; ++row) {
+          const float value = scale.quantize(math, column[row], unit);
+          const Element result = S::template narrow<P>(value, column[row], scale.is_bad);
+          if (row < rows) out[static_cast<int64_t>(row) * inner] = result;
         }
       }
     }
@@ -280,7 +292,10 @@ struct AnyBlock {
   int64_t count;
   int lane;
 
-  __device__ __forceinline__ float at(int64_t i) const { return read<P, S>(in[i * a.inner], a); }
+  __device__ __forceinline__ float at(int64_t i) const {
+    const float x = S::widen(in[i * a.inner]);
+    return rounds_first<P>(a) ? round_to_bfloat16(x) : x;
+  }
 
   // The unit of the sub-block that element i is in.
   __device__ __forceinline__ float unit_at(int64_t i, int32_t exponent) const {
@@ -361,9 +376,9 @@ struct AnyBlock {
     auto scale = math.scale_of(most, largest);
     if (a.searches) scale = least_error(scale, most);
     for (int64_t i = lane; i < count; i += a.lanes) {
-      const Element raw = in[i * a.inner];
-      const float value = math.quantize(read<P, S>(raw, a), scale, unit_at(i, scale.exponent));
-      out[i * a.inner] = S::template narrow<P>(value, raw, most >= kInfinity);
+      const float x = at(i);
+      const float value = math.quantize(x, scale, unit_at(i, scale.exponent));
+      out[i * a.inner] = S::template narrow<P>(value, x, most >= kInfinity);
     }
   }
 };
@@ -399,14 +414,22 @@ __device__ __forceinline__ void run_largest(const LargestArguments& a) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool is_aligned = reinterpret_cast<uintptr_t>(in) % kVectorBytes == 0;
   const int64_t whole = is_aligned ? a.count / kElements : 0;
+  constexpr int kTogether = 4;  // loads under way
   int32_t most = 0;
-#pragma unroll 4
-  for (int64_t v = thread; v < whole; v += step) {
-    const Vector vector = reinterpret_cast<const Vector*>(in)[v];
+  for (int64_t first = thread; first < whole; first += kTogether * step) {
+    Vector vectors[kTogether];
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const int32_t bits = bit_cast<int32_t>(S::widen(vector.values[i])) & kMagnitude;
-      most = maximum_int<1>(most, bits < kInfinity ? bits : 0);
+    for (int v = 0; v < kTogether; ++v) {
+      // beyond the end the first once more
+      vectors[v] = reinterpret_cast<const Vector*>(in)[first + v * step < whole ? first + v * step : first];
+    }
+#pragma unroll
+    for (int v = 0; v < kTogether; ++v) {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) {
+        const int32_t bits = bit_cast<int32_t>(S::widen(vectors[v].values[i])) & kMagnitude;
+        most = maximum_int<1>(most, bits < kInfinity ? bits : 0);
+      }
     }
   }
   for (int64_t i = whole * kElements + thread; i < a.count; i += step) {

@@ -44,8 +44,8 @@ struct LaneConstants {
   float scale_smallest_unit;
   float scale_highest;
   float tensor_scale;
+  int32_t tie_sign;  // what a tie takes of the bits of its number: the sign, or nothing
   bool flush;
-  bool half_up;
 
   explicit LaneConstants(const BlockParameters& p)
       : increment(exponent_increment(p)),
@@ -61,8 +61,8 @@ struct LaneConstants {
         scale_smallest_unit(exp2_scalar(p.scale_min_exponent)),
         scale_highest(p.scale_highest),
         tensor_scale(p.tensor_scale),
-        flush(p.flush_subnormals != 0),
-        half_up(p.rounding == Rounding::kHalfUp) {}
+        tie_sign(p.rounding == Rounding::kHalfUp ? 0 : ~kMagnitude),
+        flush(p.flush_subnormals != 0) {}
 };
 
 template <int W, class P>
@@ -188,13 +188,10 @@ struct LaneMath : LaneConstants {
     const F shift = unit * magic;
     const F rounded = (y + shift) - shift;
     if constexpr (P::kHalfEven) return rounded;
+    // half way to the next of the grid in the direction in which ties go: that of y, or up
+    const F tie = bit_cast<F>(bit_cast<I>(unit * half) | (bit_cast<I>(y) & tie_sign));
     const F rest = y - rounded;
-    const F tie = unit * half;
-    if (half_up) return rest == tie ? rounded + (rest + rest) : rounded;
-    const F size = bit_cast<F>(bit_cast<I>(rest) & kMagnitude);
-    const I same_sign = ~(bit_cast<I>(rest) ^ bit_cast<I>(y));  // negative where the signs agree
-    const F away = size == tie ? rest + rest : F{};
-    return rounded + (same_sign < 0 ? away : F{});
+    return rest == tie ? rounded + (rest + rest) : rounded;
   }
 
   // x in units of its scale, rounded to the element's grid; `unit` matters for sub-blocks only.

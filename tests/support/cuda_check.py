@@ -25,7 +25,28 @@ Array = np.ndarray[Any, Any]
 RULES = {"floor": 0, "ceil": 1, "even": 2, "rceil": 3, "mse": 4}
 ROUNDINGS = {"half_away": 0, "half_up": 1, "half_even": 2}
 POLICIES = {"block_nan": 0, "passthrough": 1}
-LENGTHS = [*range(1, 36), 48, 63, 64, 65, 96, 100, 127, 128, 129, 255, 256, 500, 511, 1000, 1023, 2048, 3001, 4095, 4096]
+LENGTHS = [
+    *range(1, 36),
+    48,
+    63,
+    64,
+    65,
+    96,
+    100,
+    127,
+    128,
+    129,
+    255,
+    256,
+    500,
+    511,
+    1000,
+    1023,
+    2048,
+    3001,
+    4095,
+    4096,
+]
 LENGTHS += [4097]
 BAR = 0.75  # of the speed of a copy
 
@@ -140,7 +161,7 @@ class Check:
     """Both implementations of one library."""
 
     def __init__(self, path: Path, device: Device, threads: int) -> None:
-        self.library = ctypes.CDLL(str(path))
+        self.library = ctypes.CDLL(str(path.resolve()))
         self.device = device
         self.threads = threads
         self.values = 0
@@ -172,7 +193,9 @@ class Check:
         assert status == 0, (status, self.library.quark_cuda_message())
         return self.device.download(target, x.nbytes, bytes_off).view(x.dtype)
 
-    def compare(self, what: str, x: Array, shape: tuple[int, int, int], parameters: Parameters, offset: int = 0) -> None:
+    def compare(
+        self, what: str, x: Array, shape: tuple[int, int, int], parameters: Parameters, offset: int = 0
+    ) -> None:
         """Fails if one bit differs; only the bits of a float16 NaN that is passed through are free."""
         x = np.ascontiguousarray(x).reshape(-1)
         expected, actual = self.on_cpu(x, shape, parameters), self.on_device(x, shape, parameters, offset)
@@ -186,7 +209,7 @@ class Check:
             values = {name: getattr(parameters, name) for name, *_ in Parameters._fields_}
             raise AssertionError(
                 f"{what}: {is_wrong.sum()} of {x.size} values differ, the first at {at}: {x[at]!r} gave {actual[at]!r} "
-                f"({actual.view(bits)[at]:x}) instead of {expected[at]!r} ({expected.view(bits)[at]:x}); shape {shape}, "
+                f"({actual.view(bits)[at]:x}), not {expected[at]!r} ({expected.view(bits)[at]:x}); shape {shape}, "
                 f"offset {offset}, {values}"
             )
 
@@ -231,14 +254,18 @@ class Check:
     def blocks(self, name: str, parameters: Parameters) -> None:
         """Block sizes and sub-blocks beyond the usual ones, and rounding to bfloat16 before."""
         rng = np.random.default_rng(3)
-        for size, rule in itertools.product((1, 2, 3, 4, 5, 8, 16, 24, 32, 33, 64, 128, 256, 512, 1000), ("floor", "mse")):
+        for size, rule in itertools.product(
+            (1, 2, 3, 4, 5, 8, 16, 24, 32, 33, 64, 128, 256, 512, 1000), ("floor", "mse")
+        ):
             if parameters.carry and rule != "floor":
                 continue
             variants: list[dict[str, float]] = [{}]
             if parameters.sub_block_size:
                 variants = [{"sub_block_size": sub} for sub in (1, 2, 3, 4, 16) if size % sub == 0]
             if parameters.scale_highest == 0:
-                variants += [{**variant, "round_to_bfloat16": 1} for variant in variants if parameters.max_exponent == 0]
+                variants += [
+                    {**variant, "round_to_bfloat16": 1} for variant in variants if parameters.max_exponent == 0
+                ]
             for variant, dtype, shape in itertools.product(
                 variants, (np.float32, np.float16), ((4, 1024, 1), (3, 100, 1), (2, 70, 13))
             ):
@@ -283,11 +310,21 @@ class Check:
             self.compare_linear(f"quantize {kind} {dtype.__name__}", expected, codes, kind in ("f2", "bf"), kind)
             random = rng.integers(0, 256, size * np.dtype(code).itemsize).astype(np.uint8).view(code)
             expected = dequantized(random, scale[of], zero[of], kind)
-            values = self.run_linear(random, scale, zero, index, (size, channels, inner), np.dtype(dtype), False, offset)
+            values = self.run_linear(
+                random, scale, zero, index, (size, channels, inner), np.dtype(dtype), False, offset
+            )
             self.compare_linear(f"dequantize {kind} {dtype.__name__}", expected, values, True, "f4")
 
     def run_linear(
-        self, x: Array, scale: Array, zero: Array, kind: int, sizes: tuple[int, int, int], out: Any, quantizes: bool, off: int
+        self,
+        x: Array,
+        scale: Array,
+        zero: Array,
+        kind: int,
+        sizes: tuple[int, int, int],
+        out: Any,
+        quantizes: bool,
+        off: int,
     ) -> Array:
         from_off, to_off = off * x.itemsize, off * out.itemsize
         held = [self.device.upload(x, from_off), self.device.upload(scale), self.device.upload(zero)]
@@ -303,7 +340,9 @@ class Check:
     def compare_linear(self, what: str, expected: Array, actual: Array, is_float: bool, kind: str) -> None:
         is_wrong = expected.view(f"u{expected.itemsize}") != actual.view(f"u{expected.itemsize}")
         if is_float:  # NaN is NaN
-            wide = [from_bfloat16(v) if kind == "bf" else v.view("f2") if kind == "f2" else v for v in (expected, actual)]
+            wide = [
+                from_bfloat16(v) if kind == "bf" else v.view("f2") if kind == "f2" else v for v in (expected, actual)
+            ]
             is_wrong &= ~(np.isnan(wide[0]) & np.isnan(wide[1]))
         self.values += expected.size
         if is_wrong.any():
@@ -322,7 +361,12 @@ class Check:
             stream = self.device.stream()
 
             def operator(
-                i: int, inputs: Any = inputs, outputs: Any = outputs, shape: Any = shape, dtype: str = dtype, stream: int = stream
+                i: int,
+                inputs: Any = inputs,
+                outputs: Any = outputs,
+                shape: Any = shape,
+                dtype: str = dtype,
+                stream: int = stream,
             ) -> None:
                 self.library.quark_cuda_quantize_dequantize(
                     *(inputs[i % 3].data_ptr(), outputs[i % 3].data_ptr(), int(dtype == "float16"), *shape),
@@ -442,6 +486,63 @@ def write_cases(path: Path) -> None:
     np.savez_compressed(path, **arrays)
 
 
+def compare_all(check: Check, cases: dict[str, Any], formats: dict[str, Parameters], options: Any) -> dict[str, Any]:
+    """What was compared, with the number of values and 'equal' or what was wrong."""
+    parts, count, sample = options.parts, options.count, options.sample
+    tasks: list[tuple[str, Any, tuple[Any, ...]]] = []
+    if "golden" in parts:
+        tasks.append(("golden", check.golden, (cases,)))
+    for name, parameters in formats.items():
+        if "random" in parts:
+            tasks.append((f"random {name}", check.random_bits, (name, parameters, count)))
+        if "lengths" in parts:
+            tasks.append((f"lengths {name}", check.lengths, (name, parameters, sample)))
+        if "blocks" in parts:
+            tasks.append((f"blocks {name}", check.blocks, (name, parameters)))
+        if "blocks" in parts and parameters.scale_highest > 0:
+            tasks.append((f"tensor scales {name}", check.tensor_scales, (name, parameters)))
+    if "linear" in parts:
+        tasks.append(("linear", check.linear, (count,)))
+    outcomes: dict[str, Any] = {}
+    for what, run, values in tasks:
+        before, begin, outcome = check.values, time.perf_counter(), "equal"
+        try:
+            run(*values)
+        except AssertionError as error:
+            outcome = f"FAILED: {error}"
+        outcomes[what] = {"values": check.values - before, "outcome": outcome}
+        print(f"{what}: {check.values - before} values, {time.perf_counter() - begin:.1f} s: {outcome}", flush=True)
+    return outcomes
+
+
+def speed_variants(name: str, parameters: Parameters) -> dict[str, Parameters]:
+    """The options of a format that cost differently, by what to call them."""
+    half_even = parameters.changed(rounding=ROUNDINGS["half_even"])
+    if parameters.scale_highest > 0:
+        given = half_even.changed(tensor_scale=0.001)
+        variants = {f"{name} given tensor scale": given, f"{name} tensor scale found": half_even}
+        return {**variants, f"{name} mse": given.changed(scale_rule=RULES["mse"])}
+    variants = {name: parameters.changed(rounding=ROUNDINGS["half_away"]), f"{name} half_even": half_even}
+    if name == "mxfp4_e2m1":
+        variants[f"{name} mse"] = half_even.changed(scale_rule=RULES["mse"])
+    return variants
+
+
+def measure_all(check: Check, formats: dict[str, Parameters]) -> list[dict[str, Any]]:
+    rows = []
+    for name, parameters in formats.items():
+        for variant, changed in speed_variants(name, parameters).items():
+            for row in check.speed(variant, changed):
+                rows.append(row)
+                print(
+                    f"{variant:34} {row['layout']:20} {row['dtype']}: {row['operator_ms']:.4f} ms, copy "
+                    f"{row['copy_ms']:.4f}, {100 * row['share_of_copy']:.0f} % of a copy, first call "
+                    f"{row['first_call_ms']:.0f} ms{'' if row['reaches_bar'] else '  BELOW'}",
+                    flush=True,
+                )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path)
@@ -456,69 +557,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.write_cases:
-        write_cases(arguments.write_cases)
-        return
+        return write_cases(arguments.write_cases)
     device = Processor() if arguments.emulated else Device()
     check = Check(arguments.library, device, arguments.threads)
     print("device:", device.name, "problem:", repr(check.library.quark_cuda_problem().decode()))
     with np.load(arguments.cases) as file:
         cases = dict(file)
+    stored = {key.split("__")[1]: value for key, value in cases.items() if key.startswith("format__")}
     formats = {
-        key.split("__")[1]: Parameters.from_buffer_copy(value.tobytes())
-        for key, value in cases.items()
-        if key.startswith("format__")
+        name: Parameters.from_buffer_copy(value.tobytes())
+        for name, value in stored.items()
+        if not arguments.formats or name in arguments.formats
     }
-    chosen = {name: p for name, p in formats.items() if not arguments.formats or name in arguments.formats}
-    results: dict[str, Any] = {"device": device.name, "exact": {}, "speed": [], "failures": []}
-
-    def attempt(what: str, run: Any, *values: Any) -> None:
-        before, begin = check.values, time.perf_counter()
-        try:
-            run(*values)
-            outcome = "equal"
-        except AssertionError as error:
-            outcome = f"FAILED: {error}"
-            results["failures"].append(outcome)
-        count = check.values - before
-        results["exact"][what] = {"values": count, "outcome": outcome}
-        print(f"{what}: {count} values, {time.perf_counter() - begin:.1f} s: {outcome}", flush=True)
-
-    parts = arguments.parts
-    if "golden" in parts:
-        attempt("golden", check.golden, cases)
-    for name, parameters in chosen.items():
-        if "random" in parts:
-            attempt(f"random {name}", check.random_bits, name, parameters, arguments.count)
-        if "lengths" in parts:
-            attempt(f"lengths {name}", check.lengths, name, parameters, arguments.sample)
-        if "blocks" in parts:
-            attempt(f"blocks {name}", check.blocks, name, parameters)
-            if parameters.scale_highest > 0:
-                attempt(f"tensor scales {name}", check.tensor_scales, name, parameters)
-    if "linear" in parts:
-        attempt("linear", check.linear, arguments.count)
-    if "speed" in parts and not arguments.emulated:
-        for name, parameters in chosen.items():
-            variants = {name: parameters.changed(rounding=ROUNDINGS["half_away"]), f"{name} half_even": parameters}
-            if parameters.scale_highest > 0:
-                fixed = parameters.changed(tensor_scale=0.001)
-                variants = {f"{name} given tensor scale": fixed, f"{name} tensor scale found": parameters}
-                variants[f"{name} mse"] = fixed.changed(scale_rule=RULES["mse"])
-            elif name == "mxfp4_e2m1":
-                variants[f"{name} mse"] = parameters.changed(scale_rule=RULES["mse"])
-            for variant, changed in variants.items():
-                for row in check.speed(variant, changed):
-                    results["speed"].append(row)
-                    print(
-                        f"{variant:34} {row['layout']:20} {row['dtype']}: {row['operator_ms']:.4f} ms, copy "
-                        f"{row['copy_ms']:.4f}, {100 * row['share_of_copy']:.0f} % of a copy, first call "
-                        f"{row['first_call_ms']:.0f} ms{'' if row['reaches_bar'] else '  BELOW'}",
-                        flush=True,
-                    )
+    results: dict[str, Any] = {"device": device.name, "exact": compare_all(check, cases, formats, arguments)}
+    if "speed" in arguments.parts and not arguments.emulated:
+        results["speed"] = measure_all(check, formats)
     if arguments.output:
         arguments.output.write_text(json.dumps(results, indent=1))
-    print("values compared:", check.values, "failures:", len(results["failures"]))
-    sys.exit(bool(results["failures"]))
+    failures = sum(row["outcome"] != "equal" for row in results["exact"].values())
+    print("values compared:", check.values, "failures:", failures)
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

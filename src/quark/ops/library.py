@@ -15,8 +15,8 @@ COMPILED_FOR = ("CPU",) if sys.platform == "darwin" else ("CPU", "CUDA")
 def get_library_path(device: str = "CPU") -> str:
     """The file to pass to `SessionOptions.register_custom_ops_library`.
 
-    There is one library for all devices; it is part of the package, and nothing is compiled here. It holds every operator
-    for the CPU and for ONNX Runtime's CUDA provider, whose kernels NVIDIA's driver compiles when they first run.
+    There is one library for all devices; it is part of the package, and nothing is compiled here. It holds every
+    operator for the CPU and for ONNX Runtime's CUDA provider, whose kernels NVIDIA's driver compiles on first use.
 
     A device without kernels, such as ROCM, gets the same library and a warning: its operators will run on the CPU, and
     ONNX Runtime will copy their tensors there and back.
