@@ -1,6 +1,6 @@
 """The block operators as portable functions for one choice of attributes.
 
-Most models use one format everywhere. A function for that format alone needs about 20 nodes instead of 150 to 220, and
+Most models use one format everywhere. A function for that format alone needs 33 to 66 nodes instead of 150 to 220, and
 nearly all of the time that a session takes to open goes into the nodes of its functions. Such a function ignores the
 attributes of the nodes that call it: after changing them, write the functions again.
 

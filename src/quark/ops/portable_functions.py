@@ -12,7 +12,7 @@ on are supported, the first of them with limits:
     13        no empty tensors: a 0 in a shape means something else there
 
 A block operator whose nodes all have the same attributes, as in most models, gets a function for these alone
-(`fixed_functions`). It has a tenth of the nodes, and the session is created in a tenth of the time, but it ignores
+(`fixed_functions`). It has a third of the nodes or less, and sessions open about ten times faster, but it ignores
 attributes: after editing them, call `add_portable_functions` again. It is for float32 tensors whose length along the
 axis is known. Otherwise a function takes any attributes, types and shapes. Everything that depends only on attributes
 and known shapes is computed when the session is created, and so are functions of constants. That takes some 30 ms for

@@ -13,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from quark.errors import InvalidValueError, ModelError
+from quark.formats import get_format
+from quark.formats.block import BlockQuantizer
 from quark.onnx.convert.float_presets import BF16_FORMATS, bfloat16_model, block_float_model
 from quark.onnx.convert.floats import convert_to_bf16, to_bfloat16, to_float16, to_float32
 from quark.onnx.session import open_session
@@ -24,6 +26,8 @@ from quark.onnx.tools.insert_clip_bfloat16_qdq import insert_clip_bfloat16_qdq
 from quark.onnx.tools.remove_bf16_cast import float32_to_bfloat16, remove_bf16_cast
 from quark.onnx.tools.replace_bfloat16_qdq_cast import replace_bfloat16_qdq_cast
 from quark.onnx.tools.replace_inf_weights import replace_inf_in_onnx_weights
+from quark.ops.onnx_nodes import make_block_node
+from quark.ops.portable_functions import add_portable_functions
 
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 
@@ -364,6 +368,21 @@ def test_tools_end_with_one_line_and_write_nothing(name, tmp_path):
         assert "\n" not in str(stopped.value)
         assert not target.exists()
     assert source.read_bytes() == before
+
+
+def test_portable_functions_follow_the_types():
+    node = make_block_node(BlockQuantizer(get_format("mxint8")), 1, "x", "y")
+    value = [helper.make_tensor_value_info(name, FLOAT, [2, 40]) for name in "xy"]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.amd.quark", 1)]
+    graph = helper.make_graph([node], "g", value[:1], value[1:])
+    model = add_portable_functions(helper.make_model(graph, opset_imports=imports, ir_version=9))
+    x = np.random.default_rng(0).standard_normal((2, 40)).astype(np.float16)
+    half = to_float16(model)
+    (found,) = outputs(half, x, has_library=False)
+    (expected,) = outputs(model, x.astype(np.float32), has_library=False)
+    assert np.array_equal(found, expected.astype(np.float16))
+    (back,) = outputs(to_float32(half), x.astype(np.float32), has_library=False)
+    assert np.array_equal(back, expected)
 
 
 def test_external_data_on_both_sides(tmp_path):

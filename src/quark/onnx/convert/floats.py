@@ -27,7 +27,8 @@ from quark.onnx.convert.quantizers import graph_of_model, model_of_graph
 from quark.onnx.graph import add_node, fresh_name, graphs_in, infer_shapes, read_by, replace_input
 from quark.onnx.optimize.constants import fold_constants, remove_identity
 from quark.ops.onnx_nodes import CONSTANT_DOMAIN, all_nodes, subgraphs
-from quark.ops.schema import DOMAIN
+from quark.ops.portable_functions import define_portable_functions
+from quark.ops.schema import BLOCK_OPERATORS, DOMAIN
 from quark.text import get_logger
 
 FLOAT, FLOAT16, BFLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
@@ -90,7 +91,7 @@ def to_float32(
 
     retype(graph, FLOAT16, FLOAT, ports=FLOAT if selected is None else FLOAT16, keep=keep, numbers=_single)
     remove_identity(graph)  # Casts from float16 to float32 have become one
-    return model_of_graph(graph)
+    return _model(graph)
 
 
 def to_float16(
@@ -111,7 +112,7 @@ def to_float16(
     if is_simplified:
         remove_identity(graph)
         fold_constants(graph)
-    return model_of_graph(graph)
+    return _model(graph)
 
 
 def to_bfloat16(model: onnx.ModelProto, source: ir.DataType = FLOAT) -> onnx.ModelProto:
@@ -134,7 +135,7 @@ def to_bfloat16(model: onnx.ModelProto, source: ir.DataType = FLOAT) -> onnx.Mod
             ", ".join(without),
         )
     retype(graph, source, BFLOAT16, ports=source, keep=lambda node: False, numbers=_brain)
-    return model_of_graph(graph)
+    return _model(graph)
 
 
 def convert_to_bf16(model: onnx.ModelProto, qType: int, original_data_type: int = 1) -> onnx.ModelProto:  # noqa: N803
@@ -151,7 +152,7 @@ def with_float16_ports(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with float16 instead of float32 inputs and outputs, and Casts between these and its nodes."""
     graph = _graph(model)
     retype(graph, FLOAT, FLOAT16, ports=FLOAT16, keep=lambda node: True, numbers=_half)
-    return model_of_graph(graph)
+    return _model(graph)
 
 
 def replace_infinities(model: onnx.ModelProto, number: float) -> int:
@@ -405,6 +406,14 @@ def _graph(model: onnx.ModelProto, disable_shape_infer: bool = False) -> ir.Mode
     if not disable_shape_infer:
         infer_shapes(graph)
     return graph
+
+
+def _model(graph: ir.Model) -> onnx.ModelProto:
+    """The graph as a message. Functions of our operators may be for the types that the graph had."""
+    model = model_of_graph(graph)
+    if any(function.domain == DOMAIN and function.name in BLOCK_OPERATORS for function in model.functions):
+        define_portable_functions(model)
+    return model
 
 
 def _between(graph: ir.Model, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> set[ir.Node]:
