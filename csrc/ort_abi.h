@@ -89,6 +89,10 @@ class Api {
   Status* dimensions(const TypeAndShape* info, int64_t* dims, size_t count) const {
     return call<62, Status*, const TypeAndShape*, int64_t*, size_t>(info, dims, count);
   }
+  // The names belong to the info; a dimension without one has an empty name.
+  Status* symbolic_dimensions(const TypeAndShape* info, const char** names, size_t count) const {
+    return call<63, Status*, const TypeAndShape*, const char**, size_t>(info, names, count);
+  }
   Status* tensor_type_and_shape(const Value* value, TypeAndShape** info) const {
     return call<65, Status*, const Value*, TypeAndShape**>(value, info);
   }

@@ -141,6 +141,14 @@ ort::Status* infer_like(const ort::Api& api, ort::ShapeInferContext* context, si
   size_t rank = 0;
   if (ort::Status* status = api.dimension_count(shaped, &rank)) return status;
   if (rank == 0) return nullptr;
+  // A dimension without a size and without a name would become a size of -1, which no other shape fits.
+  std::vector<int64_t> sizes(rank);
+  std::vector<const char*> names(rank, "");
+  if (ort::Status* status = api.dimensions(shaped, sizes.data(), rank)) return status;
+  if (ort::Status* status = api.symbolic_dimensions(shaped, names.data(), rank)) return status;
+  for (size_t i = 0; i < rank; ++i) {
+    if (sizes[i] < 0 && (names[i] == nullptr || *names[i] == '\0')) return nullptr;
+  }
   if (ort::Status* status = api.inferred_input(context, type_input, &typed)) return status;
   if (shape_input == type_input) return api.infer_output(context, 0, shaped);
   ort::ElementType type = ort::kUndefined;

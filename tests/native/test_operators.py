@@ -355,3 +355,17 @@ def test_shapes_are_inferred() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     assert session.get_outputs()[0].shape == ["d0", "d1", "d2"]
     assert session.get_outputs()[0].type == "tensor(float)"
+
+
+def test_sizes_that_nobody_knows_stay_unknown() -> None:
+    """Not -1, which the products of attention in free shapes were refused for."""
+    model = block_model(BlockQuantizer(BLOCK_FORMATS[0]), -1, 3, FLOAT)
+    del model.graph.input[:]
+    model.graph.input.append(helper.make_tensor_value_info("x", FLOAT, [None, None, None]))
+    quantized = model.graph.output[0].name
+    model.graph.node.append(helper.make_node("MatMul", [quantized, "w"], ["product"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("product", FLOAT, None))
+    x = np.ones((1, 2, 4), np.float32)
+    assert open_session(model, native=True).run(None, {"x": x})[0].shape == (1, 2, 4)
