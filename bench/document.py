@@ -27,6 +27,7 @@ BENCHES = {
     "networks": "Real networks by their task measures",
     "transformers": "Transformers and language models",
     "inference": "Speed of quantized models",
+    "torch_ptq": "Calibrated torch networks",
     "finetune": "Finetuning",
     "scaling": "How costs grow",
     "big_models": "Large models",

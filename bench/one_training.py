@@ -2,8 +2,9 @@
 
     python -I one_training.py JOB
 
-JOB is JSON: who (ours, amd-quark, brevitas), method (lsq8, lsq4, mxfp4), data, weights, images, calibration, batch,
-epochs, learning_rate, distillation, device, threads, seed, turns, steps, result. With `epochs` 0 only steps are timed.
+JOB is JSON: who (ours, amd-quark-torch, brevitas), method (lsq8, lsq4, mxfp4), data, weights, images, calibration,
+batch, epochs, learning_rate, distillation, device, threads, seed, turns, steps, result. With `epochs` 0 only steps are
+timed.
 
 It runs in the environment of the tool, so nothing of this folder is imported. The network, the images, their
 augmentation, the loss and the optimizer are the same for all: SGD with Nesterov's momentum, half a cosine, cross
@@ -196,9 +197,6 @@ def quantized_by_brevitas(network: nn.Module, method: str, calibration: list[Ten
     from brevitas.graph.calibrate import calibration_mode
     from brevitas.quant import Int8ActPerTensorFloat, Int8WeightPerTensorFloat, Uint8ActPerTensorFloat
 
-    if method == "mxfp4":
-        from brevitas_examples.common.generative.quantizers import MXFP4  # noqa: F401 - not in the package
-
     def with_quantizers(name: str, module: nn.Module) -> nn.Module:
         is_end = name in ("conv1", "linear")
         bits = 8 if is_end or method == "lsq8" else 4
@@ -228,7 +226,7 @@ def quantized_by_brevitas(network: nn.Module, method: str, calibration: list[Ten
     return network, lambda model: model
 
 
-TOOLS = {"ours": quantized_by_ours, "amd-quark": quantized_by_amd, "brevitas": quantized_by_brevitas}
+TOOLS = {"ours": quantized_by_ours, "amd-quark-torch": quantized_by_amd, "brevitas": quantized_by_brevitas}
 
 
 def make_step(network: nn.Module, job: Job, teacher: nn.Module | None) -> Callable[[Tensor, Tensor, float], None]:

@@ -111,15 +111,18 @@ _ROWS = (
         "nncf.onnx",
         equivalents=MappingProxyType(_NNCF),
     ),
+)
+_TRAINERS = (
     Peer(
-        "brevitas",
-        "Brevitas",
-        (("torch==2.13.0",), ("brevitas==0.13.4",)),
-        "brevitas",
-        equivalents=MappingProxyType({}),  # it trains torch modules: bench.qat
+        "amd-quark-torch",
+        "AMD Quark",
+        (("torch==2.13.0",), ("torchao==0.18.0",), ("amd-quark==0.13", *_RUNTIME, "onnx==1.22.0")),
+        "quark.torch",
     ),
+    Peer("brevitas", "Brevitas", (("torch==2.13.0",), ("brevitas==0.13.4",)), "brevitas"),
 )
 PEERS: Mapping[str, Peer] = MappingProxyType({row.name: row for row in _ROWS})
+TRAINERS: Mapping[str, Peer] = MappingProxyType({row.name: row for row in _TRAINERS})  # of torch modules: bench.qat
 
 
 def add_peer_arguments(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(PEERS)) -> None:
@@ -157,9 +160,10 @@ def open_peers(arguments: argparse.Namespace) -> Interpreters:
     """All that were asked for, ready to run; a peer that is not to be had is listed with the reason."""
     asked = asked_for(arguments)
     del arguments.known_peers
+    known = {**PEERS, **TRAINERS}
     pythons, missing, described = {}, {}, {}
     for name, given in asked.items():
-        peer = PEERS[name]
+        peer = known[name]
         try:
             python = given or str(make_environment(peer, arguments.environments))
             described[name] = describe(peer, python)
@@ -167,8 +171,8 @@ def open_peers(arguments: argparse.Namespace) -> Interpreters:
         except (ChildError, OSError) as error:
             missing[name] = str(error)
             say(f"{peer.title} is left out: {error}")
-    present = {name: (PEERS[name], python) for name, python in pythons.items()}
-    return Interpreters({name: PEERS[name].title for name in asked}, present, missing, described)
+    present = {name: (known[name], python) for name, python in pythons.items()}
+    return Interpreters({name: known[name].title for name in asked}, present, missing, described)
 
 
 def describe(peer: Peer, python: str) -> str:

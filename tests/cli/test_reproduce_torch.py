@@ -114,7 +114,7 @@ def test_a_trained_module_needs_its_state(script: Path, tmp_path: Path) -> None:
 def test_another_module_other_data_and_none_are_named(script: Path, tmp_path: Path) -> None:
     path = export_onnx(quantized(script), tmp_path, X, check=False).path
     np.savez(tmp_path / "data.npz", input=np.zeros((8, 3, 8, 8), np.float32))
-    cases = {
+    cases: dict[str, list[Any]] = {
         "give a function that returns it": [],
         "is not the card's: its state has": ["--module", f"{script}:other"],
         "calibrated on 8 samples": ["--module", f"{script}:module"],

@@ -31,7 +31,15 @@ def t5() -> tuple[Any, dict[str, Any]]:
     return model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :3], "use_cache": False}
 
 
-@pytest.mark.parametrize("make", [convnext, t5])
+def masked_bert() -> tuple[Any, dict[str, Any]]:
+    """With an embedding, a list of layers and a head, but not causal."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=30, max_position_embeddings=16))
+    tokens = torch.arange(1, 11).reshape(2, 5)
+    return model, {"input_ids": tokens, "attention_mask": tokens > 2, "token_type_ids": tokens % 2}
+
+
+@pytest.mark.parametrize("make", [convnext, t5, masked_bert])
 def test_it_is_quantized_and_exported_as_a_graph(make: Callable[[], Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, batch = make()

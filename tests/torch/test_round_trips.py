@@ -133,3 +133,46 @@ def test_safetensors_are_read_into_a_network_of_the_same_kind(kind: str, bits: f
     loaded = load_safetensors(ModelQuantizer.freeze(other), tmp_path)
     assert torch.equal(loaded(X)["logits"], frozen(X)["logits"])
     assert loaded.plan == frozen.plan
+
+
+@pytest.fixture(scope="module")
+def encoder() -> tuple[Any, dict[str, torch.Tensor]]:
+    """A transformer of Hugging Face with a mask and a free length, quantized; and inputs of another length."""
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=30, max_position_embeddings=16)).eval()
+
+    def tokens(length: int) -> dict[str, torch.Tensor]:
+        ids = torch.arange(2 * length).reshape(2, length) % 29 + 1
+        return {"input_ids": ids, "attention_mask": (ids > 2).long()}
+
+    return quantizer("int8").quantize_model(model, [tokens(6), tokens(9)]), tokens(7)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "state_dict", "safetensors", "torch.export"])
+def test_a_transformer_computes_the_same_afterwards(way: str, encoder: Any, tmp_path: Path) -> None:
+    network, inputs = encoder
+    expected = network(**inputs).last_hidden_state
+    if way in WAYS:
+        again = WAYS[way](network)
+    elif way == "state_dict":
+        again = copy.deepcopy(network)
+        with torch.no_grad():
+            for each in again.parameters():
+                each.mul_(0.5)
+        assert not torch.equal(again(**inputs).last_hidden_state, expected)
+        torch.save(network.state_dict(), tmp_path / "state.pt")
+        again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    elif way == "safetensors":
+        frozen = ModelQuantizer.freeze(network)
+        export_safetensors(frozen, tmp_path)
+        again = load_safetensors(frozen, tmp_path)
+    else:
+        program = torch.export.export(ModelQuantizer.freeze(network), (), inputs, strict=False)
+        torch.export.save(program, tmp_path / "network.pt2")
+        again = torch.export.load(tmp_path / "network.pt2").module()
+    with torch.no_grad():
+        found = again(**inputs)
+    assert type(found).__name__ == "BaseModelOutputWithPoolingAndCrossAttentions"
+    torch.testing.assert_close(found.last_hidden_state, expected, rtol=0, atol=1e-6)

@@ -39,11 +39,12 @@ class Architecture:
 def is_language_model(model: Any) -> TypeGuard[nn.Module]:
     """True for a causal language model as Hugging Face has them: layers in a list between an embedding and a head.
 
-    Encoder and decoder are two lists that run side by side, so such a model is quantized on its graph.
+    Encoder and decoder are two lists that run side by side, and a masked language model (BertForMaskedLM) may take more
+    than token ids and a mask: such models are quantized on their graphs.
     """
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         return False
-    if getattr(model.config, "is_encoder_decoder", False):
+    if getattr(model.config, "is_encoder_decoder", False) or type(model).__name__.endswith("ForMaskedLM"):
         return False
     for name in ("get_input_embeddings", "get_output_embeddings"):
         find = getattr(model, name, None)
