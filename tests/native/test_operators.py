@@ -373,17 +373,3 @@ def test_shapes_are_inferred() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     assert session.get_outputs()[0].shape == ["d0", "d1", "d2"]
     assert session.get_outputs()[0].type == "tensor(float)"
-
-
-def test_a_free_size_without_a_name_contradicts_no_weight() -> None:
-    """It was inferred as -1, and the MatMul of a transformer behind it was refused."""
-    made = BlockQuantizer(BLOCK_FORMATS[0])
-    model = block_model(made, 2, 3, FLOAT)
-    model.graph.input[0].type.tensor_type.shape.dim[1].Clear()
-    model.graph.input[0].type.tensor_type.shape.dim[2].Clear()
-    name = model.graph.output[0].name
-    model.graph.node.append(helper.make_node("MatMul", [name, "w"], ["product"]))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((32, 4), np.float32), "w"))
-    model.graph.output.add().name = "product"
-    x = np.ones((2, 5, 32), np.float32)
-    assert open_session(model, native=True).run(["product"], {model.graph.input[0].name: x})[0].shape == (2, 5, 4)

@@ -21,6 +21,7 @@ from quark.features.distillation.feed import Feed
 from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
 from quark.features.distillation.training import Distillation, OutputKind, kind_of, output_loss
+from quark.features.finetuning.operators import OPERATORS
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.session import open_session
@@ -33,8 +34,6 @@ def shapes() -> onnx.ModelProto:
     net = Net(opset=17)
     x = net.input("x", (1, 4, 6))
     size = net.node("Gather", net.node("Shape", x), net.constant(np.array(1, np.int64)))
-    nine, two = net.node("Add", size, net.constant(np.array(5, np.int64))), net.constant(np.array(2, np.int64))
-    size = net.node("Div", nine, two)  # of integers: 4 again
     flat = net.node(
         "Concat", net.integers([1]), net.node("Unsqueeze", size, net.integers([0])), net.integers([-1]), axis=0
     )
@@ -84,6 +83,12 @@ def test_a_module_trains_and_goes_back_into_a_file(tmp_path: Path) -> None:
     module.save(tmp_path / "trained.onnx")
     (written,) = open_session(onnx.load(tmp_path / "trained.onnx"), threads=1).run(None, {"input": x.numpy()})
     np.testing.assert_allclose(written, module(x).detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_integers_are_divided_as_integers() -> None:
+    size, parts = torch.tensor([98, -7]), torch.tensor([3, 2])
+    assert OPERATORS["Div"]((size, parts), {}).tolist() == [32, -3]
+    assert OPERATORS["Div"]((size / 4, parts), {})[1] == -0.875
 
 
 def test_operators_without_a_row_are_named() -> None:

@@ -77,7 +77,7 @@ def round_weights(work: LayerWork, options: ActivationAwareOptions) -> list[Algo
             for path in wanted:
                 spec, weight = work.targets[path].weight, matrix(work, path)
                 assert spec is not None
-                found = round_matrix(weight, weight, gram, spec, plain)
+                found = round_matrix(weight, weight, gram, spec, plain.damping, plain)
                 work.set_rounded(path, found.weight)
                 changed.append(f"{work.full_name(path)}: squared error {found.ratio:.3g} of what it was")
     return [AlgorithmFacts(RANGES, tuple(changed))] if changed else []

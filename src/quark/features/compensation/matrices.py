@@ -59,12 +59,13 @@ def round_matrices(
     best: Sequence[Array],
     inner: Array,
     spec: TensorSpec,
+    damping: float,
     options: LanguageCompensationOptions,
 ) -> list[MatrixRounding]:
     """Round weights [outputs, inputs] that read the same input and have the same spec."""
     if not _is_by_row(spec):
-        return [round_matrix(*each, inner, spec, options) for each in zip(weights, best, strict=True)]
-    whole = round_matrix(np.concatenate(weights), np.concatenate(best), inner, spec, options)
+        return [round_matrix(*each, inner, spec, damping, options) for each in zip(weights, best, strict=True)]
+    whole = round_matrix(np.concatenate(weights), np.concatenate(best), inner, spec, damping, options)
     found, start = [], 0
     for each in weights:
         part = slice(start, start + len(each))
@@ -86,11 +87,10 @@ def _is_by_row(spec: TensorSpec) -> bool:
 
 
 def round_matrix(
-    weight: Array, best: Array, inner: Array, spec: TensorSpec, options: LanguageCompensationOptions
+    weight: Array, best: Array, inner: Array, spec: TensorSpec, damping: float, options: LanguageCompensationOptions
 ) -> MatrixRounding:
     """Round a weight [outputs, inputs]. `best` is what its outputs should be like with the inputs that it will get,
-    and `inner` their Gram matrix."""
-    damping = effective_damping(inner, options)
+    and `inner` their Gram matrix. `damping` is a share of the mean of its diagonal."""
     inner = inner + damping * _mean(inner) * np.eye(len(inner))  # from here on damped
     if isinstance(spec, AffineSpec):
         tries = _integers(weight, best, inner, spec, options)

@@ -16,6 +16,7 @@ from quark.torch.language.input_sums import Array, InputSums, alike, input_sums,
 from quark.torch.language.pipeline import LayerWork, ModelWork
 
 NAME = "compensation"
+DAMPING_FACTORS = (1.0, 8.0, 64.0)  # that are tried on held rows, until they do worse
 
 
 def before_layers(work: ModelWork, options: CompensationOptions) -> list[AlgorithmFacts]:
@@ -47,20 +48,42 @@ def round_weights(work: LayerWork, options: CompensationOptions) -> list[Algorit
 def _round(work: LayerWork, paths: list[str], sums: InputSums, options: LanguageCompensationOptions) -> list[str]:
     """Round linear layers with the same spec, and say what was gained."""
     weights = [matrix(work, path) for path in paths]
-    best = [wanted_weights(weight, sums, options) for weight in weights]
     spec = work.targets[paths[0]].weight
     assert spec is not None
-    found = round_matrices(weights, best, sums.inner, spec, options)
+    whole, starts = np.concatenate(weights), np.cumsum([len(each) for each in weights])[:-1]
+    damping = chosen_damping(whole, sums, options)
+    best = np.split(wanted_weights(whole, sums, damping, options), starts)
+    found = round_matrices(weights, best, sums.inner, spec, damping, options)
     for path, each in zip(paths, found, strict=True):
         work.set_rounded(path, each.weight)
     names = ", ".join(work.full_name(path) for path in paths)
     return [f"{names}: squared error {found[0].ratio:.3g} of what it was"]
 
 
-def wanted_weights(weight: Array, sums: InputSums, options: LanguageCompensationOptions) -> Array:
+def wanted_weights(weight: Array, sums: InputSums, damping: float, options: LanguageCompensationOptions) -> Array:
     """The float weights that give for the inputs of the quantized network what the layer gives in the float one."""
     if sums.cross is sums.inner or (sums.cross == sums.inner).all():
         return weight
-    cross = sums.inner + (options.float_share if options.needs_exact_inputs else 1.0) * (sums.cross - sums.inner)
-    damping = effective_damping(sums.inner, options)
+    share = options.float_share if options.needs_exact_inputs else 1.0
+    cross = sums.inner + share * (sums.cross - sums.inner)
     return np.asarray(best_weights(weight[None], sums.inner[None], cross[None], damping)[0])
+
+
+def chosen_damping(weight: Array, sums: InputSums, options: LanguageCompensationOptions) -> float:
+    """The damping of the options, or so many times that as does best on held rows.
+
+    Few rows lead to weights that fit these rows and little else.
+    """
+    damping = effective_damping(sums.inner, options)
+    if sums.held is None:
+        return damping
+    rest, (exact, seen) = sums.without_held(), sums.held
+    expected = exact @ weight.T.astype(np.float32)
+    chosen, least = damping, np.inf
+    for factor in DAMPING_FACTORS:
+        tried = wanted_weights(weight, rest, factor * damping, options)
+        error = float(np.square(seen @ tried.T.astype(np.float32) - expected).sum())
+        if error >= least:
+            break
+        chosen, least = factor * damping, error
+    return chosen

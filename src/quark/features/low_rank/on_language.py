@@ -80,7 +80,7 @@ def _round(work: LayerWork, path: str, sums: InputSums | None, some: InputSums |
             has_activation_order=options.has_activation_order,
             block_size=options.block_size,
         )
-        rounded = round_matrix(residual, residual, sums.inner, spec, own).weight
+        rounded = round_matrix(residual, residual, sums.inner, spec, own.damping, own).weight
     work.set_rounded(path, rounded, tuple(torch.from_numpy(np.ascontiguousarray(each)) for each in (down, up)))
     return f"rank {len(down)}" if sums is None else f"rank {len(down)}, alpha {alpha:g}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from quark.errors import InvalidValueError
 from quark.torch.language.pipeline import InputGroup, LayerWork
 
 Array = NDArray[Any]
+_ONE_HELD_OF = 8  # batches
+_MOST_HELD = 2048  # rows, after which no more batches are held
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +24,8 @@ class InputSums:
     """Means over rows, with x the input of linear layers in the float network and z what they compute with.
 
     `inner` is E[z z'] and `cross` E[x z'], which is `inner` itself if x is z. `magnitudes` are E |z|, `largest` is
-    max |z|, for each channel.
+    max |z|, for each channel. `held` are the x and z [rows, inputs] of a few whole batches, to try on what the others
+    lead to; None if x is z, or for a single batch. The means include them.
     """
 
     inner: Array
@@ -30,6 +33,19 @@ class InputSums:
     magnitudes: Array
     largest: Array
     count: int
+    held: tuple[Array, Array] | None = None
+
+    def without_held(self) -> InputSums:
+        """The same for the other rows."""
+        if self.held is None:
+            return self
+        exact, seen = (each.astype(np.float64) for each in self.held)
+        left = self.count - len(seen)
+        inner, cross = (
+            (total * self.count - product) / left
+            for total, product in ((self.inner, seen.T @ seen), (self.cross, exact.T @ seen))
+        )
+        return replace(self, inner=inner, cross=cross, count=left, held=None)
 
 
 def input_sums(
@@ -48,14 +64,16 @@ def input_sums(
     assert work.streams is not None
     found: dict[str, _Sums] = {}
     sequences = 0
+    last_of_few = min(_ONE_HELD_OF, len(work.streams)) - 1
     for number, batch in enumerate(work.inputs(paths)):
         if sequences >= sample_limit:
             break
         sequences += work.streams.seen[number].shape[0]
+        is_held = number > 0 and number % _ONE_HELD_OF == last_of_few
         for path, (exact, seen) in batch.items():
             used = work.quantized_input(path, seen) if is_quantized else seen
             target = exact if exact is not None and is_exact else seen
-            found.setdefault(path, _Sums()).add(used.float(), None if target is used else target.float())
+            found.setdefault(path, _Sums()).add(used.float(), None if target is used else target.float(), is_held)
     for path, each in found.items():
         if not each.is_finite:
             raise InvalidValueError(
@@ -70,9 +88,12 @@ class _Sums:
     def __init__(self) -> None:
         self.count = 0
         self.parts: list[torch.Tensor] = []
+        self.held: list[tuple[Array, Array]] = []
 
-    def add(self, used: torch.Tensor, target: torch.Tensor | None) -> None:
+    def add(self, used: torch.Tensor, target: torch.Tensor | None, is_held: bool) -> None:
         """`target` is None if it is the same."""
+        if is_held and target is not None and sum(len(each) for each, _ in self.held) < _MOST_HELD:
+            self.held.append((target.cpu().numpy(), used.cpu().numpy()))
         if not self.parts:
             size = used.shape[1]
             shapes: list[tuple[int, ...]] = [(size, size), (size, size), (size,), (size,)]
@@ -93,7 +114,11 @@ class _Sums:
     def means(self) -> InputSums:
         inner, cross, magnitudes, largest = (each.cpu().numpy() for each in self.parts)
         count = max(self.count, 1)
-        return InputSums(inner / count, cross / count, magnitudes / count, largest, self.count)
+        held = None
+        if self.held:
+            exact, seen = (np.concatenate(each) for each in zip(*self.held, strict=True))
+            held = (exact, seen)
+        return InputSums(inner / count, cross / count, magnitudes / count, largest, self.count, held)
 
 
 def alike(work: LayerWork, group: InputGroup) -> list[list[str]]:
