@@ -112,10 +112,15 @@ def test_refuses_a_folder_of_somebody_else(model, calib, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_says_how_to_go_on(model, calib, tmp_path):
     out = tmp_path / "out.onnx"
-    options = ("--config", "auto", "--target", "size", "--calib", calib)
+    trial = tmp_path / "out.onnx.auto" / "trials" / "MX4+WEIGHTS.json"  # the first
+    measure = tmp_path / "waits.py"  # for the signal, as soon as there is a trial
+    measure.write_text(
+        f"import pathlib, time\ndef measure(session):\n"
+        f"    time.sleep(60 * pathlib.Path({str(trial)!r}).is_file())\n    return 1.0\n"
+    )
+    options = ("--config", "auto", "--target", "size", "--calib", calib, "--metric", f"{measure}:measure")
     command = [QUARK, "quantize", model, out, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    trial = tmp_path / "out.onnx.auto" / "trials" / "MX4+WEIGHTS.json"  # the first
     end = time.monotonic() + 60
     while not trial.is_file() and time.monotonic() < end and process.poll() is None:
         time.sleep(0.01)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -98,8 +100,17 @@ def layers_in_float(plan: QuantizationPlan) -> set[str]:
     return {each.node for each in plan.skipped if each.op_type in LAYERS}
 
 
-@pytest.mark.parametrize("preset", USED_PRESETS)
-@pytest.mark.parametrize("network", NETWORKS)
+def presets_of_networks() -> list[Any]:
+    """Every preset on the first network and on one of the others in turn; the remaining pairs are slow tests."""
+    turns = itertools.cycle(NETWORKS[1:])
+    quick = {
+        (network, preset) for each, preset in zip(turns, USED_PRESETS, strict=False) for network in (NETWORKS[0], each)
+    }
+    pairs = itertools.product(NETWORKS, USED_PRESETS)
+    return [pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow) for pair in pairs]
+
+
+@pytest.mark.parametrize(("network", "preset"), presets_of_networks())
 def test_every_preset_gives_its_plan_back(network, preset):
     result = quantized(network, preset)
     read = read_plan(result.model)

@@ -69,8 +69,11 @@ IMAGES = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *((SmallResNet, "symmetric"), (SmallResNet, "per channel"), (SmallMobileNet, "asymmetric")),
-        *((SmallMobileNet, "unsigned"), (SmallMobileNet, "learned")),
+        *((SmallResNet, "per channel"), (SmallMobileNet, "asymmetric"), (SmallMobileNet, "learned")),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((SmallResNet, "symmetric"), (SmallMobileNet, "unsigned"))
+        ),
     ],
 )
 def test_the_file_gives_the_same_bits(kind: type[nn.Module], name: str, tmp_path: Path) -> None:

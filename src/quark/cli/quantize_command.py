@@ -76,8 +76,8 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     type=click.Choice(TARGETS),
     metavar="|".join(TARGETS[:-1]),
     help="Where the model will run. cpu (the default): INT8_CNN_DEFAULT, or INT8_TRANSFORMER_DEFAULT for transformers. "
-    "npu: XINT8, or BF16 for transformers. gpu: weights in float16. size: packed weights of 4 or 6 bits. With --config auto: what to optimize "
-    "for.",
+    "npu: XINT8, or BF16 for transformers. gpu: weights in float16. size: packed weights of 4 or 6 bits. With --config "
+    "auto: what to optimize for.",
 )
 @click.option(
     "--calib",

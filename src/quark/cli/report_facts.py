@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 ROUNDS = 4
 REPEATS_A_ROUND = 3
 SECONDS_A_ROUND = 0.5
+BUSY_LOAD = 1.5  # processes that want to run, for each processor
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,26 @@ def measured_quality(float_model: Path, model: Path, measure: Measure, calibrati
 
 
 def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> SpeedFacts:
-    """Time both models on one sample, in turns, so that whatever slows the computer down for a while affects both."""
+    """Time both models on one sample, in turns, so that whatever slows the computer down for a while affects both.
 
-    networks = Network(float_model), Network(model)
+    On a busy computer, threads wait for each other, and the model that computes longer seems several times slower than
+    it is. One thread each then, by its processor time.
+    """
+
+    # the diagnosis before this has used every processor, which is a load of one for each; Windows has no load
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    threads = 1 if load > BUSY_LOAD * (os.cpu_count() or 1) else None
+    clock = time.perf_counter if threads is None else time.thread_time
+    networks = Network(float_model, threads), Network(model, threads)
     data = None if calibration.path is None else str(calibration.path)
     samples = open_samples(data, networks[0].inputs, count=1, preprocessing=calibration.preprocess)
     inputs = next(samples.in_order())
     speeds = [
-        [measure_speed(each, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND) for each in networks] for _ in range(ROUNDS)
+        [measure_speed(each, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND, clock) for each in networks]
+        for _ in range(ROUNDS)
     ]
     best = [min(each.ms_per_sample for each in of_one) for of_one in zip(*speeds, strict=True)]
-    return SpeedFacts(best[0], best[1], speeds[0][0].batch_size)
+    return SpeedFacts(best[0], best[1], speeds[0][0].batch_size, threads)
 
 
 def lint_remarks(model: Path) -> tuple[Remark, ...] | None:

@@ -88,7 +88,7 @@ def test_the_filter_narrows_and_escape_clears(page):
     assert len(page.run(ORDER)) == 54
     page.type("#filter", "nothing is called so")
     assert page.run(ORDER) == []
-    assert "No layer fits" in page.texts("#no-layers")[0]
+    assert "No layer matches" in page.texts("#no-layers")[0]
     page.click("#no-layers button")
     assert len(page.run(ORDER)) == 54
 

@@ -133,7 +133,7 @@ def test_a_good_network_is_not_scolded(load):
     page = load(made_diagnosis(outputs=(OutputFidelity("y", 0.9991, 27.4, 0.97, 0.4),), steps=()))
     assert page.texts("#verdict h1")[0].endswith("OK")
     assert page.texts(".first-steps") == []
-    assert "would die" in page.texts("#ranking-title")[0]
+    assert page.texts("#ranking-title") == ["Most sensitive layers"]
     page = load(made_diagnosis(outputs=(OutputFidelity("y", 1.0, 27.4),), basis=Basis("random", 8, is_random=True)))
     assert page.texts("#verdict h1")[0].endswith("OK, perhaps")
 
@@ -153,7 +153,7 @@ def test_empty_states_say_so(load):
     page = load(bare_diagnosis())
     assert page.texts("#verdict h1")[0].endswith("Unchecked")
     said = " ".join(page.texts(".empty"))
-    for part in ("could be compared", "to rank by", "Every node", "Not looked at", "does not say"):
+    for part in ("could be compared", "to rank by", "Every node", "Not checked", "does not say"):
         assert part in said
     assert len(page.run(ORDER)) == 1
 
@@ -166,7 +166,7 @@ def test_without_labels_and_sensitivities(load):
     assert "not measured" in page.texts("#ranking-lead")[0]
     assert "No labels" in " ".join(page.texts(".card"))
     assert "exact" in page.texts("#outputs table")[0]
-    assert "takes it" in page.texts("#lint .empty")[0]
+    assert "accepts this file" in page.texts("#lint .empty")[0]
     assert page.texts(".chart .bar") == []
     assert len(page.texts("#ranking-list > li")) == 5
 

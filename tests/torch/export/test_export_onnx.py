@@ -34,12 +34,13 @@ torch.set_num_threads(1)
 
 # Every kind of number, each on a network that has layers for it.
 CASES = [
-    *(("plain", style) for style in ("int8_pof2", "int16", "mxfp4", "int4")),
+    *(("plain", style) for style in ("int8_pof2", "mxfp4")),
     *(("residual", style) for style in ("int8", "dynamic")),
-    *(("attention", style) for style in ("int8", "int4_groups", "weight_only")),
+    *(("attention", style) for style in ("int4_groups", "weight_only")),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
-        for case in (("plain", "bfloat16"), ("residual", "uint8"), ("residual", "mx6"))
+        for case in (("plain", "int16"), ("plain", "int4"), ("attention", "int8"))
+        + (("plain", "bfloat16"), ("residual", "uint8"), ("residual", "mx6"))
         + (("attention", "bfp16"), ("attention", "dynamic"))
     ),
 ]

@@ -36,7 +36,7 @@ def test_a_file_for_an_npu_passes_the_linter(kind: str, name: str, tmp_path: Pat
     assert not lint(report.path)
 
 
-@pytest.mark.parametrize("form", ["module", "program", "module of a program"])
+@pytest.mark.parametrize("form", ["module", pytest.param("program", marks=pytest.mark.slow), "module of a program"])
 def test_a_float_model_is_exported_in_every_form(form: str, tmp_path: Path) -> None:
     model = trained("mobilenet")
     program = export_for_training(model, (images(1),))

@@ -29,8 +29,8 @@ LARGEST_ERROR = {
     "int16": 0.05,
 }
 FEW = ("int8", "uint8 and channels", "tqt", "mx6")  # for networks that differ in their operators
-MOST = [(kind, name) for kind in ("resnet", "mobilenet") for name in SPECS]
-MOST += [(kind, name) for kind in ("vit", "unet") for name in FEW]
+MOST = [("resnet", name) for name in SPECS] + [(kind, name) for kind in ("mobilenet", "vit", "unet") for name in FEW]
+REST = [pytest.param("mobilenet", name, marks=pytest.mark.slow) for name in SPECS if name not in FEW]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def assert_same(frozen: torch.Tensor, found: torch.Tensor) -> None:
     assert (frozen - found).norm() <= 8e-2 * found.norm()
 
 
-@pytest.mark.parametrize(("kind", "name"), [*MOST, ("reused", "int8"), ("reused", "tqt")])
+@pytest.mark.parametrize(("kind", "name"), [*MOST, *REST, ("reused", "int8"), ("reused", "tqt")])
 def test_a_quantized_network_is_near_the_float_one_and_freezes_to_the_same(kind: str, name: str) -> None:
     x = images(8, seed=5)
     expected = trained(kind)(x)

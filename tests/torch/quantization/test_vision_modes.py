@@ -68,10 +68,10 @@ def _layers(mode: str) -> QLayerConfig:
     return QLayerConfig(input_tensors=activation, output_tensors=activation, weight=weight, bias=bias)
 
 
-SLOW = ("plain", "a16w8", "non_overflow", "mse_powof2", "lsq")
+SLOW = ("a8w8", "plain", "a16w8", "non_overflow", "mse_powof2", "lsq")
 
 
-@pytest.mark.parametrize("mode", ["a8w8", "tqt", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("mode", ["tqt", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_every_mode_runs_to_the_file(mode: str, tmp_path: Path) -> None:
     config = QConfig(global_quant_config=_layers(mode), quant_mode=QuantizationMode.fx_graph_mode)
     quantizer = ModelQuantizer(config)

@@ -159,9 +159,11 @@ function speedCard() {
   if (!found) return null;
   const ratio = found.float_ms / found.quantized_ms;
   const change = ratio >= 1.02 ? `${ratio.toFixed(2)} times faster` : ratio > 0.98 ? "as fast as float" : `${(1 / ratio).toFixed(2)} times slower`;
-  const threads = found.threads ? countOf(found.threads, "thread") : "all cores";
+  const how = found.threads
+    ? `processor time of ${countOf(found.threads, "thread")}, because the computer was busy`
+    : "all cores, on the computer that made this page";
   const figure = fromTo(significant(found.float_ms), significant(found.quantized_ms), "ms");
-  return card("Time per sample", figure, change, [`Batches of ${found.batch_size}, ${threads}, on the computer that made this page`]);
+  return card("Time per sample", figure, change, [`Batches of ${found.batch_size}, ${how}`]);
 }
 
 function showCards() {
