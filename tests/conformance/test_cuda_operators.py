@@ -43,7 +43,7 @@ def test_kernels_on_the_processor(cases: Path, tmp_path: Path) -> None:
         [
             *(sys.executable, str(SUPPORT / "cuda_check.py"), "--emulated", "--library", get_library_path()),
             *("--cases", str(cases), "--count", "8192", "--sample", "11", "--threads", "1"),
-            *("--parts", "golden", "random", "lengths", "linear"),
+            *("--parts", "contexts", "golden", "random", "lengths", "linear"),
         ],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
         capture_output=True,

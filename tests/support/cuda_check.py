@@ -9,6 +9,7 @@ quark is installed. `--emulated` takes the processor for a device (tests/native/
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import ctypes
 import itertools
 import json
@@ -349,6 +350,23 @@ class Check:
             at = int(np.flatnonzero(is_wrong)[0])
             raise AssertionError(f"{what}: {is_wrong.sum()} differ, at {at} {actual[at]!r} instead of {expected[at]!r}")
 
+    def contexts(self, parameters: Parameters) -> None:
+        """Threads that work on two devices in turns; each device gets each kernel once. Emulated only."""
+        driver = ctypes.CDLL("libcuda.so.1")
+        before = driver.emulator_loaded()
+        x = hard_numbers(np.random.default_rng(6), 4096, np.float32)
+        changed = parameters.changed(rounding=ROUNDINGS["half_up"], nonfinite=POLICIES["passthrough"])
+
+        def work(thread: int) -> None:
+            for turn in range(20):
+                driver.emulator_use_context(1000 + (thread + turn) % 2)
+                self.compare("contexts", x, (2, 2048, 1) if turn % 4 < 2 else (2, 64, 32), changed)
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        loaded = driver.emulator_loaded() - before
+        assert loaded == 4, f"two kernels on two devices were loaded {loaded} times"
+
     # ---- speed ----
     def speed(self, name: str, parameters: Parameters) -> Iterator[dict[str, Any]]:
         """How the operator compares with a copy of the same tensor, in turns."""
@@ -503,6 +521,8 @@ def compare_all(check: Check, cases: dict[str, Any], formats: dict[str, Paramete
             tasks.append((f"tensor scales {name}", check.tensor_scales, (name, parameters)))
     if "linear" in parts:
         tasks.append(("linear", check.linear, (count,)))
+    if "contexts" in parts:
+        tasks.append(("contexts", check.contexts, (next(iter(formats.values())),)))
     outcomes: dict[str, Any] = {}
     for what, run, values in tasks:
         before, begin, outcome = check.values, time.perf_counter(), "equal"

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <ucontext.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -29,10 +30,18 @@ struct Warp {
   bool finished[kLanes];
   int lane = 0;
 };
-Warp g_warp;
-void (*g_run)(const void* kernel, const void* argument);
-const void* g_kernel;
-const void* g_argument;
+thread_local Warp g_warp;
+thread_local void (*g_run)(const void* kernel, const void* argument);
+thread_local const void* g_kernel;
+thread_local const void* g_argument;
+
+// A kernel works in the context that it was loaded in, as with devices.
+struct Module {
+  std::string kernel;
+  uintptr_t context;
+};
+thread_local uintptr_t g_context = 1;
+std::atomic<int> g_loaded{0};
 
 void run_lane() {
   g_run(g_kernel, g_argument);
@@ -86,7 +95,7 @@ ENTRY cuGetErrorString(int, const char** text) {
   return 0;
 }
 ENTRY cuCtxGetCurrent(void** context) {
-  *context = &g_warp;
+  *context = reinterpret_cast<void*>(g_context);
   return 0;
 }
 ENTRY cuModuleLoadData(void** module, const void* image) {
@@ -95,11 +104,13 @@ ENTRY cuModuleLoadData(void** module, const void* image) {
   const std::string entry = ".visible .entry ";
   const size_t begin = text.find(entry);
   if (begin == std::string::npos || text.find(entry, begin + 1) != std::string::npos) return 218;
-  *module = new std::string(text.substr(begin + entry.size(), text.find('(', begin) - begin - entry.size()));
+  const std::string kernel = text.substr(begin + entry.size(), text.find('(', begin) - begin - entry.size());
+  *module = new Module{kernel, g_context};
+  ++g_loaded;
   return 0;
 }
 ENTRY cuModuleGetFunction(void** function, void* module, const char* name) {
-  if (*static_cast<std::string*>(module) != name) return 500;
+  if (static_cast<Module*>(module)->kernel != name) return 500;
   Dl_info own;
   dladdr(reinterpret_cast<void*>(&cuInit), &own);
   if (dlsym(dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD), name) == nullptr) return 500;
@@ -108,7 +119,8 @@ ENTRY cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 ENTRY cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned,
                      void*, void** arguments, void**) {
-  const std::string& name = *static_cast<std::string*>(function);
+  const std::string& name = static_cast<Module*>(function)->kernel;
+  if (static_cast<Module*>(function)->context != g_context) return 400;
   Dl_info own;
   dladdr(reinterpret_cast<void*>(&cuInit), &own);
   g_kernel = dlsym(dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD), name.c_str());
@@ -129,6 +141,14 @@ ENTRY cuLaunchKernel(void* function, unsigned grid, unsigned, unsigned, unsigned
   }
   return 0;
 }
+
+// For tests: the calling thread's device, counted from 1, and how many kernels were loaded.
+ENTRY emulator_use_context(int context) {
+  g_context = context;
+  return 0;
+}
+ENTRY emulator_loaded() { return g_loaded; }
+
 ENTRY cuMemAllocAsync(uint64_t* address, size_t bytes, void*) {
   *address = reinterpret_cast<uint64_t>(malloc(bytes));
   return 0;
