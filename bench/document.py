@@ -33,6 +33,7 @@ BENCHES = {
     "big_models": "Large models",
     "packed": "Packed files",
     "ops": "Operators",
+    "gpu": "GPU",
     "recipe_cost": "What a preset's recipe costs",
     "mixed_precision": "Mixed precision",
     "smooth_quant": "SmoothQuant",
