@@ -7,9 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx_models import Net, run_model
 
-from quark.errors import InvalidValueError
 from quark.features.centering.on_onnx import center
-from quark.features.centering.options import CenteringOptions
 from quark.onnx import get_default_config, quantize
 
 SHAPE = (2, 8, 12, 10)
@@ -81,8 +79,3 @@ def test_channels_around_zero_are_left_alone():
 def test_integers_and_random_numbers_are_left_alone():
     assert "integers" in facts(result(edges(1.0), "A8W8")).left[0].reason
     assert "no calibration data" in facts(result(edges(1.0), has_data=False, UseRandomData=True)).left[0].reason
-
-
-def test_the_number_of_samples_is_checked():
-    with pytest.raises(InvalidValueError, match="CenteringSamples 0"):
-        CenteringOptions(sample_limit=0)

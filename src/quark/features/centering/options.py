@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quark.errors import InvalidValueError
-from quark.features.feature import Feature, setting
+from quark.features.feature import Feature
 
 
 @dataclass(frozen=True)
 class CenteringOptions:
     """`sample_limit` is the largest number of calibration samples that are used, evenly spaced; means need few."""
 
-    sample_limit: int = setting("CenteringSamples", 16, "how many calibration samples means are taken of at most")
-
-    def __post_init__(self) -> None:
-        if self.sample_limit < 1:
-            raise InvalidValueError(f"CenteringSamples {self.sample_limit}: expected an integer of at least 1")
+    sample_limit: int = 16
 
 
 FEATURE = Feature(
