@@ -14,7 +14,7 @@ from onnx_models import Net, random_feed, residual, run_model, transformer_block
 from quark.demo import network_path
 from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError, ModelError
-from quark.features.distillation import training
+from quark.features.distillation import network, training
 from quark.features.distillation.augmentation import Augmentation, cut_and_mirrored, mixed, takes_images
 from quark.features.distillation.descent import Descent
 from quark.features.distillation.feed import Feed
@@ -272,6 +272,23 @@ def test_batches_count_as_their_rows() -> None:
     assert count == 2
     np.testing.assert_array_equal(batch["input"], [[0, 0], [1, 1]])
     np.testing.assert_array_equal(others[0][0]["input"], [[3, 3]])
+
+
+def test_weights_that_are_rounded_together_are_rounded_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = quantize(network_path(), images(16), get_default_config("MXFP4E2M1")).report.plan
+    student = OnnxNetwork(load(network_path()).model, choices_of(plan))
+    x = torch.from_numpy(images(1)[0]["input"])
+
+    def computed() -> list[torch.Tensor]:
+        found = student(x)
+        return [found, *torch.autograd.grad(found.square().sum(), list(student.parameters()), materialize_grads=True)]
+
+    expected = computed()
+    assert not student._joined_constants()
+    monkeypatch.setattr(network, "JOINED_ON", ("cpu",))
+    assert student._joined_constants()
+    for mine, theirs in zip(computed(), expected, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -22,7 +22,7 @@ from quark.onnx.quantization.config.custom_config import (
 )
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.config.quant_types import CalibrationMethod, PowerOfTwoMethod
-from quark.onnx.quantization.presets import FINETUNING_BATCH, FINETUNING_RATE, PRESETS
+from quark.onnx.quantization.presets import DISTILLATION, FINETUNING_BATCH, FINETUNING_RATE, PRESETS
 from quark.ranges import MinMax, Percentile, PowerOfTwoMinMSE
 
 INTEGERS = ["XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS"]
@@ -227,7 +227,8 @@ def test_the_presets_that_finetune():
 @pytest.mark.parametrize("name", DISTILLED)
 def test_a_distilled_preset_is_its_base_with_distillation(name):
     base, distilled = settings_of(name), settings_of(f"{name}_DISTILL")
-    assert distilled.features == {**base.features, "distillation": DistillationOptions()}
+    steps, rate = DISTILLATION[name]
+    assert distilled.features == {**base.features, "distillation": DistillationOptions(steps=steps, rate_share=rate)}
     assert replace(distilled, features=base.features, name=base.name, config=base.config) == base
 
 

@@ -1,7 +1,8 @@
 """Augmentation: batches are cut, mirrored and mixed at random, so that a few hundred samples are not learned by heart.
 
 The float network says what is right for any input, so that a varied sample needs no label. For images, a sample is a
-rectangle of 35 to 100 % of the area, stretched to the full size and mirrored half of the time. Every kind of sample can
+rectangle of 35 to 100 % of the area, stretched to the full size, mirrored half of the time, and with other contrast and
+colour. Every kind of sample can
 be mixed with another: a part of each number, or, for images, every other time a rectangle that comes from the other.
 
 All random numbers come from numpy on the host, so that a run repeats itself and can go on at any step.
@@ -18,6 +19,8 @@ import torch
 
 LEAST_AREA = 0.35
 LARGEST_ASPECT = 4 / 3
+CONTRAST = 0.25  # the deviation of the logarithm
+COLOUR = 0.15  # that of each channel's, and that of what is added, in deviations of the image
 IMAGE_CHANNELS = 3
 LEAST_SIDE = 32
 LEAST_SHARE = 0.5  # of a sample in a mixture
@@ -60,6 +63,21 @@ def cut_and_mirrored(batch: Tensors, chance: np.random.Generator) -> Tensors:
         matrices = torch.from_numpy(place).to(x.device, non_blocking=True)
         grid = torch.nn.functional.affine_grid(matrices, list(x.shape), align_corners=False)
         found[name] = torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    return found
+
+
+def coloured(batch: Tensors, chance: np.random.Generator) -> Tensors:
+    """Each image with its channels scaled and moved at random."""
+    found = {}
+    for name, x in batch.items():
+        shape = (len(x), x.shape[1], 1, 1)
+        gain = np.exp(chance.normal(0, CONTRAST, (len(x), 1, 1, 1)) + chance.normal(0, COLOUR, shape))
+        offset = chance.normal(0, COLOUR, shape)
+        scale, shift = (
+            torch.from_numpy(each.astype(np.float32)).to(x.device, non_blocking=True) for each in (gain, offset)
+        )
+        middle, spread = x.mean((2, 3), keepdim=True), x.std((1, 2, 3), keepdim=True)
+        found[name] = (x - middle) * scale + middle + shift * spread
     return found
 
 

@@ -73,8 +73,9 @@ class Descent:
                 self._batch[name].copy_(x)
             self._graph.replay()
             return
+        with fastest_convolutions(is_on=self._ordinary_left > 0):
+            self._train(batches)
         self._ordinary_left -= 1
-        self._train(batches)
 
     def _train(self, batches: Sequence[tuple[Tensors, float]]) -> None:
         gradients: list[torch.Tensor] = []
@@ -116,7 +117,7 @@ class Descent:
         try:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # a graph has memory of its own
-            with torch.cuda.graph(graph):
+            with fastest_convolutions(is_on=True), torch.cuda.graph(graph):
                 self._train([(self._batch, 1.0)])
         except (RuntimeError, ModelError) as error:
             _LOG.info("steps are not replayed as a CUDA graph, which is slower: %s", error)
@@ -137,14 +138,25 @@ class Descent:
 
 @contextmanager
 def fast_kernels(device: torch.device) -> Iterator[None]:
-    """On a GPU: products in TF32, which holds numbers of up to 11 bits exactly, and the fastest convolutions."""
+    """On a GPU: products in TF32, which holds numbers of up to 11 bits exactly."""
     if device.type != "cuda":
         yield
         return
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
-    products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = True, True, True
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32, convolutions.allow_tf32 = True, True
     try:
         yield
     finally:
-        products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = before
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+@contextmanager
+def fastest_convolutions(*, is_on: bool) -> Iterator[None]:
+    """Measure which of cuDNN's convolutions are fastest, which takes seconds for each shape."""
+    convolutions = torch.backends.cudnn
+    before, convolutions.benchmark = convolutions.benchmark, is_on
+    try:
+        yield
+    finally:
+        convolutions.benchmark = before

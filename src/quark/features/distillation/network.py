@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 from quark.errors import InvalidValueError, ModelError
 from quark.features.finetuning.operators import OPERATORS
 from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straight_through
+from quark.formats.block import BlockQuantizer
+from quark.formats.spec import ScaleRule
 from quark.onnx.graph import attribute, constant
 from quark.onnx.large_tensors import split
 from quark.onnx.save import SaveOptions, write_model
 from quark.plan import BlockChoice, Choice, DynamicChoice, QuantizationPlan
+
+JOINED_ON = ("cuda",)  # devices where weights are rounded together
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
@@ -280,7 +284,7 @@ class OnnxNetwork(torch.nn.Module):
         """The tensors of these names, of outputs as they are returned."""
         values: dict[str, Any] = dict(inputs)
         found: dict[str, torch.Tensor] = {}
-        seen: dict[tuple[str, Sequence[Choice]], torch.Tensor] = {}
+        seen = self._joined_constants()
         for place, (node, row, attributes) in enumerate(self._steps):
             name = str(node.name)
             try:
@@ -299,6 +303,33 @@ class OnnxNetwork(torch.nn.Module):
         for index, value in enumerate(self._model.graph.outputs):
             if value.name in wanted:
                 found[str(value.name)] = self._read(value, ("", index), {**values, **found}, seen)
+        return found
+
+    def _joined_constants(self) -> dict[tuple[str, Sequence[Choice]], torch.Tensor]:
+        """On a GPU, the weights whose block scales are searched, rounded together: one by one, the search is thousands
+        of small kernels. Blocks do not depend on each other, so the numbers are the same."""
+        groups: dict[tuple[BlockQuantizer, int], list[tuple[str, Sequence[Choice]]]] = {}
+        for *_, name, choices in self.constant_readers():
+            x = getattr(self, self.constants[name])
+            choice = choices[0] if len(choices) == 1 else None
+            if x.device.type not in JOINED_ON or not isinstance(choice, BlockChoice) or x.dim() < 2:
+                continue
+            length, size = x.shape[choice.axis], choice.quantizer.format.block_size
+            is_whole = length % min(size, length) == 0 and choice.quantizer.is_fixed and not choice.to_bfloat16_first
+            key = choice.quantizer, min(size, length)
+            if is_whole and choice.quantizer.scale_rule is ScaleRule.MSE and (name, choices) not in groups.get(key, []):
+                groups.setdefault(key, []).append((name, choices))
+        found: dict[tuple[str, Sequence[Choice]], torch.Tensor] = {}
+        for (quantizer, rows), members in groups.items():
+            moved = [getattr(self, self.constants[name]).movedim(axis_of(choices), 0) for name, choices in members]
+            lanes = [x.reshape(-1, rows, x[0].numel()).transpose(0, 1).reshape(rows, -1) for x in moved]
+            whole = torch.cat(lanes, 1)
+            together = BlockChoice(quantizer, 0)
+            rounded = straight_through(whole, self.quantizer(together, whole))
+            parts = torch.split(rounded, [x.shape[1] for x in lanes], 1)
+            for (name, choices), x, part in zip(members, moved, parts, strict=True):
+                back = part.reshape(rows, -1, x[0].numel()).transpose(0, 1).reshape(x.shape)
+                found[name, choices] = back.movedim(0, axis_of(choices)).contiguous()
         return found
 
     def _read(
@@ -340,6 +371,13 @@ class OnnxNetwork(torch.nn.Module):
             array = parameter.detach().cpu().numpy().reshape(tuple(old.shape.numpy())).astype(old.dtype.numpy())
             value.const_value = ir.tensor(array, name=name)
         write_model(split(copy), Path(path), SaveOptions())
+
+
+def axis_of(choices: Sequence[Choice]) -> int:
+    """The axis of a single choice of blocks."""
+    (choice,) = choices
+    assert isinstance(choice, BlockChoice), choice
+    return choice.axis
 
 
 def choices_of(plan: QuantizationPlan) -> dict[Place, tuple[Choice, ...]]:

@@ -58,22 +58,17 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
     if options.device.partition(":")[0] != "cpu" and not torch.cuda.is_available():
         raise InvalidValueError(f"DistillationDevice '{options.device}': torch has no such device here, only cpu")
     held_back = samples[HELD_BACK - 1 :: HELD_BACK]
+    judged = [*held_back, *work.samples.held_out]
     folder = _folder(work, work.exact, options)
     try:
-        run = Distillation(
-            OnnxNetwork(work.model, choices_of(work.plan)),
-            OnnxNetwork(work.exact),
-            [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1],
-            held_back,
-            options,
-            folder / "state.pt",
-        )
+        student, teacher = OnnxNetwork(work.model, choices_of(work.plan)), OnnxNetwork(work.exact)
+        with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
+            expected = [runner.outputs(sample) for sample in judged]
+        training = [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1]
+        run = Distillation(student, teacher, training, held_back, options, folder / "state.pt")
     except ModelError as error:
         shutil.rmtree(folder, ignore_errors=True)
         return [_nothing(str(error))]
-    with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
-        judged = [*held_back, *work.samples.held_out]
-        expected = [runner.outputs(sample) for sample in judged]
     with track(options.steps, "distilling") as advance:
         found = run.run(advance)
     if not options.folder:

@@ -12,14 +12,16 @@ from quark.features.feature import Feature, setting
 
 @dataclass(frozen=True)
 class DistillationOptions:
-    """`rate_share` is relative to what rounding changes the weights of a layer by, so that one number suits formats
-    whose best learning rates differ a hundredfold. Every eighth of the samples says when to stop."""
+    """`rate_share` is relative to what rounding changes the weights of the median layer by, so that similar numbers fit
+    formats whose best learning rates differ a hundredfold. Every eighth of the samples says when to stop."""
 
-    steps: int = setting("DistillationSteps", 500, "how many batches the network is trained on")
+    steps: int = setting("DistillationSteps", 1000, "how many batches the network is trained on")
     sample_limit: int = setting("DistillationSamples", 1000, "how many calibration samples are used at most")
-    batch_size: int = setting("DistillationBatch", 16, "samples in a batch")
+    batch_size: int = setting("DistillationBatch", 48, "samples in a batch")
     rate_share: float = setting(
-        "DistillationRate", 0.01, "the learning rate, as a share of what rounding changes the weights of a layer by"
+        "DistillationRate",
+        0.005,
+        "the learning rate, as a share of what rounding changes weights by (the median layer)",
     )
     feature_weight: float = setting(
         "DistillationFeatures", 0.1, "how much the relative error of residual sums counts beside that of the outputs"

@@ -3,15 +3,15 @@
     loss = sum over outputs of D(float, quantized)  +  w * mean over residual sums of |f - q|^2 / |f|^2
 
 D is the divergence sum p log(p / q) for class scores (a row for each sample), and the relative squared error for other
-outputs. Adam with warm-up, a cosine to 0 and clipped gradients moves every weight by about its learning rate, which is
-a share of what rounding changes the weights of that layer by. Samples are varied (augmentation.py), so that few of them
-go further.
+outputs. Adam with warm-up, a cosine to 0 and clipped gradients moves every weight by about the learning rate, a share
+of what rounding changes weights by. Samples are varied (augmentation.py), so that few of them go further.
 
 Now and then, the network with the weights as they are and the one with their running average are compared with float on
-samples that training does not see, and the best of all is kept. The first look is at the weights as they stood: if
-nothing is better, nothing changes. The state is written at looks, and the same run goes on from there. On the CPU the
-same run ends with the same bits, whether it was interrupted or not. On a GPU it does not: the sums that make gradients
-are in no fixed order there.
+samples that training does not see. Divergences of looks shortly after each other differ by chance, so that of those
+that are as good as the best, the last is kept: it was trained longer. The first look is at the weights as they stood:
+if nothing is better, nothing changes. The state is written at looks, and the same run goes on from there. On the CPU,
+the same run ends with the same bits, whether it was interrupted or not. On a GPU it does not: the sums that make
+gradients are in no fixed order there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quark.features.distillation.augmentation import Augmentation, cut_and_mirrored, mixed, takes_images
+from quark.features.distillation.augmentation import Augmentation, coloured, cut_and_mirrored, mixed, takes_images
 from quark.features.distillation.descent import Descent, fast_kernels
 from quark.features.distillation.feed import Feed, Sample, Tensors, can_stack
 from quark.features.distillation.network import OnnxNetwork
@@ -39,12 +39,12 @@ from quark.text import get_logger
 _LOG = get_logger(__name__)
 
 LOOKS = 20
-PATIENCE = 10  # looks without a gain, after which training stops
+PATIENCE = 10  # looks without a gain, after which training stops if divergence grows
+GROWN = 1.25  # times the least divergence: samples are learned by heart
+CHANCE = 1.03  # times the least divergence is as good
 WARM_UP = 0.1  # of the steps
 AVERAGED = 0.1  # of the steps, that the running average goes back
 KEPT_EVERY = 30.0  # seconds between states that are written
-BIAS_PACE = 1.0  # the learning rate of other constants of a layer, as a multiple of that of its weight
-TEMPERATURE = 1.0  # of the class scores that are compared in training
 HALF_ON = ("cuda",)  # devices where networks of coarse formats train in bfloat16, which takes half of the time there
 COARSE_BITS = 4  # of elements in blocks: bfloat16 holds their numbers exactly, and rounds sums far less than they do
 TOGETHER = 32  # samples that are looked at together
@@ -98,8 +98,8 @@ class Distillation:
         self._is_half = self._device.type in HALF_ON and student.has_coarse_blocks(COARSE_BITS)
         self._kinds = {name: kind_of(found[name]) for name in student.output_names if found[name].is_floating_point()}
         self._best: Tensors | None = None
-        self._least = math.inf
-        self._kept = time.monotonic()
+        self._before = self._least = self._kept_divergence = math.inf
+        self._written = time.monotonic()
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Distilled:
         """Train; `advance` is called after each step."""
@@ -108,7 +108,7 @@ class Distillation:
 
     def _run(self, advance: Callable[[], None]) -> Distilled:
         options = self._options
-        before = self._least = self.divergence()
+        before = self._before = self._least = self._kept_divergence = self.divergence()
         if not self._parameters or not math.isfinite(before):
             return Distilled(None, before, before, 0)
         descent = Descent(self._parameters, self._rates, lambda batch: self._loss(batch, has_features=True))
@@ -116,7 +116,8 @@ class Distillation:
         begin, first = time.monotonic(), step
         for _ in range(step):
             advance()
-        while step < options.steps and idle < PATIENCE:
+        has_grown = False
+        while step < options.steps and (idle < PATIENCE or not has_grown):
             self._step(descent, step)
             step += 1
             advance()
@@ -125,13 +126,14 @@ class Distillation:
             least = self._least
             now, average = self._look(descent)
             idle = 0 if self._least < least else idle + 1
+            has_grown = min(now, average) > GROWN * self._least
             self._keep(descent, idle, step)
             to_go = (time.monotonic() - begin) / (step - first) * (options.steps - step)
             text = "distillation %d of %d: loss %.4g; held-out divergence %.4g, of the average %.4g, before %.4g; %s"
             left = f"about {to_go:.0f} s to go"
             _LOG.info(text, step, options.steps, descent.read_loss(), now, average, before, left)
         weights = None if self._best is None else {name: each.cpu().numpy() for name, each in self._best.items()}
-        return Distilled(weights, before, self._least, step)
+        return Distilled(weights, before, self._kept_divergence, step)
 
     @torch.no_grad()
     def divergence(self) -> float:
@@ -149,7 +151,7 @@ class Distillation:
         is_mixed = chance.random() < options.mixed_share
         batches = []
         for batch, size in self._training.batches(numbers, count):
-            varied = cut_and_mirrored(batch, chance) if self._are_images else batch
+            varied = coloured(cut_and_mirrored(batch, chance), chance) if self._are_images else batch
             varied = mixed(varied, chance, are_images=self._are_images) if is_mixed else varied
             batches.append((varied, size / count))
         done = step / options.steps
@@ -165,8 +167,7 @@ class Distillation:
             with torch.no_grad():
                 expected = self.teacher.tensors(batch, wanted)
             found = self.student.tensors(batch, wanted)
-        temperature = TEMPERATURE if has_features else 1.0
-        losses = [output_loss(expected[name], found[name], kind, temperature) for name, kind in self._kinds.items()]
+        losses = [output_loss(expected[name], found[name], kind) for name, kind in self._kinds.items()]
         loss = torch.stack(losses).sum()
         if has_features and self._features:
             errors = [relative_error(expected[name], found[name]) for name in self._features]
@@ -180,10 +181,12 @@ class Distillation:
         self._put(descent.average)
         of_average = self.divergence()
         self._put(now)
-        if min(found, of_average) < self._least:
-            self._least = min(found, of_average)
+        least = min(found, of_average)
+        if least < self._before and least <= CHANCE * self._least:
             kept = now if found <= of_average else descent.average
             self._best = {name: each.clone() for name, each in kept.items()}
+            self._kept_divergence = least
+        self._least = min(self._least, least)
         return found, of_average
 
     @torch.no_grad()
@@ -192,17 +195,17 @@ class Distillation:
             self._parameters[name].copy_(each)
 
     def _keep(self, descent: Descent, idle: int, step: int) -> None:
-        if self._state is None or time.monotonic() - self._kept < KEPT_EVERY:
+        if self._state is None or time.monotonic() - self._written < KEPT_EVERY:
             return
         content = {
-            "numbers": (self._least, idle, step),
+            "numbers": (self._least, self._kept_divergence, idle, step),
             "parameters": {name: each.detach() for name, each in self._parameters.items()},
             "best": self._best,
             "descent": descent.state(),
         }
         with complete(self._state) as unfinished:
             torch.save(content, unfinished)
-        self._kept = time.monotonic()
+        self._written = time.monotonic()
 
     def _restored(self, descent: Descent) -> tuple[int, int]:
         """Go on from the state of an earlier run, if there is one. Returns the looks without a gain, and the steps."""
@@ -210,14 +213,14 @@ class Distillation:
             return 0, 0
         try:
             content = torch.load(self._state, map_location=self._device, weights_only=True)
-            least, idle, step = content["numbers"]
+            least, kept, idle, step = content["numbers"]
             parameters, best, moments = content["parameters"], content["best"], content["descent"]
         except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
             _LOG.warning("the state of distillation in '%s' is ignored: %s", self._state, error)
             return 0, 0
         self._put(parameters)
         descent.restore(moments)
-        self._best, self._least = best, float(least)
+        self._best, self._least, self._kept_divergence = best, float(least), float(kept)
         return int(idle), int(step)
 
 
@@ -227,8 +230,8 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def rates_of(student: OnnxNetwork, share: float) -> dict[str, float]:
-    """The learning rate of each trained constant: a share of the RMS change that rounding makes to the weight of the
-    same node. Constants of nodes without a quantized weight are not trained."""
+    """The learning rate of each trained constant, the same for all: a share of the RMS change that rounding makes to a
+    weight, that of the median layer. Constants of nodes without a quantized weight are not trained."""
     rounded: dict[str, float] = {}
     names: dict[str, list[str]] = {}
     constants = student.trained_constants()
@@ -238,14 +241,9 @@ def rates_of(student: OnnxNetwork, share: float) -> dict[str, float]:
             x = constants[name].detach()
             change = float((round_all(student, choices, x) - x).square().mean().sqrt())
             if change > 0:
-                rounded[node] = share * change
-    weights = {name for _, index, name, choices in student.constant_readers() if index == 1 and choices}
-    return {
-        name: rate if name in weights else BIAS_PACE * rate
-        for node, rate in rounded.items()
-        for name in names[node]
-        if name in constants
-    }
+                rounded[node] = change
+    rate = share * float(np.median(list(rounded.values()))) if rounded else 0.0
+    return {name: rate for node in rounded for name in names[node] if name in constants}
 
 
 def round_all(student: OnnxNetwork, choices: Sequence[Choice], x: torch.Tensor) -> torch.Tensor:
@@ -268,9 +266,7 @@ def kind_of(expected: torch.Tensor) -> OutputKind:
     return OutputKind.PROBABILITIES if is_even and bool((expected >= 0).all()) else OutputKind.SCORES
 
 
-def output_loss(
-    expected: torch.Tensor, found: torch.Tensor, kind: OutputKind, temperature: float = 1.0
-) -> torch.Tensor:
+def output_loss(expected: torch.Tensor, found: torch.Tensor, kind: OutputKind) -> torch.Tensor:
     """D of one output."""
     expected, found = expected.float(), found.float()
     if kind is OutputKind.OTHER:
@@ -278,8 +274,8 @@ def output_loss(
     if kind is OutputKind.PROBABILITIES:
         p, q = expected.clamp(min=1e-12), found.clamp(min=1e-12)
         return (p * (p.log() - q.log())).sum(dim=1).mean()
-    log_p, log_q = (torch.log_softmax(each / temperature, 1) for each in (expected, found))
-    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
+    log_p, log_q = (torch.log_softmax(each, 1) for each in (expected, found))
+    return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
 
 
 def relative_error(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

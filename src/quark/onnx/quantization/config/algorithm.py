@@ -286,7 +286,7 @@ class QuarotConfig(AlgoConfig):
 class DistillationConfig(AlgoConfig):
     """Distillation: all weights trained together, with quantizers, to give the float network's outputs.
 
-    `rate` is a share of what rounding changes the weights of a layer by. docs/finetuning.md has the other settings.
+    `rate` is a share of what rounding changes weights by. docs/finetuning.md has the other settings.
 
     >>> DistillationConfig(steps=100).get_options()["DistillationSteps"]
     100
