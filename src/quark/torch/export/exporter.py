@@ -286,12 +286,14 @@ class ExportForm:
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """A file before it is compared; `values` are the names of what the network computes. `card` is None for float."""
+    """A file before it is compared; `values` are the names of what the network computes. `card` is None if it is not
+    known what the network was made from, and `config` if it is in float."""
 
     report: ExportReport
     values: Mapping[str, str]
     result: FileFacts
     card: Card | None
+    config: Mapping[str, Any] | None
 
 
 def write_graph(
@@ -323,20 +325,23 @@ def write_graph(
     message = finish(graph, metadata, options)
     model = message if form.older is None else convert_opset_version(message.filled(), form.older)
     result = write_model(model, target, options)
-    return WrittenGraph(ExportReport(target, plan, None, version, _notes_of(wide, widened)), values, result, card)
+    config = dict(getattr(network, "config", {})) if len(plan.tensors) else None
+    return WrittenGraph(
+        ExportReport(target, plan, None, version, _notes_of(wide, widened)), values, result, card, config
+    )
 
 
 def _with_card(written: WrittenGraph, report: ExportReport) -> ExportReport:
     """Write the JSON beside a quantized network, and return the report."""
-    if written.card is not None:
-        card = placed(written.card, report.path, None, None, written.result)
+    if written.config is not None:
+        card = written.card and placed(written.card, report.path, None, None, written.result)
         content = {
             "file": report.path.name,
             "result": asdict(written.result),
             "opset": report.opset,
-            "card": card.to_dict(),
+            **({} if card is None else {"card": card.to_dict()}),
             "plan": json.loads(report.plan.to_json()),
-            "config": card.config,
+            "config": written.config,
             "parity": None if report.parity is None else report.parity.to_json(),
         }
         write_text(json.dumps(content, indent=1, default=str), report.path.with_suffix(".json"))
