@@ -9,13 +9,13 @@ pytest.importorskip("torch")
 
 from quark.features.compensation.on_language import DAMPING_FACTORS, chosen_damping
 from quark.features.compensation.options import LanguageCompensationOptions
-from quark.torch.language.input_sums import InputSums
+from quark.torch.language.input_sums import Array, InputSums
 
 COLUMNS, HELD = 32, 64
 OPTIONS = LanguageCompensationOptions(float_share=1.0)
 
 
-def sums_of(rows: int) -> tuple[InputSums, np.ndarray, np.ndarray]:
+def sums_of(rows: int) -> tuple[InputSums, Array, Array]:
     """Inputs x, and z, which is x with some noise; the last rows are held."""
     random = np.random.default_rng(0)
     exact = random.standard_normal((rows + HELD, COLUMNS))
