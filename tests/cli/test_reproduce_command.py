@@ -77,6 +77,7 @@ def test_bytes_do_not_tell_where_files_lie(out, model, calib, tmp_path):
     assert_same(twin)
     assert_one_line_error(run("reproduce", out), "float.onnx", "--model")
     assert_same(out, "--model", moved_model, "--calib", moved_calib)
+    assert_same(out, "--float", moved_model, "--calib", moved_calib)  # as report calls it
 
 
 def test_the_float_model_is_found_by_its_content(out, model, calib, tmp_path):

@@ -227,7 +227,9 @@ def unpack(model: Path, output: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("card", type=PATH)
 @click.option(
+    "--float",
     "--model",
+    "model",
     type=PATH,
     metavar="FLOAT",
     help="The float model, or the weights that quantize-torch read (default: at the path in the card, or next to it).",
