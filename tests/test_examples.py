@@ -75,7 +75,8 @@ def _recipe(config):
     equalization = options.get("CLEClip", "per_channel") if config.include_cle else ""
     smoothing = str(options["SmoothAlpha"]) if config.include_sq else ""
     correction = "yes" if options.get("BiasCorrection") else ""
-    correction += ", and compensation" if options.get("Compensation") else ""
+    also = [name.lower() for name in ("Centering", "Compensation") if options.get(name)]
+    correction += f", {'with' if 'centering' in also else 'and'} {' and '.join(also)}" if also else ""
     return [equalization, smoothing, correction, options.get("WeightScaleRule", ""), options.get("Protect", "")]
 
 

@@ -19,6 +19,8 @@ ALLOWED = {
     ("searched_float_scales", "squared error"): "the error of rounding a weight, for each scale that is tried",
     ("with_lowest_code", "squared error"): "the same, of two scales",
     ("statistics", "squared error"): "how far the largest of two samples differ, relative to their size",
+    ("chosen_damping", "squared error"): "the error of rounding a weight on held rows, for each damping that is tried",
+    ("agrees", "squared error"): "whether a layer computes samples together as it does one by one",
     ("output_loss", "divergence"): "a loss in torch, which has to be differentiated",
 }
 

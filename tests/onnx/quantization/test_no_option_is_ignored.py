@@ -106,6 +106,7 @@ TWO_VALUES = {
     "Protect": ("auto", "none"),
     "ProtectBudget": (0.1, 0.2),
     "ExecutionProviders": (["A"], ["B"]),
+    "InferDevice": ("cpu", "cuda:1"),
 }
 
 
