@@ -45,9 +45,10 @@ def watched(work: Work, options: CompensationOptions) -> list[str]:
 
 
 def after_choosing(work: Decision, options: CompensationOptions) -> list[AlgorithmFacts]:
-    """Round weights in place, and choose the scales of groups anew; those of an output that would be worse for it stay
-    as they are. All of it is taken back if the network's outputs on held-out samples get worse, with the biases that
-    belong to either: a layer knows nothing of those behind it."""
+    """Round weights in place, and choose new scales for groups. Output channels that would get worse stay as they are.
+
+    A layer that improves by itself may still make the network worse. So both networks, with the biases that belong to
+    each, are compared on held-out samples, and all layers are rolled back if the outputs got worse."""
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]

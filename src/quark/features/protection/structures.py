@@ -302,8 +302,9 @@ def _is_norm(node: ir.Node) -> bool:
 
 
 def _is_norm_of_rows(node: ir.Node) -> bool:
-    """True for a layer normalization that a rewrite made an InstanceNormalization of: before opset 17 there is no other
-    operator. One without a Mul by a constant for each place of the last axis may really be one of instances."""
+    """True for an InstanceNormalization that a rewrite made from a layer normalization, which has no operator before
+    opset 17. It is followed by a Mul with a constant for each position of the last axis; without that Mul it may be a
+    real instance normalization."""
     sizes = dimensions(node.outputs[0]) if node.op_type == "InstanceNormalization" else None
     if sizes is None or len(sizes) != 3:
         return False
