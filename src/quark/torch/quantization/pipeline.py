@@ -56,7 +56,6 @@ def quantize_network(
     _refuse_what_needs_modules(settings)
     is_empty = _is_empty(loader)
     batches = None if is_empty else _batches(model, loader, settings)
-    source = source_facts(model)
     unkept = [name for name, value in (("plan", plan), ("dynamic_shapes", dynamic_shapes)) if value is not None]
 
     def example() -> Batch:
@@ -70,6 +69,7 @@ def quantize_network(
     if dynamic_shapes is None and batches is not None:
         dynamic_shapes = batches.dynamic_shapes
     network = capture(model, example, dynamic_shapes, None if batches is None else batches.call)
+    source = source_facts(model)  # once it is known to be a model whose values can be read
     optimize(network)
     settings = settings if plan is None else with_plan(network, settings, plan)
     work = Work(network, None if loader is None else batches, settings)  # no random numbers in the place of data
