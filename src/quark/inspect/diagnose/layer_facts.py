@@ -147,15 +147,18 @@ def input_histograms(
     factors: Factors,
     samples: Sequence[Sample],
 ) -> dict[str, Histogram]:
-    """Histograms of the first quantized input of each layer, by the layer's tensor."""
+    """Histograms of the first quantized input of each layer, by the layer's tensor.
+
+    What the quantizer reads is a tensor of the float network, or is computed from one, such as a centered input.
+    """
     given = {str(value.name) for value in exact.graph.inputs}
-    known = set(sites.shared) | given
     operands = {site.tensor: site.inputs[0] for site in chosen if site.inputs}
-    operands = {name: each for name, each in operands.items() if str(each.source.name) in known}
     if not operands or not samples:
         return {}
     values = list(dict.fromkeys(str(each.value.name) for each in operands.values()))
-    cut = piece(quantized, sites.shared, values)
+    sources = dict.fromkeys(str(each.source.name) for each in operands.values())
+    inner = [name for name in sources if name not in given and name not in sites.shared]
+    cut = piece(quantized, sites.shared, [*values, *inner])
     give_types(cut, exact)
     rounding = Run(cut, "the quantizers of the layers")
     computed = [name for name in rounding.inputs if name not in given]
@@ -168,10 +171,10 @@ def input_histograms(
             name: times(tensors[name], factors.get(name), sites.channel_axis(name, tensors[name].ndim))
             for name in rounding.inputs
         }
-        rounded = rounding(scaled, values)
+        read = {**scaled, **rounding(scaled, [*values, *inner])}
         found = {}
         for name, each in operands.items():
-            source, result = scaled[str(each.source.name)], rounded[str(each.value.name)]
+            source, result = read[str(each.source.name)], read[str(each.value.name)]
             places = kept_places(source.size, index)
             found[name] = (source.reshape(-1)[places], result.reshape(-1)[places])
         return found

@@ -56,6 +56,13 @@ class Networks:
         """The shared tensors that layers read."""
         return [name for name in self._run(BY_LAYERS).inputs if name in self.sites.makers]
 
+    @property
+    def quantized_inside(self) -> list[str]:
+        """What quantizers of layers read that the float network does not have, such as a centered input."""
+        given = {str(value.name) for value in self._models[1].graph.inputs}
+        read = dict.fromkeys(str(each.source.name) for site in self.sites.sites for each in site.inputs)
+        return [name for name in read if name not in given and name not in self.sites.makers]
+
     def exact(self, sample: Sample, names: Sequence[str]) -> dict[str, Array]:
         return self._run(EXACT)(sample, names)
 
@@ -66,16 +73,17 @@ class Networks:
     def by_layers(
         self, sample: Sample, exact: Mapping[str, Array], names: Sequence[str], factors: Factors | None = None
     ) -> dict[str, Array]:
-        """What the layers that end in these tensors compute from the float network's tensors: in their own scale if
-        `factors` are given, else in the float network's."""
+        """What layers compute for these tensors from the float network's: in their own scale if `factors` are given,
+        else in the float network's."""
         run = self._run(BY_LAYERS)
         known = self.factors if factors is None else factors
         feeds: dict[str, Any] = {**sample}
         for name in run.inputs:
             if name in exact:
                 feeds[name] = times(exact[name], known.get(name), self.axis(name, exact[name]))
-        found = run(feeds, [f"{name}{COMPUTED}" for name in names])
-        given = {name: found[f"{name}{COMPUTED}"] for name in names}
+        computed = {name: f"{name}{COMPUTED}" if name in self.sites.makers else name for name in names}
+        found = run(feeds, list(computed.values()))
+        given = {name: found[each] for name, each in computed.items()}
         return given if factors is not None else {name: self.unscaled(name, array) for name, array in given.items()}
 
     def unscaled(self, name: str, array: Array) -> Array:
@@ -127,7 +135,7 @@ class Networks:
         shared = list(self.sites.shared)
         with self._opening:
             if which not in self._runs and which == BY_LAYERS:
-                cut = piece(quantized, shared, shared)
+                cut = piece(quantized, shared, [*shared, *self.quantized_inside])
                 give_types(cut, exact)
                 self._runs[which] = Run(cut, "the layers of the quantized model")
             elif which not in self._runs:
@@ -209,6 +217,7 @@ def _compare_layers(networks: Networks, samples: Iterable[Sample], ends: list[st
     """Measure the local errors; keep the float network's outputs and the values that layers read."""
     read = {str(each.source.name) for site in networks.sites.sites for each in site.inputs}
     wanted = list(dict.fromkeys([*ends, *networks.read_by_layers, *networks.outputs]))
+    inside = networks.quantized_inside
     turn = threading.Lock()  # one runs the layers while the other runs the float network: as fast, with less memory
 
     def one(index: int, sample: Sample) -> tuple[dict[str, Array], dict[str, PairSums], dict[str, Looked]]:
@@ -224,7 +233,8 @@ def _compare_layers(networks: Networks, samples: Iterable[Sample], ends: list[st
             name: _look_at(networks, name, array, index) for name, array in (sample | exact).items() if name in read
         }
         with turn:
-            layers = networks.by_layers(sample, exact, ends)
+            layers = networks.by_layers(sample, exact, [*ends, *inside])
+            seen.update({name: _look_at(networks, name, layers[name], index) for name in inside})
             return outputs, {name: fast_pair_sums(exact[name], layers[name]) for name in ends}, seen
 
     def see(found: tuple[dict[str, Array], dict[str, PairSums], dict[str, Looked]]) -> None:
