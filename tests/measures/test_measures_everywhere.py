@@ -192,8 +192,8 @@ def test_report_prints_the_measure(model, quantized, data, tmp_path):
 
 def test_search_ranks_by_the_measure(model, data, mine, tmp_path):
     # for the target size, because what a file gains in speed is a matter of the machine
-    options = ("--calib", data, "--presets", "XINT8,BF16", "--num-calib", 16, "--out", tmp_path / "found")
-    options += ("--target", "size")
+    common = ("--calib", data, "--presets", "XINT8,BF16", "--num-calib", 16)
+    options = (*common, "--target", "size", "--out", tmp_path / "found")
     result = run("search", model, *options, "--metric", mine, "--json")
     content = json.loads(result.stdout)
     assert content["float"]["metric"] == "mine.py:accuracy"
