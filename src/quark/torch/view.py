@@ -204,7 +204,7 @@ def _node(network: fx.GraphModule, origin: fx.Node) -> Node:
 
 def _op_type(network: fx.GraphModule, node: fx.Node) -> tuple[str, bool]:
     """Return the ONNX name of the operator, and whether it has a quantized form. Sums and products with plain numbers
-    stay in float, since there is no second tensor."""
+    stay in float, because their second operand has no tensor to quantize."""
     module = module_of(network, node)
     if isinstance(module, ConvBatchNorm):
         return _OP_TYPES[module.operation.target], True
