@@ -19,7 +19,9 @@ from quark.torch.export.deployable import ParityError
 from quark.torch.export.exporter import computed_names
 from quark.torch.export.language import LanguageModel, dynamic_values, insert_language, language_graph
 from quark.torch.export.parity import check_parity
+from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.template import LLMTemplate
+from quark.torch.quantization.config.type import Dtype
 from quark.torch.train.quantizers import DynamicQuantizer
 
 transformers = pytest.importorskip("transformers")
@@ -70,6 +72,20 @@ def test_batch_and_length_are_free(tmp_path):
             expected = model(input_ids=ids, attention_mask=mask).logits[mask.bool()]
         (logits,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
         np.testing.assert_allclose(logits[mask.bool().numpy()], expected.numpy(), atol=1e-5)
+
+
+def test_results_of_layers_are_quantized_too(tmp_path):
+    """The head's result is the output of the file, whose name is not the one that torch gave it."""
+    int8 = QuantizationSpec(Dtype.int8)
+    quantizer = ModelQuantizer(Config(QuantizationConfig(int8, int8, int8)))
+    model = quantizer.quantize_model(gpt2(), [tokens(2, 12)])
+    session = open_session(export_onnx(model, tmp_path, tokens(2, 6)).path)
+    ids = tokens(3, 9, 5)
+    (logits,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()})
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits.numpy()
+    assert len(np.unique(logits)) <= 256
+    assert np.square(logits - expected).mean() < 1e-3 * np.square(expected).mean()
 
 
 def test_cache(tmp_path):

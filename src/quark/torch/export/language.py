@@ -40,6 +40,7 @@ from quark.torch.export.deployable import ExportError, Inputs, quiet
 from quark.torch.export.exported_graph import choose_opset, planned_graph
 from quark.torch.export.parity import Array, least_sqnr_db, numpy_of
 from quark.torch.export.plan_of_taps import rename, rename_sizes
+from quark.torch.export.plan_of_taps import values_of as values_in
 from quark.torch.export.translate import Tap, first_line, tap_operator, translate_program
 from quark.torch.language.architecture import find_architecture
 from quark.torch.language.float8 import Float8Quantizer, codes_of, values_of
@@ -395,7 +396,9 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
         graph, plan, values = planned_graph(graph, taps, _REWRITES, {})
         if version >= _OPSET_OF_OUTPUT_TYPES:
             plan = replace(plan, tensors=tuple(map(_unsigned, plan)))
+        named = {value.name: value for value in values_in(graph)}
         _name_ports(graph, model)
+        plan = replace(plan, tensors=tuple(replace(each, tensor=str(named[each.tensor].name)) for each in plan))
         yield LanguageGraph(graph, plan, values)
 
 
