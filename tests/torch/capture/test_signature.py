@@ -140,6 +140,28 @@ def test_a_compiled_network_takes_arguments_by_name() -> None:
     assert torch.allclose(compiled(X, mask=MASK)[0], network(X, MASK)[0])
 
 
+class Others(nn.Module):
+    """Takes tensors that its signature does not name, as models of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, **others: Any) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(x) * others.get("scale", 1.0)
+        return hidden * others["mask"] if "mask" in others else hidden
+
+
+def test_tensors_behind_two_stars_are_inputs_with_a_free_batch() -> None:
+    model = Others()
+    network = QUANTIZER.quantize_model(model, [{"x": X, "mask": MASK, "scale": 2.0}])
+    x, mask = torch.cat([X, X[:3]]), torch.rand(7, 6)
+    assert (network(x, mask=mask) - model(x, mask=mask, scale=2.0)).abs().max() < 0.05
+    with pytest.raises(InvalidValueError, match="captured with x, mask, and this call lacks mask"):
+        network(x)
+    assert "forward" not in vars(model)
+
+
 # ---- free axes ----
 class Pooled(nn.Module):
     def __init__(self) -> None:

@@ -15,9 +15,10 @@ underscore. Patterns of a configuration still match the model's own names.
 from __future__ import annotations
 
 import functools
+import inspect
 import keyword
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,7 +79,7 @@ def capture(
         _check_names(model)
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         arguments, named = call.split([each.to(device) for each in batch])
-        with _constants_set(model, call.constants):
+        with _called_as(model, call):
             module = export_for_training(model, arguments, named, dynamic_shapes=dynamic_shapes).module()
     if not isinstance(module, fx.GraphModule):
         raise ModelError(f"the exported program returned a {type(module).__name__}: expected a graph module")
@@ -119,13 +120,21 @@ def _check_names(model: nn.Module) -> None:
 
 
 @contextmanager
-def _constants_set(model: nn.Module, constants: Mapping[str, Any]) -> Iterator[None]:
-    """Let the model's forward be called with these arguments, which are then no inputs of its graph."""
-    if not constants:
+def _called_as(model: nn.Module, call: Call) -> Iterator[None]:
+    """Let the model's forward be called with the call's tensors alone: its constants are set, and tensors that the
+    model takes by **kwargs are parameters, without which torch.export finds no place for their free axes."""
+    python = call.signature.python
+    others = [] if python is None else [name for name in call.names if name not in python.parameters]
+    if not call.constants and not others:
         yield
         return
     own = vars(model).get("forward")
-    model.forward = functools.partial(model.forward, **constants)
+    forward: Any = functools.partial(model.forward, **call.constants)
+    if others and python is not None:
+        known = [each for each in python.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
+        forward.__signature__ = inspect.Signature([*known, *named])
+    model.forward = forward
     try:
         yield
     finally:
