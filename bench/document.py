@@ -22,6 +22,7 @@ COMMAND = "python -m bench.document"
 # in the order of the page: what people ask first comes first
 BENCHES = {
     "accuracy": "Accuracy",
+    "tuned": "What training adds to a preset",
     "calibration_sets": "Accuracy by other calibration images",
     "quantize": "Time and memory of quantizing",
     "networks": "Real networks by their task measures",
