@@ -3,7 +3,7 @@
 QuarkError      one line on stderr, exit status 1; the message says what to do
 anything else   one line that names the exception, status 1: a bug, or a problem of the machine (disk, memory)
 usage           status 2, as in click
-interruption    status 1; if work was saved, a line says how to continue
+interruption    status 1; if work was saved, a line says how to continue. Never lost, unlike Python's own
 stdout fails    status 1 and one line on stderr; no line if the reader of a pipe has gone
 --debug         shows the log and the traceback instead; accepted anywhere on the command line
 """
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -76,7 +79,7 @@ def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: A
     """Run click's `main` with printable streams, show the error that ends it, and exit with its status."""
     if not standalone_mode or COMPLETION in os.environ:  # click writes bytes to a shell that completes a command
         return main(*args, standalone_mode=standalone_mode, **extra)
-    with printable_streams() as output:
+    with printable_streams() as output, _interruptions_repeated():
         status: Any = 1
         try:
             result = main(*args, standalone_mode=False, **extra)
@@ -96,6 +99,37 @@ def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: A
             if not isinstance(failure, BrokenPipeError):
                 say(f"Error: {_os_error(failure)}", err=True)
         sys.exit(status)
+
+
+@contextmanager
+def _interruptions_repeated() -> Iterator[None]:
+    """Interrupt the program again where Python drops the exception: in destructors and callbacks of weak references.
+
+    Freed graphs run thousands of these, so about one Ctrl-C in a hundred would have no effect.
+    """
+    show = sys.unraisablehook
+
+    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt):
+            show(dropped)
+            return
+        timer = threading.Timer(0.01, _interrupt)  # after the callback has returned, or this one would be dropped, too
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = show
+
+
+def _interrupt() -> None:
+    main_thread = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main_thread is not None:
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a call that waits
+    else:  # Windows
+        signal.raise_signal(signal.SIGINT)
 
 
 def _show(error: click.ClickException) -> None:
