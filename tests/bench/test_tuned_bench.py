@@ -37,10 +37,10 @@ def test_a_fall_counts_in_standard_errors_of_the_pairs() -> None:
 
 
 def test_only_what_trains_counts_as_kept(tmp_path: Path) -> None:
-    facts = [{"name": "bias correction", "changed": ["a"], "left": []}]
-    facts.append({"name": "AdaRound", "changed": ["a: better", "b: better"], "left": [{"node": "c"}]})
+    corrected = {"name": "bias correction", "changed": ["a"], "left": []}
+    trained = {"name": "AdaRound", "changed": ["a: better", "b: better"], "left": [{"node": "c"}]}
     report = tmp_path / "quantized.json"
-    report.write_text(json.dumps({"algorithms": facts}))
+    report.write_text(json.dumps({"algorithms": [corrected, trained]}))
     assert kept_of(report) == (2, 1)
 
 
