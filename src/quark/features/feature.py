@@ -15,6 +15,7 @@ class Feature:
     `options` is the dataclass of its settings, of which fields made by `setting` are extra options as well. Features
     without a switch have fields and options of their own in the configuration. `data_use` says what a feature of the
     ONNX road computes from calibration data, if it cannot run without, and random numbers cannot take its place.
+    `trains` is True if it trains what all others leave, which takes long: only of the network that is written.
     """
 
     folder: str
@@ -23,6 +24,7 @@ class Feature:
     options: Any = None
     nouns: Mapping[str, str] = field(default_factory=dict)
     data_use: str = ""
+    trains: bool = False
 
     def settings(self) -> dict[str, tuple[str, Any, str]]:
         """The extra options of its settings: the field, its default, and what it does."""

@@ -14,6 +14,7 @@ feature.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ ORDER = (
     "distillation",  # last: starts from what all others leave
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"quark.features.{folder}.options").FEATURE for folder in ORDER)
+TRAINING = tuple(feature for feature in FEATURES if feature.trains)
 
 
 class Settings(Protocol):
@@ -50,11 +52,11 @@ class Work(Protocol):
     def settings(self) -> Settings: ...
 
 
-def call(road: str, function: str, work: Work) -> tuple[Any, ...]:
-    """Call a function of every feature that is on, in their order, and join what they return. `road`: onnx, torch, or
-    language (quark.torch.language says which functions it calls)."""
+def call(road: str, function: str, work: Work, features: Sequence[Feature] = FEATURES) -> tuple[Any, ...]:
+    """Call a function of each of these features that is on, in their order, and join what they return. `road`: onnx,
+    torch, or language (quark.torch.language says which functions it calls)."""
     results: list[Any] = []
-    for feature in FEATURES:
+    for feature in features:
         options = work.settings.options_of(feature.folder)
         if options is None:
             continue

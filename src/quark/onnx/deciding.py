@@ -14,7 +14,7 @@ import onnx_ir as ir
 from quark.account import AlgorithmFacts
 from quark.compare.improvement import OutputErrors
 from quark.decide import Placement, RangeKey, choose, limit_positions, rechoose
-from quark.features.order import call
+from quark.features.order import FEATURES, TRAINING, call
 from quark.onnx.calibrate import FloatRunner, Wanted, calibrate
 from quark.onnx.comparing import output_errors
 from quark.onnx.data import Samples
@@ -94,9 +94,14 @@ def quantized_errors(
 
 
 def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:
-    """Let features change weights, biases and plan; returns what was done, the NPU's limits first."""
-    facts = call("onnx", "after_choosing", decision)
+    """Let features that do not train change weights, biases and plan; returns what was done, the NPU's limits first."""
+    facts = call("onnx", "after_choosing", decision, [feature for feature in FEATURES if not feature.trains])
     return facts if decision.positions is None else (decision.positions, *facts)
+
+
+def train(decision: Decision) -> tuple[AlgorithmFacts, ...]:
+    """Let features that train change weights and biases, once the others have decided."""
+    return call("onnx", "after_choosing", decision, TRAINING)
 
 
 def measure(

@@ -12,7 +12,7 @@ from quark.features.bias_correction.options import BiasCorrectionOptions, Correc
 from quark.features.equalization.options import CrossLayerOptions
 from quark.features.finetuning.options import FinetuneOptions
 from quark.features.mixed_precision.options import MixOptions
-from quark.features.order import data_uses
+from quark.features.order import TRAINING, data_uses
 from quark.features.protection.options import ProtectOptions
 from quark.features.rotation.options import RotationOptions
 from quark.features.smooth_quant.options import SmoothOptions
@@ -75,6 +75,17 @@ class Settings:
             "finetuning": self.refine.finetune,
         }
         return own[feature] if feature in own else self.features.get(feature)
+
+    @property
+    def trains(self) -> bool:
+        """True if a feature that trains is on."""
+        return any(self.options_of(feature.folder) is not None for feature in TRAINING)
+
+    def without_training(self) -> Settings:
+        """The same settings without features that train."""
+        names = {feature.folder for feature in TRAINING}
+        features = {name: options for name, options in self.features.items() if name not in names}
+        return replace(self, refine=replace(self.refine, finetune=None), features=features)
 
     @property
     def needs_data(self) -> bool:

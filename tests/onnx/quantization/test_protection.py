@@ -21,6 +21,7 @@ from quark.onnx import (
     get_default_config,
     quantize,
 )
+from quark.onnx.deciding import Decision
 from quark.report.summary import summary_text
 
 DETECTIONS, MAPS = images((3, 8, 8)), images((3, 16, 16))
@@ -184,6 +185,30 @@ def test_a_result_that_is_no_better_on_held_out_samples_is_not_taken(monkeypatch
     assert found.report.protection.tried
     assert not found.report.protection.layers
     assert not found.report.protection.after
+
+
+@pytest.mark.parametrize(("gain", "runs"), [(1.0, 1), (500.0, 3)])
+def test_a_network_that_8_bits_suit_is_decided_on_once_before_it_is_trained(
+    gain: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are trained once as well, as they were protected."""
+    import quark.onnx.quantization.pipeline as pipeline
+
+    calls = {"decide": 0, "train": 0}
+    steps = {name: getattr(pipeline, name) for name in calls}
+    for name in calls:
+
+        def counted(work: Decision, name: str = name) -> Any:
+            calls[name] += 1
+            return steps[name](work)
+
+        monkeypatch.setattr(pipeline, name, counted)
+    config = get_default_config("INT8_CNN_ACCURATE")
+    config.extra_options["FastFinetune"]["NumIterations"] = 2
+    found = quantize(loud_channel(gain), MAPS, config)
+    assert calls == {"decide": runs, "train": 1}
+    assert found.report.algorithms[-1].name == "AdaRound"
+    assert (found.report.protection is None) is (runs == 1)
 
 
 def test_a_configuration_of_ones_own_has_no_protection() -> None:

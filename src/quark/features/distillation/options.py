@@ -72,4 +72,5 @@ FEATURE = Feature(
     doc="all weights are trained together, with quantizers, so that the outputs are those of the float network",
     options=DistillationOptions,
     nouns={"distillation": "constant"},
+    trains=True,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quark.features.feature import Feature
 
-FEATURE = Feature("finetuning", nouns={"AdaRound": "layer", "AdaQuant": "layer"})
+FEATURE = Feature("finetuning", nouns={"AdaRound": "layer", "AdaQuant": "layer"}, trains=True)
 
 # the operators whose weights can be fitted, by their names in ONNX
 TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")

@@ -199,7 +199,7 @@ def protection_remarks(settings: Settings) -> list[str]:
 
 
 class Run(Protocol):
-    """A quantized network: how it compares with float, and the ranges that it was made from."""
+    """A quantized network: how it compares with float, the ranges that it was made from, and whether it was trained."""
 
     @property
     def outputs(self) -> tuple[OutputFidelity, ...]: ...
@@ -207,36 +207,40 @@ class Run(Protocol):
     @property
     def ranges(self) -> Ranges: ...
 
+    @property
+    def is_trained(self) -> bool: ...
+
 
 AnyRun = TypeVar("AnyRun", bound=Run)
+Stops = Callable[[Sequence[OutputFidelity]], bool]
 
 
 def protected_run(
     work: Work,
     known: Ranges,
     vanished: Collection[str],
-    carry_out: Callable[[ir.Model, Settings, Ranges], AnyRun],
+    carry_out: Callable[[ir.Model, Settings, Ranges, Stops | None], AnyRun],
     settings_of: Callable[[str], Settings],
 ) -> tuple[AnyRun, Settings, ProtectionFacts | None]:
     """Quantize the model by `carry_out`, with structures in float and, if protection is automatic and the outputs are
     not close enough to float, once more with what a search found. Returns the settings of the result as well.
 
-    Ranges that are `known` are not measured again. `vanished` are the names of nodes that rewrites have removed, and
-    `settings_of` returns the settings of a preset.
+    Training fits the layers that are still in 8 bits, so it comes last: `carry_out` stops before it where protection is
+    needed. Ranges that are `known` are not measured again. `vanished` are the names of nodes that rewrites have
+    removed, and `settings_of` returns the settings of a preset.
     """
     model, samples, settings = work.model, work.samples, work.settings
     choose, structures = protect_structures(model, settings)
     settings = replace(settings, choose=choose)
     facts = structure_facts(model, structures)
     if settings.protect.mode is not ProtectMode.AUTO or not is_protectable(settings) or samples.is_random:
-        return carry_out(model, settings, known), settings, facts
-    # finetuning comes last: it fits the layers that are still in 8 bits
-    plain = replace(settings, refine=replace(settings.refine, finetune=None))
-    run = carry_out(model.clone(), plain, known)
+        return carry_out(model, settings, known, None), settings, facts
+    run = carry_out(model.clone(), settings, known, needs_protection)
     known = run.ranges
-    if needs_protection(run.outputs):
+    if not run.is_trained and needs_protection(run.outputs):
+        plain = settings.without_training()
         found = protect(Work(model, samples, plain), run.ranges, structures, vanished, settings_of)
-        second = carry_out(model.clone(), replace(plain, choose=found.choose), found.ranges)
+        second = carry_out(model.clone(), replace(plain, choose=found.choose), found.ranges, None)
         if is_better(second.outputs, run.outputs):
             run, facts, known = second, found.facts, found.ranges
             settings = replace(settings, choose=found.choose)
@@ -248,8 +252,8 @@ def protected_run(
                 tried=of_search.tried,
                 alternatives=of_search.alternatives,
             )
-    if settings.refine.finetune is not None:
-        run = carry_out(model, settings, known)
+    if settings.trains and not run.is_trained:
+        run = carry_out(model, settings, known, None)
     return run, settings, facts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from quark.features.protection.on_onnx import is_protectable, protected_run, pro
 from quark.features.protection.options import ProtectMode
 from quark.files.output import nothing_on_disk
 from quark.measures import Measure
-from quark.onnx.bodies import insert_bodies, joined, measure_bodies, place_bodies
+from quark.onnx.bodies import Body, insert_bodies, joined, measure_bodies, place_bodies
 from quark.onnx.calibrate import FloatRunner, restored
 from quark.onnx.comparing import (
     Comparison,
@@ -35,7 +35,7 @@ from quark.onnx.comparing import (
     unmeasured_remark,
 )
 from quark.onnx.data import Samples
-from quark.onnx.deciding import Decision, Work, decide, measure
+from quark.onnx.deciding import Decision, Work, decide, measure, train
 from quark.onnx.evaluating import evaluate
 from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.insert import insert
@@ -145,7 +145,7 @@ def _quantize_graph(
         Work(model, samples, settings),
         dict(mixed.ranges) if mixed else {},
         names,
-        lambda model, settings, known: _carry_out(model, source, settings, known),
+        lambda model, settings, known, stops: _carry_out(model, source, settings, known, stops),
         settings_of,
     )
     loaded.check_unchanged()
@@ -214,14 +214,24 @@ class _Run:
     expected: Sequence[Mapping[str, Any]]
     compared: Comparison
     ends: tuple[str, ...] = ()  # what KeepFirstLast did, in words
+    is_trained: bool = False
 
     @property
     def outputs(self) -> tuple[OutputFidelity, ...]:
         return self.compared.outputs
 
 
-def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapping[RangeKey, TensorRange]) -> _Run:
-    """Place, calibrate, decide, insert and compare, in place; ranges that are known are not measured again."""
+def _carry_out(
+    model: ir.Model,
+    source: _Source,
+    settings: Settings,
+    known: Mapping[RangeKey, TensorRange],
+    stops: Callable[[Sequence[OutputFidelity]], bool] | None = None,
+) -> _Run:
+    """Place, calibrate, decide, train, insert and compare, in place; ranges that are known are not measured again.
+
+    With `stops`, the network is also compared before it is trained, and not trained if `stops` says so of its outputs.
+    """
     loaded, samples, providers = source.loaded, source.samples, settings.calibrate.providers
     loaded.check_unchanged()
     inner = place_bodies(model, settings, source.names)
@@ -238,17 +248,30 @@ def _carry_out(model: ir.Model, source: _Source, settings: Settings, known: Mapp
         simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
         decision = Decision(model, samples, settings, placement, ranges, runner, expected, exact)
         refined = decide(decision)
-    loaded.check_unchanged()
-    plan = joined(decision.plan, insert_bodies(model, inner, ranges, settings))
-    insert(model, decision.plan, settings.insert)
-    card = card_of(settings, loaded, source.fed, plan.digest)
-    message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
-    loaded.check_unchanged()
-    compared = _compared(message, plan, samples, expected, providers)
-    loaded.check_unchanged()
-    kept = settings.choose.ends
-    ends = () if kept is None else (kept.remark(plan, placement.first_layers, placement.last_layers),)
-    return _Run(message, card, op_types, wanted, ranges, simulated, refined, plan, expected, compared, ends)
+
+        def written(model: ir.Model, inner: Sequence[Body], *, is_trained: bool) -> _Run:
+            """The quantized network as it would be written now."""
+            loaded.check_unchanged()
+            plan = joined(decision.plan, insert_bodies(model, inner, ranges, settings))
+            insert(model, decision.plan, settings.insert)
+            card = card_of(settings, loaded, source.fed, plan.digest)
+            message = finish(model, {**metadata_of(settings, plan), CARD_KEY: card.inside().to_json()}, settings.save)
+            loaded.check_unchanged()
+            compared = _compared(message, plan, samples, expected, providers)
+            loaded.check_unchanged()
+            kept = settings.choose.ends
+            ends = () if kept is None else (kept.remark(plan, placement.first_layers, placement.last_layers),)
+            facts = (wanted, ranges, simulated, refined, plan, expected, compared, ends)
+            return _Run(message, card, op_types, *facts, is_trained)
+
+        if settings.trains:
+            if stops is not None:
+                copy = model.clone()
+                plain = written(copy, place_bodies(copy, settings, source.names), is_trained=False)
+                if stops(plain.outputs):
+                    return plain
+            refined = (*refined, *train(decision))
+    return written(model, inner, is_trained=settings.trains)
 
 
 def _compared(

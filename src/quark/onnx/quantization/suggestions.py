@@ -110,14 +110,14 @@ class Making:
         return Making(card, config_from(dict(card.config)), settings_from(card))
 
     def settings_with(self, candidate: Candidate) -> Settings:
-        """The settings of the candidate, without finetuning and without anything written to disk."""
+        """The settings of the candidate, without training and without anything written to disk."""
         if candidate.preset:
             config: QuantizationConfig | QConfig = get_default_config(candidate.preset)
             name = candidate.preset
         else:
             config, name = changed(self.config, candidate.changes), ""
         settings = settings_from(replace(self.card, config=config.to_dict(), config_name=name))
-        return replace(settings, refine=replace(settings.refine, finetune=None))
+        return settings.without_training()
 
 
 @dataclass(frozen=True)
@@ -430,8 +430,8 @@ class _Trials:
         again = Candidate("quantize again with the same configuration and these samples")
         before = self._figures(again)
         results: list[_Result] = []
-        if self._making.settings.refine.finetune is not None:
-            note += ", without finetuning"
+        if self._making.settings.trains:
+            note += ", without training"
         else:
             found = self._compared(again, self._judged(os.fspath(quantized)), before)
             is_better = found[2].verdict_after is not found[2].verdict_before  # other samples change a little, always
