@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
 from quark.compare.improvement import OutputErrors
@@ -44,7 +45,8 @@ class Decision(Work):
     `runner` runs the model as it was when it was opened. `expected` are the float outputs for the held-out samples, and
     `exact` is a copy of the float model from before any constant was changed; neither is given for networks that are
     only tried out. `measured` keeps statistics that `runner` was run for, by everything they depend on, for a feature
-    that needs them again.
+    that needs them again. `unrounded` has weights by the name of their node, as they were before a feature put numbers
+    of the format in their place: training starts from these, since a number of the format is far from every other.
     """
 
     placement: Placement
@@ -55,6 +57,7 @@ class Decision(Work):
     plan: QuantizationPlan = field(init=False)
     positions: AlgorithmFacts | None = field(init=False, default=None)  # changes made for an NPU's limits
     measured: dict[Any, Any] = field(init=False, default_factory=dict)
+    unrounded: dict[str, NDArray[Any]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._keep(choose(view_of(self.model), self.placement, self.ranges, self.settings.choose))

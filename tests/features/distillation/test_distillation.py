@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx_models import Net, random_feed, residual, run_model, transformer_block
@@ -20,12 +21,13 @@ from quark.features.distillation.descent import Descent
 from quark.features.distillation.feed import Feed
 from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
-from quark.features.distillation.training import Distillation, OutputKind, kind_of, output_loss
+from quark.features.distillation.training import Distillation, Distilled, OutputKind, kind_of, output_loss
 from quark.features.finetuning.operators import OPERATORS
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.session import open_session
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.rounded import rounded
 from quark.torch import from_onnx
 
 
@@ -136,6 +138,7 @@ def distilled(folder: Path) -> Any:
     options = {
         "Distillation": True,
         "DistillationSteps": 60,
+        "DistillationRate": 0.01,
         "DistillationBatch": 32,
         "DistillationFolder": str(folder),
     }
@@ -160,6 +163,34 @@ def test_distillation_comes_closer_to_float_and_repeats_itself(tmp_path: Path) -
     assert divergence(result.model) < 0.8 * divergence(plain)
     again = distilled(tmp_path / "second").model
     assert again.graph == result.model.graph
+
+
+def test_weights_that_were_rounded_already_are_trained_from_what_they_were() -> None:
+    """Otherwise the learning rate, a share of what rounding changes, would be 0."""
+    torch.set_num_threads(1)
+    plan = quantize(network_path(), images(16), get_default_config("MXFP4E2M1")).report.plan
+    model = load(network_path()).model
+    options = DistillationOptions(steps=20, batch_size=16, rate_share=0.01)
+    rounded_model, floats = model.clone(), {}
+    nodes = {node.name: node for node in rounded_model.graph}
+    for each in plan:
+        for reader in each.readers:
+            if each.role is Role.WEIGHT:
+                value = nodes[reader.node].inputs[reader.index]
+                floats[value.name] = value.const_value.numpy()
+                value.const_value = ir.tensor(rounded(floats[value.name], each.choice), name=value.name)
+
+    def run(model: ir.Model, starts: dict[str, np.ndarray]) -> Distilled:
+        student, teacher = OnnxNetwork(model.clone(), choices_of(plan)), OnnxNetwork(load(network_path()).model)
+        return Distillation(student, teacher, images(64), images(96)[64:], options, None, starts).run()
+
+    found, expected = run(rounded_model, floats), run(model, {})
+    assert (found.before, found.after) == (expected.before, expected.after)
+    assert found.after < found.before
+    assert expected.weights is not None
+    assert found.weights is not None
+    for name, array in expected.weights.items():
+        np.testing.assert_array_equal(found.weights[name], array)
 
 
 class InterruptionError(Exception):

@@ -51,7 +51,7 @@ def fitter(proto, fit=FIT, count=SAMPLES, memory_limit=1 << 20):
         stores.append(SampleStore(memory_limit))
         return stores[-1]
 
-    made = BlockFitter(found.model, found.choices, float_walk, quantized_walk, count, make_store, options)
+    made = BlockFitter(found.model, found.choices, float_walk, quantized_walk, count, make_store, options, {})
     block = next(each for each in found.blocks if each.output == "end")
     return made, block, stores
 

@@ -47,6 +47,24 @@ def test_every_format_gets_better_or_stays(choice: Choice, options: FitOptions) 
 
 
 @BOTH
+@pytest.mark.parametrize("name", ["int4 per group", "mxfp4_e2m1"])
+def test_weights_that_were_rounded_already_are_trained_from_what_they_were(name: str, options: FitOptions) -> None:
+    plain = layer(WEIGHT, dense(6, 24), CHOICES[name])
+    rounded_before = replace(plain, weight=rounded(WEIGHT, CHOICES[name]))
+    whole, stuck = fit(plain, options), fit(rounded_before, options)
+    found = fit(replace(rounded_before, start=WEIGHT), options)
+    assert (found.learning_rate, found.error_before) == (whole.learning_rate, pytest.approx(whole.error_before))
+    assert found.error_after == pytest.approx(whole.error_after)
+    assert found.error_after < 0.5 * stuck.error_after
+
+
+@BOTH
+def test_a_start_that_leads_nowhere_leaves_the_weights_that_stand(options: FitOptions) -> None:
+    problem = replace(layer(WEIGHT, dense(6, 24), CHOICES["int8"]), start=100 * normal(5, 6, 24))
+    assert fit(problem, replace(options, iterations=1)).weight is None
+
+
+@BOTH
 @pytest.mark.parametrize("name", ["int4", "int4 per group", "mx4", "mxfp4_e2m1", "mx6 along outputs"])
 def test_weights_of_adaround_are_neighbours_of_what_they_were(name: str, options: FitOptions) -> None:
     choice = CHOICES[name]

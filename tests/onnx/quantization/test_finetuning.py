@@ -11,6 +11,7 @@ import onnx
 import pytest
 from walked_networks import residual
 
+import quark.features.compensation.on_onnx as compensation
 import quark.features.finetuning.fit as fitting
 import quark.onnx.deciding as deciding
 from quark.compare.improvement import OutputErrors
@@ -51,6 +52,22 @@ def test_the_network_is_no_further_from_float_than_without(network: onnx.ModelPr
     assert tuned.report.outputs[0].sqnr_db >= plain.report.outputs[0].sqnr_db - 0.5
     name = "AdaRound" if "ADAROUND" in preset else "AdaQuant"
     assert not facts_of(plain, name).changed
+
+
+@pytest.mark.parametrize("preset", ["MXFP4E2M1_ADAQUANT", "XINT8_ADAROUND"])
+def test_compensated_weights_are_trained_as_others_are(
+    network: onnx.ModelProto, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of a format are their own neighbours, and rounding them changes nothing: nothing would be learned."""
+    monkeypatch.setattr(compensation, "_final_errors", lambda _: OutputErrors())  # not taken back
+    compensated, plain = config(preset, NumIterations=100), config(preset, NumIterations=100)
+    compensated.extra_options["Compensation"], plain.extra_options["Compensation"] = True, False
+    found, expected = (quantize(network, SAMPLES, each).report for each in (compensated, plain))
+    facts = {each.name: each for each in found.algorithms}
+    assert facts["compensation"].changed
+    name = "AdaRound" if "ADAROUND" in preset else "AdaQuant"
+    assert len(facts[name].changed) >= len(next(each for each in expected.algorithms if each.name == name).changed)
+    assert found.outputs[0].sqnr_db > expected.outputs[0].sqnr_db - 1
 
 
 def test_four_bits_gain_much(network: onnx.ModelProto) -> None:

@@ -57,6 +57,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
+    originals: dict[str, Array] = {}
     standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
 
     def compensate(layer: TrainedLayer) -> _Result | str:
@@ -73,6 +74,9 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
             if isinstance(result, str):
                 left.append(SkippedNode(layer.name, layer.op_type, result))
             else:
+                weight = constant(input_value(nodes[layer.name], 1))
+                assert weight is not None, layer.name
+                originals[layer.name] = weight
                 set_constant(work.model, nodes[layer.name], 1, result.weight)
                 changed.append(f"{layer.name}: {result.gain}")
                 if result.choice is not None:
@@ -86,6 +90,8 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         reason = "the outputs on held-out samples got worse with it"
         left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
         changed.clear()
+    if changed:
+        work.unrounded |= originals
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 

@@ -65,7 +65,9 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
             expected = [runner.outputs(sample) for sample in judged]
         training = [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1]
-        run = Distillation(student, teacher, training, held_back, options, folder / "state.pt")
+        nodes = {str(node.name): node for node in work.model.graph}
+        starts = {str(nodes[name].inputs[1].name): weight for name, weight in work.unrounded.items()}  # type: ignore[union-attr]
+        run = Distillation(student, teacher, training, held_back, options, folder / "state.pt", starts)
     except ModelError as error:
         shutil.rmtree(folder, ignore_errors=True)
         return [_nothing(str(error))]

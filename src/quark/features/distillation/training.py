@@ -22,10 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quark.features.distillation.augmentation import Augmentation, coloured, cut_and_mirrored, mixed, takes_images
 from quark.features.distillation.descent import Descent, fast_kernels
@@ -69,7 +71,9 @@ class OutputKind(Enum):
 
 
 class Distillation:
-    """`student` has quantizers, `teacher` is the float network. `training` and `held_out` are samples by input name."""
+    """`student` has quantizers, `teacher` is the float network. `training` and `held_out` are samples by input name.
+    `starts` are constants to train from where those of the student are not: what it has is what training has to beat.
+    """
 
     def __init__(
         self,
@@ -79,14 +83,16 @@ class Distillation:
         held_out: Sequence[Sample],
         options: DistillationOptions,
         state: Path | None = None,
+        starts: Mapping[str, NDArray[Any]] = MappingProxyType({}),
     ) -> None:
         self._options, self._device, self._state = options, torch.device(options.device), state
         self.student, self.teacher = student.to(self._device), teacher.to(self._device)
         for parameter in (*teacher.parameters(), *student.parameters()):
             parameter.requires_grad_(False)
-        self._rates = rates_of(student, options.rate_share)
+        self._rates = rates_of(student, teacher, options.rate_share)
         constants = student.trained_constants()
         self._parameters = {name: constants[name].requires_grad_() for name in self._rates}
+        self._starts = {name: torch.from_numpy(each) for name, each in starts.items() if name in self._parameters}
         self._features = common_sums(student, teacher) if options.feature_weight else []
         stacks = can_stack(self.teacher, training, self._device)
         self._training, self._held_out = (Feed(each, self._device, can_stack=stacks) for each in (training, held_out))
@@ -108,9 +114,11 @@ class Distillation:
 
     def _run(self, advance: Callable[[], None]) -> Distilled:
         options = self._options
-        before = self._before = self._least = self._kept_divergence = self.divergence()
+        before = self._before = self._kept_divergence = self.divergence()
         if not self._parameters or not math.isfinite(before):
             return Distilled(None, before, before, 0)
+        self._put(self._starts)
+        self._least = self.divergence() if self._starts else before  # of training, which says when it gets no better
         descent = Descent(self._parameters, self._rates, lambda batch: self._loss(batch, has_features=True))
         period, (idle, step) = max(1, options.steps // LOOKS), self._restored(descent)
         begin, first = time.monotonic(), step
@@ -229,16 +237,22 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and x.device.type == "cuda" else x
 
 
-def rates_of(student: OnnxNetwork, share: float) -> dict[str, float]:
+def rates_of(student: OnnxNetwork, teacher: OnnxNetwork, share: float) -> dict[str, float]:
     """The learning rate of each trained constant, the same for all: a share of the RMS change that rounding makes to a
-    weight, that of the median layer. Constants of nodes without a quantized weight are not trained."""
+    weight, that of the median layer. Constants of nodes without a quantized weight are not trained.
+
+    It is the float network's weights that are rounded to find it. Those of the student may have been rounded already,
+    and rounding them again changes nothing.
+    """
     rounded: dict[str, float] = {}
     names: dict[str, list[str]] = {}
-    constants = student.trained_constants()
+    constants, originals = student.trained_constants(), teacher.trained_constants()
+    weights = {node: originals.get(name) for node, index, name, _ in teacher.constant_readers() if index == 1}
     for node, index, name, choices in student.constant_readers():
         names.setdefault(node, []).append(name)
         if index == 1 and choices and name in constants:
-            x = constants[name].detach()
+            original = weights.get(node)
+            x = (constants[name] if original is None else original).detach()
             change = float((round_all(student, choices, x) - x).square().mean().sqrt())
             if change > 0:
                 rounded[node] = change

@@ -178,6 +178,7 @@ class BlockFitter:
     count: int
     make_store: Callable[[], Any]
     options: FinetuneOptions
+    starts: Mapping[str, Array]  # weights to start from that are not those that stand, by layer
 
     def why_not(self, block: Block) -> str | None:
         """Why the layers of the block have to be fitted one by one; None if they need not."""
@@ -193,7 +194,7 @@ class BlockFitter:
         """Fit all layers; `place` is the number of the first of them among all."""
         options = replace(self.options.fit, seed=self.options.fit.seed + place)
         nodes = {str(node.name): node for node in self.model.graph}
-        layers = tuple(_layer(nodes[layer.name], layer) for layer in block.layers)
+        layers = tuple(_layer(nodes[layer.name], layer, self.starts.get(layer.name)) for layer in block.layers)
         network = TorchGraph(self.model, block, self.choices, options.device)
         output = next(value for node in nodes.values() for value in node.outputs if value.name == block.output)
         seen = (self.choices.get((str(reader.name), index)) for reader, index in readers(output))
@@ -237,8 +238,8 @@ class _Activations(Sequence[Array]):
         return self._store[number][self._tensor]
 
 
-def _layer(node: ir.Node, layer: TrainedLayer) -> BlockLayer:
+def _layer(node: ir.Node, layer: TrainedLayer, start: Array | None) -> BlockLayer:
     weight, bias = constant(input_value(node, 1)), bias_of(node)
     assert weight is not None, layer.name
     flat = None if bias is None else bias.reshape(-1)
-    return BlockLayer(layer.name, weight, layer.layout, flat, layer.weight, layer.bias, layer.has_bias)
+    return BlockLayer(layer.name, weight, layer.layout, flat, layer.weight, layer.bias, layer.has_bias, start)

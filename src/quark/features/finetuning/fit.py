@@ -145,6 +145,7 @@ class _Fit:
             Tensors(problem, rows, device, options.has_output_rounding) for rows in (problem.training, problem.held_out)
         )
         self.weight = tensor_of(problem.weight, device)
+        self.start = self.weight if problem.start is None else tensor_of(problem.start, device)
         bias = np.zeros(groups * outputs, np.float32) if problem.bias is None else problem.bias
         self.bias = tensor_of(bias, device).reshape(groups, outputs)
         self.quantizer = quantizer_of(problem.weight_choice, tuple(problem.weight.shape), device)
@@ -155,21 +156,21 @@ class _Fit:
         self.gram: GramObjective | None = None
         rows = options.batch_rows * max(1, options.batches)
         if self.training.is_linear and not is_mixed and (length < 2 * rows or options.batches < 0):
-            matrices = self.layout.to_matrices(self.weight).contiguous()
+            matrices = self.layout.to_matrices(self.start).contiguous()
             self.gram = GramObjective(self.training, matrices, self.bias)
 
     @functools.cached_property
     def neighbours(self) -> tuple[torch.Tensor, ...]:
         """The two numbers that each weight can be rounded to, as matrices."""
-        pair = neighbours(self.weight.cpu().numpy(), self.problem.weight_choice)
-        return tuple(self.layout.to_matrices(tensor_of(each, self.weight.device)) for each in pair)
+        pair = neighbours(self.start.cpu().numpy(), self.problem.weight_choice)
+        return tuple(self.layout.to_matrices(tensor_of(each, self.start.device)) for each in pair)
 
     def run(self) -> Fitted:
         with side_by_side(len(self._parts)) as each_of:
             parts = each_of(lambda part: _PartFit(self, part), self._parts)
             power = self.held_out.power() or 1.0
             before = sum(part.best.total for part in parts) / power
-            rate = learning_rate(self.options, before, self.weight, self.quantizer)
+            rate = learning_rate(self.options, before, self.start, self.quantizer)
             if not self.options.iterations or not math.isfinite(before):
                 return Fitted(None, None, before, before, 0, rate, "" if math.isfinite(before) else "is not finite")
             spread = float(self.training.targets.square().mean().sqrt())
@@ -214,27 +215,28 @@ class _PartFit:
         self._training, self._held_out = (
             each if is_whole else each.part(part) for each in (whole.training, whole.held_out)
         )
-        self._weight: torch.Tensor = part.of(layout.to_matrices(whole.weight))
+        standing, self._start = (part.of(layout.to_matrices(each)) for each in (whole.weight, whole.start))
         self._bias: torch.Tensor = part.of(whole.bias).clone()
         self._quantizer = whole.quantizer.part(layout, part)
         lines = WeightLayout((whole.bias.numel(),), tuple(whole.bias.shape), (0, 1))
         quantizer = whole.bias_quantizer
         self._bias_quantizer = None if quantizer is None else quantizer.part(lines, part)
-        self._rounded = self._quantizer.values(self._weight)
-        self.best = _Best(self._errors(self._rounded), self._weight, self._bias, whole.is_separate)
+        errors = self._errors(self._quantizer.values(standing))
+        self.best = _Best(errors, standing, self._bias, whole.is_separate)
 
     def begin(self, rates: tuple[float, float]) -> None:
         """Set up what training needs."""
         options, whole = self._whole.options, self._whole
         self._state: LearnedWeights
         if options.algorithm is Algorithm.ADAQUANT:
-            self._state = TrainedWeights(self._weight, self._quantizer)
+            self._state = TrainedWeights(self._start, self._quantizer)
         else:
             # the mean squared error of each output that rounding to the nearest leaves in the training rows: what
             # AdaRound's regularization is weighed against
-            loudness = self._training.output_errors(self._rounded, self._bias).float().unsqueeze(-1)
+            nearest = self._quantizer.values(self._start)
+            loudness = self._training.output_errors(nearest, self._bias).float().unsqueeze(-1)
             lower, upper = (self.part.of(each) for each in whole.neighbours)
-            self._state = RoundedWeights(self._weight, lower, upper, loudness, options)
+            self._state = RoundedWeights(self._start, lower, upper, loudness, options)
         self._descent = descent(self._state, self._bias if whole.has_bias else None, rates)
         self._objective: Objective
         if whole.gram is not None:

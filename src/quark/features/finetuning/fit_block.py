@@ -45,7 +45,7 @@ Network = Callable[[torch.Tensor, Weights], tuple[torch.Tensor, list[torch.Tenso
 
 @dataclass(frozen=True, eq=False)
 class BlockLayer:
-    """A layer as it stands, and how its weight and its bias are rounded (None: not)."""
+    """A layer as it stands, and how its weight and its bias are rounded (None: not). `start` is as in `Problem`."""
 
     name: str
     weight: Array
@@ -54,6 +54,7 @@ class BlockLayer:
     weight_choice: Choice
     bias_choice: Choice | None = None
     can_train_bias: bool = True
+    start: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +203,7 @@ class _Layer:
         device = torch.device(options.device)
         self.layer, self.options = layer, options
         self.weight = tensor_of(layer.weight, device)
+        self.start = self.weight if layer.start is None else tensor_of(layer.start, device)
         self.quantizer = quantizer_of(layer.weight_choice, tuple(layer.weight.shape), device)
         self.bias: torch.Tensor | None = None
         self._bias_quantizer: Quantizer | None = None
@@ -254,10 +256,10 @@ class _Training:
 
 def _state(layer: _Layer, loudness: float) -> LearnedWeights:
     if layer.options.algorithm is Algorithm.ADAQUANT:
-        return TrainedWeights(layer.weight, layer.quantizer)
-    pair = neighbours(layer.weight.cpu().numpy(), layer.layer.weight_choice)
-    lower, upper = (tensor_of(each, layer.weight.device) for each in pair)
-    return RoundedWeights(layer.weight, lower, upper, torch.full_like(lower, loudness), layer.options)
+        return TrainedWeights(layer.start, layer.quantizer)
+    pair = neighbours(layer.start.cpu().numpy(), layer.layer.weight_choice)
+    lower, upper = (tensor_of(each, layer.start.device) for each in pair)
+    return RoundedWeights(layer.start, lower, upper, torch.full_like(lower, loudness), layer.options)
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor:
@@ -283,7 +285,7 @@ class _BlockFit:
         self._samples.find_batching(standing)
         before, power, _ = self._samples.squared(sorted(self._problem.held_out), standing)
         power = power or 1.0
-        rates = tuple(learning_rate(options, before / power, each.weight, each.quantizer) for each in self._layers)
+        rates = tuple(learning_rate(options, before / power, each.start, each.quantizer) for each in self._layers)
         if not options.iterations or not math.isfinite(before):
             remark = "" if math.isfinite(before) else "is not finite"
             return self._results(before / power, before / power, 0, rates, remark)

@@ -87,6 +87,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
 
     after = errors_of(len(steps))
     if after.is_no_worse_than(before):
+        _forget_starts(work, facts)
         return [facts]
     parts = {kept: errors_of(kept) for kept in sorted({len(steps) * quarter // 4 for quarter in (1, 2, 3)} - {0})}
     better = {kept: each.mean for kept, each in parts.items() if each.is_no_worse_than(before)}
@@ -96,7 +97,15 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
     figures += f", divergence {before.mean_divergence:.4g} became {after.mean_divergence:.4g}"
     reason = f"with it the network's outputs on held-out samples got worse: {figures}"
     taken_back = [SkippedNode(each.partition(": ")[0], "", reason) for each in facts.changed[kept:]]
-    return [replace(facts, changed=facts.changed[:kept], left=(*facts.left, *taken_back))]
+    facts = replace(facts, changed=facts.changed[:kept], left=(*facts.left, *taken_back))
+    _forget_starts(work, facts)
+    return [facts]
+
+
+def _forget_starts(work: Decision, facts: AlgorithmFacts) -> None:
+    """Whoever trains next starts from the weights that were fitted."""
+    for each in facts.changed:
+        work.unrounded.pop(each.partition(": ")[0], None)
 
 
 def load_reference(path: Path, work: Work) -> ir.Model:
@@ -200,7 +209,9 @@ class _Finetuning:
             *(model, self._choices, float_walk, quantized_walk, len(self._samples)),
             lambda: SampleStore(options.memory_limit // 8),
             options,
+            work.unrounded,
         )
+        self._starts = work.unrounded
         self._held_out = samples.held_out if options.is_selective else []
         self._judged = _judged_outputs(model, options.output_index)
         self._clock = {"inference": 0.0, "training": 0.0}
@@ -312,6 +323,7 @@ class _Finetuning:
             layer.activation,
             layer.output,
             layer.has_bias,
+            self._starts.get(layer.name),
         )
         fitted = fitting.fit(problem, replace(self._options.fit, seed=self._options.fit.seed + number))
         self._clock["inference"] += middle - start

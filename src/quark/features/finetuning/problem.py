@@ -102,7 +102,8 @@ class Rows:
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A layer: rows for training and held-out rows, its weight and bias as they stand, and how weight, bias and the
-    output of its activation are rounded (None: not)."""
+    output of its activation are rounded (None: not). `start` is the weight that training starts from, if that is not
+    the one that stands and that has to be beaten."""
 
     name: str
     training: Rows
@@ -115,6 +116,7 @@ class Problem:
     activation: Activation = None
     output_choice: Choice | None = None
     can_train_bias: bool = True
+    start: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
