@@ -53,7 +53,8 @@ def test_weights_that_were_rounded_already_are_trained_from_what_they_were(name:
     rounded_before = replace(plain, weight=rounded(WEIGHT, CHOICES[name]))
     whole, stuck = fit(plain, options), fit(rounded_before, options)
     found = fit(replace(rounded_before, start=WEIGHT), options)
-    assert (found.learning_rate, found.error_before) == (whole.learning_rate, pytest.approx(whole.error_before))
+    assert found.learning_rate == whole.learning_rate
+    assert found.error_before == pytest.approx(whole.error_before)
     assert found.error_after == pytest.approx(whole.error_after)
     assert found.error_after < 0.5 * stuck.error_after
 
