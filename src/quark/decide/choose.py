@@ -76,10 +76,15 @@ class Decision:
 
 
 def decide(
-    graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
+    graph: Graph,
+    placement: Placement,
+    ranges: Mapping[RangeKey, TensorRange],
+    options: ChoiceOptions,
+    kept: Mapping[Reader, tuple[Choice, str]] | None = None,
 ) -> list[Decision]:
-    """A decision for every request but those of biases that have to stay float; the graph is not touched."""
-    chooser = _Chooser(graph, placement, ranges, options)
+    """A decision for every request but those of biases that have to stay float; the graph is not touched. `kept` has
+    choices for weights, with their reasons, that were made before."""
+    chooser = _Chooser(graph, placement, ranges, options, kept)
     return [each for each in map(chooser.decide, placement.requests) if each is not None]
 
 
@@ -134,8 +139,14 @@ def unused_overrides(plan: QuantizationPlan, overrides: Iterable[TensorOverride]
 
 class _Chooser:
     def __init__(
-        self, graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
+        self,
+        graph: Graph,
+        placement: Placement,
+        ranges: Mapping[RangeKey, TensorRange],
+        options: ChoiceOptions,
+        kept: Mapping[Reader, tuple[Choice, str]] | None = None,
     ) -> None:
+        self._kept = kept or {}
         self._placement = placement
         self._ranges = ranges
         self._options = options
@@ -157,6 +168,8 @@ class _Chooser:
     def decide(self, request: Request) -> Decision | None:
         """The choice for one reader, or None where a bias has to stay float."""
         spec, found = request.spec, None
+        if request.consumer in self._kept:
+            return Decision(request, *self._kept[request.consumer])
         if isinstance(spec, BlockSpec):
             found = self._block(request, spec)
         elif isinstance(spec, FloatSpec):
@@ -321,7 +334,11 @@ class _Chooser:
         if reader not in self._weights:
             request = self._by_consumer[reader]
             spec = request.spec
-            self._weights[reader] = self._fitted_weight(request, spec) if isinstance(spec, AffineSpec) else None
+            known = self._kept.get(reader)
+            if known is not None:
+                self._weights[reader] = known[0] if isinstance(known[0], AffineChoice) else None
+            else:
+                self._weights[reader] = self._fitted_weight(request, spec) if isinstance(spec, AffineSpec) else None
         return self._weights[reader]
 
     def _fitted_weight(self, request: Request, spec: AffineSpec) -> AffineChoice:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from quark.account import AlgorithmFacts
 from quark.decide import Placement, decide
 from quark.npu import Operation
+from quark.plan import Reader
 from quark.ranges import TensorRange
 from quark.torch.capture import Batches
-from quark.torch.decisions import Decisions, operations_of, with_quantizers
+from quark.torch.decisions import Chosen, Decisions, operations_of, with_quantizers
 from quark.torch.graph import Network
 from quark.torch.observe import RangeKey
 from quark.torch.specs import Settings
@@ -36,6 +37,8 @@ class Decision(Work):
     ranges: Mapping[RangeKey, TensorRange]
     starts_late: bool = False
     decisions: Decisions = field(init=False)
+    exact: Network | None = None  # the float network, if a feature has rounded weights in the other one
+    kept: Mapping[Reader, Chosen] = field(default_factory=dict)  # for weights that were rounded, by their consumer
     operations: tuple[Operation, ...] = field(init=False, default=())
     positions: tuple[AlgorithmFacts, ...] = field(init=False, default=())  # changes made for an NPU's limits
 
@@ -45,7 +48,8 @@ class Decision(Work):
     def choose(self) -> None:
         """Choose; once more after a feature has changed constants whose scales should follow."""
         graph = view_of(self.network)
-        decided = decide(graph, self.placement, self.ranges, self.settings.choose)
+        kept = {reader: (each.choice, each.reason) for reader, each in self.kept.items()}
+        decided = decide(graph, self.placement, self.ranges, self.settings.choose, kept)
         self.decisions = with_quantizers(graph, self.placement, decided)
         if not self.settings.applies_npu_rules:
             return

@@ -7,6 +7,7 @@ import pytest
 from onnx import numpy_helper
 from onnx_models import Net, run_model
 
+import quark.features.compensation.layers as layers
 import quark.features.compensation.on_onnx as compensation
 from quark.compare.improvement import OutputErrors
 from quark.errors import InvalidValueError
@@ -154,8 +155,8 @@ def test_few_samples_of_one_kind_do_less_harm_to_others(monkeypatch):
     fresh = np.concatenate([near(each, 300) for each in others])
     weight = numpy_helper.to_array(next(each for each in model.graph.initializer if each.name == "w"))
     errors = []
-    for share in (compensation.SHARE_OF_ONE_SAMPLE, 1e-9):
-        monkeypatch.setattr(compensation, "SHARE_OF_ONE_SAMPLE", share)
+    for share in (layers.SHARE_OF_ONE_SAMPLE, 1e-9):
+        monkeypatch.setattr(layers, "SHARE_OF_ONE_SAMPLE", share)
         config = get_default_config("INT4_WEIGHT_ONLY_GPTQ")
         config.print_summary = False
         found = run_model(quantize(model, few, config).model, {"x": np.eye(64, dtype=np.float32)[None]})["y"][0]

@@ -71,7 +71,8 @@ def after_choosing(work: Decision, options: TorchBiasCorrectionOptions) -> list[
     chosen = work.decisions.chosen
     weighted = {each.request.consumer.node for each in chosen if each.request.role is Role.WEIGHT}
     choices = {each.request.consumer: each.choice for each in chosen if each.request.consumer.node in weighted}
-    facts = correct_biases(work.network, choices, work.batches, options, bias_roundings(work.placement))
+    roundings = bias_roundings(work.placement)
+    facts = correct_biases(work.network, choices, work.batches, options, roundings, work.exact)
     work.choose()
     return [facts]
 
@@ -111,10 +112,14 @@ class TorchLayer(Layer):
     parameters: tuple[torch.Tensor, torch.Tensor] | ConvBatchNorm
 
     @property
+    def weight_parameter(self) -> torch.Tensor:
+        """The weight that is stored: before folding, if there is a batch norm."""
+        return self.parameters.weight if isinstance(self.parameters, ConvBatchNorm) else self.parameters[0]
+
+    @property
     def output_axis(self) -> int:
         """The axis of the result that counts channels, from its end: there may be no batch."""
-        found = self.parameters
-        return 1 - (found.weight if isinstance(found, ConvBatchNorm) else found[0]).dim()
+        return 1 - self.weight_parameter.dim()
 
     def weight_now(self) -> torch.Tensor:
         """The weight that inference multiplies by."""
@@ -174,11 +179,13 @@ def correct_biases(
     batches: Iterable[Batch],
     options: TorchBiasCorrectionOptions,
     roundings: Mapping[str, Rounding] | None = None,
+    exact: fx.GraphModule | None = None,
 ) -> AlgorithmFacts:
     """Change the biases of the float network in place. `choices` says how operands are read,
-    and `roundings` how its bias is, if that has few bits of its own."""
+    and `roundings` how its bias is, if that has few bits of its own. `exact` is the float network to compare with, if a
+    feature before this one has rounded weights of the other."""
     layers, left = torch_layers(network, choices)
-    comparison = _Comparison(network, layers)
+    comparison = _Comparison(network if exact is None else exact, layers)
     was_training, samples = network.training, options.samples
     network.eval()
     try:
@@ -229,8 +236,8 @@ class _Comparison(fx.Interpreter):
         super().__init__(network)
         self.extra_traceback = False
         self.errors: dict[str, list[torch.Tensor]] = {layer.node.name: [] for layer in layers}
-        self._layers = {layer.node.origin: layer for layer in layers}
-        self._weights = {layer.node.origin: rounded(layer.weight_now(), layer.weight) for layer in layers}
+        self._layers = {layer.node.name: layer for layer in layers}
+        self._weights = {layer.node.name: rounded(layer.weight_now(), layer.weight) for layer in layers}
         self._device = next((each.device for each in network.parameters()), torch.device("cpu"))
 
     def over(self, batch: Batch) -> int:
@@ -241,11 +248,11 @@ class _Comparison(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        layer = self._layers.get(n)
+        layer = self._layers.get(n.name)
         if layer is None:
             return value
         x = self.env[n.args[0]]  # type: ignore[index]
-        error = value - layer.operation(rounded(x, layer.data), self._weights[n], layer.bias_now())
+        error = value - layer.operation(rounded(x, layer.data), self._weights[n.name], layer.bias_now())
         if error.dim() == -layer.output_axis:
             error = error.unsqueeze(0)  # one sample without a batch
         axis = layer.output_axis % error.dim()

@@ -158,6 +158,16 @@ class Sums:
             if matrices is not None:
                 matrices[:] = np.triu(matrices) + np.triu(matrices, 1).swapaxes(1, 2)
 
+    def merge(self, other: Sums) -> None:
+        """Add the sums over the rows of other samples."""
+        self._add_waiting()
+        other._add_waiting()
+        self.sample_count += other.sample_count
+        self.seen += other.seen
+        for mine, more in ((self.inner, other.inner), (self.cross, other.cross), (self.aside, other.aside)):
+            if mine is not None and more is not None:
+                mine += more
+
     def shrink(self) -> None:
         """Add to the diagonal what so few rows cannot tell from chance: fewer rows than columns show correlations that
         other inputs do not have (Chen et al., Shrinkage algorithms for MMSE covariance estimation, 2010)."""
@@ -212,7 +222,10 @@ class InputProducts:
         self._samples += 1
 
     def merge(self, other: InputProducts) -> None:
-        raise NotImplementedError("the sums are made in the order of the samples")
+        """Add the sums of another process."""
+        own = {id(sums): (sums, other.sums[name]) for name, sums in self.sums.items()}
+        for sums, others in own.values():
+            sums.merge(others)
 
 
 def add_products(own: Array, exact: Array, inner: Array, cross: Array | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sized
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -247,7 +248,8 @@ class ModelQuantizer:
                 "keep_first_last: language models are quantized module by module, without a graph that says which come "
                 "first and last; name them in layer_quant_config, or leave the head in float by exclude"
             )
-        return self._settings
+        # what an omitted algo_config stands for is found for graphs
+        return replace(self._settings, features={}) if self.config.algo_config is None else self._settings
 
     @staticmethod
     def recalibrate(model: QuantizedNetwork, dataloader: Iterable[Any]) -> int:

@@ -33,8 +33,10 @@ from quark.torch.quantization.config.config import (
 from quark.torch.quantization.config.type import Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType
 from quark.torch.quantization.observer import (
     PerTensorMinMaxObserver,
+    PerTensorMSEObserver,
     PerTensorPowOf2MinMaxObserver,
     PerTensorPowOf2MinMSEObserver,
+    PerTensorPowOf2NonOverflowObserver,
     TQTObserver,
 )
 
@@ -112,6 +114,27 @@ def test_algorithms_are_used_where_activations_are_integers_with_known_scales() 
     assert (settings.equalize, settings.correct_biases) == (CrossLayerOptions(3, clip=ClipTreatment.CALIBRATED), None)
     settings = Config(everywhere(MXFP4), algo_config=[BiasCorrectionConfig(samples=8)]).settings()
     assert (settings.equalize, settings.correct_biases) == (None, TorchBiasCorrectionOptions(8))
+
+
+@pytest.mark.parametrize(
+    ("weight", "is_compensated"),
+    [
+        (QuantizationSpec(Dtype.int8, PerTensorPowOf2MinMSEObserver), True),
+        (QuantizationSpec(Dtype.int8, PerTensorPowOf2NonOverflowObserver), False),
+        (QuantizationSpec(Dtype.int8, TQTObserver), False),
+        (QuantizationSpec(Dtype.int8, PerTensorMSEObserver), False),
+        (CHANNELS, False),
+    ],
+    ids=["pof2 mse", "non overflow", "tqt", "float scale", "channels"],
+)
+def test_weights_of_coarse_fixed_scales_are_compensated(weight: QuantizationSpec, is_compensated: bool) -> None:
+    activation = QuantizationSpec(Dtype.int8, PerTensorPowOf2MinMSEObserver)
+    found = Config(QuantizationConfig(activation, activation, weight)).settings().options_of("compensation")
+    assert (found is not None) == is_compensated
+    alone = Config(QuantizationConfig(weight=weight))  # activations stay in float
+    assert alone.settings().options_of("compensation") is None
+    listed = Config(QuantizationConfig(activation, activation, weight), algo_config=[])
+    assert listed.settings().options_of("compensation") is None
 
 
 def test_smooth_quant_comes_to_its_options() -> None:

@@ -181,6 +181,10 @@ class GPTQConfig(AlgoConfig):
     first. Without `static_groups` the scale of a group is found when its turn comes. `inside_layer_modules` are paths
     in a decoder layer, all linear layers if empty; `model_decoder_layers` is the path of the list of layers, which is
     found if it is empty.
+
+    Networks that are quantized on their graph take it as well, for convolutions and linear layers whose weights have
+    scales of least squared error, or blocks: there the inputs are those of the float network, `damp_percent` and
+    `desc_act` are used, and modules cannot be named.
     """
 
     name: ClassVar[str] = "gptq"

@@ -23,7 +23,9 @@ from quark.decide.end_layers import EndLayers
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
 from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
 from quark.features.bias_correction.options import TorchBiasCorrectionOptions
+from quark.features.compensation.options import CompensationOptions
 from quark.formats.affine import integer_format
+from quark.ranges import PowerOfTwoMinMSE
 from quark.text import get_logger
 from quark.torch.quantization.config.algorithm import (
     AlgoConfig,
@@ -135,6 +137,17 @@ def _check_float(name: str, spec: FloatSpec) -> None:
         raise InvalidValueError("bias with fp8: biases stay in float; leave it out")
 
 
+# Rows of few samples suffice: a layer's inputs have many positions.
+_COMPENSATION_SAMPLES = 16
+
+
+def _is_fixed(weight: AffineSpec) -> bool:
+    """True for a power-of-two scale of least squared error, which is too coarse for the weights' extremes and does not
+    follow them in training."""
+    is_coarse = weight.is_power_of_two and weight.has_one_scale and weight.learning is None
+    return is_coarse and isinstance(weight.method, PowerOfTwoMinMSE)
+
+
 _MOST_BITS = 16  # of an operand; a float32 has 24 of precision
 _PLACES = tuple(each.name for each in fields(QuantizationConfig))
 
@@ -148,7 +161,7 @@ class Config:
     "Linear", `layer_quant_config` to those whose name matches a pattern, such as "features.0.*". An entry replaces the
     global one as a whole; None leaves the layer in float, as does `exclude`, a list of patterns. `algo_config` lists
     algorithms; None: bias correction if activations are integers with static scales, and then cross-layer equalization
-    if weights have one scale each; []: none.
+    if weights have one scale each, and compensation (GPTQ) if that is a power of two of least squared error; []: none.
 
     `kv_cache_quant_config` is for the keys and values that the attention of a language model keeps: patterns such as
     "*k_proj" and "*v_proj", with `output_tensors` for the keys and values. An entry replaces the configuration of the
@@ -204,7 +217,10 @@ class Config:
             has_uneven_channels = any(isinstance(each, AffineSpec) and each.has_one_scale for each in weights)
             equalize = CLEConfig().options() if has_uneven_channels else None
             correct_biases = TorchBiasCorrectionOptions() if static else None
-            features = {}
+            is_compensated = any(isinstance(each, AffineSpec) and _is_fixed(each) for each in weights)
+            features = (
+                {"compensation": CompensationOptions(sample_limit=_COMPENSATION_SAMPLES)} if is_compensated else {}
+            )
         given = [each for layer in layers for each in (layer.activation, layer.output, layer.weight, layer.bias)]
         others = [
             each
