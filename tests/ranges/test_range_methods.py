@@ -30,6 +30,7 @@ from quark.ranges import (
     range_of,
     ranges_of_channels,
 )
+from quark.ranges.method import LEAST_AVERAGED_SIZE
 
 Array = np.ndarray[Any, Any]
 
@@ -257,8 +258,24 @@ def test_a_moving_average_is_the_formula() -> None:
     assert (found.lowest, found.highest) == pytest.approx((low, high), rel=1e-6)
     few = stream(MinMax(moving_average=0.4), list(x[:, ::2500]), INT8, False)
     assert (few.lowest, few.highest) == (-3.0, 8.0)
-    with pytest.raises(InvalidValueError, match="order"):
-        MinMax(0.1).observer(INT8, True).merge(MinMax(0.1).observer(INT8, True))
+
+
+def test_moving_averages_merge_into_that_of_all_samples() -> None:
+    x = heavy_tailed(4, 5 * LEAST_AVERAGED_SIZE).reshape(5, -1)
+    parts = [MinMax(0.01).observer(INT8, False) for _ in range(4)]
+    for part, samples in zip(parts, (x[:3], x[3:], x[:0], x), strict=True):
+        for sample in samples:
+            part.observe(sample)
+            part.end_of_sample()
+    first, second, idle, whole = parts
+    idle.merge(first)
+    idle.merge(second)
+    merged, expected = idle.result(), whole.result()
+    assert (merged.lowest, merged.highest) == pytest.approx((expected.lowest, expected.highest), rel=1e-6)
+    assert merged.observed == expected.observed
+    assert merged.highest < x.max()
+    with pytest.raises(InvalidValueError, match="cannot be merged"):
+        first.merge(MinMax().observer(INT8, True))
 
 
 @pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9, 99.99, 100.0])

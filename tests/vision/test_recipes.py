@@ -6,6 +6,8 @@ import pytest
 
 from quark.decide.specs import AffineSpec, Algorithm
 from quark.errors import InvalidValueError
+from quark.ranges import MinMax, MinMSE
+from quark.ranges.method import MOVING_AVERAGE_CONSTANT
 from quark.vision.quantizing import LEARNING, Method, Precision, recipe
 
 PAIRS = list(itertools.product(Method, (Precision.A8W8, Precision.A16W8)))
@@ -28,6 +30,12 @@ def test_a_recipe_is_what_its_flags_say(method, precision):
     assert specs.weight.is_symmetric
     is_by_channel = specs.weight.is_per_channel
     assert is_by_channel == (method is Method.FLOAT_SCALE)
+
+
+def test_float_scales_of_eight_bits_are_for_average_ranges():
+    methods = {each: recipe(precision=each).settings().specs.activation.method for each in list(Precision)[:3]}
+    assert methods[Precision.A8W8] == methods[Precision.A8W4] == MinMax(MOVING_AVERAGE_CONSTANT)
+    assert methods[Precision.A16W8] == MinMSE()
 
 
 @pytest.mark.parametrize(("method", "precision"), PAIRS, ids=str)

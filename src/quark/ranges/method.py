@@ -42,7 +42,7 @@ class Observer(ABC):
 
     needs_second_pass: bool = False
     needs_third_pass: bool = False  # only after a second one
-    is_mergeable: bool = True  # False if the order of samples matters
+    is_mergeable: bool = True  # False if merging is not exact, since the order of samples matters
 
     @abstractmethod
     def observe(self, x: Any) -> None:
@@ -113,9 +113,10 @@ class MinMax(RangeMethod):
         range = (1 - c) * range + c * range of the n-th sample,        c = max(moving_average, 1/n)
 
     1/n makes the first samples count equally; a constant c from the start would keep the range close to that of the
-    first sample. The average suppresses outliers of single samples and depends on their order, so such observers do not
-    merge. The extreme of n values lies near the quantile 1 - 1/n, so about one value in n is clipped. With samples of
-    fewer than LEAST_AVERAGED_SIZE values that is too many, and the whole range is used.
+    first sample. The average suppresses outliers of single samples. It depends on their order, so that two halves merge
+    into nearly, but not exactly, what one observer of all would be. The extreme of n values lies near the quantile
+    1 - 1/n, so about one value in n is clipped. With samples of fewer than LEAST_AVERAGED_SIZE values that is too many,
+    and the whole range is used.
     """
 
     moving_average: float | None = None
@@ -179,7 +180,22 @@ class MovingAverageObserver(Observer):
         self._average = ((1 - c) * old[0] + c * new[0], (1 - c) * old[1] + c * new[1])
 
     def merge(self, other: Observer) -> None:
-        raise InvalidValueError("a moving average depends on the order of samples: observe them one after the other")
+        """Average both, by their numbers of samples. Up to 1/c samples that is the average of all of them, in any
+        order; beyond, later samples of each half count for more."""
+        if not isinstance(other, MovingAverageObserver):
+            raise mismatch(self, other)
+        self.end_of_sample()
+        other.end_of_sample()
+        if not other._count:
+            return
+        total = self._count + other._count
+        low, high = (
+            (self._count * own + other._count * more) / total
+            for own, more in zip(self._average, other._average, strict=True)
+        )
+        self._least = min(self._least or other._least, other._least)
+        self._average, self._count = (low, high), total
+        self._all.add(other._all.range)
 
     def result(self) -> TensorRange:
         self.end_of_sample()  # in case the caller did not

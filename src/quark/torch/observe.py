@@ -7,7 +7,7 @@ their own:
     TQT     a threshold: the maximum for weights and KL-J for activations, unless the spec says otherwise
 
 Several processes that each see a part of the data, as torchrun starts them, merge what they have seen in the order of
-their ranks, so that all of them find the same ranges. Methods that depend on the order of samples are refused there.
+their ranks, so that all of them find the same ranges.
 """
 
 from __future__ import annotations
@@ -278,12 +278,6 @@ def _merge_ranks(observers: dict[RangeKey, Observer]) -> None:
     of_ranks = gathered(list(observers.values()))
     if len(of_ranks) == 1:
         return
-    unmergeable = sorted({str(key[1].method) for key, each in observers.items() if not each.is_mergeable})
-    if unmergeable:
-        raise InvalidValueError(
-            f"calibration by {', '.join(unmergeable)} over several processes: it depends on the order of samples; "
-            "calibrate in one process and load the state_dict in all, or take MinMax or a histogram method"
-        )
     for place, key in enumerate(observers):
         first, *rest = [copy.deepcopy(each[place]) for each in of_ranks]
         for other in rest:

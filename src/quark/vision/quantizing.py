@@ -39,6 +39,7 @@ from quark.torch.quantization.observer import (
     ObserverBase,
     PerChannelMinMaxObserver,
     PerTensorMinMaxObserver,
+    PerTensorMovingAverageMinMaxObserver,
     PerTensorMSEObserver,
     PerTensorPowOf2MinMSEObserver,
     PerTensorPowOf2NonOverflowObserver,
@@ -79,8 +80,8 @@ EXAMPLES = 4  # images on which the file is compared with torch
 class Method(str, Enum):
     """How scales are found.
 
-    float_scale      activations: one scale per tensor, with a zero point, so that all codes are used after a ReLU;
-                     weights: one scale per output channel; biases: int32
+    float_scale      activations: one scale per tensor, with a zero point, so that all codes are used after a ReLU, for
+                     the average of the samples' ranges; weights: one scale per output channel; biases: int32
     powers of two    one scale per tensor for everything, as AMD's NPU requires
       mse_powof2       the least squared error
       non_overflow     the smallest without clipping
@@ -111,7 +112,7 @@ class Precision(str, Enum):
 
 
 OBSERVERS: Mapping[Method, type[ObserverBase]] = {
-    Method.FLOAT_SCALE: PerTensorMSEObserver,
+    Method.FLOAT_SCALE: PerTensorMovingAverageMinMaxObserver,
     Method.MSE_POWOF2: PerTensorPowOf2MinMSEObserver,
     Method.NON_OVERFLOW: PerTensorPowOf2NonOverflowObserver,
     Method.TQT: TQTObserver,
@@ -135,9 +136,11 @@ def recipe(method: Method = Method.FLOAT_SCALE, precision: Precision = Precision
         tensors, channels = FP8E4M3PerTensorSpec(), FP8E4M3PerChannelSpec(ch_axis=0)
         specs = {"input_tensors": tensors.to_quantization_spec(), "weight": channels.to_quantization_spec()}
         return Config(QuantizationConfig(**specs))
+    is_wide = precision is Precision.A16W8
     activation = QuantizationSpec(
-        Dtype.int16 if precision is Precision.A16W8 else Dtype.int8,
-        OBSERVERS[method],
+        Dtype.int16 if is_wide else Dtype.int8,
+        # 16 bits have room for everything, and what an average clips would be most of their error
+        PerTensorMSEObserver if is_wide and method is Method.FLOAT_SCALE else OBSERVERS[method],
         qscheme=QSchemeType.per_tensor,
         symmetric=method is not Method.FLOAT_SCALE,
     )
@@ -148,7 +151,7 @@ def recipe(method: Method = Method.FLOAT_SCALE, precision: Precision = Precision
         )
     if precision is Precision.A8W4:
         weight = Int4PerGroupSpec(ch_axis=1, group_size=32, symmetric=True).to_quantization_spec()
-    if method in (Method.FLOAT_SCALE, Method.LSQ) or precision is Precision.A16W8:
+    if method in (Method.FLOAT_SCALE, Method.LSQ) or is_wide:
         bias = QuantizationSpec(Dtype.int32, PerTensorMinMaxObserver, symmetric=True)
     else:
         bias = QuantizationSpec(Dtype.int8, BIAS_OBSERVERS[method], qscheme=QSchemeType.per_tensor, symmetric=True)

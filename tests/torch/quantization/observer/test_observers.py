@@ -27,6 +27,7 @@ from quark.torch.quantization.observer import (
     PerGroupMinMaxObserver,
     PerTensorHistogramObserver,
     PerTensorMinMaxObserver,
+    PerTensorMovingAverageMinMaxObserver,
     PerTensorMSEObserver,
     PerTensorPercentileObserver,
     PerTensorPowOf2MinMaxObserver,
@@ -66,6 +67,16 @@ def test_batches_lead_to_the_scale_of_all_data(observer: Any, spec: Quantization
     np.testing.assert_array_equal(scale.numpy(), expected[0])
     np.testing.assert_array_equal(zero_point.numpy(), expected[1])
     assert (scale.dtype, zero_point.dtype) == (torch.float32, torch.int32)
+
+
+def test_a_moving_average_is_that_of_the_ranges_of_batches() -> None:
+    x = torch.randn(6, 1, 5000, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7.0).reshape(6, 1, 1)
+    watching = PerTensorMovingAverageMinMaxObserver(QuantizationSpec(Dtype.int8, symmetric=False))
+    for batch in x:
+        watching(batch)
+    lowest, highest = (each.double().mean().item() for each in (x.amin((1, 2)), x.amax((1, 2))))
+    scale, _ = watching.calculate_qparams()
+    assert float(scale) == pytest.approx((highest - lowest) / 255, rel=1e-5)
 
 
 @pytest.mark.parametrize("factor", [0.01, 1.0, 1.4, 300.0])

@@ -49,6 +49,7 @@ from quark.ranges import (
     TensorRange,
     ranges_of_channels,
 )
+from quark.ranges.method import MOVING_AVERAGE_CONSTANT
 from quark.ranges.statistics import Floats, as_float32, extremes
 from quark.torch.quantization.config.type import QSchemeType
 from quark.torch.train.quantizers import TqtQuantizer
@@ -229,6 +230,13 @@ class PerTensorMinMaxObserver(PerTensorObserver):
     """From the least to the greatest value."""
 
 
+class PerTensorMovingAverageMinMaxObserver(PerTensorObserver):
+    """The mean of the samples' ranges, which outliers of single samples change little; beyond 100 samples, a moving
+    average. Tensors of fewer than 4,000 values in a sample get the whole range. AMD Quark has no such observer."""
+
+    method = MinMax(MOVING_AVERAGE_CONSTANT)
+
+
 class PerTensorHistogramObserver(PerTensorObserver):
     """The range that loses the least information, by a histogram."""
 
@@ -373,6 +381,7 @@ __all__ = [
     "PerTensorHistogramObserver",
     "PerTensorMSEObserver",
     "PerTensorMinMaxObserver",
+    "PerTensorMovingAverageMinMaxObserver",
     "PerTensorPercentileObserver",
     "PerTensorPowOf2MinMSEObserver",
     "PerTensorPowOf2MinMaxObserver",
