@@ -6,7 +6,9 @@
     lsq8     int8, learned steps
     lsq4     4 bits for weights and activations, learned steps; 8 bits in the first and last layer, as in the paper
     mxfp4    MXFP4 for both operands of every product
-    nvfp4    NVFP4 likewise
+    mxfp4_wide_ends   the same, with MXFP8 E4M3 in the first and last layer (`keep_first_last`), and weight scales of
+             least squared error
+    nvfp4    NVFP4 for both operands of every product
     mx6      MX6 likewise
 
 The archive has train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. Images are kept on the device
@@ -72,10 +74,11 @@ def lsq4() -> Config:
     )
 
 
-def blocks(dtype: Dtype, weight_rule: str | None = None, input_rule: str | None = None) -> Config:
-    """The same type for both operands; the rules are those for the scales, the format's own where None."""
+def blocks(dtype: Dtype, weight_rule: str | None = None, ends: str | None = None) -> Config:
+    """The same type for both operands; the rule is that for the scales of weights, the format's own where None. `ends`
+    is the type of the first and the last layer, if they have another."""
     weight = QuantizationSpec(dtype, scale_calculation_mode=weight_rule)
-    return Config(QuantizationConfig(QuantizationSpec(dtype, scale_calculation_mode=input_rule), weight=weight))
+    return Config(QuantizationConfig(QuantizationSpec(dtype), weight=weight), keep_first_last=ends)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ RECIPES = {
     "lsq8": Recipe(lambda: recipe(Method.LSQ), replace(DISTILLED, epochs=2, learning_rate=1e-3)),
     "nvfp4": Recipe(lambda: blocks(Dtype.nvfp4), replace(DISTILLED, epochs=10, learning_rate=1e-2)),
     "mxfp4": Recipe(lambda: blocks(Dtype.fp4), replace(DISTILLED, epochs=10, learning_rate=1e-2)),
+    "mxfp4_wide_ends": Recipe(
+        lambda: blocks(Dtype.fp4, "mse", "mxfp8_e4m3"), replace(DISTILLED, epochs=10, learning_rate=1e-2)
+    ),
     "mx6": Recipe(lambda: blocks(Dtype.mx6), replace(DISTILLED, epochs=4, learning_rate=4e-3)),
 }
 
