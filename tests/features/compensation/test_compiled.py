@@ -9,7 +9,7 @@ from quark.features.compensation import input_products, rounding
 from quark.features.compensation.fixed_scales import FixedScales
 from quark.features.compensation.grids import independent
 from quark.features.compensation.input_products import add_products
-from quark.features.compensation.rounding import compensated, descended
+from quark.features.compensation.rounding import Root, compensated, descended
 from quark.formats.catalog import get_format
 from quark.formats.native import load_library, native_row_products
 
@@ -49,7 +49,7 @@ def test_rounded_columns_are_equal_to_the_bit(
     for is_compiled in (True, False):
         if not is_compiled:
             monkeypatch.setattr(rounding, "_compiled", lambda quantize: None)
-        first = compensated(weights, inner, independent(scales, columns), 0.01)
+        first = compensated(weights, Root.of(inner, np.arange(columns), 0.01), independent(scales, columns))
         results.append((first, descended(weights, first, inner, scales, 2)))
     for found, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(found, expected)

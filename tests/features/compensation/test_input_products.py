@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from quark.demo import network_path
+from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError
 from quark.features.compensation import input_products
 from quark.features.compensation.input_products import InputProducts, Sums
 from quark.features.finetuning.layers import TrainedLayer, trained_layers
+from quark.onnx import quantize
 from quark.onnx.blas_threads import _openblas, one_blas_thread
+from quark.onnx.calibrate import survey
 from quark.onnx.load import load
 from quark.plan import AffineChoice, Choice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.rounded import rounded
@@ -79,3 +85,22 @@ def test_products_take_one_thread_and_get_theirs_back() -> None:
             assert threads() == 1
         assert threads() == 1
     assert threads() == before
+
+
+def test_layers_that_do_not_fit_in_memory_together_are_surveyed_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digits = [{"input": image[None]} for image in load_digits()[0].images[:16]]
+    runs = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        runs.append(len(arguments[1]))
+        return survey(*arguments, **named)
+
+    monkeypatch.setattr(input_products, "survey", counted)
+    together = quantize(network_path(), digits, "MX6").model
+    assert len(runs) == 1
+    monkeypatch.setattr(input_products, "SURVEY_BYTES", 1)
+    apart = quantize(network_path(), digits, "MX6").model
+    assert runs == [sum(runs[1:]), *[1] * (len(runs) - 1)]
+    assert apart.graph == together.graph

@@ -7,7 +7,7 @@ import pytest
 
 from quark.features.compensation.rounding import (
     Grid,
-    best_weights,
+    Root,
     compensated,
     compensated_power,
     descended,
@@ -37,11 +37,15 @@ def apart(columns: int, size: int = 4) -> list[np.ndarray]:
     return [np.arange(start, min(start + size, columns)) for start in range(0, columns, size)]
 
 
+def rounded_for(weights: np.ndarray, inner: np.ndarray, grid: Grid, damping: float) -> np.ndarray:
+    return compensated(weights, Root.of(inner, grid.order, damping), grid)
+
+
 def test_what_need_not_be_rounded_stays():
     weights = np.random.default_rng(1).normal(size=(2, 3, 10))
     inner = gram(inputs(10, groups=2))
     for is_joint in (False, True):
-        found = compensated(weights, inner, Grid(lambda values, of: values, apart(10), is_joint=is_joint), TINY)
+        found = rounded_for(weights, inner, Grid(lambda values, of: values, apart(10), is_joint=is_joint), TINY)
         np.testing.assert_allclose(found, weights, atol=1e-9)
 
 
@@ -53,7 +57,7 @@ def test_the_columns_that_are_left_are_the_least_squares_solution(first):
     def rounded_at_first(values, of):
         return np.where(of < first, np.round(values), values)
 
-    found = compensated(weights, gram(x[None]), Grid(rounded_at_first, apart(8), is_joint=False), TINY)[0]
+    found = rounded_for(weights, gram(x[None]), Grid(rounded_at_first, apart(8), is_joint=False), TINY)[0]
     np.testing.assert_array_equal(found[:, :first], np.round(found[:, :first]))
     np.testing.assert_array_equal(found[:, 0], np.round(weights[0, :, 0]))
     target = x @ weights[0].T - x[:, :first] @ found[:, :first].T
@@ -65,7 +69,7 @@ def test_units_are_a_matter_of_speed_where_columns_round_by_themselves():
     weights = np.random.default_rng(3).normal(size=(3, 4, 11))
     inner = gram(inputs(11, groups=3))
     found = [
-        compensated(weights, inner, Grid(to_tenths, apart(11, size), is_joint=is_joint), 0.01)
+        rounded_for(weights, inner, Grid(to_tenths, apart(11, size), is_joint=is_joint), 0.01)
         for size, is_joint in ((1, False), (4, False), (11, False), (4, True))
     ]
     for each in found[1:]:
@@ -75,10 +79,10 @@ def test_units_are_a_matter_of_speed_where_columns_round_by_themselves():
 def test_the_error_falls_and_inputs_that_do_not_vary_together_change_nothing():
     weights = np.random.default_rng(4).normal(size=(1, 16, 24))
     inner = gram(inputs(24))
-    found = compensated(weights, inner, Grid(to_tenths, apart(24), is_joint=False), 0.01)
+    found = rounded_for(weights, inner, Grid(to_tenths, apart(24), is_joint=False), 0.01)
     before = squared_error(weights - np.round(weights, 1), inner)
     assert squared_error(weights - found, inner).sum() < 0.6 * before.sum()
-    alone = compensated(weights, np.eye(24)[None], Grid(to_tenths, apart(24), is_joint=False), 0.01)
+    alone = rounded_for(weights, np.eye(24)[None], Grid(to_tenths, apart(24), is_joint=False), 0.01)
     np.testing.assert_array_equal(alone, np.round(weights, 1))
 
 
@@ -93,7 +97,7 @@ def test_a_block_is_made_up_for_by_the_values_that_it_ends_with():
         step = 2.0 ** np.floor(np.log2(np.abs(values).max(axis=2, keepdims=True))) / 4
         return np.round(values / step) * step
 
-    found = compensated(weights, gram(x[None]), Grid(by_largest, apart(12), is_joint=True), TINY)[0]
+    found = rounded_for(weights, gram(x[None]), Grid(by_largest, apart(12), is_joint=True), TINY)[0]
     target = x @ weights[0].T - x[:, :4] @ found[:, :4].T
     solution = np.linalg.lstsq(x[:, 4:], target, rcond=None)[0].T
     np.testing.assert_allclose(found[:, 4:], solution, atol=1e-6)
@@ -103,18 +107,19 @@ def test_an_input_that_is_always_zero_does_no_harm():
     x = inputs(6)
     x[:, :, 2] = 0
     weights = np.random.default_rng(6).normal(size=(1, 3, 6))
-    found = compensated(weights, gram(x), Grid(to_tenths, apart(6), is_joint=False), 0.01)
+    found = rounded_for(weights, gram(x), Grid(to_tenths, apart(6), is_joint=False), 0.01)
     np.testing.assert_array_equal(found[:, :, 2], np.round(weights[:, :, 2], 1))
-    assert np.isfinite(compensated(weights, np.zeros((1, 6, 6)), Grid(to_tenths, apart(6), is_joint=False), 0.01)).all()
+    assert np.isfinite(rounded_for(weights, np.zeros((1, 6, 6)), Grid(to_tenths, apart(6), is_joint=False), 0.01)).all()
 
 
 def test_the_best_weights_undo_what_rounding_did_to_the_inputs():
     x = inputs(5)
     seen = 1.25 * x  # rounded inputs that are too large by a quarter
     weights = np.random.default_rng(7).normal(size=(1, 2, 5))
-    found = best_weights(weights, gram(seen), x.swapaxes(1, 2) @ seen, 1e-12)
+    order = np.random.default_rng(1).permutation(seen.shape[-1])
+    found = Root.of(gram(seen), order, 1e-12).best_weights(weights, x.swapaxes(1, 2) @ seen)
     np.testing.assert_allclose(found, weights / 1.25, rtol=1e-6)
-    np.testing.assert_allclose(best_weights(weights, gram(x), gram(x), 0.1), weights, rtol=1e-9)
+    np.testing.assert_allclose(Root.of(gram(x), order, 0.1).best_weights(weights, gram(x)), weights, rtol=1e-9)
 
 
 def test_going_down_column_by_column_ends_where_no_single_change_helps() -> None:

@@ -96,19 +96,19 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
         return [] if options.has_scales else [AlgorithmFacts(RANGES, (), (SkippedNode("", "", NO_DATA),))]
     plan = work.plan
     errors = quantized_errors(work) if work.expected else OutputErrors()  # while there are no sums in memory
-    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
+    _, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
     rounded_data = {reader.node for each in work.plan for reader in each.readers if reader.index == 0}
     choices: dict[str, AffineChoice] = {}
     changed: list[str] = []
-    for layer in found:
+    for layer, sums in ((layer, sums) for layers, sums in surveys for layer in layers):
         choice, weight = layer.weight, constant(input_value(nodes[layer.name], 1))
         assert weight is not None, layer.name
         if not isinstance(choice, AffineChoice) or choice.axis is None or layer.name in rounded_data:
             reason = "its input is quantized, or its weight has no scales of groups or channels"
             left.append(SkippedNode(layer.name, layer.op_type, reason))
             continue
-        gram = products.pop(layer.name).inner
+        gram = sums.pop(layer.name).inner
         choices[layer.name] = searched(choice, weight, gram[0])
         matrices = (layer.layout.to_matrices(rounded(weight, each) - weight) for each in (choice, choices[layer.name]))
         before, after = (float(squared_error(each.astype(np.float64), gram).sum()) for each in matrices)

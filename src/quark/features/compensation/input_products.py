@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,17 +34,25 @@ from quark.rounded import rounded
 Array = NDArray[Any]
 ROWS_PER_COLUMN = 8  # rows of inputs that a Gram matrix is made from, for every column of it
 FEWEST_ROWS = 1024
+SURVEY_BYTES = 1 << 29  # of sums that are in memory together
 WAITING_BYTES = 1 << 20  # of rows that are multiplied together: every product passes over a whole Gram matrix
 MOST_SHRINKING = 0.9
 HELD_BACK = 4  # every fourth sample
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+Surveyed = tuple[list[TrainedLayer], dict[str, "Sums"]]  # layers, and by their names how their inputs vary together
+
+
 def surveyed_layers(
     work: Decision, op_types: Collection[str], sample_limit: int
-) -> tuple[list[TrainedLayer], list[SkippedNode], dict[str, Sums]]:
-    """The layers of these types whose weight the plan quantizes, those that are left out with the reason, and how the
-    inputs of each layer vary together. A matrix that is stored together with the table of an embedding is left out."""
+) -> tuple[int, list[SkippedNode], Iterator[Surveyed]]:
+    """The layers of these types whose weight the plan quantizes: how many there are, those that are left out with the
+    reason, and the layers with their sums. A matrix that is stored together with the table of an embedding is left out.
+
+    The float network runs once for as many layers as have SURVEY_BYTES of sums. Whoever takes sums out of a dictionary
+    frees their memory.
+    """
     found, left = trained_layers(work.model, work.plan, op_types)
     nodes = {str(node.name): node for node in work.model.graph}
     choices = {(reader.node, reader.index): each.choice for each in work.plan for reader in each.readers}
@@ -61,19 +69,34 @@ def surveyed_layers(
             continue
         found.remove(layer)
         left.append(SkippedNode(layer.name, layer.op_type, reason))
-    products = survey(
-        work.runner,
-        wanted,
-        work.samples,
-        work.settings.calibrate,
-        sample_limit=sample_limit,
-        title="how inputs vary together",
-    )
-    sums = {name: sums for each in products.values() for name, sums in each.sums.items()}
-    for each in {id(each): each for each in sums.values()}.values():
-        each.finish()
-        each.shrink()
-    return found, left, sums
+    return len(found), left, _surveys(work, found, wanted, sample_limit)
+
+
+def _surveys(
+    work: Decision, layers: Sequence[TrainedLayer], wanted: dict[str, InputProducts], sample_limit: int
+) -> Iterator[Surveyed]:
+    while wanted:
+        part: dict[str, InputProducts] = {}
+        room = SURVEY_BYTES
+        for name, products in list(wanted.items()):
+            room -= products.bytes
+            if part and room < 0:
+                break
+            part[name] = wanted.pop(name)
+        survey(
+            work.runner,
+            part,
+            work.samples,
+            work.settings.calibrate,
+            sample_limit=sample_limit,
+            title="how inputs vary together",
+        )
+        sums = {name: sums for each in part.values() for name, sums in each.sums.items()}
+        del part, products
+        for each in {id(each): each for each in sums.values()}.values():
+            each.finish()
+            each.shrink()
+        yield [layer for layer in layers if layer.name in sums], sums
 
 
 def watched_inputs(work: Work, op_types: Collection[str]) -> list[str]:
@@ -130,6 +153,11 @@ class Sums:
         self.cross = None if is_exact else np.zeros_like(self.inner)
         self.aside = np.zeros_like(self.inner) if self.data is None else None
         self._waiting: list[tuple[Array, Array | None]] = []  # rows of x and of z that are not in the sums yet
+
+    @property
+    def bytes(self) -> int:
+        """What it takes at most while rows are added."""
+        return sum(each.nbytes for each in (self.inner, self.cross, self.aside) if each is not None) + 2 * WAITING_BYTES
 
     def add(self, exact: Array, own: Array | None, is_held_back: bool) -> None:
         """Add rows of x and z, [rows, groups, columns]. Without rows of z, they are those of x, rounded if `data` says
@@ -203,6 +231,12 @@ class InputProducts:
                 return
         rows = max(FEWEST_ROWS, ROWS_PER_COLUMN * columns)
         self.sums[layer.name] = Sums(layer, data, samples, math.ceil(rows / samples))
+
+    @property
+    def bytes(self) -> int:
+        """What the sums take at most while they are made."""
+        distinct = {id(each): each for each in self.sums.values()}.values()
+        return sum(each.bytes for each in distinct)
 
     def observe(self, x: Array) -> None:
         x = x.astype(np.float32, copy=False)

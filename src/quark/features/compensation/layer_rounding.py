@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from quark.decide.searched_scales import searched_parameters
 from quark.features.compensation.fixed_scales import FixedScales
 from quark.features.compensation.grids import block_grid, independent, rounded_alone, spread
 from quark.features.compensation.options import CompensationOptions
-from quark.features.compensation.rounding import Grid, compensated, descended
+from quark.features.compensation.rounding import Grid, Root, compensated, descended
 from quark.features.finetuning.layers import TrainedLayer
 from quark.formats.affine import integer_format
 from quark.formats.catalog import get_format
@@ -23,24 +23,37 @@ from quark.rounded import float_scale, parameters_of, rounded
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """Rounded weights, those that the network would have without rounding, and the groups whose scales were chosen."""
+
+    values: Array
+    best: Array
+    groups: Groups | None
+
+
 def rounded_matrices(
-    layer: TrainedLayer, weight: Array, best: Array, inner: Array, options: CompensationOptions, sweeps: int
-) -> tuple[Array, Groups | None] | str:
-    """The rounded weights, and the groups whose scales were chosen for them; or why there are none."""
+    layer: TrainedLayer, weight: Array, inner: Array, cross: Array | None, options: CompensationOptions, sweeps: int
+) -> Rounding | str:
+    """The rounded weights; or why there are none. With `cross`, they make up for the rounding of inputs as well."""
     groups = Groups.of(layer, weight, inner)
     grid = _grid(layer, weight) if groups is None else groups.grid()
     if isinstance(grid, str):
         return grid
     if options.has_activation_order:
         grid = grid.in_order_of(np.einsum("gii->i", inner))
-    found = compensated(best, inner, grid, options.damping)
+    root = Root.of(inner, grid.order, options.damping)
+    matrices = layer.layout.to_matrices(weight.astype(np.float64))
+    best = matrices if cross is None else root.best_weights(matrices, cross)
+    found = compensated(best, root, grid)
+    del root
     if not grid.is_joint:
         found = descended(best, found, inner, grid.quantize, sweeps)
     if groups is None:
         # as the network will see them: the scale of a block is that of the values that are stored
         stored = layer.layout.from_matrices(found).astype(np.float32)
         found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(np.float64))
-    return found, groups
+    return Rounding(found, best, groups)
 
 
 def _grid(layer: TrainedLayer, weight: Array) -> Grid | str:

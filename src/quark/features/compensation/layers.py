@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quark.features.compensation.input_products import Sums
 from quark.features.compensation.layer_rounding import rounded_matrices
 from quark.features.compensation.options import CompensationOptions
-from quark.features.compensation.rounding import best_weights, squared_error
+from quark.features.compensation.rounding import squared_error, with_diagonal
 from quark.features.finetuning.layers import TrainedLayer
 from quark.plan import AffineChoice
 from quark.rounded import rounded
@@ -47,22 +47,19 @@ def compensated_layer(
     strength = _strength(layer, weight, sums, options)
     if isinstance(strength, str):
         return strength
-    inner = _with_diagonal(sums.inner, strength)
-    matrices = layer.layout.to_matrices(weight.astype(np.float64))
-    best = matrices if sums.cross is None else best_weights(matrices, inner, sums.cross, options.damping)
-    attempt = rounded_matrices(layer, weight, best, inner, options, SWEEPS)
+    inner = _with_share(sums.inner, strength) if strength else sums.inner
+    attempt = rounded_matrices(layer, weight, inner, sums.cross, options, SWEEPS)
     if isinstance(attempt, str):
         return attempt
-    found, groups = attempt
     plain = layer.layout.to_matrices(rounded(weight, layer.weight).astype(np.float64))
-    before, after = (squared_error(best - each, inner) for each in (plain, found))
+    before, after = (squared_error(attempt.best - each, inner) for each in (plain, attempt.values))
     is_better = after < before
-    kept = np.where(is_better[:, :, None], found, matrices)
+    kept = np.where(is_better[:, :, None], attempt.values, layer.layout.to_matrices(weight.astype(np.float64)))
     total = float(before.sum())
     ratio = float(np.where(is_better, after, before).sum()) / total if total > 0 else 1.0
     if not is_better.any():
         return "no output would be closer to the float network"
-    choice = None if groups is None else groups.choice(is_better)
+    choice = None if attempt.groups is None else attempt.groups.choice(is_better)
     kept_weight = layer.layout.from_matrices(kept).astype(weight.dtype)
     return CompensatedLayer(kept_weight, f"squared error {ratio:.3g} of what it was", choice)
 
@@ -84,11 +81,10 @@ def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: Compensat
     before = float(squared_error(plain, sums.aside).sum())
     least, chosen = before, None
     for strength in (first, *(each for each in STRENGTHS if each > first)):
-        inner = _with_diagonal(train, strength)
-        attempt = rounded_matrices(layer, weight, matrices, inner, options, 0)
+        attempt = rounded_matrices(layer, weight, _with_share(train, strength), None, options, 0)
         if isinstance(attempt, str):
             return attempt
-        error = matrices - attempt[0]
+        error = matrices - attempt.values
         after = float(squared_error(error, sums.aside).sum())
         if after >= least and chosen is not None:
             break
@@ -100,7 +96,6 @@ def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: Compensat
     return "it would not be closer on samples that were held back" if chosen is None else chosen
 
 
-def _with_diagonal(inner: Array, share: float) -> Array:
+def _with_share(inner: Array, share: float) -> Array:
     """Matrices with that share of the mean of their diagonal added to it."""
-    mean = np.einsum("gii->g", inner)[:, None, None] / inner.shape[-1]
-    return inner + share * mean * np.eye(inner.shape[-1]) if share else inner
+    return with_diagonal(inner, share * np.einsum("gii->g", inner) / inner.shape[-1])

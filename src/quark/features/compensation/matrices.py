@@ -21,6 +21,7 @@ from quark.features.compensation.grids import block_grid, independent, rounded_a
 from quark.features.compensation.options import LanguageCompensationOptions
 from quark.features.compensation.rounding import (
     Grid,
+    Root,
     compensated,
     compensated_power,
     descended,
@@ -167,7 +168,7 @@ def _integers(
     elif not options.has_static_groups and spec.group_size is not None:
         units = runs(np.arange(shape[1]), spec.group_size)
         grid = Grid(scales, units, at_turn=_group_scales(scales, spec, weights, options))
-    found = compensated(best[None], inner[None], grid, 0.0)
+    found = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     for _ in range(options.sweeps):
         found = descended(best[None], found, inner[None], scales, 1)
         if can_search(spec) and options.searches_scales:
@@ -258,7 +259,7 @@ def _others(
         grid = independent(rounded_alone(choice), columns, options.block_size)
     if options.has_activation_order:
         grid = grid.in_order_of(power, options.block_size)
-    found = compensated(best[None], inner[None], grid, 0.0)
+    found = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     if not grid.is_joint:
         found = descended(best[None], found, inner[None], grid.quantize, options.sweeps)
     tries.append(_stored(found[0], choice))
@@ -280,7 +281,7 @@ def _eight_bit_floats(
     grid = independent(scales, weight.shape[1], options.block_size)
     if options.has_activation_order:
         grid = grid.in_order_of(np.diagonal(inner), options.block_size)
-    found = compensated(best[None], inner[None], grid, 0.0)
+    found = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     found = descended(best[None], found, inner[None], scales, options.sweeps)[0]
     return [*tries, _Try(found, scale=plain.scale)]
 

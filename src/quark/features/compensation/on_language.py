@@ -9,7 +9,7 @@ import numpy as np
 from quark.account import AlgorithmFacts
 from quark.features.compensation.matrices import effective_damping, round_matrices
 from quark.features.compensation.options import CompensationOptions, LanguageCompensationOptions
-from quark.features.compensation.rounding import best_weights
+from quark.features.compensation.rounding import Root
 from quark.plan import SkippedNode
 from quark.torch.language.architecture import check_inside, is_inside
 from quark.torch.language.input_sums import Array, InputSums, alike, input_sums, matrix
@@ -66,7 +66,8 @@ def wanted_weights(weight: Array, sums: InputSums, damping: float, options: Lang
         return weight
     share = options.float_share if options.needs_exact_inputs else 1.0
     cross = sums.inner + share * (sums.cross - sums.inner)
-    return np.asarray(best_weights(weight[None], sums.inner[None], cross[None], damping)[0])
+    root = Root.of(sums.inner[None], np.arange(len(sums.inner)), damping)
+    return np.asarray(root.best_weights(weight[None], cross[None])[0])
 
 
 def chosen_damping(weight: Array, sums: InputSums, options: LanguageCompensationOptions) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
 
 from quark.account import AlgorithmFacts
 from quark.compare.improvement import OutputErrors
 from quark.features.bias_correction import on_onnx as bias_correction
-from quark.features.compensation.input_products import surveyed_layers, watched_inputs, with_weight_choices
+from quark.features.compensation.input_products import Sums, surveyed_layers, watched_inputs, with_weight_choices
 from quark.features.compensation.layers import CompensatedLayer, compensated_layer
 from quark.features.compensation.options import CompensationOptions
 from quark.features.finetuning.layers import TrainedLayer
@@ -18,6 +22,7 @@ from quark.onnx.graph import constant, input_value, set_constant
 from quark.onnx.progress import track
 from quark.plan import AffineChoice, SkippedNode
 
+Array = NDArray[Any]
 NAME = "compensation"
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MOST_LAYERS = 4  # at a time: each takes the memory of several Gram matrices
@@ -37,35 +42,37 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
     plan, before = work.plan, _final_errors(work)  # while there are no sums in memory
-    found, left, products = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
+    count, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
     originals: dict[str, Array] = {}
     standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
 
-    def compensate(layer: TrainedLayer) -> CompensatedLayer | str:
+    def weight_of(layer: TrainedLayer) -> Array:
         weight = constant(input_value(nodes[layer.name], 1))
         assert weight is not None, layer.name
-        return compensated_layer(layer, weight, products.pop(layer.name), options)
+        return weight
+
+    def compensate(layer: TrainedLayer, sums: dict[str, Sums]) -> CompensatedLayer | str:
+        return compensated_layer(layer, weight_of(layer), sums.pop(layer.name), options)
 
     with (
-        track(len(found), "compensating") as advance,
+        track(count, "compensating") as advance,
         one_blas_thread(),
         ThreadPoolExecutor(min(processor_count(), MOST_LAYERS)) as pool,
     ):
-        for layer, result in zip(found, pool.map(compensate, found), strict=True):
-            if isinstance(result, str):
-                left.append(SkippedNode(layer.name, layer.op_type, result))
-            else:
-                weight = constant(input_value(nodes[layer.name], 1))
-                assert weight is not None, layer.name
-                originals[layer.name] = weight
-                set_constant(work.model, nodes[layer.name], 1, result.weight)
-                changed.append(f"{layer.name}: {result.gain}")
-                if result.choice is not None:
-                    choices[layer.name] = result.choice
-            advance()
+        for layers, sums in surveys:
+            for layer, result in zip(layers, pool.map(partial(compensate, sums=sums), layers), strict=True):
+                if isinstance(result, str):
+                    left.append(SkippedNode(layer.name, layer.op_type, result))
+                else:
+                    originals[layer.name] = weight_of(layer)
+                    set_constant(work.model, nodes[layer.name], 1, result.weight)
+                    changed.append(f"{layer.name}: {result.gain}")
+                    if result.choice is not None:
+                        choices[layer.name] = result.choice
+                advance()
     work.plan = with_weight_choices(plan, choices)
     if changed and not _final_errors(work).is_no_worse_than(before):
         for name, value in work.model.graph.initializers.items():

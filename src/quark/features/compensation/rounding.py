@@ -48,6 +48,11 @@ class Grid:
     is_joint: bool = False
     at_turn: Callable[[Array, Array], None] | None = None
 
+    @property
+    def order(self) -> Array:
+        """The columns in the order in which they have their turn."""
+        return np.concatenate(self.units)
+
     def in_order_of(self, power: Array, columns: int = COLUMNS) -> Grid:
         """The same with the columns of the largest `power` first; those that share a scale stay together."""
         if self.is_joint or self.at_turn is not None:
@@ -60,23 +65,36 @@ def runs(order: Array, size: int = COLUMNS) -> list[Array]:
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def best_weights(weights: Array, inner: Array, cross: Array, damping: float) -> Array:
-    """W*, which gives for quantized inputs what `weights` give for float ones. `inner` is H, `cross` is E[x z'].
+@dataclass(frozen=True, eq=False)
+class Root:
+    """U of H^-1 = U' U, where `extra` was added to the diagonal of H and its columns were put in `order`."""
 
-    Damping pulls towards the weights as they are.
-    """
-    extra = damping * _mean_diagonal(inner)
-    eye = np.eye(inner.shape[-1])
-    wanted = weights @ (cross + extra * eye)
-    return np.asarray(np.linalg.solve(inner + extra * eye, wanted.swapaxes(1, 2)).swapaxes(1, 2))
+    order: Array
+    upper: Array
+    extra: Array
+
+    @classmethod
+    def of(cls, inner: Array, order: Array, damping: float) -> Root:
+        """The root of damped Gram matrices."""
+        extra = damping * _mean_diagonal(inner)
+        is_in_order = np.array_equal(order, np.arange(len(order)))
+        return cls(order, _upper_root(inner if is_in_order else inner[:, order[:, None], order], extra), extra)
+
+    def best_weights(self, weights: Array, cross: Array) -> Array:
+        """W*, which gives for quantized inputs what `weights` give for float ones. `cross` is E[x z'].
+
+        Damping pulls towards the weights as they are.
+        """
+        wanted = (weights @ cross + self.extra * weights)[:, :, self.order]
+        result: Array = np.empty_like(wanted)
+        result[:, :, self.order] = wanted @ self.upper.swapaxes(1, 2) @ self.upper
+        return result
 
 
-def compensated(weights: Array, inner: Array, grid: Grid, damping: float) -> Array:
-    """The weights, rounded."""
-    order = np.concatenate(grid.units)
-    left = np.ascontiguousarray(weights[:, :, order].swapaxes(1, 2), np.float64)  # columns are what is worked on
-    is_in_order = np.array_equal(order, np.arange(len(order)))
-    upper = _upper_root(inner if is_in_order else inner[:, order[:, None], order], damping)
+def compensated(weights: Array, root: Root, grid: Grid) -> Array:
+    """The weights, rounded. The root is that of the grid's order."""
+    left = np.ascontiguousarray(weights[:, :, root.order].swapaxes(1, 2), np.float64)  # columns are what is worked on
+    upper = root.upper
     result = np.empty_like(left)
     compiled = _compiled(grid.quantize) if grid.at_turn is None else None
     start = 0
@@ -187,7 +205,7 @@ def fitted_scales(weights: Array, codes: Array, inner: Array, group_size: int) -
 def compensated_power(inner: Array) -> Array:
     """What the squared error of a single weight of each column costs [groups, columns], if all others make up for it:
     1 / (H^-1)_ii. Without them it costs H_ii, which may be much more: inputs that are large vary together."""
-    return np.asarray(1 / np.square(_upper_root(inner, 0.0)).sum(axis=1))
+    return np.asarray(1 / np.square(_upper_root(inner, np.zeros(1))).sum(axis=1))
 
 
 def squared_error(difference: Array, inner: Array) -> Array:
@@ -200,11 +218,17 @@ def _mean_diagonal(matrices: Array) -> Array:
     return np.where(mean > 0, mean, 1.0)
 
 
-def _upper_root(inner: Array, damping: float) -> Array:
+def with_diagonal(matrices: Array, extra: Array) -> Array:
+    """A copy with `extra` added to the diagonal."""
+    raised: Array = matrices.copy()
+    np.einsum("gii->gi", raised)[:] += extra.reshape(-1, 1)  # a view of the diagonal
+    return raised
+
+
+def _upper_root(inner: Array, extra: Array) -> Array:
     """U of H^-1 = U' U. A column whose input is always zero gets a weight of its own, so that it changes nothing."""
-    damped = inner + damping * _mean_diagonal(inner) * np.eye(inner.shape[-1])
     # the Cholesky factor of the reversed matrix is U^-1, reversed: no inverse of H is needed
-    lower = np.linalg.cholesky(damped[:, ::-1, ::-1])
+    lower = np.linalg.cholesky(with_diagonal(inner, extra)[:, ::-1, ::-1])
     return np.ascontiguousarray(_inverse_of_lower(lower)[:, ::-1, ::-1])
 
 
