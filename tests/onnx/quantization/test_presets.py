@@ -264,6 +264,6 @@ def test_finetuning_needs_data_and_uses_as_much_as_is_said():
     assert settings_of("A8W8_ADAQUANT").sample_use is None  # calibration looks at all
     config = get_default_config("MXFP8E4M3_ADAQUANT")
     config.extra_options["FastFinetune"]["DataSize"] = 4
-    assert settings_of(config).sample_use == 32  # those of compensation
+    assert settings_of(config).sample_use == 16  # those of bias correction
     del config.extra_options["FastFinetune"]["DataSize"]
     assert settings_of(config).sample_use is None

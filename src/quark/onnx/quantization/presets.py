@@ -46,7 +46,8 @@ FINETUNING_BATCH = 4
 
 _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 
-# Weights that make up for each other's rounding. A few samples have rows enough, and more only take longer.
+# Weights that make up for each other's rounding. A few samples have rows enough, and more only take longer. Finetuning
+# rounds every layer anew and ends where it does without them.
 COMPENSATED = {"Compensation": True, "CompensationSamples": 32}
 COMPENSATED_INT8 = {"Compensation": True, "CompensationSamples": 16}
 # For small floats and blocks, which round a number with an error that grows with it: steady channels are read without
@@ -136,11 +137,12 @@ def mixed(name: str, description: str, base: Preset, target: Any) -> Preset:
 def finetuned(base: Preset, algorithm: str, name: str = "") -> Preset:
     """The base, finetuned by 'AdaRound' or 'AdaQuant'."""
     parameters = _finetuning(FINETUNING_RATE, algorithm.lower(), FINETUNING_BATCH)
+    options = {name: value for name, value in base.options.items() if name not in COMPENSATED}
     return Preset(
         name or f"{base.name}_{algorithm.upper()}",
         f"{base.description}, refined by {algorithm}",
         {**base.fields, "include_fast_ft": True},
-        {**base.options, "FastFinetune": parameters},
+        {**options, "FastFinetune": parameters},
     )
 
 
