@@ -264,15 +264,20 @@ def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_images_are_recognized_by_their_shape() -> None:
-    def is_cut(shape: tuple[int, ...], wanted: Augmentation = Augmentation.AUTO) -> bool:
-        return takes_images({"input": shape}, wanted)
+    def is_cut(
+        shape: tuple[int, ...], wanted: Augmentation = Augmentation.AUTO, dtype: torch.dtype = torch.float32
+    ) -> bool:
+        return takes_images({"input": torch.zeros(shape, dtype=dtype)}, wanted)
 
     assert is_cut((1, 3, 224, 224))
     assert not is_cut((1, 3, 8, 8))
     assert not is_cut((1, 80, 300))
     assert not is_cut((1, 1, 224, 224))
     assert is_cut((1, 1, 224, 224), Augmentation.IMAGES)
-    assert not is_cut((1, 80, 300), Augmentation.IMAGES)
+    assert not is_cut((1, 3, 224, 224), dtype=torch.uint8)
+    for shape, dtype in (((1, 80, 300), torch.float32), ((1, 3, 224, 224), torch.uint8)):
+        with pytest.raises(InvalidValueError, match="'images': input 'input' is"):
+            is_cut(shape, Augmentation.IMAGES, dtype)
     assert not is_cut((1, 3, 224, 224), Augmentation.NONE)
 
 
@@ -343,3 +348,108 @@ def test_on_a_gpu_steps_are_replayed_and_train_as_on_the_cpu(monkeypatch: pytest
     on_gpu = run("cuda")
     assert captured[0] is not None
     assert on_gpu == pytest.approx(run("cpu"), rel=0.3)  # other sums, and so another path
+
+
+def distilled_from(model: onnx.ModelProto, data: list[Any], preset: str = "A8W4", **options: Any) -> Any:
+    config = get_default_config(preset)
+    config.extra_options |= {"Distillation": True, "DistillationSteps": 4, **options}
+    return quantize(model, data, config).report.algorithms[-1]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "cuda:x", "cpu:1"])
+def test_a_device_that_torch_does_not_have_is_refused_before_the_work(device: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=f"DistillationDevice '{device}'.*only cpu"):
+        distilled_from(
+            onnx.load(network_path()),
+            [],
+            DistillationDevice=device,
+            DistillationFolder=str(tmp_path),
+            UseRandomData=True,
+        )
+
+
+def test_a_run_that_kept_no_state_leaves_no_folder(tmp_path: Path) -> None:
+    folder = {"DistillationFolder": str(tmp_path)}
+    assert distilled_from(onnx.load(network_path()), images(24), **folder).name == "distillation"
+    assert not list(tmp_path.iterdir())
+    net = Net(seed=0)
+    model = net.model(net.node("MatMul", net.input("x", (1, 16)), net.weight(16, 16)))
+    data = [np.random.default_rng(i).normal(size=(1, 16)).astype(np.float32) for i in range(24)]
+    with pytest.raises(InvalidValueError, match="expected float images"):
+        distilled_from(model, data, DistillationAugmentation="images", **folder)
+    assert not list(tmp_path.iterdir())
+
+
+def test_samples_of_several_lengths_are_trained_on() -> None:
+    net = Net(seed=0)
+    y = net.node("Relu", net.node("MatMul", net.input("x", (1, "n", 16)), net.weight(16, 16)))
+    model = net.model(net.node("MatMul", y, net.weight(16, 8)))
+    rng = np.random.default_rng(0)
+    data = [{"x": rng.normal(size=(1, n, 16)).astype(np.float32)} for n in (8, 8, *[5, 9, 7] * 8)]
+    assert distilled_from(model, data).name == "distillation"
+
+
+def test_images_of_integers_are_not_cut() -> None:
+    net = Net(seed=0)
+    x = net.node("Cast", net.input("x", (1, 3, 32, 32), dtype=np.uint8), to=1)
+    y = net.node("GlobalAveragePool", net.conv(net.node("Mul", x, net.constant(np.float32(1 / 255))), (3, 8)))
+    rng = np.random.default_rng(0)
+    data = [{"x": rng.integers(0, 256, (1, 3, 32, 32)).astype(np.uint8)} for _ in range(24)]
+    assert distilled_from(net.model(net.node("Flatten", y)), data).name == "distillation"
+
+
+def test_a_network_that_returns_integers_alone_stays_as_it_was() -> None:
+    net = Net(seed=0)
+    y = net.node("MatMul", net.input("x", (1, 16)), net.weight(16, 16))
+    model = net.model(net.node("Cast", net.node("Greater", y, net.constant(np.float32(0))), to=7))
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    data = [{"x": np.random.default_rng(i).normal(size=(1, 16)).astype(np.float32)} for i in range(24)]
+    (left,) = distilled_from(model, data).left
+    assert "no output" in left.reason
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"", [1, 2], {"numbers": (0.0, 0.0, 0, 9)}, None])
+def test_a_state_that_cannot_be_read_is_ignored(
+    content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(training, "KEPT_EVERY", 0.0)
+    plan = quantize(network_path(), images(16), get_default_config("MXFP4E2M1")).report.plan
+    model, state = load(network_path()).model, tmp_path / "state.pt"
+
+    def run() -> Any:
+        options = DistillationOptions(steps=4, batch_size=16)
+        student, teacher = OnnxNetwork(model.clone(), choices_of(plan)), OnnxNetwork(model.clone())
+        return Distillation(student, teacher, images(32), images(48)[32:], options, state).run()
+
+    whole = run()
+    if isinstance(content, bytes):
+        state.write_bytes(content)
+    else:
+        kept = torch.load(state)
+        kept["descent"]["square"].pop()  # of another network
+        torch.save(kept if content is None else content, state)
+    with caplog.at_level("WARNING", logger="quark"):
+        again = run()
+    assert "is ignored" in caplog.text
+    assert (again.before, again.after, again.steps) == (whole.before, whole.after, 4)
+
+
+def test_clipped_integers_stay_integers() -> None:
+    net = Net(seed=0)
+    limits = (net.constant(np.array(each, np.int64)) for each in (0, 9))
+    index = net.node("Clip", net.input("i", (1, 4), dtype=np.int64), *limits)
+    model = net.model(net.node("Gather", net.weight(10, 6), index))
+    feed = {"i": np.array([[-3, 4, 9, 12]])}
+    (expected,) = run_model(model, feed).values()
+    found = from_onnx(model)(i=torch.from_numpy(feed["i"]))
+    np.testing.assert_array_equal(found.detach().numpy(), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_step_of_another_shape_is_not_replayed() -> None:
+    weight = torch.ones(3, device="cuda", requires_grad=True)
+    descent = Descent({"w": weight}, {"w": 0.1}, lambda batch: (batch["x"] * weight).square().sum())
+    for number in range(1, 9):
+        rows = 1 if number > 6 else 2  # one row would be broadcast into two
+        descent.step([({"x": torch.ones(rows, 3, device="cuda")}, 1.0)], number, 0.0, 1.0)
+    assert descent.read_loss() == pytest.approx((6 * 6 + 2 * 3) / 8)

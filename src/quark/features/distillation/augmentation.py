@@ -2,8 +2,8 @@
 
 The float network says what is right for any input, so that a varied sample needs no label. For images, a sample is a
 rectangle of 35 to 100 % of the area, stretched to the full size, mirrored half of the time, and with other contrast and
-colour. Every kind of sample can
-be mixed with another: a part of each number, or, for images, every other time a rectangle that comes from the other.
+colour. Every kind of sample can be mixed with another: a part of each number, or, for images, every other time a
+rectangle that comes from the other.
 
 All random numbers come from numpy on the host, so that a run repeats itself and can go on at any step.
 """
@@ -11,11 +11,12 @@ All random numbers come from numpy on the host, so that a run repeats itself and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from enum import Enum
 
 import numpy as np
 import torch
+
+from quark.errors import InvalidValueError
 
 LEAST_AREA = 0.35
 LARGEST_ASPECT = 4 / 3
@@ -36,14 +37,24 @@ class Augmentation(Enum):
     NONE = "none"
 
 
-def takes_images(shapes: Mapping[str, tuple[int, ...]], augmentation: Augmentation) -> bool:
-    """True if samples of these shapes are cut and mirrored. `auto`: if every input is a batch of colour images."""
-    if augmentation is Augmentation.NONE:
-        return False
-    if augmentation is Augmentation.IMAGES:
-        return all(len(shape) == 4 for shape in shapes.values())
+def takes_images(batch: Tensors, augmentation: Augmentation) -> bool:
+    """True if samples like these are cut and mirrored. `auto`: if every input is a batch of colour images.
+
+    Raises InvalidValueError if they were said to be images and are not. Integers cannot be stretched.
+    """
+    are_images = {name: x.dim() == 4 and x.is_floating_point() for name, x in batch.items()}
+    if augmentation is Augmentation.IMAGES and not all(are_images.values()):
+        name = next(name for name, is_image in are_images.items() if not is_image)
+        kind, shape = str(batch[name].dtype).removeprefix("torch."), tuple(batch[name].shape)
+        raise InvalidValueError(
+            f"DistillationAugmentation 'images': input '{name}' is {kind} of shape {shape}, expected float images of "
+            "shape (batch, channels, height, width); use auto or none"
+        )
+    if augmentation is not Augmentation.AUTO:
+        return augmentation is Augmentation.IMAGES
     return all(
-        len(shape) == 4 and shape[1] == IMAGE_CHANNELS and min(shape[2:]) >= LEAST_SIDE for shape in shapes.values()
+        are_images[name] and x.shape[1] == IMAGE_CHANNELS and min(x.shape[2:]) >= LEAST_SIDE
+        for name, x in batch.items()
     )
 
 

@@ -35,9 +35,7 @@ class Descent:
         self._parameters = list(parameters.values())
         self._rates = [rates[name] for name in self._names]
         self._loss = loss
-        self._mean = [torch.zeros_like(each) for each in self._parameters]
-        self._square = [torch.zeros_like(each) for each in self._parameters]
-        self._average = [each.detach().clone() for each in self._parameters]
+        self.reset()
         device = self._parameters[0].device
         self._pace, self._share = (torch.zeros((), device=device) for _ in range(2))
         self._total = torch.zeros((), device=device)  # of the losses since they were last read
@@ -45,6 +43,12 @@ class Descent:
         self._batch: Tensors = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._ordinary_left = ORDINARY_STEPS if device.type == "cuda" else -1
+
+    def reset(self) -> None:
+        """Start anew from the parameters as they are."""
+        self._mean = [torch.zeros_like(each) for each in self._parameters]
+        self._square = [torch.zeros_like(each) for each in self._parameters]
+        self._average = [each.detach().clone() for each in self._parameters]
 
     @property
     def average(self) -> Tensors:
@@ -68,7 +72,7 @@ class Descent:
         self._count += 1
         if len(batches) == 1 and self._ordinary_left == 0:
             self._capture(batches[0][0])
-        if self._graph is not None and len(batches) == 1:
+        if self._graph is not None and len(batches) == 1 and self._is_like_captured(batches[0][0]):
             for name, x in batches[0][0].items():
                 self._batch[name].copy_(x)
             self._graph.replay()
@@ -123,6 +127,10 @@ class Descent:
             _LOG.info("steps are not replayed as a CUDA graph, which is slower: %s", error)
             return
         self._graph = graph
+
+    def _is_like_captured(self, batch: Tensors) -> bool:
+        """True if the captured step is for batches of these shapes."""
+        return all(x.shape == self._batch[name].shape for name, x in batch.items())
 
     def state(self) -> dict[str, list[torch.Tensor]]:
         """What a run needs to go on, besides the parameters."""

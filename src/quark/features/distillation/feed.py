@@ -72,10 +72,12 @@ def stacked(samples: Sequence[Sample], device: torch.device) -> Tensors:
 
 @torch.no_grad()
 def can_stack(network: Callable[..., Any], samples: Sequence[Sample], device: torch.device) -> bool:
-    """True if the network computes two samples together as it does one by one."""
+    """True if all samples fit into one batch, and the network computes two of them together as it does one by one."""
     some = samples[:2]
     shapes = [{name: np.shape(each) for name, each in sample.items()} for sample in some]
     if len(some) < 2 or shapes[0] != shapes[1] or any(not shape for shape in shapes[0].values()):
+        return False
+    if any(np.shape(each)[1:] != shapes[0][name][1:] for sample in samples for name, each in sample.items()):
         return False
     try:
         both = network(**stacked(some, device))

@@ -53,7 +53,8 @@ _LISTS = {
 
 def _clip(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
     x, *limits = inputs
-    lowest, highest = (*(None if each is None else float(each) for each in limits), None, None)[:2]
+    # numbers of the type of x, since a float limit would make integers floats
+    lowest, highest = (*(None if each is None else each.item() for each in limits), None, None)[:2]
     return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
 
 

@@ -37,7 +37,9 @@ HELD_BACK = 8  # every eighth calibration sample says when to stop
 
 
 def before_calibration(work: Work, options: DistillationOptions) -> tuple[AlgorithmFacts, ...]:
-    """Give layers a bias, which is trained too. Warns of too few samples, before anything takes time."""
+    """Give layers a bias, which is trained too. Refuses a device that torch does not have and warns of too few samples,
+    before anything takes time."""
+    _check_device(options.device)
     if not work.samples.is_random:
         give_biases(work.model)
         if work.samples.rows < FEW_SAMPLES:
@@ -55,11 +57,10 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         return []
     if work.samples.is_random or len(samples) < 2 * HELD_BACK:
         return [_nothing(f"it needs at least {2 * HELD_BACK} calibration samples that are not random numbers")]
-    if options.device.partition(":")[0] != "cpu" and not torch.cuda.is_available():
-        raise InvalidValueError(f"DistillationDevice '{options.device}': torch has no such device here, only cpu")
     held_back = samples[HELD_BACK - 1 :: HELD_BACK]
     judged = [*held_back, *work.samples.held_out]
     folder = _folder(work, work.exact, options)
+    state = folder / "state.pt"
     try:
         student, teacher = OnnxNetwork(work.model, choices_of(work.plan)), OnnxNetwork(work.exact)
         with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
@@ -67,12 +68,14 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         training = [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1]
         nodes = {str(node.name): node for node in work.model.graph}
         starts = {str(nodes[name].inputs[1].name): weight for name, weight in work.unrounded.items()}  # type: ignore[union-attr]
-        run = Distillation(student, teacher, training, held_back, options, folder / "state.pt", starts)
+        run = Distillation(student, teacher, training, held_back, options, state, starts)
+        with track(options.steps, "distilling") as advance:
+            found = run.run(advance)
     except ModelError as error:
-        shutil.rmtree(folder, ignore_errors=True)
         return [_nothing(str(error))]
-    with track(options.steps, "distilling") as advance:
-        found = run.run(advance)
+    finally:
+        if not state.exists():  # nothing to go on from
+            shutil.rmtree(folder, ignore_errors=True)
     if not options.folder:
         shutil.rmtree(folder, ignore_errors=True)
     if found.weights is None:
@@ -92,6 +95,16 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         return [_nothing(f"the outputs on held-out samples got no better: error {before:.4g}, after it {after:.4g}")]
     phrase = f"divergence {found.before:.4g} became {found.after:.4g} after {found.steps} steps"
     return [AlgorithmFacts(NAME, tuple(f"{name}: {phrase}" for name in found.weights), ())]
+
+
+def _check_device(name: str) -> None:
+    """Raise an error if torch cannot train there."""
+    kind, _, number = name.partition(":")
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if (f"cuda:{number or 0}" if kind == "cuda" else name) not in devices:
+        raise InvalidValueError(
+            f"DistillationDevice '{name}': torch has no such device here, only {', '.join(devices)}"
+        )
 
 
 def _nothing(reason: str) -> AlgorithmFacts:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quark.errors import ModelError
 from quark.features.distillation.augmentation import Augmentation, coloured, cut_and_mirrored, mixed, takes_images
 from quark.features.distillation.descent import Descent, fast_kernels
 from quark.features.distillation.feed import Feed, Sample, Tensors, can_stack
@@ -94,15 +95,16 @@ class Distillation:
         self._parameters = {name: constants[name].requires_grad_() for name in self._rates}
         self._starts = {name: torch.from_numpy(each) for name, each in starts.items() if name in self._parameters}
         self._features = common_sums(student, teacher) if options.feature_weight else []
-        stacks = can_stack(self.teacher, training, self._device)
+        stacks = can_stack(self.teacher, [*training, *held_out], self._device)
         self._training, self._held_out = (Feed(each, self._device, can_stack=stacks) for each in (training, held_out))
         first, _ = next(self._training.batches([0], 1))
-        shapes = {name: tuple(x.shape) for name, x in first.items()}
-        self._are_images = takes_images(shapes, Augmentation(options.augmentation))
+        self._are_images = takes_images(first, Augmentation(options.augmentation))
         with torch.no_grad():
             found = self.teacher.tensors(first, self.teacher.output_names)
         self._is_half = self._device.type in HALF_ON and student.has_coarse_blocks(COARSE_BITS)
         self._kinds = {name: kind_of(found[name]) for name in student.output_names if found[name].is_floating_point()}
+        if not self._kinds:
+            raise ModelError("the network has no output of floating-point numbers to compare")
         self._best: Tensors | None = None
         self._before = self._least = self._kept_divergence = math.inf
         self._written = time.monotonic()
@@ -219,17 +221,20 @@ class Distillation:
         """Go on from the state of an earlier run, if there is one. Returns the looks without a gain, and the steps."""
         if self._state is None or not self._state.exists():
             return 0, 0
+        start = {name: each.detach().clone() for name, each in self._parameters.items()}
         try:
             content = torch.load(self._state, map_location=self._device, weights_only=True)
             least, kept, idle, step = content["numbers"]
-            parameters, best, moments = content["parameters"], content["best"], content["descent"]
-        except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
+            best, numbers = content["best"], (float(least), float(kept), int(idle), int(step))
+            descent.restore(content["descent"])
+            self._put(content["parameters"])
+        except Exception as error:  # noqa: BLE001 - whatever torch and pickle say of a damaged file
             _LOG.warning("the state of distillation in '%s' is ignored: %s", self._state, error)
+            self._put(start)
+            descent.reset()
             return 0, 0
-        self._put(parameters)
-        descent.restore(moments)
-        self._best, self._least, self._kept_divergence = best, float(least), float(kept)
-        return int(idle), int(step)
+        self._best, (self._least, self._kept_divergence, *counts) = best, numbers
+        return counts[0], counts[1]
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
