@@ -329,6 +329,7 @@ def test_finetuned_layers_are_kept_beside_the_file_of_ranges():
         {"ShapeShifterYaml": "hostile.yaml"},
         {"PreprocessedModelPath": "hostile.onnx"},
         {"EvalMetrics": True, "EvalDataReader": "hostile"},
+        {"Distillation": True, "DistillationFolder": "hostile"},
     ],
 )
 def test_a_card_names_no_file_to_read_write_or_run(options):
@@ -339,3 +340,4 @@ def test_a_card_names_no_file_to_read_write_or_run(options):
     assert found.save.preprocessed is None
     options = found.calibrate
     assert (options.ranges_file, options.histogram_folder, options.evaluation_data) == (None, None, None)
+    assert all(getattr(each, "folder", "") == "" for each in found.features.values())

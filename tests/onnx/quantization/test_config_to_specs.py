@@ -6,6 +6,7 @@ import pytest
 
 from quark.decide.specs import AffineSpec, FloatSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.onnx import DistillationConfig, Int8Spec, QConfig, QLayerConfig
 from quark.onnx.insert.pairs import NodeStyle
 from quark.onnx.quantization.config import QuantizationConfig, get_default_config
 from quark.onnx.quantization.config.options import settings_of
@@ -270,3 +271,10 @@ def test_where_things_are_kept_meanwhile_is_not_in_the_file():
     there.extra_options |= {"CalibCacheDir": "ranges", "TmpDir": "scratch"}
     there.extra_options["FastFinetune"] = {**there.extra_options["FastFinetune"], "CacheDir": "layers"}
     assert settings_of(there).config == settings_of(here).config
+    here, there = (get_default_config("XINT8_DISTILL") for _ in range(2))
+    there.extra_options["DistillationFolder"] = "states"
+    assert settings_of(there).features["distillation"].folder == "states"
+    assert settings_of(there).config == settings_of(here).config
+    layer = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
+    first, second = (QConfig(layer, algo_config=[DistillationConfig(folder=each)]) for each in ("", "states"))
+    assert settings_of(first).config == settings_of(second).config

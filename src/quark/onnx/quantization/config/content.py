@@ -34,8 +34,11 @@ _FILES = (
     *("ShapeShifterYaml", "PreprocessYAML", "PreprocessedModelPath"),
 )
 
-# Folders and files that belong to one machine; cache_dir is that of an entry of `algo_config`.
-_PLACES = frozenset({"CacheDir", "CalibCacheDir", "TmpDir", "cache_dir", *_EVALUATION, *_FILES})
+# Folders and files that belong to one machine
+_PLACES = frozenset({"CacheDir", "CalibCacheDir", "DistillationFolder", "TmpDir", *_EVALUATION, *_FILES})
+_PLACES_OF_ENTRIES = frozenset(
+    {"cache_dir", "folder"}
+)  # of `algo_config`; texts there, while layers of these names are not
 
 
 # ---------------------------------------------------------------- values
@@ -121,8 +124,12 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def without_places(content: Any) -> Any:
     """Return the content without temporary and cache folders: they do not affect the bytes of the result."""
     if isinstance(content, Mapping):
-        return {name: without_places(each) for name, each in content.items() if name not in _PLACES}
+        return {name: without_places(each) for name, each in content.items() if not _is_place(name, each)}
     return [without_places(each) for each in content] if isinstance(content, (list, tuple)) else content
+
+
+def _is_place(name: str, value: Any) -> bool:
+    return name in _PLACES or (name in _PLACES_OF_ENTRIES and isinstance(value, (str, PathLike, type(None))))
 
 
 def refuse_infinite(content: Any, keys: tuple[Any, ...] = ()) -> None:
