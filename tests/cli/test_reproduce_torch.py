@@ -140,12 +140,47 @@ def test_what_a_card_cannot_hold_is_named(script: Path, tmp_path: Path) -> None:
         reproduce(path)
 
 
-def test_a_card_with_a_strange_field_is_refused(script: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("inputs", {"input": ["float32", [0]]}),
+        ("inputs", {"input": ["nn", [1]]}),
+        ("inputs", {"input": ["float32", [1_000_000] * 6]}),
+        ("inputs", {}),
+        ("options", {"path": "/"}),
+        ("options", {"opset": "x"}),
+        ("options", {"wanted": {}}),
+        ("options", {"wanted": 10**9}),
+        ("options", {"dynamic_batch": "no"}),
+        ("options", {"inputs": {"x": 1}}),
+        ("options", {"names": 1}),
+        ("state_sha256", "x"),
+    ],
+)
+def test_a_card_with_a_strange_field_is_refused(script: Path, tmp_path: Path, field: str, value: Any) -> None:
     path = export_onnx(quantized(script), tmp_path, X, check=False).path
-    beside = path.with_suffix(".json")
-    content = json.loads(beside.read_text())
-    for field, value in (("inputs", {"input": ["float32", [0]]}), ("options", {"path": "/"}), ("state_sha256", "x")):
-        changed = {**content["card"], "torch": {**content["card"]["torch"], field: value}}
-        beside.write_text(json.dumps({"card": changed}))
-        result = run(beside, "--module", f"{script}:both")
-        assert (result.exit_code, field in result.output) == (1, True), result.output
+    card = json.loads(path.with_suffix(".json").read_text())["card"]
+    value = {**card["torch"]["options"], **value} if field == "options" else value
+    path.with_suffix(".json").write_text(json.dumps({"card": {**card, "torch": {**card["torch"], field: value}}}))
+    result = run(path.with_suffix(".json"), "--module", f"{script}:both")
+    assert result.exit_code == 1
+    assert "this should not happen" not in result.output
+    assert (field in result.output) or ("example input has nothing" in result.output)
+
+
+@pytest.mark.parametrize(
+    "request_of_card", [{"help": True}, {"export_dir": "/"}, {"resume": True}, {"workers": 10**6}, {"device": "cuda"}]
+)
+def test_a_request_says_what_affects_the_bytes_and_no_more(
+    script: Path, tmp_path: Path, request_of_card: dict[str, Any]
+) -> None:
+    path = export_onnx(quantized(script), tmp_path, X, check=False).path
+    card = json.loads(path.with_suffix(".json").read_text())["card"]
+    card["torch"]["request"] = {"model_name": "resnet18", **request_of_card}
+    path.with_suffix(".json").write_text(json.dumps({"card": card}))
+    places = ("--float", script, "--calib", tmp_path)
+    result = run(path.with_suffix(".json"), *places)  # an exit status of 0 says that the bytes are the same
+    assert (result.exit_code, "torch.request" in result.output) == (1, True), result.output
+    for option in ("--module", "--state"):
+        refused = run(path.with_suffix(".json"), *places, option, script)
+        assert (refused.exit_code, "leave --module and --state out" in refused.output) == (2, True), refused.output

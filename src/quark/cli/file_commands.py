@@ -280,6 +280,8 @@ def reproduce(
             raise click.UsageError("--module and --state are for exports of torch modules: leave them out")
         result = rebuild(card, model, calib, output)
     elif found.card.torch.request:
+        if module is not None or state is not None:
+            raise click.UsageError("quark quantize-torch made this file: leave --module and --state out")
         from quark.cli.quantize_torch_command import request_of
         from quark.vision.quantizing import reproduce_classifier
 
@@ -290,9 +292,7 @@ def reproduce(
         from quark.torch.export.reproduction import reproduce_export
 
         if model is not None:
-            raise click.UsageError(
-                "--model is a float ONNX model, and this file was made from a torch module: give --module"
-            )
+            raise click.UsageError("--float is for files, and this one was made from a torch module: give --module")
         result = reproduce_export(card, module, calib, state, output)
     if as_json:
         say_json(result.to_dict(), indent=1)

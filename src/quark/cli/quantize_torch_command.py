@@ -12,6 +12,7 @@ from quark.cli.errors import ErrorReportingCommand
 from quark.cli.options import COUNT, PATH
 from quark.cli.terminal import say
 from quark.errors import InvalidValueError, MissingDependencyError
+from quark.files.foreign import Fields
 from quark.report.console import Console, Table
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ OPTIONS = [
     click.option("--image_size", type=COUNT, default=224, show_default=True),
 ]
 
+OF_A_MACHINE = frozenset({"pretrained", "data_dir", "export_dir", "resume", "device", "workers"})
+
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(OPTIONS):
@@ -137,8 +140,11 @@ def quantize_torch(**options: Any) -> None:
 
 
 def request_of(card: Card, weights: Path, data_dir: Path, export_dir: Path) -> ClassifierQuantization:
-    """Return the request that a card holds; it is checked like the command line that it is written as."""
+    """Return the request that a card holds; it is checked like the command line that it is written as. Options that
+    do not affect the bytes, such as --help and places to write to, are refused: anybody can write a card."""
     assert card.torch is not None
+    known = {name.removeprefix("--") for option in quantize_torch.params for name in option.opts}
+    Fields(card.torch.request, "card", "torch.request").refuse_others(known - OF_A_MACHINE)
     places = {"pretrained": weights, "data_dir": data_dir, "export_dir": export_dir}
     arguments = []
     for name, value in {**card.torch.request, **places}.items():

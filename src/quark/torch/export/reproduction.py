@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 
 from quark.card import Card, TorchFacts, differences, platform_facts
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.files.foreign import Fields
 from quark.files.output import scratch_folder
 from quark.measures import load_function
 from quark.onnx.data.array_files import read_array_file
@@ -29,7 +30,9 @@ from quark.onnx.quantization.making import FoundCard, placed, read_card
 from quark.onnx.quantization.reproduction import Reproduction, expected_hash, file_differences, file_hash
 from quark.onnx.save import check_output, together, write_text
 from quark.torch.capture import signature_of
-from quark.torch.export.exporter import ExportForm, GraphNames, WrittenGraph, write_graph
+from quark.torch.export.deployable import example_inputs
+from quark.torch.export.exported_graph import NEWEST_OPSET
+from quark.torch.export.exporter import LEAST_OPSET, ExportForm, GraphNames, WrittenGraph, write_graph
 from quark.torch.freeze import freeze
 from quark.torch.origin import source_facts
 from quark.torch.quantization.config.config import Config
@@ -37,6 +40,9 @@ from quark.torch.quantization.pipeline import ModelQuantizer
 from quark.torch.train.networks import QuantizedNetwork
 
 Quantized = Callable[[Card], QuantizedNetwork]
+
+NAME_FIELDS = tuple(each.name for each in fields(GraphNames))
+FORM_FIELDS = tuple(each.name for each in fields(ExportForm) if each.name != "names")
 
 
 def reproduce_export(
@@ -90,7 +96,7 @@ def rebuilt(
             f"card '{found.file}': the network was trained after it was quantized, which a card cannot repeat: give "
             "the state_dict of the quantized module with --state"
         )
-    form, example = _form_of(facts, found.file), _example_of(facts, found.file)
+    (form, wanted), zeros = _form_of(facts, found.file), _example_of(facts, found.file)
     expected, warnings = expected_hash(found)
     target = None if output is None else check_output(output, found.file, found.model, state, *paths)
     network = quantized(card)
@@ -102,7 +108,7 @@ def rebuilt(
     if origin.state_sha256 != facts.state_sha256:
         what = f"state '{state}'" if state is not None else "the quantized network"
         warnings.append(f"{what} has other numbers than the card's: SHA-256 {origin.state_sha256[:16]}")
-    wanted = facts.options.get("wanted")
+    example = example_inputs(frozen, zeros)
     with scratch_folder() as folder:
         name = found.model.name if found.model is not None else card.result.name if card.result else "model.onnx"
         path = folder / name
@@ -197,22 +203,29 @@ def _load(network: QuantizedNetwork, path: Path) -> None:
         raise InvalidValueError(f"state '{path}' is not of this quantized module: {reason}") from error
 
 
-def _form_of(facts: TorchFacts, file: Path) -> ExportForm:
-    options = dict(facts.options)
-    try:
-        names = GraphNames(*(tuple(options.pop(name, ())) for name in ("inputs", "outputs")))
-        options.pop("wanted", None)
-        return ExportForm(**options, names=names)
-    except TypeError as error:
-        raise InvalidValueError(f"card '{file}': field 'torch.options': {error}") from error
+def _form_of(facts: TorchFacts, file: Path) -> tuple[ExportForm, int | None]:
+    """Return the options of the export, and the opset that torch wrote if it was not the first choice."""
+    options = Fields(facts.options, f"card '{file}'", "torch.options")
+    options.refuse_others((*FORM_FIELDS, *NAME_FIELDS, "wanted"))
+    opset, wanted = (
+        options.integer(name, LEAST_OPSET, NEWEST_OPSET) if options.value(name) is not None else None
+        for name in ("opset", "wanted")
+    )
+    flags = {name: options.boolean(name) for name in FORM_FIELDS if name != "opset"}
+    names = GraphNames(*(options.texts(name) for name in NAME_FIELDS))
+    return ExportForm(opset, **flags, names=names), wanted
 
 
-def _example_of(facts: TorchFacts, file: Path) -> tuple[torch.Tensor, ...]:
+def _example_of(facts: TorchFacts, file: Path) -> dict[str, torch.Tensor]:
     """Return zeros: values of the example do not affect the file."""
-    found = []
+    found = {}
     for name, (dtype, shape) in facts.inputs.items():
+        where = f"card '{file}': field 'torch.inputs.{name}'"
         kind = getattr(torch, dtype, None) if dtype.isidentifier() else None
         if not isinstance(kind, torch.dtype):
-            raise InvalidValueError(f"card '{file}': field 'torch.inputs.{name}': {dtype!r} is no type of torch")
-        found.append(torch.zeros(shape, dtype=kind))
-    return tuple(found)
+            raise InvalidValueError(f"{where}: {dtype!r} is no type of torch")
+        try:
+            found[name] = torch.zeros(shape, dtype=kind)
+        except (RuntimeError, MemoryError) as error:
+            raise InvalidValueError(f"{where}: there is no tensor of {len(shape)} such dimensions: {error}") from error
+    return found
