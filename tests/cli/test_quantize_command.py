@@ -13,6 +13,7 @@ import pytest
 from commands import assert_one_line_error, run
 from tiny_models import SIZE, image, save_brightness_model, save_images
 
+from quark.cli.quantize_command import device_changes
 from quark.evaluate.comparison import Drop
 from quark.onnx import get_library_path
 
@@ -319,3 +320,27 @@ def test_a_path_behind_pack_is_no_profile(model, out):
     for word in (model.name, "portable", "after IN and OUT"):
         assert word in result.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "trained"),
+    [
+        ("A8W8", (), {}),
+        (None, (), {}),
+        ("A8W8_ADAROUND", (), {"FastFinetune.OptimDevice": "cuda:1"}),
+        ("XINT8_DISTILL", (), {"DistillationDevice": "cuda:1"}),
+        ("XINT8", (("Distillation", True),), {"DistillationDevice": "cuda:1"}),
+        (None, (("include_fast_ft", True),), {"FastFinetune.OptimDevice": "cuda:1"}),
+        ("XINT8_DISTILL", (("DistillationDevice", "cpu"),), {}),
+        ("A8W8_ADAROUND", (("FastFinetune.OptimDevice", "cpu"),), {}),
+    ],
+)
+def test_the_device_is_also_where_networks_are_trained(config, changes, trained):
+    assert dict(device_changes(config, changes, "cuda:1")) == {"InferDevice": "cuda:1", **trained}
+    assert device_changes(config, changes, "cpu") == ()
+
+
+def test_a_device_that_does_not_exist_is_named_as_it_was_given(model, out):
+    result = run("quantize", model, out, "--config", "A8W8_ADAROUND", "--device", "foo")
+    assert result.exit_code == 1
+    assert "no device 'foo'" in result.output

@@ -29,6 +29,7 @@ from quark.cli.options import (
 from quark.cli.report_command import check_page, diagnose_and_write
 from quark.cli.report_facts import LabelledData
 from quark.cli.terminal import say, say_json
+from quark.devices import Device
 from quark.evaluate.comparison import measured_drop
 from quark.evaluate.datasets import check_data
 from quark.evaluate.network import checked_file
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 DROP_EXCEEDED = 3  # exit status
 AUTO = "auto"
 TARGETS = ("cpu", "npu", "gpu", "size", "onnxruntime")  # the last is the earlier name of cpu
+UNTRAINED = "A8W8"  # a preset that trains nothing, like all defaults of targets
 
 
 def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
@@ -130,7 +132,7 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     metavar="[PROFILE]",
     help="Store block-format weights at their true bit width. PROFILE is portable (the default), custom or native.",
 )
-@device_option("Where networks are run, and layers finetuned: everything that is measured, and the verdict.")
+@device_option("Where networks are run and trained: everything that is measured, and the verdict.")
 @json_option("Print the report as JSON instead of the summary.")
 def quantize(
     model_in: Path,
@@ -203,7 +205,7 @@ def quantize(
     if is_auto:
         job = AutoQuantization(model_in, model_out, runs_on or TARGETS[0], calibration, metric, max_drop, data)
     else:
-        changes = (*changes, *device_changes(config, device))
+        changes = (*changes, *device_changes(config, changes, device))
         job = Quantization(model_in, model_out, config, changes, calibration, pack, metric, runs_on)
     model = job.run(as_json)
     if model is None:
@@ -220,13 +222,19 @@ def quantize(
             raise SystemExit(DROP_EXCEEDED)
 
 
-def device_changes(config: str | None, device: str) -> tuple[Change, ...]:
-    """The changes to a config that --device stands for."""
+def device_changes(config: str | None, changes: tuple[Change, ...], device: str) -> tuple[Change, ...]:
+    """The changes to a config that --device stands for, except where --set names another device."""
     if device == "cpu":
         return ()
-    is_finetuned = config is not None and getattr(read_config(config, ()), "include_fast_ft", False)
-    training: tuple[Change, ...] = (("FastFinetune.OptimDevice", device),) if is_finetuned else ()
-    return (("InferDevice", device), *training)
+    index = Device.parse(device).index
+    changed = read_config(config or UNTRAINED, changes)
+    wanted = [("InferDevice", device)]
+    if getattr(changed, "include_fast_ft", False):
+        wanted.append(("FastFinetune.OptimDevice", device))
+    if changed.extra_options.get("Distillation"):
+        wanted.append(("DistillationDevice", f"cuda:{index}"))  # in torch, AMD's GPUs are called cuda as well
+    given = {key for key, _ in changes}
+    return tuple(each for each in wanted if each[0] not in given)
 
 
 @dataclass(frozen=True)
