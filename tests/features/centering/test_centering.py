@@ -76,6 +76,7 @@ def test_channels_around_zero_are_left_alone():
     assert "Sub" not in {node.op_type for node in found.model.graph.node}
 
 
-def test_integers_and_random_numbers_are_left_alone():
+def test_what_is_not_rounded_to_floats_is_left_alone():
+    assert facts(result(edges(1.0), WeightsOnly=True)).left[0].reason == "activations are not quantized"
     assert "integers" in facts(result(edges(1.0), "A8W8")).left[0].reason
     assert "no calibration data" in facts(result(edges(1.0), has_data=False, UseRandomData=True)).left[0].reason

@@ -36,7 +36,6 @@ from quark.onnx.graph import (
     attribute,
     constant,
     input_value,
-    opset,
     rank,
     replace_input,
     set_constant,
@@ -47,7 +46,6 @@ Array = NDArray[Any]
 NAME = "centering"
 STEADY = 0.25  # the share of its power that a channel has around its mean, up to which it is centered
 WORTHWHILE = 0.5  # the share of the power of a layer's input that may be left
-PAD_OPSET = 11  # from which on Pad gets its sizes as an input
 
 
 class _Means:
@@ -76,10 +74,13 @@ class _Means:
 
 def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmFacts]:
     """Center the inputs of convolutions in place, where it is worth it."""
-    reason = ""
+    reason, choose = "", work.settings.choose
+    activation = None if choose.is_weights_only else choose.default.activation
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers have other means"
-    elif isinstance(work.settings.choose.default.activation, AffineSpec | None):
+    elif activation is None:
+        reason = "activations are not quantized"
+    elif isinstance(activation, AffineSpec):
         reason = "integers round all numbers alike"
     if reason:
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
@@ -87,7 +88,7 @@ def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmF
     layers: list[ir.Node] = []
     for node in work.model.graph:
         if node.op_type == "Conv" and not node.domain:
-            obstacle = _obstacle(work.model, node)
+            obstacle = _obstacle(node)
             if obstacle is None:
                 layers.append(node)
             else:
@@ -112,7 +113,7 @@ def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmF
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
-def _obstacle(model: ir.Model, node: ir.Node) -> str | None:
+def _obstacle(node: ir.Node) -> str | None:
     """Why the input of a convolution cannot be centered."""
     value, weight, bias = node.inputs[0], constant(input_value(node, 1)), input_value(node, 2)
     if weight is None or (bias is not None and constant(bias) is None):
@@ -123,8 +124,6 @@ def _obstacle(model: ir.Model, node: ir.Node) -> str | None:
         return f"its numbers are {weight.dtype}"
     if attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return "its padding follows from its input"
-    if opset(model) < PAD_OPSET:
-        return f"the model has opset {opset(model)}, before {PAD_OPSET}"
     return None
 
 
