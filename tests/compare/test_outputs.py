@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quark.compare import OutputsMeter, Verdict, overall_verdict, worst_output, worst_text
+from quark.compare.parts import _channel_axis
 
 RNG = np.random.default_rng
 SAMPLES = 8
@@ -530,3 +531,37 @@ def test_distance_falls_as_the_network_gets_better():
         assert one(float_outputs, float_outputs).kind == kind
         assert distances[0] == 0
         assert distances[0] < distances[1] < distances[2], kind
+
+
+def lengths(*shape):
+    """Samples with lengths (None) of their own."""
+    rng = RNG(3)
+    return [
+        rng.normal(size=[size or 12 + index for size in shape]).astype(np.float32) * (1 + np.arange(2 * SAMPLES)[index])
+        for index in range(SAMPLES)
+    ]
+
+
+@pytest.mark.parametrize("shape", [(1, 16, None), (1, None, 16), (1, None, None), (1, None, None, 4), (None, 1, None)])
+def test_samples_of_several_lengths_are_compared(shape):
+    expected = lengths(*shape)
+    found = one(expected, noisy(expected, 0.01))
+    assert found.verdict is Verdict.OK
+    assert found.sqnr_db == pytest.approx(40, abs=1)
+    assert one(expected, noisy(expected, 3)).verdict is Verdict.COLLAPSED
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((1, 16, None), 1),
+        ((1, None, 16), 2),
+        ((1, 3, None, None), 1),
+        ((1, None, None, 3), 3),
+        ((1, 3, 5), 2),
+        ((1, 3, 8, 8), 1),
+        ((1, 8, 8, 3), 3),
+    ],
+)
+def test_channels_are_the_axis_whose_size_is_always_the_same(shape, axis):
+    assert _channel_axis(lengths(*shape)) == axis

@@ -450,7 +450,8 @@ class ValuesMeter(PartMeter):
 
     def result(self) -> PartFidelity:
         error, power = np.array(self.error), np.array(self.power)
-        counts, totals, squares, errors = np.sum(self._channel_sums, 0)
+        has_channels = len({each.shape for each in self._channel_sums}) == 1  # not so where every axis is a length
+        counts, totals, squares, errors = np.sum(self._channel_sums, 0) if has_channels else np.zeros((4, 1))
         variances = np.maximum(squares - totals**2 / np.maximum(counts, 1e-30), 0.0)
         if self._weights is None and counts[0] >= FEWEST_POSITIONS:
             power = power * max(float(variances.sum()) / max(float(squares.sum()), 1e-30), LEAST_VARYING)

@@ -295,11 +295,16 @@ def _are_score_logits(arrays: Sequence[Array]) -> bool:
 
 
 def _channel_axis(arrays: Sequence[Array]) -> int:
-    """The axis of channels: the last, or the second where others follow that are larger."""
+    """The axis of channels: the last, or the second where others follow that are larger. If only one of these has the
+    same size in all samples, it is that one: lengths differ, and numbers of channels do not."""
     last = arrays[0].ndim - 1
-    if last < 3:
+    if last < 2:
         return last
-    return last if min(x.shape[last] for x in arrays) < min(min(x.shape[1:last]) for x in arrays) else 1
+    fixed = [axis for axis in (1, last) if len({x.shape[axis] for x in arrays}) == 1]
+    if len(fixed) == 1:
+        return fixed[0]
+    is_last = last < 3 or min(x.shape[last] for x in arrays) < min(min(x.shape[1:last]) for x in arrays)
+    return last if is_last else 1
 
 
 def _weights(name: str, axis: int, samples: Sequence[Sample]) -> Callable[[Sample], Array] | None:
