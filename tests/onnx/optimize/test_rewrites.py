@@ -24,6 +24,7 @@ from onnx_models import (
 )
 
 from quark.errors import UnknownNameError
+from quark.onnx import quantize
 from quark.onnx.load import load
 from quark.onnx.optimize import REWRITE_OF_OPTION, REWRITES, OptimizeOptions, optimize
 
@@ -52,6 +53,12 @@ def _model(case: Case, opset: int, dtype: type = np.float32) -> onnx.ModelProto:
 
 
 # --- what each rewrite is for
+
+
+def _resize_two_axes(net: Net, x: str = "x") -> str:
+    if net.opset < 18:  # has no axes
+        return net.node("Resize", x, "", net.constant(np.array([1, 1, 2, 3], np.float32)), mode="nearest")
+    return net.node("Resize", x, "", net.constant(np.array([3, 2], np.float32)), mode="nearest", axes=[-1, 2])
 
 
 def _identities(net: Net) -> str:
@@ -266,6 +273,7 @@ CASES = (
     Case("reduce_mean_to_global_average_pool", _mean_kept, after={"GlobalAveragePool": 1, "Flatten": 0}),
     Case("reduce_mean_to_global_average_pool", _mean_dropped, after={"GlobalAveragePool": 1, "Flatten": 1}),
     Case("reduce_mean_to_global_average_pool", _mean_dropped, after={"Flatten": 1}, shape=(2, 4, 3, 3)),
+    Case("resize_all_axes", _resize_two_axes, min_opset=18, tolerance=0),
     Case("split_to_slice", _split, count=2, after={"Split": 0, "Slice": 4}),
     Case("fuse_layer_norm", _layer_norm, after={"LayerNormalization": 1, "Neg": 1, "Sub": 0}, min_opset=17),
     Case("fuse_layer_norm", _layer_norm_plain, after={"LayerNormalization": 1, "Mul": 0}, min_opset=17),
@@ -392,3 +400,12 @@ def test_replacing_clip6_changes_the_function_beyond_six_alone() -> None:
     expected, got = run_model(before, feed)["y"], run_model(after, feed)["y"]
     assert got.max() > 6
     np.testing.assert_allclose(np.minimum(got, 6), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_resize_of_some_axes_runs_with_channels_last() -> None:
+    """ONNX Runtime's integer convolutions have channels last, and its optimizer takes these scales for those of all."""
+    net = Net(18)
+    y = _resize_two_axes(net, net.conv(net.input("image", (1, 4, 6, 6)), (4, 4)))
+    data = [np.random.default_rng(i).normal(size=(1, 4, 6, 6)).astype(np.float32) for i in range(4)]
+    model = quantize(net.model(net.conv(y, (4, 3), 1)), data, "A8W8").model
+    assert run_model(model, {"image": data[0]})

@@ -25,6 +25,7 @@ from quark.onnx.optimize.normalizations import fuse_instance_norm, fuse_l2_norm,
 from quark.onnx.optimize.pools_and_pads import (
     fuse_pad_into_conv,
     reduce_mean_to_global_average_pool,
+    resize_all_axes,
     split_large_kernel_pool,
     split_to_slice,
 )
@@ -47,6 +48,7 @@ REWRITES: tuple[GraphRewrite, ...] = (
     GraphRewrite(clip_to_relu),
     GraphRewrite(replace_clip6_relu, is_default=False),
     GraphRewrite(reduce_mean_to_global_average_pool),
+    GraphRewrite(resize_all_axes),
     GraphRewrite(split_large_kernel_pool, is_default=False),
     GraphRewrite(split_to_slice, is_default=False),
     GraphRewrite(copy_shared_init, is_default=False),

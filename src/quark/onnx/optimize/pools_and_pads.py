@@ -1,4 +1,4 @@
-"""Rewrites for what hardware has in one form only: padding, pooling, splitting."""
+"""Rewrites for what hardware and runtimes have in one form only: padding, pooling, splitting, resizing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from quark.onnx.graph import (
     remove_node,
     replace_input,
     replace_value,
+    set_constant,
 )
 from quark.onnx.optimize.rewrite import integers, per_node, reduction_axes
 
@@ -167,4 +168,27 @@ def split_to_slice(model: ir.Model, split: ir.Node) -> bool:
         part = add_node(model, "Slice", inputs, before=split, name=f"{split.name}_slice")
         replace_value(output, part.outputs[0])
     remove_node(split)
+    return True
+
+
+# ---- resize_all_axes ----
+
+
+@per_node("Resize")
+def resize_all_axes(model: ir.Model, resize: ir.Node) -> bool:
+    """Give a Resize of some axes a scale for each.
+
+        Resize(x, scales=[2, 2], axes=[2, 3])   becomes   Resize(x, scales=[1, 1, 2, 2])
+
+    Where ONNX Runtime computes convolutions with channels last, it reorders the scales without looking at `axes`, and
+    the network fails when it runs. Applies when the scales are constant and nothing is cropped.
+    """
+    axes, scales, size = attribute(resize, "axes"), constant(input_value(resize, 2)), rank(input_value(resize, 0))
+    mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
+    if not axes or scales is None or size is None or scales.size != len(axes) or mode == "tf_crop_and_resize":
+        return False
+    whole = np.ones(size, scales.dtype)
+    whole[[axis % size for axis in axes]] = scales
+    set_constant(model, resize, 2, whole)
+    resize.attributes.pop("axes")
     return True
