@@ -6,7 +6,7 @@ Every network that `quantize_model` returns has an `Origin`, which copies, pickl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +45,30 @@ def state_digest(state: Mapping[str, Any]) -> str:
     """
     digest = hashlib.sha256()
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            digest.update(f"{name}:{value!r};".encode())
-            continue
-        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        content = value.detach().cpu().contiguous().reshape(-1)
-        digest.update(content.view(torch.uint8).numpy().data if content.numel() else b"")
+        for piece in _pieces(name, value):
+            digest.update(piece)
     return digest.hexdigest()
+
+
+def _pieces(name: str, value: Any) -> Iterator[Any]:
+    """What is hashed of an entry. Extra state may hold anything: plain values are hashed, and the type of all others,
+    whose repr may have an address in it."""
+    if isinstance(value, torch.Tensor):
+        yield f"{name}:{value.dtype}:{tuple(value.shape)};".encode()
+        content = value.detach().cpu().contiguous().reshape(-1)
+        yield content.view(torch.uint8).numpy().data if content.numel() else b""
+    elif isinstance(value, Mapping):
+        yield f"{name}:{len(value)} entries;".encode()
+        for key, each in value.items():
+            yield from _pieces(f"{name}.{key}", each)
+    elif isinstance(value, (list, tuple)):
+        yield f"{name}:{len(value)} items;".encode()
+        for index, each in enumerate(value):
+            yield from _pieces(f"{name}[{index}]", each)
+    else:
+        is_plain = isinstance(value, (str, bytes, bool, int, float, complex, type(None)))
+        known = value if is_plain else type(value)
+        yield f"{name}:{known!r};".encode()
 
 
 def source_facts(model: nn.Module | ExportedProgram) -> FileFacts:
