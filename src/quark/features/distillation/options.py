@@ -32,7 +32,8 @@ class DistillationOptions:
     augmentation: str = setting(
         "DistillationAugmentation",
         "auto",
-        "images: samples are cut and mirrored at random; none; auto: where every input is a batch of colour images",
+        "images: samples are cut, mirrored and recoloured at random; none; auto: where every input is a batch of "
+        "colour images",
     )
     device: str = setting("DistillationDevice", "cpu", "where it trains: cpu, cuda, cuda:1 ...")
     seed: int = setting("DistillationSeed", 1705472343, "decides which samples are in which batch, and how they mix")
