@@ -85,6 +85,23 @@ def test_a_calibrated_module_gives_the_same_bytes(script: Path, tmp_path: Path, 
     )
 
 
+@pytest.mark.parametrize("kind", ["double", "bfloat16"])
+def test_a_module_of_another_type_gives_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    """ONNX Runtime computes little in these types, so that it was converted for the export."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "def both():\n"
+        "    torch.manual_seed(0)\n"
+        f"    return torch.nn.Linear(8, 4).{kind}().eval(), [torch.ones(2, 8).{kind}()]\n"
+    )
+    module, data = made_by(script)["both"]()
+    network = ModelQuantizer(Config(QuantizationConfig(INT8, INT8, INT8))).quantize_model(module, data)
+    path = export_onnx(network, tmp_path, data[0], check=False).path
+    result = run(path, "--module", f"{script}:both")
+    assert result.exit_code == 0, result.output
+
+
 def test_options_of_the_export_are_in_the_card(script: Path, tmp_path: Path) -> None:
     network = simulate_runtime(quantized(script))
     path = export_onnx(network, tmp_path, X, 20, ["pixels"], ["classes"], dynamic_batch=False, check=False).path

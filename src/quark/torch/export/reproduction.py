@@ -30,14 +30,13 @@ from quark.onnx.quantization.making import FoundCard, placed, read_card
 from quark.onnx.quantization.reproduction import Reproduction, expected_hash, file_differences, file_hash
 from quark.onnx.save import check_output, together, write_text
 from quark.torch.capture import signature_of
-from quark.torch.export.deployable import example_inputs
+from quark.torch.export.deployable import deployable, example_inputs
 from quark.torch.export.exported_graph import NEWEST_OPSET
 from quark.torch.export.exporter import LEAST_OPSET, ExportForm, GraphNames, WrittenGraph, write_graph
-from quark.torch.freeze import freeze
 from quark.torch.origin import source_facts
 from quark.torch.quantization.config.config import Config
 from quark.torch.quantization.pipeline import ModelQuantizer
-from quark.torch.train.networks import QuantizedNetwork
+from quark.torch.train.networks import FrozenNetwork, QuantizedNetwork
 
 Quantized = Callable[[Card], QuantizedNetwork]
 
@@ -102,7 +101,8 @@ def rebuilt(
     network = quantized(card)
     if state is not None:
         _load(network, Path(state))
-    frozen = freeze(network)
+    frozen = deployable(network)
+    assert isinstance(frozen, FrozenNetwork)
     origin = frozen.origin
     assert origin is not None
     if origin.state_sha256 != facts.state_sha256:
