@@ -70,6 +70,46 @@ def test_a_module_computes_what_the_runtime_does(model: onnx.ModelProto) -> None
         np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-4, atol=1e-5)
 
 
+WHERE = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners")
+ROUNDING = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+def resized_by(scales: tuple[float, ...], is_by_size: bool, **attributes: Any) -> onnx.ModelProto:
+    net = Net(opset=19)
+    x = net.input("x", (1, 3, 4, 6))
+    sizes = np.array([int(a * b) for a, b in zip((1, 3, 4, 6), scales, strict=True)])
+    given = ("", net.constant(sizes)) if is_by_size else (net.constant(np.array(scales, np.float32)),)
+    return net.model(net.node("Resize", x, "", *given, **attributes))
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("rounding", ROUNDING)
+def test_the_nearest_number_is_that_of_the_runtime(where: str, rounding: str) -> None:
+    modes = {"mode": "nearest", "coordinate_transformation_mode": where, "nearest_mode": rounding}
+    for scales in ((1, 1, 2, 2), (1, 1, 3, 3), (1, 1, 0.5, 1.3), (1, 1, 0.25, 2.5), (2, 1, 2, 1)):
+        for is_by_size in (False, True):
+            model = resized_by(scales, is_by_size, **modes)
+            feed = random_feed(model)
+            (expected,) = run_model(model, feed).values()
+            np.testing.assert_array_equal(from_onnx(model)(x=torch.from_numpy(feed["x"])).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"mode": "linear", "antialias": 1},
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+        {"mode": "cubic"},
+        {"mode": "nearest", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ],
+    ids=str,
+)
+def test_a_resize_that_torch_computes_otherwise_is_refused(attributes: dict[str, Any]) -> None:
+    model = resized_by((1, 1, 0.5, 0.5), False, **attributes)
+    with pytest.raises(ModelError, match="is not computed here"):
+        from_onnx(model)(x=torch.zeros(1, 3, 4, 6))
+
+
 def test_a_module_trains_and_goes_back_into_a_file(tmp_path: Path) -> None:
     module = from_onnx(network_path())
     x = torch.from_numpy(np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32))

@@ -110,16 +110,57 @@ def _resize(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
     x, _, scales, sizes = (*inputs, None, None, None)[:4]
     mode = str(attributes.get("mode", "nearest"))
     where = str(attributes.get("coordinate_transformation_mode", "half_pixel"))
+    axes = [int(axis) % x.dim() for axis in attributes.get("axes") or range(x.dim())]
     if sizes is not None and len(sizes):
-        wanted = [int(size) for size in sizes][2:]
+        wanted = {axis: int(size) for axis, size in zip(axes, sizes, strict=True)}
+        ratios = {axis: size / x.shape[axis] for axis, size in wanted.items()}
     else:
-        wanted = [int(size * float(scale)) for size, scale in zip(x.shape[2:], scales[2:], strict=True)]
-    is_whole = all(new % old == 0 for new, old in zip(wanted, x.shape[2:], strict=True))
-    if mode == "nearest" and is_whole and where in ("asymmetric", "half_pixel"):
-        return torch.nn.functional.interpolate(x, wanted, mode="nearest")
-    if mode == "linear" and x.dim() == 4 and where in ("half_pixel", "pytorch_half_pixel"):
-        return torch.nn.functional.interpolate(x, wanted, mode="bilinear", align_corners=False)
-    raise InvalidValueError(f"Resize of mode '{mode}', '{where}' to {wanted} is not computed here")
+        ratios = {axis: float(scale) for axis, scale in zip(axes, scales, strict=True)}
+        wanted = {axis: int(x.shape[axis] * scale) for axis, scale in ratios.items()}
+    changed = [axis for axis in axes if (wanted[axis], ratios[axis]) != (x.shape[axis], 1)]
+    is_plain = not attributes.get("antialias", 0) and attributes.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    is_exact = all(wanted[axis] == x.shape[axis] * ratios[axis] for axis in changed)
+    is_of_images = x.dim() == 4 and set(changed) <= {2, 3}
+    spatial = [wanted.get(axis, x.shape[axis]) for axis in range(2, x.dim())]
+    if mode == "nearest" and is_plain and where != "tf_crop_and_resize":
+        rounding = str(attributes.get("nearest_mode", "round_prefer_floor"))
+        # torch takes the last number before the new one
+        is_floor = (where, rounding) == ("asymmetric", "floor") or (where == "half_pixel" and "round" in rounding)
+        if is_floor and is_of_images and all(spatial[i] % x.shape[i + 2] == 0 for i in (0, 1)):
+            return torch.nn.functional.interpolate(x, spatial, mode="nearest")
+        for axis in changed:
+            index = _nearest(x.shape[axis], wanted[axis], ratios[axis], where, rounding)
+            x = x.index_select(axis, torch.from_numpy(index).to(x.device))
+        return x  # type: ignore[no-any-return]
+    # the two are the same where more than one number is wanted
+    is_halved = where == "half_pixel" or (where == "pytorch_half_pixel" and 1 not in spatial)
+    if mode == "linear" and is_plain and is_exact and is_of_images and is_halved:
+        return torch.nn.functional.interpolate(x, spatial, mode="bilinear", align_corners=False)
+    raise InvalidValueError(f"Resize of mode '{mode}', '{where}' to {spatial} is not computed here")
+
+
+def _nearest(size: int, wanted: int, ratio: float, where: str, rounding: str) -> NDArray[np.int64]:
+    """Which number each place of a resized axis has, in float32 as ONNX Runtime computes it."""
+    place, scale = np.arange(wanted, dtype=np.float32), np.float32(ratio)
+    half = np.float32(0.5)
+    if where == "asymmetric":
+        place = place / scale
+    elif where == "align_corners":
+        place = place * np.float32(size - 1) / np.float32(max(wanted - 1, 1))
+    elif where == "pytorch_half_pixel" and wanted == 1:
+        place = np.zeros(1, np.float32)
+    else:
+        place = (place + half) / scale - half
+        if where == "half_pixel_symmetric":
+            place = place + np.float32(size) * half * (1 - np.float32(wanted) / (scale * np.float32(size)))
+    index = {
+        "floor": np.floor(place),
+        "ceil": np.ceil(place),
+        "round_prefer_floor": np.ceil(place - half),
+        "round_prefer_ceil": np.floor(place + half),
+    }[rounding]
+    found: NDArray[np.int64] = np.clip(index, 0, size - 1).astype(np.int64)
+    return found
 
 
 ROWS: Mapping[str, Row] = {
