@@ -1,4 +1,4 @@
-// The kernels for whoever has pointers into a device's memory and no session: tests, and measurements.
+// Entry points for callers that have device pointers and no session: tests and benchmarks.
 #include <exception>
 #include <string>
 
@@ -28,7 +28,7 @@ int reported(const Work& work) {
 // Why no kernel can run in this process; empty if the driver was found.
 extern "C" QUARK_EXPORT const char* quark_cuda_problem() { return gpu::driver_problem().c_str(); }
 
-// What the calling thread's last failure was.
+// The message of the calling thread's last failure.
 extern "C" QUARK_EXPORT const char* quark_cuda_message() { return g_message.c_str(); }
 
 // As quark_quantize_dequantize, in the calling thread's CUDA context and on one of its streams. 0 on success; 1 for

@@ -1,7 +1,7 @@
 """The devices that ONNX Runtime computes on, and why one cannot be used. NVIDIA's driver is asked through ctypes: it is
 on every machine with a usable GPU, other libraries of CUDA are not.
 
-Where a session runs is said by a list of names. Each is a device, or a provider of ONNX Runtime:
+A list of names says where a session runs. Each is a device, or a provider of ONNX Runtime:
 
     cpu                     always there
     cuda, cuda:N            the CUDA provider on GPU N

@@ -4,7 +4,7 @@ Most models use one format everywhere. A function for that format alone needs 33
 nearly all of the time that a session takes to open goes into the nodes of its functions. Such a function ignores the
 attributes of the nodes that call it: after changing them, write the functions again.
 
-The tensor keeps its shape. What is in blocks are magnitudes, gathered along the axis,
+The tensor keeps its shape. Only its magnitudes are gathered into blocks, along the axis:
 
     blocks = Gather(|x|, starts and offsets)     (..., n, ...) -> (..., blocks, block, ...)
     step   = Gather(steps of the blocks, i // block)           -> (..., n, ...)
@@ -12,8 +12,8 @@ The tensor keeps its shape. What is in blocks are magnitudes, gathered along the
 where a last block that is too short repeats its last element. Both lists of indices are cut from constants by the
 length of the axis, which ONNX Runtime does when it creates the session.
 
-A NaN counts as Inf, whose scale is Inf - Inf: the whole block becomes NaN. Elements are rounded in units of `step`: of
-an integer, its spacing; of a float, the block's scale. Powers of two follow from magnitudes in float64 as in
+A NaN counts as Inf, whose scale is Inf - Inf: the whole block becomes NaN. Elements are rounded in units of `step`: the
+spacing of integers, or the block's scale for floats. Powers of two follow from magnitudes in float64 as in
 `portable_blocks`. With sub-blocks the magnitude of a sub-block counts, but at least 2^-max_shift times that of its
 block.
 """

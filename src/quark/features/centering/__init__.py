@@ -1,1 +1,1 @@
-"""Centering: convolutions read channels that hardly vary without their mean, which their bias adds again."""
+"""Centering: convolutions read nearly constant channels with the mean subtracted, and their bias adds it back."""

@@ -2,17 +2,17 @@
 
     W x + b = W (x - m) + (b + W m)        exact for any m
 
-Small floats and blocks round a number with an error that grows with it. A channel that stays close to m, as those of
-the first layers do that pass on the brightness of an image, is rounded for its m, and a filter that looks for edges
-takes differences of such numbers: little but the error is left. MobileNet-V2 loses more at the input of its first
-depthwise convolution than in all other activations together.
+Small floats and blocks round large numbers more coarsely than small ones. If a channel stays close to m, as channels of
+the first layers that carry the brightness of an image do, the size of m decides how coarsely it is rounded. A filter
+that detects edges takes differences of such numbers, of which little but the rounding error is left. MobileNet-V2 loses
+more at the input of its first depthwise convolution than in all other activations together.
 
 A convolution pads with zeros, which are values like any other. So the tensor is padded before the mean is subtracted:
 
     x -> Pad -> Sub(m) -> Conv without padding
 
-m is the mean of a channel that varies little, and 0 for all others: zeros, which are exact in every format, stay zeros
-there. A layer is centered if that takes most of the power out of its input, each channel weighed by its weights.
+m is the mean of a channel that varies little, and 0 for all others, whose zeros stay zeros: they are exact in every
+format. A layer is centered if that removes most of the power of its input, with channels weighted by their weights.
 """
 
 from __future__ import annotations

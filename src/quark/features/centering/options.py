@@ -17,8 +17,8 @@ class CenteringOptions:
 FEATURE = Feature(
     "centering",
     switch="Centering",
-    doc="convolutions read channels that hardly vary around their mean without it, which their bias adds again; "
-    "for floats and blocks, which round large numbers more coarsely than small ones",
+    doc="convolutions read nearly constant channels with the mean subtracted, and their bias adds it back; for floats "
+    "and blocks, which round large numbers more coarsely than small ones",
     options=CenteringOptions,
     nouns={"centering": "layer"},
     data_use="centering takes the means of channels from it",

@@ -16,7 +16,7 @@ from quark.torch.language.input_sums import Array, InputSums, alike, input_sums,
 from quark.torch.language.pipeline import LayerWork, ModelWork
 
 NAME = "compensation"
-DAMPING_FACTORS = (1.0, 8.0, 64.0)  # that are tried on held rows, until they do worse
+DAMPING_FACTORS = (1.0, 8.0, 64.0)  # tried in this order on held rows, until one does worse
 
 
 def before_layers(work: ModelWork, options: CompensationOptions) -> list[AlgorithmFacts]:
@@ -71,9 +71,9 @@ def wanted_weights(weight: Array, sums: InputSums, damping: float, options: Lang
 
 
 def chosen_damping(weight: Array, sums: InputSums, options: LanguageCompensationOptions) -> float:
-    """The damping of the options, or so many times that as does best on held rows.
+    """Return the damping of the options, or the multiple of it that does best on held rows.
 
-    Few rows lead to weights that fit these rows and little else.
+    With few rows and little damping, weights fit these rows and little else.
     """
     damping = effective_damping(sums.inner, options)
     if sums.held is None:

@@ -6,11 +6,11 @@ D is the divergence sum p log(p / q) for class scores (a row for each sample), a
 outputs. Adam with warm-up, a cosine to 0 and clipped gradients moves every weight by about the learning rate, a share
 of what rounding changes weights by. Samples are varied (augmentation.py), so that few of them go further.
 
-Now and then, the network with the weights as they are and the one with their running average are compared with float on
-samples that training does not see. Divergences of looks shortly after each other differ by chance, so that of those
-that are as good as the best, the last is kept: it was trained longer. The first look is at the weights as they stood:
-if nothing is better, nothing changes. The state is written at looks, and the same run goes on from there. On the CPU,
-the same run ends with the same bits, whether it was interrupted or not. On a GPU it does not: the sums that make
+About twenty times in a run, the network with the weights as they are and the one with their running average are
+compared with float on samples that training does not see. These divergences also differ by chance, so among those that
+are as good as the best the latest is kept: it was trained longer. The weights as they were before training are compared
+first, and stay if nothing is better. The state is written at these looks, and the same run goes on from there. On the
+CPU, the same run ends with the same bits, whether it was interrupted or not. On a GPU it does not: the sums that make
 gradients are in no fixed order there.
 """
 

@@ -24,8 +24,8 @@ class InputSums:
     """Means over rows, with x the input of linear layers in the float network and z what they compute with.
 
     `inner` is E[z z'] and `cross` E[x z'], which is `inner` itself if x is z. `magnitudes` are E |z|, `largest` is
-    max |z|, for each channel. `held` are the x and z [rows, inputs] of a few whole batches, to try on what the others
-    lead to; None if x is z, or for a single batch. The means include them.
+    max |z|, for each channel. `held` are the x and z [rows, inputs] of a few whole batches, to judge weights that were
+    fitted to the others; None if x is z, or for a single batch. The means include them.
     """
 
     inner: Array

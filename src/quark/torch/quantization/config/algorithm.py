@@ -176,8 +176,8 @@ class GPTQConfig(AlgoConfig):
     the paper, the perplexity of SmolLM2 in int4 rose by 17 % instead of 5 %.
 
     Bits, groups and formats are those of the weight's spec. `block_size` columns are rounded before others are updated.
-    `damp_percent` of the mean of the Gram matrix's diagonal is added to it, or 8 or 64 times that, where weights that
-    are moved by seven eighths of the batches suit the last eighth better. `desc_act`: columns of large inputs come
+    `damp_percent` of the mean of the Gram matrix's diagonal is added to it, or 8 or 64 times that, if weights that were
+    fitted to seven eighths of the batches then do better on the last eighth. `desc_act`: columns of large inputs come
     first. Without `static_groups` the scale of a group is found when its turn comes. `inside_layer_modules` are paths
     in a decoder layer, all linear layers if empty; `model_decoder_layers` is the path of the list of layers, which is
     found if it is empty.
