@@ -83,8 +83,15 @@ def test_other_names_are_errors_that_list_the_kinds(name: str) -> None:
         ((CUDA_PROVIDER, CPU_PROVIDER), "cuda:0"),
     ],
 )
-def test_the_first_name_says_the_device(names: tuple[str, ...], device: str) -> None:
+def test_the_first_name_says_the_device(names: tuple[str, ...], device: str, two_gpus: list[dict[str, Any]]) -> None:
     assert str(device_of(names)) == device
+
+
+def test_a_provider_that_is_skipped_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU_PROVIDER])
+    config = get_default_config("A8W8")
+    config.execution_providers = [CUDA_PROVIDER]
+    assert quantize(network(), samples(2), config).report.device == "cpu"
 
 
 def test_the_cuda_provider_gets_its_device_and_computes_in_float32(two_gpus: list[dict[str, Any]]) -> None:

@@ -166,8 +166,12 @@ def checked_device(name: str) -> tuple[str]:
 
 
 def device_of(names: Iterable[str]) -> Device:
-    """The device of a list of devices and providers: that of the first entry."""
-    first = next(iter(names), "cpu")
+    """The device that a list of devices and providers stands for: that of its first entry, except for providers that
+    this ONNX Runtime does not have."""
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    first = next((name for name in names if is_device(name) or name in available), "cpu")
     if is_device(first):
         return Device.parse(first)
     return Device(next((kind for kind, providers in PROVIDERS.items() if first in providers), "cpu"))
