@@ -144,6 +144,29 @@ def test_another_module_other_data_and_none_are_named(script: Path, tmp_path: Pa
         assert fragment in " ".join(result.output.split()), result.output
 
 
+def test_what_is_read_is_not_overwritten(script: Path, tmp_path: Path) -> None:
+    path = export_onnx(quantized(script), tmp_path, X, check=False).path
+    data, before = tmp_path / "data.npz", script.read_text()
+    np.savez(data, input=made_by(script)["data"]().numpy())
+    kept = data.read_bytes()
+    for output in (script, data, path):
+        result = run(path, "--module", f"{script}:module", "--calib", data, "--output", output)
+        assert result.exit_code == 1, result.output
+    assert (script.read_text(), data.read_bytes()) == (before, kept)
+
+
+@pytest.mark.parametrize(
+    "code", ["raise SystemExit(0)", "def f():\n    raise SystemExit(0)", "def f():\n    raise ValueError('no file')"]
+)
+def test_a_script_that_fails_is_no_success(script: Path, tmp_path: Path, code: str) -> None:
+    path = export_onnx(quantized(script), tmp_path, X, check=False).path
+    script.write_text(code)
+    result = run(path, "--module", f"{script}:f")
+    assert result.exit_code == 1, result.output
+    assert "failed" in result.output
+    assert "this should not happen" not in result.output
+
+
 def test_what_a_card_cannot_hold_is_named(script: Path, tmp_path: Path) -> None:
     module, data = made_by(script)["both"]()
     shapes = {"input": {0: "n"}}

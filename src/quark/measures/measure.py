@@ -421,7 +421,7 @@ def _module_of_file(file: Path, text: str, what: str) -> Any:
     sys.modules[name] = module  # dataclasses and pickle look it up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InvalidValueError(f"{what} '{text}': loading '{file}' failed: {type(error).__name__}: {error}") from error
     return module

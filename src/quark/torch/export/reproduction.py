@@ -70,7 +70,8 @@ def reproduce_export(
     def quantized(known: Card) -> QuantizedNetwork:
         return _quantized(known, function, data, found.file)
 
-    return rebuilt(found, quantized, state, output)
+    script = module.rpartition(":")[0] if isinstance(module, str) else None
+    return rebuilt(found, quantized, state, output, reads=(script, data))
 
 
 def rebuilt(
@@ -79,9 +80,10 @@ def rebuilt(
     state: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     paths: tuple[Any, Any] = (None, None),
+    reads: tuple[Any, ...] = (),
 ) -> Reproduction:
     """Export what `quantized` returns in the form of the card, and compare. `paths` are source and data, for the JSON
-    beside `output`."""
+    beside `output`. They and the files of `reads` are not overwritten."""
     card = found.card
     facts = card.torch
     assert facts is not None
@@ -97,7 +99,7 @@ def rebuilt(
         )
     (form, wanted), zeros = _form_of(facts, found.file), _example_of(facts, found.file)
     expected, warnings = expected_hash(found)
-    target = None if output is None else check_output(output, found.file, found.model, state, *paths)
+    target = None if output is None else check_output(output, found.file, found.model, state, *paths, *reads)
     network = quantized(card)
     if state is not None:
         _load(network, Path(state))
@@ -138,7 +140,10 @@ def rebuilt(
 
 def _quantized(card: Card, function: Callable[[], Any], data: Any, file: Path) -> QuantizedNetwork:
     """Return the calibrated network; an InvalidValueError says if the module or the data is not the card's."""
-    returned = function()
+    try:
+        returned = function()
+    except (Exception, SystemExit) as error:  # an exit status of 0 would say that the bytes are the same
+        raise InvalidValueError(f"the function that returns the module failed: {_told(error)}") from error
     module, loader = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(module, (nn.Module, ExportedProgram)):
         raise UnsupportedTypeError(
@@ -193,14 +198,17 @@ def _load(network: QuantizedNetwork, path: Path) -> None:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors have no base class for invalid files
-        reason = str(error).partition("\n")[0]
-        raise InvalidValueError(f"state '{path}' cannot be read: {type(error).__name__}: {reason}") from error
+        raise InvalidValueError(f"state '{path}' cannot be read: {_told(error)}") from error
     inner = content.get("model") if isinstance(content, Mapping) else None
     try:
         network.load_state_dict(inner if isinstance(inner, Mapping) else content)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InvalidValueError(f"state '{path}' is not of this quantized module: {reason}") from error
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _form_of(facts: TorchFacts, file: Path) -> tuple[ExportForm, int | None]:
