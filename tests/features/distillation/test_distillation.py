@@ -133,6 +133,21 @@ def test_integers_are_divided_as_integers() -> None:
     assert OPERATORS["Div"]((size / 4, parts), {})[1] == -0.875
 
 
+@pytest.mark.parametrize("names", [("_last_use", "training"), ("a.b", "a_b"), ("forward", ""), ("_lists", "\x1b[31m")])
+def test_constants_may_have_any_name(names: tuple[str, str]) -> None:
+    net = Net(opset=17)
+    first, second = (net.constant(np.random.default_rng(i).normal(size=(4, 4)).astype(np.float32)) for i in (0, 1))
+    model = net.model(net.node("MatMul", net.node("MatMul", net.input("x", (1, 4)), first), second))
+    for node in model.graph.node:
+        node.input[1] = names[0] if node.input[1] == first else names[1] or "c"
+    for tensor, name in zip(model.graph.initializer, names, strict=True):
+        tensor.name = name or "c"
+    feed = random_feed(model)
+    (expected,) = run_model(model, feed).values()
+    found = from_onnx(model)(x=torch.from_numpy(feed["x"]))
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5)
+
+
 def test_operators_without_a_row_are_named() -> None:
     net = Net(opset=17)
     x = net.input("x", (2, 3))

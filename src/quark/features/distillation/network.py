@@ -230,6 +230,7 @@ class OnnxNetwork(torch.nn.Module):
         self.constants: dict[str, str] = {}  # the attribute of each constant, by its name in the file
         self._lists: dict[Place, torch.Tensor] = {}
         self._trained: set[str] = set()
+        self._last_use: dict[int, list[str]] = {}  # set here, since no constant may take the name of an attribute
         self._steps = [(node, ROWS[node.op_type], _attributes_of(node)) for node in model.graph]
         for node in model.graph:
             for index, value in enumerate(node.inputs):
