@@ -1,11 +1,13 @@
 """What is tried, in which order, and what is left out for which reason."""
 
 import math
+import sys
 
 import pytest
 from made_trials import failed, trial
 
 from quark.cli.options import read_config
+from quark.decide.specs import bits_of
 from quark.errors import UnknownNameError
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.presets import PRESETS
@@ -26,6 +28,21 @@ def test_every_candidate_is_a_legal_config_of_its_own(traits):
         settings = settings_of(each.config())
         assert not [remark for remark in settings.remarks if any(key in remark for key, _ in each.changes)]
         assert each.base in bases or (not each.base and each.stage in (Stage.DIRECT, Stage.MIXED))
+
+
+def test_finetuned_candidates_have_the_format_of_their_base_and_need_torch(monkeypatch):
+    for each in ladder(CNN):
+        if each.stage is Stage.FINETUNED:
+            settings = settings_of(each.config())
+            weight = settings.choose.default.weight
+            assert weight is not None
+            assert each.format == weight.format
+            assert each.bits == bits_of(settings.choose.default)[1]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    now = Situation((), Limits(), 0)
+    for each in ladder(CNN):  # without torch, the list of candidates is the same, and those are not tried
+        reason = reason_to_skip(each, now) or ""
+        assert ("pip install torch" in reason) == (each.stage is Stage.FINETUNED)
 
 
 def test_set_on_the_command_line_makes_the_same_config():

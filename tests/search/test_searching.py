@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,14 @@ def attempts(monkeypatch):
 
     monkeypatch.setattr(Bench, "attempt", counted)
     return names
+
+
+def test_without_torch_the_rest_is_searched(model, calib, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = search(model, calib, Wanted(formats=("mxint8",)))
+    assert result.best is not None
+    reasons = dict(result.skipped)
+    assert "torch, which is not installed" in reasons["MXINT8_ADAQUANT"]
 
 
 def test_ranks_what_it_tried_and_keeps_it(model, calib, labelled, tmp_path, monkeypatch):

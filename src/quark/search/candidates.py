@@ -14,7 +14,8 @@ format has the size of its base. `reason_to_skip` therefore skips it if the base
     is no smaller than a trial that is within all budgets
     is beaten by another trial: finetuning is for those of the front
 
-and skips any candidate that cannot be small enough by the bits of its weights, or finished in time.
+and skips any candidate that cannot be small enough by the bits of its weights, finished in time, or, without torch,
+trained.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from quark.errors import UnknownNameError, unknown_name
 from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
 from quark.onnx.quantization.config.content import merged
 from quark.onnx.quantization.config.data_type import MXFP4E2M1
+from quark.onnx.quantization.config.finetune_options import is_torch_installed
 from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.presets import PRESETS, unknown_preset
 from quark.onnx.quantization.targets import Target
@@ -233,7 +235,8 @@ def _finetuned(base: Candidate) -> Iterator[Candidate]:
     for suffix in ("_ADAROUND", "_ADAQUANT"):
         if base.preset + suffix in PRESETS:
             name = base.preset + suffix
-            yield _candidate(name, name, Stage.FINETUNED, (), base.name)
+            # settings_of needs torch for these, and the formats are those of the base anyway
+            yield Candidate(name, name, Stage.FINETUNED, (), base.name, base.bits, base.format)
             return
 
 
@@ -251,6 +254,8 @@ def reason_to_skip(candidate: Candidate, now: Situation) -> str | None:
     """Return the reason not to try a candidate, or None."""
     if now.seconds_left <= 0:
         return "the time is up"
+    if candidate.stage is Stage.FINETUNED and not is_torch_installed():
+        return "finetuning needs torch, which is not installed: pip install torch"
     smallest = now.weights * candidate.bits / 8
     if smallest > now.limits.size_bytes:
         return f"weights of {candidate.bits:g} bits take {size_text(int(smallest))}: more than the size budget"

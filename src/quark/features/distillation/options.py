@@ -45,9 +45,7 @@ class DistillationOptions:
 
     def __post_init__(self) -> None:
         if find_spec("torch") is None:
-            raise MissingDependencyError(
-                "Distillation trains with torch, which is not installed: pip install 'quark-quantizer[torch]'"
-            )
+            raise MissingDependencyError("Distillation trains with torch, which is not installed: pip install torch")
         for name, value, least in (
             ("Steps", self.steps, 1),
             ("Batch", self.batch_size, 1),

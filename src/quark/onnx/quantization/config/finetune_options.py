@@ -146,6 +146,13 @@ def finetune_settings(entry: AdaRoundConfig) -> dict[str, Any]:
     return settings
 
 
+def is_torch_installed() -> bool:
+    """True if torch can be imported. It is looked for, and not imported."""
+    if "torch" in sys.modules:  # a None there forbids the import
+        return sys.modules["torch"] is not None
+    return importlib.util.find_spec("torch") is not None
+
+
 def finetune_options(draft: Draft) -> FinetuneOptions:
     """The typed options. Raises an error if torch or a device that is asked for is missing."""
     settings = {name: value for name, value in draft.of("finetune").get("settings", {}).items() if value is not None}
@@ -165,9 +172,7 @@ def finetune_options(draft: Draft) -> FinetuneOptions:
     needless = [name for name, value in settings.items() if _SETTINGS[name].remark and value]
     draft.remarks += [f"{OPTION}.{name}: {_SETTINGS[name].remark}" for name in needless]
     _check_reference(draft, settings)
-    # torch is looked for and not imported yet; a None in sys.modules forbids its import
-    is_known = "torch" in sys.modules
-    if (sys.modules["torch"] if is_known else importlib.util.find_spec("torch")) is None:
+    if not is_torch_installed():
         raise MissingDependencyError(
             "finetuning (include_fast_ft=True) trains with torch, which is not installed: "
             "pip install torch, or set include_fast_ft=False"
