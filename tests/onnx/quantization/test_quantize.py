@@ -317,6 +317,25 @@ def test_bad_data_is_refused_by_name_and_leaves_nothing(samples, message, preset
     assert not list(folder.iterdir())
 
 
+def test_data_of_one_value_is_remarked_on():
+    zeros = quantize(network_path(), np.zeros((16, 1, 8, 8), np.float32)).report
+    assert [each for each in zeros.remarks if "every value of 'input' is 0, in all samples" in each]
+    images_and_zeros = np.concatenate([np.zeros((8, 1, 8, 8), np.float32), np.ones((8, 1, 8, 8), np.float32)])
+    assert not [each for each in quantize(network_path(), images_and_zeros).report.remarks if "every value" in each]
+
+
+def test_a_constant_mask_beside_an_input_is_fine():
+    net = Net()
+    model = net.model(net.node("Mul", net.input("x", [1, 4]), net.input("mask", [1, 4])))
+    samples = [{"x": RANDOM.random((1, 4), np.float32), "mask": np.ones((1, 4), np.float32)} for _ in range(4)]
+    assert not [each for each in quantize(model, samples).report.remarks if "every value" in each]
+
+
+def test_one_batch_of_samples_is_counted_as_what_it_is():
+    report = quantize(network_path(), [np.random.default_rng(0).random((16, 1, 8, 8), dtype=np.float32)]).report
+    assert [each for each in report.remarks if each.startswith("one batch of 16 samples only")]
+
+
 def test_an_already_quantized_model_is_recognised():
     for preset in ("A8W8", "MXINT8", "UINT8_DYNAMIC_QUANT"):
         model = quantize(network_path(), sample_list(), preset).model

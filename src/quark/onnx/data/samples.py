@@ -282,6 +282,24 @@ class Samples:
         """Drop the held-out samples, as there will be no verdict. The calibration samples stay the same."""
         self.held_out, self.is_held_out_shared = [], False
 
+    def constants(self) -> dict[str, float]:
+        """The inputs of floats with their value, if each of them has one value throughout all samples; else nothing.
+
+        A mask may well be constant as long as another input is not.
+        """
+        first = next(self.in_order())
+        values = {
+            name: float(array.flat[0])
+            for name, array in first.items()
+            if array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
+        }
+        constant = set(values)
+        for sample in self.in_order():
+            constant = {name for name in constant if np.all(sample[name] == values[name])}
+            if len(constant) < len(values):  # usually after the first sample
+                return {}
+        return values
+
     def digest(self) -> str:
         """A hash of every value of the calibration samples."""
         state = hashlib.sha256()

@@ -57,7 +57,7 @@ from quark.onnx.view import tensor_names, view_of
 from quark.plan import AffineChoice, QuantizationPlan, Role
 from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
-from quark.report.quantities import size_text
+from quark.report.quantities import listed, size_text
 
 USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
 VERDICT_MACS = 15_000_000_000  # of all samples together, for a model that only the verdict runs
@@ -319,7 +319,14 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
     if not samples.is_random and (settings.calibrate.random_shapes or settings.calibrate.random_ranges):
         remarks.append("RandomDataReaderInput...: there is calibration data, so no random data is used")
     if samples.is_held_out_shared:
-        remarks.append("one sample only: the verdict is about the sample that was calibrated on")
+        few = "one sample" if samples.rows == 1 else f"one batch of {samples.rows} samples"
+        remarks.append(f"{few} only: the verdict is about what was calibrated on")
+    if constants := samples.constants():
+        told = listed(f"'{name}' is {value:g}" for name, value in constants.items())
+        remarks.append(
+            f"every value of {told}, in all samples: the ranges fit no other input, and the verdict says nothing "
+            "about one. Check how the data is made"
+        )
     return remarks
 
 
