@@ -296,6 +296,11 @@ def test_bad_data_are_refused_by_name(data: Any, error: type[Exception], words: 
         assert word in str(caught.value)
 
 
+def test_an_input_of_size_0_is_said_to_be_the_reason() -> None:
+    with pytest.raises(InvalidValueError, match=r"takes 'x' \(float32, 0x3x4x4\)\. No array with values fits"):
+        open_samples(images(1), (InputInfo("x", FLOAT, (0, 3, 4, 4)),))
+
+
 def test_a_reader_that_fails_is_named_with_the_sample_and_the_reason() -> None:
     def failing() -> Iterator[Any]:
         yield images(1)
@@ -310,12 +315,14 @@ def test_pickles_and_broken_files_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     (tmp_path / "broken.npz").write_bytes(b"PK nonsense")
     (tmp_path / "data.csv").write_text("1,2")
+    (tmp_path / "text.npz").write_text("1,2")
     (tmp_path / "empty").mkdir()
     np.savez(tmp_path / "names.npz", a=images(1), b=images(1))
     for name, word in (
         ("objects.npy", "objects.npy"),
         ("broken.npz", "broken.npz"),
         ("data.csv", r"\.npz"),
+        ("text.npz", "does not begin as a .npy or .npz file"),
         ("empty", "no images"),
         ("names.npz", "'x'"),
     ):

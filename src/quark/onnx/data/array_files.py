@@ -27,6 +27,7 @@ from quark.report.quantities import size_text
 ARRAY_SUFFIXES = (".npy", ".npz")
 MOST_ARRAYS = 10_000  # in one archive
 _ZIP_PREFIXES = (b"PK\x03\x04", b"PK\x05\x06")  # the second one begins an archive without entries
+_PICKLE = b"\x80"
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -52,7 +53,9 @@ def read_array_file(path: Path, label: str, names: Collection[str] | None = None
 
 def _read_single(file: IO[bytes], label: str, start: bytes) -> npt.NDArray[Any]:
     if start != npy.MAGIC_PREFIX:
-        raise ValueError("it is none, or holds Python objects, which are not loaded")
+        if start.startswith(_PICKLE):
+            raise ValueError("it holds Python objects, which are not loaded")
+        raise ValueError("it does not begin as a .npy or .npz file does")
     file.seek(0)
     size = os.fstat(file.fileno()).st_size
     _check_memory(_announced_bytes(file, size, ""), label)

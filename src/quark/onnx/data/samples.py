@@ -170,7 +170,10 @@ def _check(array: npt.NDArray[Any], info: InputInfo, what: str) -> npt.NDArray[A
     if fits and info.shape and info.batch is not None:  # several batches are fed one after the other
         fits = info.batch > 0 and array.shape[0] % info.batch == 0
     if not fits:
-        raise InvalidValueError(f"{what}: shape {array.shape}, the model takes {info}")
+        hint = ""
+        if 0 in (info.shape or ()):
+            hint = ". No array with values fits an axis of 0: export the model with the axis at its size, or free"
+        raise InvalidValueError(f"{what}: shape {array.shape}, the model takes {info}{hint}")
     if array.dtype.kind in "fc" or array.dtype == ml_dtypes.bfloat16:
         bad = int(array.size - np.count_nonzero(np.isfinite(array)))
         if bad:
