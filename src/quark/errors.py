@@ -79,7 +79,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     wanted = str(name).lower()
     longer = [each for each in names if wanted and each.lower().startswith(wanted)]
     by_lower = {each.lower(): each for each in names}
-    nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.6)]
+    nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.65)]
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     listing = f" Known: {', '.join(names)}." if len(names) <= _MOST_LISTED else ""
     listing = listing if names else " There are none."

@@ -95,6 +95,18 @@ def _no_nodes(net: Net) -> None:
     net.nodes.clear()
 
 
+def test_no_outputs() -> None:
+    model = conv_bn_relu()
+    del model.graph.output[:]
+    _refused(model, "the graph has no outputs")
+
+
+def test_an_unknown_operator_is_like_no_other() -> None:
+    net = Net()
+    model = net.model(net.node("Frobnicate", net.input("x", (1, 4)), name="f"))
+    assert "Did you mean" not in _refused(model, "'Frobnicate'")
+
+
 def _output_twice(net: Net) -> None:
     net.nodes.append(helper.make_node("Relu", ["x"], ["y"], name="again"))
 

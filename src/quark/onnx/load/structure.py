@@ -20,6 +20,8 @@ def check_structure(proto: onnx.ModelProto, name: str) -> None:
     """Raise ModelError, naming the node or value, if the main graph, a subgraph or a function is not a graph."""
     if not proto.graph.node:
         raise ModelError(f"'{name}': the graph has no nodes. Expected a network")
+    if not proto.graph.output:
+        raise ModelError(f"'{name}': the graph has no outputs. Name its results among them, and export it again")
     if proto.graph.sparse_initializer:
         sparse = proto.graph.sparse_initializer[0].values.name
         raise ModelError(
