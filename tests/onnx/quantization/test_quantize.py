@@ -336,6 +336,13 @@ def test_one_batch_of_samples_is_counted_as_what_it_is():
     assert [each for each in report.remarks if each.startswith("one batch of 16 samples only")]
 
 
+def test_a_node_with_a_subgraph_stays_in_float_for_one_reason():
+    model = with_if()
+    skipped = quantize(model, [random_feed(model, seed) for seed in range(4)]).report.plan.skipped
+    assert [each.reason for each in skipped if each.op_type == "If"] == ["holds a subgraph, which is left in float"]
+    assert {each.op_type for each in skipped if "inside If" in each.reason} == {"Relu", "Neg"}
+
+
 def test_an_already_quantized_model_is_recognised():
     for preset in ("A8W8", "MXINT8", "UINT8_DYNAMIC_QUANT"):
         model = quantize(network_path(), sample_list(), preset).model

@@ -54,7 +54,7 @@ from quark.onnx.simulate import simulate
 from quark.onnx.value_info import declare_all
 from quark.onnx.versions import metadata_of, versions
 from quark.onnx.view import tensor_names, view_of
-from quark.plan import AffineChoice, QuantizationPlan, Role
+from quark.plan import AffineChoice, QuantizationPlan, Role, SkippedNode
 from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
 from quark.report.quantities import listed, size_text
@@ -162,7 +162,7 @@ def _quantize_graph(
         versions=versions(),
         source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
-        plan=replace(run.plan, skipped=(*loaded.skipped, *run.plan.skipped)) if loaded.skipped else run.plan,
+        plan=_with_skipped(run.plan, loaded.skipped),
         calibration=_calibration_facts(samples, run.wanted, obstacle is not None),
         outputs=run.outputs,
         rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in run.simulated)),
@@ -299,6 +299,13 @@ def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecke
     return CalibrationFacts(
         samples.source, count, held_out, methods, samples.is_random, shared, is_unchecked, preprocessing, batches
     )
+
+
+def _with_skipped(plan: QuantizationPlan, first: Sequence[SkippedNode]) -> QuantizationPlan:
+    """Put the nodes that loading left in float in front. The plan has those that hold subgraphs, too."""
+    known = {(each.node, each.op_type) for each in first}
+    rest = (each for each in plan.skipped if (each.node, each.op_type) not in known)
+    return replace(plan, skipped=(*first, *rest)) if first else plan
 
 
 def _op_types(model: ir.Model) -> Mapping[str, str]:
