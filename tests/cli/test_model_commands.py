@@ -44,6 +44,20 @@ def content_of(*arguments):
     return json.loads(result.stdout)
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("quantise", "quantize"), ("diagnose", "report"), ("eval", "evaluate")])
+def test_a_misspelt_command_gets_a_suggestion(typed, meant):
+    result = run(typed, "model.onnx")
+    assert result.exit_code == 2
+    assert f"No such command '{typed}'. Did you mean '{meant}'?" in result.stderr
+
+
+def test_a_command_like_no_other_gets_none():
+    result = run("xyzzy")
+    assert result.exit_code == 2
+    assert "No such command 'xyzzy'." in result.stderr
+    assert "Did you mean" not in result.stderr
+
+
 def test_evaluate(model, data):
     content = content_of("evaluate", model, "--data", data, "--threads", 1)
     assert content["samples"] == 12

@@ -82,7 +82,7 @@ def test_exits_with_3_and_writes_nothing_where_nothing_passes(model, calib, tmp_
         (("--config", "XINT8", "--target", "npu"), "--target chooses the preset"),
         (("--config", "auto", "--set", "Percentile=99.9"), "leave --set out"),
         (("--config", "auto", "--pack"), "leave --pack out"),
-        (("--config", "auto", "--target", "tpu"), "onnxruntime"),
+        (("--config", "auto", "--target", "tpu"), "is not one of 'cpu', 'npu', 'gpu', 'size'."),
         (("--config", "auto", "--metric", "top1", "--data", "."), "give one of them"),
     ],
 )

@@ -59,6 +59,11 @@ def test_writes_a_model_that_runs_and_a_report(model, calib, out, config):
     assert result.stderr == ""
 
 
+def test_the_earlier_name_of_the_cpu_is_accepted(model, calib, out):
+    assert run("quantize", model, out, "--calib", calib, "--target", "onnxruntime").exit_code == 0
+    assert json.loads(out.with_suffix(".json").read_text())["config_name"] == "INT8_CNN_DEFAULT"
+
+
 def test_the_target_chooses_the_config_and_the_cpu_is_the_default(model, calib, out):
     result = run("quantize", model, out, "--calib", calib)
     assert result.exit_code == 0

@@ -10,6 +10,7 @@ stdout fails    status 1 and one line on stderr; no line if the reader of a pipe
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from quark.text import one_line
 
 COMPLETION = "_QUARK_COMPLETE"  # set by the shell's completion, see docs/quickstart.md
 # what people try, and what it is called here
+COMMAND_SYNONYMS = {"diagnose": "report", "benchmark": "evaluate", "info": "inspect", "verify": "compare"}
 SYNONYMS = {
     "--preset": "--config",
     "--calibration": "--calib",
@@ -63,6 +65,17 @@ class ErrorReportingGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         return _reporting(ctx, super().invoke)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            alike = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            meant = COMMAND_SYNONYMS.get(name) or next(iter(alike), None)
+            if meant is not None:
+                ctx.fail(f"No such command '{name}'. Did you mean '{meant}'?")
+        return super().resolve_command(ctx, args)
 
 
 def debug_option() -> click.Option:

@@ -37,7 +37,7 @@ from quark.onnx import quantize as quantize_model
 from quark.onnx.pack import profile_of
 from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.content import restored
-from quark.onnx.quantization.targets import usual_config
+from quark.onnx.quantization.targets import Target, usual_config
 from quark.onnx.save import check_output
 from quark.report.console import Console, Table, cell, plain_table
 from quark.report.quantities import count_of
@@ -50,8 +50,15 @@ if TYPE_CHECKING:
 
 DROP_EXCEEDED = 3  # exit status
 AUTO = "auto"
-TARGETS = ("cpu", "npu", "gpu", "size", "onnxruntime")  # the last is the earlier name of cpu
+TARGETS = tuple(each.value for each in Target)
 UNTRAINED = "A8W8"  # a preset that trains nothing, like all defaults of targets
+
+
+class TargetName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no generic one
+    """The targets, and 'onnxruntime', the earlier name of cpu, which is accepted and not offered."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return Target.CPU.value if value == "onnxruntime" else str(super().convert(value, param, ctx))
 
 
 def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
@@ -75,8 +82,8 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
 @click.option(
     "--target",
     "runs_on",
-    type=click.Choice(TARGETS),
-    metavar="|".join(TARGETS[:-1]),
+    type=TargetName(TARGETS),
+    metavar="|".join(TARGETS),
     help="Where the model will run. cpu (the default): INT8_CNN_DEFAULT, or INT8_TRANSFORMER_DEFAULT for transformers. "
     "npu: XINT8, or BF16 for transformers. gpu: weights in float16. size: packed weights of 4 or 6 bits. With --config "
     "auto: what to optimize for.",
