@@ -118,6 +118,12 @@ def test_every_remedy_is_an_option_that_is_taken(diagnoses, preset):
         settings_of(read_config(preset, ((key, yaml.safe_load(value)),)))
 
 
+def test_leaving_a_layer_in_float_says_what_it_gains_and_costs(diagnoses):
+    worst = diagnoses["XINT8"].ranked[0]
+    text = next(each.text for each in worst.remedies if each.option.startswith("nodes_to_exclude="))
+    assert text == f"leave it in float ({100 * worst.share:.0f} % of the output error, {worst.parameters:,} parameters)"
+
+
 def test_pictures_and_bits(diagnoses):
     found = diagnoses["MXFP4E2M1"]
     worst = found.ranked[0]

@@ -247,7 +247,7 @@ def test_what_was_protected_is_listed_with_reasons_and_cost():
     text = flat(report)
     assert "in float 3 Softmax: no integer kernel for it protected 1 Concat, 1 Sigmoid: post-processing" in text
     assert "1 Softmax: attention" in text
-    assert "1 sensitive layer in float: 'model/conv7' (Conv, 4.2 %)" in text
+    assert "1 sensitive layer in float, with percent of all multiply-accumulates: 'model/conv7' (Conv, 4.2 %)" in text
     assert "ranges chosen by the outputs: 12 MinMSE, 4 Percentile 99.999" in text
     assert "4.2 % of multiply-accumulates are not in 8 bits, which adds 21.0 KB of weights" in text
     assert "2 networks tried; without protection: collapsed, output 'logits' (scores): overlap of scores 0.31" in text

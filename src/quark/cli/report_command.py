@@ -282,7 +282,7 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.measure is not None:
         lines.append(f"measure: {diagnosis.measure}")
     lines += [
-        f"sensitive: {each.name} ({each.op_type}), {100 * (each.share or 0):.1f} % of all"
+        f"sensitive: {each.name} ({each.op_type}), {100 * (each.share or 0):.1f} % of the output error"
         for each in diagnosis.ranked[:3]
         if each.share
     ]

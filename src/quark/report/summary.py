@@ -217,7 +217,8 @@ def _protected_lines(report: Report) -> Iterator[str]:
         yield f"{_counts(op_types)}: {reason.removeprefix(PROTECTED)}"
     if facts.layers:
         names = [f"'{each.node}' ({each.op_type}, {_percent(each.mac_share)})" for each in facts.layers]
-        yield f"{count_of(len(names), 'sensitive layer')} in float: {listed(names, MOST_LAYERS)}"
+        title = f"{count_of(len(names), 'sensitive layer')} in float, with percent of all multiply-accumulates"
+        yield f"{title}: {listed(names, MOST_LAYERS)}"
     if facts.methods:
         yield f"ranges chosen by the outputs: {listed(f'{n} {name}' for name, n in facts.methods.items())}"
     if facts.float_mac_share or facts.extra_weight_bytes:

@@ -46,6 +46,13 @@ def test_the_ranking_leads_to_the_row_and_grows(page):
     assert len(page.texts("#ranking-list > li")) == 15
 
 
+def test_an_action_is_told_once_and_numbers_have_commas(page):
+    assert "Exclude: leave it in float (17 % of the output error, 288 parameters)" in " ".join(
+        page.texts(".remedies li")
+    )
+    assert "25,557,032 parameters" in page.texts(".card p")
+
+
 def test_options_are_copied_as_a_shell_takes_them(page):
     assert "--set per_channel=true" in page.texts("#ranking-list code")
     assert page.texts("#ranking-list code")[0].startswith("--set 'nodes_to_exclude=[")

@@ -200,11 +200,13 @@ def _more_bits(data: Operand, facts: LayerFacts) -> Remedy | None:
 
 
 def _exclude(facts: LayerFacts, share: float | None) -> Remedy:
-    gain = ""
+    figures = []
     if share is not None:
-        gain = f": {100 * share:.0f} % of the output error" if share >= 0.01 else ": under 1 % of the output error"
-    cost = f", {facts.parameters:,} parameters in float" if facts.parameters else ""
-    return Remedy(Action.EXCLUDE, f"leave it in float{gain}{cost}", setting("nodes_to_exclude", list(facts.site.nodes)))
+        figures.append(f"{100 * share:.0f} % of the output error" if share >= 0.01 else "under 1 % of the output error")
+    if facts.parameters:
+        figures.append(f"{facts.parameters:,} parameters")
+    text = "leave it in float" + (f" ({', '.join(figures)})" if figures else "")
+    return Remedy(Action.EXCLUDE, text, setting("nodes_to_exclude", list(facts.site.nodes)))
 
 
 def first_steps(layers: Sequence[LayerDiagnosis]) -> tuple[Step, ...]:

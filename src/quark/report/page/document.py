@@ -44,7 +44,7 @@ REPORT_SECTIONS = (
     ("making", "Making"),
 )
 ACTIONS: Mapping[Action, str] = {
-    Action.EXCLUDE: "Leave in float",
+    Action.EXCLUDE: "Exclude",
     Action.MORE_BITS: "More bits",
     Action.PER_CHANNEL: "Scale per channel",
     Action.EQUALIZE: "Equalize layers",

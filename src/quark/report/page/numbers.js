@@ -42,7 +42,7 @@ function significant(value, digits = 3) {
 }
 
 function whole(count) {
-  return count === null || count === undefined ? "–" : String(count).replace(/\B(?=(\d{3})+$)/g, " ");
+  return count === null || count === undefined ? "–" : String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 function short(count) {
