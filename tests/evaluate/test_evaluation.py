@@ -9,7 +9,7 @@ from PIL import Image
 from tiny_models import SIZE, brightness_model, image, save_brightness_model, save_images
 
 from quark.errors import InvalidValueError, ModelError, QuarkError
-from quark.evaluate import Network, compare, evaluate, measure_speed, open_dataset
+from quark.evaluate import Network, compare, evaluate, measure_in_turns, measure_speed, open_dataset
 from quark.evaluate.datasets import evenly_spaced
 
 
@@ -155,6 +155,36 @@ def test_speed_of_the_best_run(model):
     speed = measure_speed(network, {"input": np.zeros((4, 3, SIZE, SIZE), np.float32)}, repeats=3)
     assert (speed.batch_size, speed.repeats) == (4, 3)
     assert speed.ms_per_sample > 0
+
+
+def test_models_are_timed_in_turns_and_the_best_counts(model):
+    inputs = {"input": np.zeros((2, 3, SIZE, SIZE), np.float32)}
+    ran = []
+
+    class Watched(Network):
+        def run(self, inputs):
+            ran.append(self)
+            return super().run(inputs)
+
+    one, other = Watched(model, threads=1), Watched(model, threads=1)
+    times = iter([0.0, 9.0, 0.0, 8.0, *[0.0, 4.0] * 2, *[0.0, 3.0] * 99])
+    speeds = measure_in_turns((one, other), inputs, clock=lambda: next(times))
+    assert [each.repeats for each in speeds] == [12, 12]
+    assert [each.ms_per_sample for each in speeds] == [1500, 1500]  # 3 s for two samples, not the first rounds
+    turns = [each for i, each in enumerate(ran) if i == 0 or ran[i - 1] is not each]
+    assert turns == [one, other] * 4
+
+
+def test_a_reference_with_nan_is_an_error_and_not_equal(tmp_path, model, data):
+    broken = onnx.load(model)
+    for each in broken.graph.initializer:
+        if each.name == "offset":
+            each.CopyFrom(numpy_helper.from_array(np.full(2, np.nan, np.float32), "offset"))
+    onnx.save(broken, tmp_path / "broken.onnx")
+    networks = Network(tmp_path / "broken.onnx"), Network(model)
+    with pytest.raises(InvalidValueError, match="broken.onnx': its output 'logits' has NaN"):
+        compare(*networks, open_dataset(data, networks[0]))
+    assert compare(*networks[::-1], open_dataset(data, networks[0])).outputs[0].verdict.value != "ok"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quark.cli.options import Calibration
 from quark.diagnosis import AccuracyFacts, Remark, SpeedFacts
 from quark.errors import InvalidValueError
-from quark.evaluate import Network, compare, measure_speed, open_dataset
+from quark.evaluate import Network, compare, measure_in_turns, open_dataset
 from quark.inspect.lint import lint_npu_file
 from quark.measures import FunctionMeasure, Measure, MeasureResult
 from quark.onnx.data import open_samples
@@ -19,9 +19,6 @@ from quark.onnx.data import open_samples
 if TYPE_CHECKING:
     from quark.evaluate import Dataset, Network
 
-ROUNDS = 4
-REPEATS_A_ROUND = 3
-SECONDS_A_ROUND = 0.5
 BUSY_LOAD = 1.5  # processes that want to run, for each processor
 
 
@@ -76,7 +73,7 @@ def measured_quality(float_model: Path, model: Path, measure: Measure, calibrati
 
 
 def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> SpeedFacts:
-    """Time both models on one sample, in turns, so that whatever slows the computer down for a while affects both.
+    """Time both models on one sample.
 
     On a busy computer, threads wait for each other, and the model that computes longer seems several times slower than
     it is. One thread each then, by its processor time.
@@ -90,12 +87,8 @@ def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> 
     data = None if calibration.path is None else str(calibration.path)
     samples = open_samples(data, networks[0].inputs, count=1, preprocessing=calibration.preprocess)
     inputs = next(samples.in_order())
-    speeds = [
-        [measure_speed(each, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND, clock) for each in networks]
-        for _ in range(ROUNDS)
-    ]
-    best = [min(each.ms_per_sample for each in of_one) for of_one in zip(*speeds, strict=True)]
-    return SpeedFacts(best[0], best[1], speeds[0][0].batch_size, threads)
+    speeds = measure_in_turns(networks, inputs, clock)
+    return SpeedFacts(speeds[0].ms_per_sample, speeds[1].ms_per_sample, speeds[0].batch_size, threads)
 
 
 def lint_remarks(model: Path) -> tuple[Remark, ...] | None:

@@ -19,7 +19,15 @@ from quark.account import Report
 from quark.compare import OutputFidelity, OutputsMeter, have_same_form, largest_drop
 from quark.errors import InvalidValueError, ModelError
 from quark.evaluate.datasets import Dataset, open_dataset
-from quark.evaluate.evaluation import DEFAULT_BATCH_SIZE, Accuracy, AccuracyMeter, Array, Speed, measure_speed, ranked
+from quark.evaluate.evaluation import (
+    DEFAULT_BATCH_SIZE,
+    Accuracy,
+    AccuracyMeter,
+    Array,
+    Speed,
+    measure_in_turns,
+    ranked,
+)
 from quark.evaluate.network import Network, as_scores
 from quark.measures import FunctionMeasure, Measure, MeasureResult, OutputMeasure, samples_of_batch
 from quark.onnx.progress import track
@@ -111,7 +119,7 @@ def compare(
         )
     meter = MeasureMeter(measure, first) if isinstance(measure, OutputMeasure) else None
     tally = PairMeter(first.outputs, (first.path, second.path), meter)
-    speeds: tuple[Speed, Speed] | None = None
+    speeds: list[Speed] | None = None
     with track(data.count, f"comparing {first.name} with {second.name}") as advance:
         for batch in data.batches(batch_size):
             expected, actual = first.run(batch.inputs), second.run(batch.inputs)
@@ -121,9 +129,14 @@ def compare(
                         f"output '{name}' has shape {list(y.shape)} in '{first.path}' and {list(z.shape)} in "
                         f"'{second.path}': expected the same"
                     )
+                if y.dtype.kind == "f" and np.isnan(y).any():
+                    raise InvalidValueError(
+                        f"model '{first.path}': its output '{name}' has NaN, so that there is nothing to compare with. "
+                        "Check the model, the data and how it is prepared (--preprocess)"
+                    )
             tally.add(expected, actual, batch.labels, batch.count)
             if speeds is None:
-                speeds = (measure_speed(first, batch.inputs), measure_speed(second, batch.inputs))
+                speeds = measure_in_turns((first, second), batch.inputs)
             for _ in range(batch.count):
                 advance()
     assert speeds is not None
@@ -132,7 +145,7 @@ def compare(
     measured = None if meter is None else meter.result()
     if isinstance(measure, FunctionMeasure):
         measured = measure.judge(first.session, second.session)
-    return Comparison(first.name, second.name, data.source, data.count, outputs, pair, speeds, measured)
+    return Comparison(first.name, second.name, data.source, data.count, outputs, pair, (speeds[0], speeds[1]), measured)
 
 
 class MeasureMeter:

@@ -8,8 +8,8 @@ closest to the cost of the model. The first run, which allocates memory, is not 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ Array = NDArray[Any]
 TOP = 5
 REPEATS = 10
 MOST_SECONDS = 2.0
+ROUNDS = 4
+REPEATS_A_ROUND = 3
+SECONDS_A_ROUND = 0.5
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,22 @@ def measure_speed(
             break
     batch_size = len(next(iter(inputs.values())))
     return Speed(1000 * best / max(batch_size, 1), batch_size, done)
+
+
+def measure_in_turns(
+    networks: Sequence[Network],
+    inputs: dict[str, NDArray[Any]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Speed]:
+    """Time networks on the same batch in turns, so that whatever slows the computer down for a while affects all."""
+    rounds = [
+        [measure_speed(each, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND, clock) for each in networks]
+        for _ in range(ROUNDS)
+    ]
+    return [
+        replace(min(of_one, key=lambda each: each.ms_per_sample), repeats=sum(each.repeats for each in of_one))
+        for of_one in zip(*rounds, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
