@@ -57,7 +57,7 @@ class Rewrite:
 class AlgorithmFacts:
     """What an accuracy algorithm did: a phrase for each change, and the nodes that it left unchanged, with the reason.
 
-    If nothing changed, the summary says that it found nothing to do.
+    If nothing changed, the summary says so.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from quark.compare.measures import log_probabilities, mean_divergence
 from quark.demo import network_path
 from quark.errors import InvalidValueError
 from quark.inspect.diagnose import diagnose, first_divergence
+from quark.inspect.diagnose.advice import first_steps
 from quark.inspect.diagnose.files import read_side
 from quark.inspect.diagnose.running import Run
 from quark.onnx import get_default_config, quantize
@@ -116,6 +118,14 @@ def test_every_remedy_is_an_option_that_is_taken(diagnoses, preset):
     for option in options:
         key, _, value = option.partition("=")
         settings_of(read_config(preset, ((key, yaml.safe_load(value)),)))
+
+
+@pytest.mark.parametrize(
+    ("count", "which"), [(1, "the most sensitive layer in"), (2, "the 2 most sensitive layers in")]
+)
+def test_the_first_step_counts_layers(diagnoses, count, which):
+    worst = [replace(each, share=1 / count) for each in diagnoses["XINT8"].ranked if each.weights][:count]
+    assert f"leave {which} float (100 % of the output error" in first_steps(worst)[0].text
 
 
 def test_leaving_a_layer_in_float_says_what_it_gains_and_costs(diagnoses):

@@ -35,7 +35,7 @@ def left(*reasons: str) -> tuple[SkippedNode, ...]:
             "cross-layer equalization: 1 region; left 4: y (2), x (1) and 1 more",
         ),
         (AlgorithmFacts("another", ("a", "b")), "another: 2 changes"),
-        (AlgorithmFacts(SMOOTH, (), left("x", "y", "y")), "SmoothQuant: found nothing to do: y"),
+        (AlgorithmFacts(SMOOTH, (), left("x", "y", "y")), "SmoothQuant: changed nothing: y"),
         (AlgorithmFacts(NPU_POSITIONS, ()), "npu positions: all within the limits as they are"),
         (AlgorithmFacts(NPU_POSITIONS, ("a",), left("x")), "npu positions: 1 position; left 1: x"),
         (AlgorithmFacts(NPU_POSITIONS, (), left("x")), "npu positions: 0 positions; left 1: x"),
@@ -57,7 +57,7 @@ def test_reasons_that_differ_in_names_and_numbers_are_told_by_the_first():
 
 def test_an_algorithm_that_did_nothing_is_remarked_on():
     assert idle_remark(AlgorithmFacts(SMOOTH, ())) == "SmoothQuant found nothing to do"
-    assert idle_remark(AlgorithmFacts(SMOOTH, (), left("y"))) == "SmoothQuant found nothing to do: y"
+    assert idle_remark(AlgorithmFacts(SMOOTH, (), left("y"))) == "SmoothQuant changed nothing: y"
     assert idle_remark(AlgorithmFacts(SMOOTH, ("a",), left("y"))) is None
 
 

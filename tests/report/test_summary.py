@@ -129,7 +129,7 @@ def test_algorithms_have_a_line_each():
     )
     lines = " ".join(summary_text(make_report(algorithms=facts)).split())
     assert "algorithms cross-layer equalization: 17 regions; left 3: its weight is shared" in lines
-    assert "SmoothQuant: found nothing to do: its weight is no constant" in lines
+    assert "SmoothQuant: changed nothing: its weight is no constant" in lines
     assert "applied" not in lines
     assert "algorithms" not in summary_text(make_report())
 

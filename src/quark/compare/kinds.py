@@ -165,7 +165,7 @@ class OverlapMeter(PartMeter):
             levels = [sqnr_of(error, power) for error, power in zip(self.score_error, self.score_power, strict=True)]
             figure, worst = sqnr_of(sum(self.score_error), sum(self.score_power)), int(np.argmin(levels))
             severity = min(max(severity_of(figure, *QUIET_SCORES), DOUBTFUL), 2.0) if figure < math.inf else 0.0
-            measure = "SQNR of scores, all of which are low"
+            measure = "SQNR (all scores are low)"
             return PartFidelity(self.place.name, self.kind, measure, figure, worst, levels[worst], severity, distance)
         if everything < self.prior:
             severity = min(severity, 1.0)  # nothing to judge by: neither network finds anything

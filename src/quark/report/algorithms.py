@@ -54,7 +54,7 @@ def _outcome(facts: AlgorithmFacts) -> str:
         return f"{done}; left {len(facts.left)}: {_reasons(facts)}" if facts.left else done
     if not facts.left:
         return "found nothing to do"
-    return f"found nothing to do: {_by_reason(facts)[0][0]}"
+    return f"changed nothing: {_by_reason(facts)[0][0]}"
 
 
 def _reasons(facts: AlgorithmFacts) -> str:

@@ -160,7 +160,7 @@ def test_what_has_no_bias_to_correct_is_told() -> None:
     y = net.node("Relu", net.node("MatMul", net.input("x", (1, 5, 12)), net.weight(12, 6), name="lonely"))
     data = [images(1, 5, 12) for _ in range(4)]
     facts = quantize(net.model(y), data, config_of("MXINT8")).report.algorithms[-1]
-    assert [(each.node, each.reason) for each in facts.left] == [("lonely", "nothing is added to its result")]
+    assert [(each.node, each.reason) for each in facts.left] == [("lonely", "no bias is added to its result")]
 
 
 def class_token_network(has_plain_layer: bool = False) -> onnx.ModelProto:

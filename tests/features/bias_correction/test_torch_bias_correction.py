@@ -179,7 +179,7 @@ def test_layers_that_share_a_bias_and_products_are_left() -> None:
     everywhere = {Reader(node.name, index): COARSE for node in network.graph.nodes for index in (0, 1)}
     facts = correct_biases(network, everywhere, [(x,)], OPTIONS)
     reasons = [each.reason for each in facts.left if each.op_type in ("Conv", "MatMul")]
-    assert reasons == ["its bias is shared with another layer"] * 2 + ["nothing is added to its result"]
+    assert reasons == ["its bias is shared with another layer"] * 2 + ["no bias is added to its result"]
     assert not facts.changed
 
 

@@ -108,7 +108,7 @@ def bias_place(node: Node, obstacle: Callable[[Node], str | None]) -> tuple[Node
         is_alone = value is not None and len(value.readers) == 1 and not value.outputs
         if is_alone and value is not None and value.constant is not None and value.constant.shape == (channels,):
             return add, 1 - index
-    return "nothing is added to its result"
+    return "no bias is added to its result"
 
 
 def output_channels(node: Node, shape: tuple[int, ...]) -> int:

@@ -152,7 +152,7 @@ def torch_layers(
         if isinstance(module, ConvBatchNorm):
             return None if module.batch_norm.affine else "its batch norm has no bias"
         if node.origin.kwargs or node.op_type == "MatMul":
-            return "its weight or bias is computed" if node.origin.kwargs else "nothing is added to its result"
+            return "its weight or bias is computed" if node.origin.kwargs else "no bias is added to its result"
         tensor = None if bias is None or bias.constant is None else parameter_of(network, bias.name)
         names = [each for each in network.graph.nodes if tensor is not None and attribute_of(network, each) is tensor]
         return "its bias is shared with another layer" if sum(len(each.users) for each in names) > 1 else None

@@ -219,9 +219,10 @@ def first_steps(layers: Sequence[LayerDiagnosis]) -> tuple[Step, ...]:
     parameters = sum(each.parameters for each in layers) or 1
     cost = 100 * sum(each.parameters for each in worst) / parameters
     names = [node for each in worst for node in each.nodes]
+    which = "most sensitive layer" if len(worst) == 1 else f"{len(worst)} most sensitive layers"
     text = (
-        f"leave the {len(worst)} most sensitive layers in float ({100 * share:.0f} % of the output error, {cost:.1f} % "
-        "of the parameters; not tried)"
+        f"leave the {which} in float ({100 * share:.0f} % of the output error, {cost:.1f} % of the parameters; not "
+        "tried)"
     )
     return (Step(text, shell_command(["--set", setting("nodes_to_exclude", names)])),)
 

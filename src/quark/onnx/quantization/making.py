@@ -269,7 +269,7 @@ def _card_of_model(path: Path) -> Card:
         raise InvalidValueError(f"card '{path}' cannot be read as an ONNX model: {error}") from error
     if CARD_KEY not in said:
         raise InvalidValueError(
-            f"model '{path}' has no card: its metadata has no '{CARD_KEY}'; quark writes one since there are cards"
+            f"model '{path}' has no card: its metadata has no '{CARD_KEY}', which quark writes into what it quantizes"
         )
     card = Card.from_json(said[CARD_KEY], f"model '{path}', card")
     if PACKED_KEY not in said:
