@@ -51,6 +51,12 @@ def test_a_misspelt_command_gets_a_suggestion(typed, meant):
     assert f"No such command '{typed}'. Did you mean '{meant}'?" in result.stderr
 
 
+def test_python_m_quark_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "quark", "quantize"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: quark quantize [OPTIONS] IN OUT")
+
+
 def test_a_command_like_no_other_gets_none():
     result = run("xyzzy")
     assert result.exit_code == 2
