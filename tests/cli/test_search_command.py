@@ -1,6 +1,7 @@
 """`quark search` as a user meets it."""
 
 import json
+import sys
 
 import pytest
 from commands import assert_one_line_error, run
@@ -34,6 +35,20 @@ def test_prints_a_ranked_table_and_the_command_of_the_best(model, images, tmp_pa
     content = json.loads(again.stdout)
     assert content["best"] == rows[0]
     assert content["limits"]["drop"] == 5.0
+
+
+def test_says_why_most_were_not_tried(model, images, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    options = ("--calib", images, "--num-calib", 4, "--formats", "mxfp4_e2m1,mxint8", "--budget", "drop=100")
+    result = run("search", model, *options, "--out", tmp_path / "found")
+    assert result.exit_code == 0, result.output
+    skipped = json.loads((tmp_path / "found" / "search.json").read_text())["skipped"]
+    untrained = [each for each in skipped if "torch, which is not installed" in each["reason"]]
+    assert len(untrained) > 1
+    assert f"{len(skipped)} not tried; search.json has the reasons" in result.stdout
+    assert f"{len(untrained)} of them: finetuning needs torch" in result.stdout
+    assert "float net.onnx: 836 B, " in result.stdout
+    assert "judged on 1 held-out sample of" in result.stdout
 
 
 def test_exits_with_3_where_nothing_fits(model, images, tmp_path):

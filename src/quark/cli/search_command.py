@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from quark.cli.options import COUNT, DATA_PATHS, PATH, json_option, metric_option, preprocess_option
 from quark.cli.terminal import say, say_json
 from quark.report.console import Console, Table, cell, plain_table
+from quark.report.quantities import size_text
 from quark.search import Budget, Keep, Target, Wanted
 from quark.search import search as run_search
 from quark.search.trial import is_within
@@ -131,7 +133,7 @@ def _tell(trial: Trial) -> None:
     """Print a line for each trial, on a terminal."""
     if sys.stderr.isatty():
         figures = trial.measured
-        what = trial.failure if figures is None else f"{figures.size_bytes / 1e6:.2f} MB, drop {figures.drop:.2f}"
+        what = trial.failure if figures is None else f"{size_text(figures.size_bytes)}, drop {figures.drop:.2f}"
         say(f"{trial.name}: {what} ({trial.seconds:.1f} s)", err=True)
 
 
@@ -146,7 +148,7 @@ def _show(result: SearchResult) -> None:
     top1 = "" if source.top1 is None else f", top-1 {100 * source.top1:.2f} %"
     measure = "" if source.value is None else f", {source.metric} {source.value:.4g}"
     console.say(
-        f"float {source.name}: {source.size_bytes / 1e6:.2f} MB, {source.latency_ms:.2f} ms/sample{top1}{measure}; "
+        f"float {source.name}: {size_text(source.size_bytes)}, {source.latency_ms:.2f} ms/sample{top1}{measure}; "
         f"judged on {source.judged_on}",
     )
     console.print(_table(result))
@@ -155,6 +157,9 @@ def _show(result: SearchResult) -> None:
             console.say(f"failed: {trial.name}: {trial.failure}")
     if result.skipped:
         console.say(f"{len(result.skipped)} not tried; search.json has the reasons")
+        reason, count = Counter(reason for _, reason in result.skipped).most_common(1)[0]
+        if count > 1:
+            console.say(f"  {count} of them: {reason}")
     console.say(f"front: {', '.join(each.name for each in result.front) or 'none'}")
     console.say(f"plot:  {result.folder / 'search.html'}")
     console.say(f"best:  {result.recommendation()}")
@@ -163,7 +168,7 @@ def _show(result: SearchResult) -> None:
 def _table(result: SearchResult) -> Table:
     has_metric = result.source.metric is not None
     drop = ("measure", "drop %") if has_metric else ("drop",)
-    table = plain_table(("configuration",), ("MB", "of float", *drop, "KL", "ms/sample", "s"), is_rigid=True)
+    table = plain_table(("configuration",), ("size", "of float", *drop, "KL", "ms/sample", "s"), is_rigid=True)
     table.add_column("", no_wrap=True)
     front = {each.name for each in result.front}
     for trial in result.trials:
@@ -174,7 +179,7 @@ def _table(result: SearchResult) -> Table:
         marks = [*(["within"] if is_within(trial, result.limits) else []), *(["front"] if trial.name in front else [])]
         table.add_row(
             cell(trial.name),
-            f"{figures.size_bytes / 1e6:.2f}",
+            size_text(figures.size_bytes),
             f"{100 * figures.size_bytes / result.source.size_bytes:.1f} %",
             *([] if not has_metric else ["-" if figures.value is None else f"{figures.value:.4g}"]),
             f"{figures.drop:.2f}{error}",

@@ -34,6 +34,7 @@ from quark.evaluate.network import as_scores
 from quark.measures import FunctionMeasure, Measure, OutputMeasure
 from quark.onnx.data import Samples
 from quark.onnx.data.samples import SampleStore
+from quark.report.quantities import count_of
 
 Array = NDArray[Any]
 BATCH_SIZE = 10
@@ -195,7 +196,9 @@ def judge_on_held_out(
 ) -> Judge:
     """A judge by the samples that calibration holds out."""
     batches = [Batch(each, None) for each in samples.held_out]
-    return Judge(model, batches, f"{len(batches)} held-out samples of the calibration data", measure, threads)
+    return Judge(
+        model, batches, f"{count_of(len(batches), 'held-out sample')} of the calibration data", measure, threads
+    )
 
 
 def _judgement(tally: PairMeter) -> Judgement:
