@@ -86,6 +86,14 @@ def test_flipped_bytes_never_crash() -> None:
             load(damaged)
 
 
+def test_a_module_of_pytorch_is_sent_to_the_other_road() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        UnsupportedTypeError, match=r"got Linear\. PyTorch modules are for quark\.torch\.ModelQuantizer"
+    ):
+        load(torch.nn.Linear(3, 3))
+
+
 def test_no_model_at_all() -> None:
     with pytest.raises(UnsupportedTypeError, match="int"):
         load(3)

@@ -54,7 +54,10 @@ def read_source(source: str | os.PathLike[str] | onnx.ModelProto | bytes, max_he
         limit = large_tensors.LARGE_MODEL_BYTES if max_held_bytes is None else max_held_bytes
         result = _read_file(Path(source), limit)
     else:
-        raise UnsupportedTypeError(f"model: expected a path, an onnx.ModelProto or bytes, got {type(source).__name__}")
+        hint = ". PyTorch modules are for quark.torch.ModelQuantizer" if hasattr(source, "state_dict") else ""
+        raise UnsupportedTypeError(
+            f"model: expected a path, an onnx.ModelProto or bytes, got {type(source).__name__}{hint}"
+        )
     if not result.data:
         raise ModelError(f"'{result.name}' is empty (0 bytes). Expected an ONNX model")
     return result
