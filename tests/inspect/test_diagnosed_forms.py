@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx_models import Net
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from tiny_models import SIZE, save_brightness_model
 
@@ -206,3 +207,21 @@ def test_files_that_are_quantized_dynamically_are_called_that(tmp_path):
     target = quantize(source, SAMPLES, "UINT8_DYNAMIC_QUANT").save(tmp_path / "quantized.onnx")
     with pytest.raises(InvalidValueError, match="quantized dynamically"):
         diagnose(source, target, SAMPLES)
+
+
+def test_an_output_that_another_layer_reads_has_its_histogram(tmp_path):
+    """The quantized tensor keeps the name of the output, which the network that is cut there is given, too."""
+    net = Net()
+    x = net.input("x", (1, 3, 8, 8))
+    y = net.node("Relu", net.conv(x, (3, 4)), name="relu", output="y")
+    z = net.conv(y, (4, 2))
+    model = net.model(y, z)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = np.random.default_rng(0).normal(size=(8, 1, 3, 8, 8)).astype(np.float32)
+    path = quantize(model, list(samples)).save(tmp_path / "quantized.onnx")
+    found = diagnose(tmp_path / "float.onnx", path, list(samples))
+    picture = next(each for each in found.layers if each.tensor == z).input_histogram
+    assert picture is not None
+    assert picture.quantized is not None
+    assert sum(picture.counts) == sum(picture.quantized) > 0
+    assert picture.counts != picture.quantized  # the rounded values, and not the float ones that were given

@@ -23,7 +23,7 @@ from quark.inspect.diagnose.networks import Compared, SeenValues, give_types, ke
 from quark.inspect.diagnose.running import Run, each_in_order
 from quark.inspect.diagnose.sites import Kind, Operand, Site, Sites
 from quark.onnx.data import Sample
-from quark.onnx.graph import FLOAT_TYPES, piece
+from quark.onnx.graph import COMPUTED, FLOAT_TYPES, piece
 
 Array = NDArray[Any]
 LOW_QUANTILE = 0.05  # of the channels' sizes: a few may be empty by training
@@ -160,6 +160,8 @@ def input_histograms(
     inner = [name for name in sources if name not in given and name not in sites.shared]
     cut = piece(quantized, sites.shared, [*values, *inner])
     give_types(cut, exact)
+    # a quantized tensor that is an output of the network has the name of the float one: then it is given as well
+    results = {name: f"{name}{COMPUTED}" if name in sites.shared else name for name in values}
     rounding = Run(cut, "the quantizers of the layers")
     computed = [name for name in rounding.inputs if name not in given]
     before = Run(piece(exact, [], computed), "the float model") if computed else None
@@ -171,10 +173,10 @@ def input_histograms(
             name: times(tensors[name], factors.get(name), sites.channel_axis(name, tensors[name].ndim))
             for name in rounding.inputs
         }
-        read = {**scaled, **rounding(scaled, [*values, *inner])}
+        read = {**scaled, **rounding(scaled, [*results.values(), *inner])}
         found = {}
         for name, each in operands.items():
-            source, result = read[str(each.source.name)], read[str(each.value.name)]
+            source, result = read[str(each.source.name)], read[results[str(each.value.name)]]
             places = kept_places(source.size, index)
             found[name] = (source.reshape(-1)[places], result.reshape(-1)[places])
         return found
