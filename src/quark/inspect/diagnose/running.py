@@ -24,6 +24,7 @@ Array = NDArray[Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 WORKERS = 2 if processor_count() > 1 else 1
+FLOATS = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 THREADS = max(1, processor_count() // WORKERS)
 
 
@@ -44,6 +45,9 @@ class Run:
         release_memory()  # what folding constants took: as much as the weights
         self.names: list[str] = [each.name for each in self._session.get_outputs()]
         self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+        self._floats = {
+            each.name: FLOATS[each.type] for each in self._session.get_inputs() if each.type in FLOATS
+        }  # a network of float16 is quantized as one of float32, which is fed the tensors of the other
 
     def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the tensors of these names, or all outputs. Feeds that the model does not read are left out."""
@@ -51,7 +55,8 @@ class Run:
 
         wanted = self.names if names is None else list(names)
         given = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(feeds[name], order="C")) for name in self.inputs
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(feeds[name], self._floats.get(name), order="C"))
+            for name in self.inputs
         }
         with held_still(self._files), running(self._what):
             values = self._session.run_with_ort_values(wanted, given)
