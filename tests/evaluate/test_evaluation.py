@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from PIL import Image
 from tiny_models import SIZE, brightness_model, image, save_brightness_model, save_images
 
@@ -148,6 +148,14 @@ def test_more_folders_than_classes(tmp_path, model, data):
 def test_fewer_folders_than_classes_are_remarked(tmp_path, data):
     network = Network(save_brightness_model(tmp_path / "m.onnx", classes=7))
     assert "2 folders" in evaluate(network, open_dataset(data, network)).remarks[0]
+
+
+def test_an_input_without_a_shape_is_no_scalar(tmp_path):
+    made = [helper.make_node("Add", ["x", "y"], ["z"])]
+    ports = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", None), ("y", []), ("z", None))]
+    graph = helper.make_graph(made, "g", ports[:2], ports[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    assert [each.shape for each in Network(tmp_path / "m.onnx").inputs] == [None, ()]
 
 
 def test_speed_of_the_best_run(model):

@@ -17,6 +17,8 @@ from quark.errors import InvalidValueError, ModelError
 from quark.onnx.data import InputInfo
 from quark.onnx.input_files import held_still
 from quark.onnx.load.reading import watch_external_data
+from quark.onnx.load.source import read_source
+from quark.onnx.load.wire import carve
 from quark.onnx.session import open_session, running
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ class Network:
         self._files = watch_external_data(checked_file(model))  # the runtime maps them
         with held_still(self._files):
             self._session: onnxruntime.InferenceSession = open_session(model, threads=threads, providers=providers)
-        self.inputs = tuple(_input(each) for each in self._session.get_inputs())
+        ports = self._session.get_inputs()
+        shapeless = _shapeless(model) if any(not each.shape for each in ports) else ()
+        self.inputs = tuple(_input(each, each.name not in shapeless) for each in ports)
         self.outputs = tuple(each.name for each in self._session.get_outputs())
 
     @property
@@ -102,8 +106,14 @@ def checked_file(model: Path) -> Path:
 _TYPES = {"float": "float32", "double": "float64"}
 
 
-def _input(port: onnxruntime.NodeArg) -> InputInfo:
-    shape = tuple(size if isinstance(size, int) and size > 0 else None for size in port.shape)
+def _shapeless(model: Path) -> frozenset[str]:
+    """The inputs without a shape. ONNX Runtime gives them that of a scalar."""
+    inputs = carve(read_source(model)).proto.graph.input
+    return frozenset(each.name for each in inputs if not each.type.tensor_type.HasField("shape"))
+
+
+def _input(port: onnxruntime.NodeArg, has_shape: bool) -> InputInfo:
+    shape = tuple(size if isinstance(size, int) and size > 0 else None for size in port.shape) if has_shape else None
     name = str(port.type).removeprefix("tensor(").removesuffix(")")
     try:
         dtype = np.dtype(_TYPES.get(name, name))
