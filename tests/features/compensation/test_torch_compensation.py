@@ -45,7 +45,7 @@ from quark.torch.quantization.observer import (
 )
 
 torch.set_num_threads(1)
-COMPENSATED = [CompensationOptions(sample_limit=16)]
+COMPENSATED: list[Any] = [CompensationOptions(sample_limit=16)]
 
 
 def images(count: int = 32, seed: int = 0) -> Any:

@@ -23,8 +23,11 @@ from quark.torch.quantization.config.config import (
     Int8PerTensorSpec,
     OCP_MXFP4Spec,
     QuantizationConfig,
+    QuantizationSpec,
     Uint4PerGroupSpec,
 )
+from quark.torch.quantization.config.type import Dtype
+from quark.torch.quantization.observer import PerTensorPowOf2MinMSEObserver
 
 transformers = pytest.importorskip("transformers")
 
@@ -182,6 +185,15 @@ def test_no_data_for_what_needs_some():
 def test_algorithms_of_other_networks_are_refused(ids):
     with pytest.raises(UnsupportedOptionError, match="not for language models"):
         quantized(llama(), QuantizationConfig(weight=INT8), ids, algo_config=[CLEConfig()])
+
+
+def test_an_omitted_algo_config_stands_for_no_algorithm(ids):
+    """On graphs it is compensation, for these specs."""
+    powers = QuantizationSpec(Dtype.int8, PerTensorPowOf2MinMSEObserver)
+    config = Config(QuantizationConfig(input_tensors=powers, weight=powers), exclude=["lm_head"])
+    assert config.settings().options_of("compensation") is not None
+    found = ModelQuantizer(config).quantize_model(llama(), ids)
+    assert found.quark.settings.options_of("compensation") is None
 
 
 def test_algorithms_that_look_at_inputs_need_some():

@@ -98,7 +98,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     standing = {name: tensor.detach().clone() for name, tensor in work.network.state_dict().items()}
     changed: list[str] = []
     for layer, trained in found:
-        weight = layer.weight_now().cpu().numpy()
+        weight = layer.weight_now().float().cpu().numpy()
         result = compensated_layer(trained, weight, products.pop(trained.name), options)
         if isinstance(result, CompensatedLayer):
             _write(layer, torch.from_numpy(result.weight))
