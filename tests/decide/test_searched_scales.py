@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,16 @@ def test_channels_are_searched_too():
     plain, better = (chosen("int4", rule, ChannelAxis(1)) for rule in (GroupRule.LOWEST_CODE, GroupRule.SEARCHED))
     assert (better.axis, better.group_size, len(better.scale)) == (1, None, 24)
     assert squares(better).sum() < 0.9 * squares(plain).sum()
+
+
+@pytest.mark.parametrize("fmt", ["int2", "int4"])
+def test_long_channels_are_clipped_as_far_as_few_bits_need(fmt):
+    weight = np.random.default_rng(3).standard_normal((1536, 8)).astype(np.float32)
+    plain, better = (chosen(fmt, rule, ChannelAxis(1), weight) for rule in (GroupRule.LOWEST_CODE, GroupRule.SEARCHED))
+    shares = np.linspace(0.2, 1, 81)
+    clipped = [replace(plain, scale=tuple(share * np.array(plain.scale))) for share in shares]
+    least = np.min([np.square(rounded(weight, each) - weight).sum(axis=0) for each in clipped], axis=0)
+    assert (np.square(rounded(weight, better) - weight).sum(axis=0) <= 1.02 * least).all()
 
 
 def test_a_group_of_zeros_and_an_exact_one():
