@@ -9,7 +9,8 @@ Networks in ONNX are judged as by `bench.networks`: `--zoo` has the float models
 `--language` is a folder that transformers reads as a causal language model; the two files have token ids [windows,
 tokens], from different texts. Its last projection stays in float. Perplexity is over all tokens but the first of each
 window. AMD Quark gets the same configuration objects, in its own environment. SmoothQuant's alpha is searched, and
-rotations are in blocks of 32. With `--jobs` several rows are measured at once, and their seconds mean little.
+rotations are in blocks of 32 and happen at inference. With `--jobs` several rows are measured at once, and their
+seconds mean little.
 
 Weights in 4 bits are in MatMulNBits, in groups that have a scale and a zero point each; of our presets, only
 INT4_WEIGHT_ONLY_GPTQ has zero points. Ours has the table of embeddings in 4 bits as well, ONNX Runtime where the row
@@ -164,7 +165,8 @@ STRUCTURE: Mapping[str, Mapping[str, Any]] = {
 GPTQ: Description = ("GPTQConfig", {})
 AWQ: Description = ("AWQConfig", {})
 SMOOTH: Description = ("AutoSmoothQuantConfig", {})
-ROTATION: Description = ("RotationConfig", {"r1": True, "rotation_size": 32})
+# not folded: folding moves the scales of normalizations into weights, and these scales hold outliers down
+ROTATION: Description = ("RotationConfig", {"r1": True, "rotation_size": 32, "online_r1_rotation": True})
 INT4_GROUPS: Mapping[str, Description] = {"weight": ("Int4PerGroupSpec", {"ch_axis": -1, "group_size": 64})}
 INT4_CHANNELS: Mapping[str, Description] = {"weight": ("Int4PerChannelSpec", {"ch_axis": 0})}
 MXFP4_WEIGHT: Mapping[str, Description] = {"weight": ("OCP_MXFP4Spec", {"ch_axis": -1, "is_dynamic": False})}
