@@ -4,6 +4,7 @@
 
 #include "block_job.h"
 #include "lane_math.h"
+#include "usual_math.h"
 
 namespace quark {
 namespace QUARK_ISA {
@@ -156,86 +157,99 @@ struct RunKernel {
   static constexpr int W = kWidth;
   static constexpr int kVectors = kBlock > W ? kBlock / W : 1;
   static constexpr int kGroup = kBlock < W ? kBlock : W;
-  typedef LaneMath<W, P> Math;
+  static constexpr int kStep = kVectors * W;
+  static constexpr int kTurn = kGroup * kStep;  // elements whose scales fill one vector
+  typedef UsualMath<W, P> Math;
   typedef FloatsOf<W> F;
   typedef IntsOf<W> I;
 
-  // Quantizes whole vectors of blocks; gives back how many elements that were. kAhead: fetch what will be read soon.
-  template <bool kStream, bool kAhead>
-  static int64_t run(const Math& math, const float* in, float* out, int64_t count) {
-    constexpr int kStep = kVectors * W;
+  // Quantizes whole vectors of blocks; gives back how many elements that were. `fetches` what will be read soon.
+  template <bool kStream>
+  static int64_t run(const Math& math, const float* in, float* out, int64_t count, bool fetches) {
+    Scales next{};
+    if (count >= kTurn) next = scales_of(math, in);
     int64_t i = 0;
-    if constexpr (P::kFloatScale && kGroup == W && W > 1) {
-      for (; i + W * kStep <= count; i += W * kStep) {
-        if constexpr (kAhead) {
-          for (int line = 0; line < W * kStep; line += kLineElements) prefetch(in + i, kAheadElements + line);
-        }
-        step_together<kStream>(math, in + i, out + i);
+    for (; i + kTurn <= count; i += kTurn) {
+      if (fetches) {
+        for (int line = 0; line < kTurn; line += kLineElements) prefetch(in + i, kAheadElements + line);
       }
-    }
-    for (; i + kStep <= count; i += kStep) {
-      if constexpr (kAhead) {
-        for (int line = 0; line < kStep; line += kLineElements) prefetch(in + i, kAheadElements + line);
-      }
-      step<kStream>(math, in + i, out + i);
-    }
-    return i;
-  }
-
-  template <bool kStream>
-  static QUARK_INLINE void step(const Math& math, const float* in, float* out) {
-    F x[kVectors];
-    I most = splat_int<W>(0);
-    I largest = splat_int<W>(0);
-    for (int v = 0; v < kVectors; ++v) {
-      x[v] = load<W>(in + v * W);
-      const I magnitude = math.magnitude(x[v]);
-      most = maximum_int<W>(most, magnitude);
-      if constexpr (P::kCarry) largest = maximum_int<W>(largest, math.positive_bits(x[v], magnitude));
-    }
-    most = group_maximum<W, kGroup>(most);
-    if constexpr (P::kCarry) largest = group_maximum<W, kGroup>(largest);
-    const auto scale = math.scale_of(most, largest);
-    for (int v = 0; v < kVectors; ++v) {
-      F unit = F{};
-      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
-        unit = math.sub_block_unit(group_maximum<W, kSub>(math.magnitude(x[v])), scale.exponent);
-      }
-      const F value = math.quantize(x[v], scale, unit);
-      if constexpr (kStream) {
-        stream<W>(out + v * W, value);
+      const Scales scales = next;
+      // one turn early: scales take long to arrive, and this turn's elements are work to do meanwhile
+      if (i + 2 * kTurn <= count) next = scales_of(math, in + i + kTurn);
+      if (scales.are_usual) {
+        usual_steps<kStream>(math, scales, in + i, out + i);
       } else {
-        store<W>(out + v * W, value);
+        general_steps(math, in + i, out + i, kTurn);
+      }
+    }
+    const int64_t rest = (count - i) / kStep * kStep;
+    general_steps(math, in + i, out + i, rest);
+    return i + rest;
+  }
+
+  // The scales of a turn: lane i of each group is for step i.
+  struct Scales {
+    alignas(4 * W) float lanes[W];
+    bool are_usual;
+  };
+
+  static QUARK_INLINE Scales scales_of(const Math& math, const float* in) {
+    I most[kGroup];
+    I largest[kGroup];
+    for (int step = 0; step < kGroup; ++step) {
+      const F first = load<W>(in + step * kStep);
+      most[step] = Math::magnitude(first);
+      largest[step] = bit_cast<I>(first);
+      for (int v = 1; v < kVectors; ++v) {
+        const F x = load<W>(in + step * kStep + v * W);
+        most[step] = maximum_int<W>(most[step], Math::magnitude(x));
+        largest[step] = maximum_int<W>(largest[step], bit_cast<I>(x));
+      }
+    }
+    const I block_most = group_maxima<W, kGroup>(most);
+    const I block_largest = P::kCarry ? group_maxima<W, kGroup>(largest) : block_most;
+    Scales scales;
+    store<W>(scales.lanes, math.usual_scale(block_most, block_largest));
+    scales.are_usual = !any<W>(math.is_unusual(block_most));
+    return scales;
+  }
+
+  template <bool kStream>
+  static QUARK_INLINE void usual_steps(const Math& math, const Scales& scales, const float* in, float* out) {
+    for (int step = 0; step < kGroup; ++step) {
+      const F block_scale = spread_lane<W, kGroup>(scales.lanes, step);
+      for (int v = 0; v < kVectors; ++v) {
+        const F x = load<W>(in + step * kStep + v * W);
+        F scale = block_scale;
+        if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+          scale = math.usual_sub_scale(group_maximum<W, kSub>(Math::magnitude(x)), block_scale);
+        }
+        put<W, kStream>(out + step * kStep + v * W, math.usual_quantize(x, scale));
       }
     }
   }
 
-  // W blocks of whole vectors: a float scale takes divisions, which then serve all of them.
-  template <bool kStream>
-  static QUARK_INLINE void step_together(const Math& math, const float* in, float* out) {
-    I most = splat_int<W>(0);
-    for (int block = 0; block < W; ++block) {
-      I own = splat_int<W>(0);
+  // Blocks of any kind.
+  static QUARK_NOINLINE void general_steps(const LaneMath<W, P>& math, const float* in, float* out, int64_t count) {
+    for (int64_t i = 0; i < count; i += kStep) {
+      F x[kVectors];
+      I most = splat_int<W>(0);
+      I largest = splat_int<W>(0);
       for (int v = 0; v < kVectors; ++v) {
-        own = maximum_int<W>(own, math.magnitude(load<W>(in + block * kBlock + v * W)));
+        x[v] = load<W>(in + i + v * W);
+        const I magnitude = math.magnitude(x[v]);
+        most = maximum_int<W>(most, magnitude);
+        if constexpr (P::kCarry) largest = maximum_int<W>(largest, math.positive_bits(x[v], magnitude));
       }
-      most[block] = group_maximum<W, kGroup>(own)[0];
-    }
-    const auto scales = math.scale_of(most, most);
-    for (int block = 0; block < W; ++block) {
-      typename Math::Scale scale;
-      scale.inverse = splat<W>(scales.inverse[block]);
-      scale.scale = splat<W>(scales.scale[block]);
-      scale.second_scale = splat<W>(1.0f);
-      scale.exponent = splat_int<W>(0);
+      most = group_maximum<W, kGroup>(most);
+      if constexpr (P::kCarry) largest = group_maximum<W, kGroup>(largest);
+      const auto scale = math.scale_of(most, largest);
       for (int v = 0; v < kVectors; ++v) {
-        const int64_t at = block * kBlock + v * W;
-        const F value = math.quantize(load<W>(in + at), scale, F{});
-        if constexpr (kStream) {
-          stream<W>(out + at, value);
-        } else {
-          store<W>(out + at, value);
+        F unit = F{};
+        if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+          unit = math.sub_block_unit(group_maximum<W, kSub>(math.magnitude(x[v])), scale.exponent);
         }
+        store<W>(out + i + v * W, math.quantize(x[v], scale, unit));
       }
     }
   }
@@ -244,11 +258,12 @@ struct RunKernel {
 // ---- a block of rows, W columns at a time ----
 template <class P, int W>
 struct ColumnKernel {
-  typedef LaneMath<W, P> Math;
+  typedef UsualMath<W, P> Math;
   typedef FloatsOf<W> F;
   typedef IntsOf<W> I;
 
-  static constexpr int64_t kMostVectors = 64;  // of a tile; their scales stay in the first-level cache
+  static constexpr int kTogether = 4;    // vectors of a turn: their scales stay in registers
+  static constexpr int kTurnsAhead = 2;  // fetched while this turn is written, so that memory does both at once
 
   Math math;
   int64_t rows;
@@ -262,72 +277,97 @@ struct ColumnKernel {
   // Columns 0..count. A vector that does not fit at an end overlaps its neighbour and writes the same values again.
   void run(const float* in, float* out, int64_t count) const {
     const int64_t misaligned = reinterpret_cast<uintptr_t>(out) / sizeof(float) % W;
-    const int64_t lead = streams && misaligned ? W - misaligned : 0;
-    if (lead) run_vectors(in, out, 1, false);
-    int64_t column = lead;
-    while (column + W <= count) {
-      const int vectors = static_cast<int>(smaller(kMostVectors, (count - column) / W));
-      run_vectors(in + column, out + column, vectors, streams);
-      column += vectors * W;
-    }
-    if (column < count) run_vectors(in + count - W, out + count - W, 1, false);
-  }
-
-  void run_vectors(const float* in, float* out, int vectors, bool stream_out) const {
-    I most[kMostVectors];
-    I largest[kMostVectors];
-    typename Math::Scale scales[kMostVectors];
-    for (int v = 0; v < vectors; ++v) {
-      most[v] = splat_int<W>(0);
-      largest[v] = splat_int<W>(0);
-    }
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int v = 0; v < vectors; ++v) {
-        if (stream_out) prefetch(in + row * stride + v * W, stride);
-        accumulate(in + row * stride + v * W, most[v], largest[v]);
-      }
-    }
-    for (int v = 0; v < vectors; ++v) scales[v] = math.scale_of(most[v], largest[v]);
-    for (int64_t row = 0; row < rows; row += row_step()) {
-      const float* from = in + row * stride;
-      float* to = out + row * stride;
-      const int64_t count = smaller(rows - row, row_step());
-      if (stream_out) {
-        for (int v = 0; v < vectors; ++v) write_rows<true>(from + v * W, to + v * W, count, scales[v]);
+    int64_t column = streams && misaligned ? W - misaligned : 0;
+    if (column) run_vectors<1, false>(in, out);
+    for (; column + kTogether * W <= count; column += kTogether * W) {
+      if (W == kWidth && streams) {
+        run_vectors<kTogether, true>(in + column, out + column);
       } else {
-        for (int v = 0; v < vectors; ++v) write_rows<false>(from + v * W, to + v * W, count, scales[v]);
+        run_vectors<kTogether, false>(in + column, out + column);
       }
     }
+    for (; column + W <= count; column += W) run_vectors<1, false>(in + column, out + column);
+    if (column < count) run_vectors<1, false>(in + count - W, out + count - W);
   }
 
-  int64_t row_step() const { return P::kSpacing == Spacing::kSubBlocks ? sub_block_size : 1; }
-
-  QUARK_INLINE void accumulate(const float* in, I& most, I& largest) const {
-    const F x = load<W>(in);
-    const I magnitude = math.magnitude(x);
-    most = maximum_int<W>(most, magnitude);
-    if constexpr (P::kCarry) largest = maximum_int<W>(largest, math.positive_bits(x, magnitude));
+  template <int kVectors, bool kStream>
+  void run_vectors(const float* in, float* out) const {
+    I most[kVectors] = {};
+    I largest[kVectors] = {};
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int v = 0; v < kVectors; ++v) {
+        const F x = load<W>(in + row * stride + v * W);
+        most[v] = maximum_int<W>(most[v], Math::magnitude(x));
+        if constexpr (P::kCarry) largest[v] = maximum_int<W>(largest[v], bit_cast<I>(x));
+      }
+    }
+    I is_unusual = splat_int<W>(0);
+    F scales[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      is_unusual |= math.is_unusual(most[v]);
+      scales[v] = math.usual_scale(most[v], largest[v]);
+    }
+    if (any<W>(is_unusual)) {
+      for (int v = 0; v < kVectors; ++v) run_general(in + v * W, out + v * W);
+      return;
+    }
+    const int64_t row_step = P::kSpacing == Spacing::kSubBlocks ? sub_block_size : 1;
+    for (int64_t row = 0; row < rows; row += row_step) {
+      const int64_t count = smaller(rows - row, row_step);
+      write_rows<kVectors, kStream>(in + row * stride, out + row * stride, count, scales);
+    }
   }
 
   // A row, or the rows of a sub-block.
-  template <bool kStream>
-  QUARK_INLINE void write_rows(const float* in, float* out, int64_t count, const typename Math::Scale& scale) const {
-    F unit = F{};
+  template <int kVectors, bool kStream>
+  QUARK_INLINE void write_rows(const float* in, float* out, int64_t count, const F* block_scales) const {
+    F scales[kVectors];
+    for (int v = 0; v < kVectors; ++v) scales[v] = block_scales[v];
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
-      I most = splat_int<W>(0);
+      I most[kVectors] = {};
       for (int64_t row = 0; row < count; ++row) {
-        most = maximum_int<W>(most, math.magnitude(load<W>(in + row * stride)));
+        for (int v = 0; v < kVectors; ++v) {
+          most[v] = maximum_int<W>(most[v], Math::magnitude(load<W>(in + row * stride + v * W)));
+        }
       }
-      unit = math.sub_block_unit(most, scale.exponent);
+      for (int v = 0; v < kVectors; ++v) scales[v] = math.usual_sub_scale(most[v], scales[v]);
     }
     for (int64_t row = 0; row < count; ++row) {
-      const F value = math.quantize(load<W>(in + row * stride), scale, unit);
-      if constexpr (kStream) {
-        stream<W>(out + row * stride, value);
-      } else {
-        store<W>(out + row * stride, value);
+      for (int v = 0; v < kVectors; ++v) {
+        if (v * W % kLineElements == 0) prefetch(in + row * stride + v * W, kTurnsAhead * kVectors * W);
+        const F x = load<W>(in + row * stride + v * W);
+        put<W, kStream>(out + row * stride + v * W, math.usual_quantize(x, scales[v]));
       }
     }
+  }
+
+  // Blocks of any kind.
+  QUARK_NOINLINE void run_general(const float* in, float* out) const {
+    const LaneMath<W, P>& general = math;
+    I most = splat_int<W>(0);
+    I largest = splat_int<W>(0);
+    for (int64_t row = 0; row < rows; ++row) accumulate(general, in + row * stride, most, largest);
+    const auto scale = general.scale_of(most, largest);
+    const int64_t row_step = P::kSpacing == Spacing::kSubBlocks ? sub_block_size : rows;
+    for (int64_t begin = 0; begin < rows; begin += row_step) {
+      const int64_t end = smaller(rows, begin + row_step);
+      F unit = F{};
+      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+        I own = splat_int<W>(0);
+        for (int64_t row = begin; row < end; ++row) accumulate(general, in + row * stride, own, largest);
+        unit = general.sub_block_unit(own, scale.exponent);
+      }
+      for (int64_t row = begin; row < end; ++row) {
+        store<W>(out + row * stride, general.quantize(load<W>(in + row * stride), scale, unit));
+      }
+    }
+  }
+
+  static QUARK_INLINE void accumulate(const LaneMath<W, P>& general, const float* in, I& most, I& largest) {
+    const F x = load<W>(in);
+    const I magnitude = general.magnitude(x);
+    most = maximum_int<W>(most, magnitude);
+    if constexpr (P::kCarry) largest = maximum_int<W>(largest, general.positive_bits(x, magnitude));
   }
 };
 
@@ -425,14 +465,14 @@ struct Chunks {
     typedef RunKernel<P, kBlock, 2> Kernel;
     const typename Kernel::Math math(p);
     const int64_t whole = count / kBlock * kBlock;  // a shorter last block must not be taken for a whole one
-    if (!job.streams) return Kernel::template run<false, false>(math, in, out, whole);
-    if (is_aligned(out)) return Kernel::template run<true, true>(math, in, out, whole);
+    if (!job.streams) return Kernel::template run<false>(math, in, out, whole, false);
+    if (is_aligned(out)) return Kernel::template run<true>(math, in, out, whole, true);
     // streaming wants aligned addresses: go through a buffer that stays in the first-level cache
     alignas(4 * kWidth) float buffer[kStreamElements];
     int64_t done = 0;
     while (done < whole) {
       const int64_t piece = smaller(kStreamElements, whole - done);
-      const int64_t ready = Kernel::template run<false, true>(math, in + done, buffer, piece);
+      const int64_t ready = Kernel::template run<false>(math, in + done, buffer, piece, true);
       if (ready == 0) break;
       stream_copy(buffer, out + done, ready);
       done += ready;
@@ -520,6 +560,7 @@ int32_t largest_of(const float* in, int64_t count) {
   for (int chain = 0; chain < kChains; ++chain) most[chain] = splat_int<kWidth>(0);
   int64_t i = 0;
   for (; i + kChains * kWidth <= count; i += kChains * kWidth) {
+    for (int line = 0; line < kChains * kWidth; line += kLineElements) prefetch(in + i, kAheadElements + line);
     for (int chain = 0; chain < kChains; ++chain) {
       most[chain] = maximum_int<kWidth>(most[chain], finite_magnitudes(in + i + chain * kWidth));
     }

@@ -12,6 +12,8 @@
 
 // A call would send vectors through memory.
 #define QUARK_INLINE inline __attribute__((always_inline))
+// For rare work, which a copy in every loop would only make larger.
+#define QUARK_NOINLINE __attribute__((noinline))
 
 namespace quark {
 namespace QUARK_ISA {
@@ -50,7 +52,7 @@ QUARK_INLINE To bit_cast(From from) {
 
 template <int W>
 inline FloatsOf<W> splat(float value) {
-  return FloatsOf<W>{} + value;
+  return value - FloatsOf<W>{};  // x - 0 is always x and costs nothing; x + 0 is not for -0
 }
 template <int W>
 inline IntsOf<W> splat_int(int32_t value) {
@@ -95,6 +97,23 @@ inline FloatsOf<8> maximum<8>(FloatsOf<8> a, FloatsOf<8> b) {
 }
 #endif
 
+// True if a comparison holds in some lane.
+template <int W>
+QUARK_INLINE bool any(IntsOf<W> mask) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16) return _mm512_movepi32_mask(bit_cast<__m512i>(mask)) != 0;
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8) return _mm256_movemask_ps(bit_cast<__m256>(mask)) != 0;
+#endif
+#if defined(__SSE2__)
+  if constexpr (W == 4) return _mm_movemask_ps(bit_cast<__m128>(mask)) != 0;
+#endif
+  int32_t lanes = 0;
+  for (int lane = 0; lane < W; ++lane) lanes |= mask[lane];
+  return lanes != 0;
+}
+
 // ---- the largest lane of each group of kGroup neighbours, in all lanes of the group ----
 template <int kDistance>
 inline IntsOf<4> swap_lanes(IntsOf<4> v) {
@@ -123,6 +142,37 @@ inline IntsOf<W> group_maximum(IntsOf<W> v) {
     if constexpr (kGroup > 1) v = maximum_int<W>(v, swap_lanes<1>(v));
   }
   return v;
+}
+
+// The largest lane of each group in each of kGroup vectors: lane i of a group of the result is that of vector i.
+// Overwrites the vectors.
+template <int W, int kDistance>
+QUARK_INLINE void merge_maxima(IntsOf<W>* vectors) {
+  IntsOf<W> is_upper;
+  for (int lane = 0; lane < W; ++lane) is_upper[lane] = lane & kDistance ? -1 : 0;
+  for (int i = 0; i < kDistance; ++i) {
+    const IntsOf<W> own = is_upper ? vectors[i + kDistance] : vectors[i];
+    const IntsOf<W> other = is_upper ? vectors[i] : vectors[i + kDistance];
+    vectors[i] = maximum_int<W>(own, swap_lanes<kDistance>(other));
+  }
+}
+template <int W, int kGroup>
+QUARK_INLINE IntsOf<W> group_maxima(IntsOf<W>* vectors) {
+  if constexpr (kGroup > 8) merge_maxima<W, 8>(vectors);
+  if constexpr (kGroup > 4) merge_maxima<W, 4>(vectors);
+  if constexpr (kGroup > 2) merge_maxima<W, 2>(vectors);
+  if constexpr (kGroup > 1) merge_maxima<W, 1>(vectors);
+  return vectors[0];
+}
+
+// Lane i of each group of kGroup lanes at that address, in all lanes of the group.
+template <int W, int kGroup>
+QUARK_INLINE FloatsOf<W> spread_lane(const float* lanes, int i) {
+  static_assert(W <= 2 * kGroup, "one group or two");
+  if constexpr (kGroup == W) return splat<W>(lanes[i]);
+  IntsOf<W> is_second;
+  for (int lane = 0; lane < W; ++lane) is_second[lane] = lane < kGroup ? 0 : -1;
+  return is_second ? splat<W>(lanes[kGroup + i]) : splat<W>(lanes[i]);
 }
 
 // ---- memory: float32 as it is, float16 (carried as its bits) widened and rounded to nearest even ----
@@ -210,6 +260,15 @@ QUARK_INLINE void stream(float* p, FloatsOf<W> v) {
   if constexpr (W == 4) return _mm_stream_ps(p, v);
 #endif
   store<W>(p, v);
+}
+
+template <int W, bool kStream>
+QUARK_INLINE void put(float* p, FloatsOf<W> v) {
+  if constexpr (kStream) {
+    stream<W>(p, v);
+  } else {
+    store<W>(p, v);
+  }
 }
 
 QUARK_INLINE bool is_aligned(const float* p) { return reinterpret_cast<uintptr_t>(p) % (4 * kWidth) == 0; }

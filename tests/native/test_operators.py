@@ -131,22 +131,10 @@ def test_subnormals_survive_a_session_that_flushes_them() -> None:
     assert same(y, by_numpy(x, BlockQuantizer(fmt), 1)).all()
 
 
-@pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"])
-def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import numpy as np\n"
-        "from backends import by_native_entry, by_numpy\n"
-        "from golden import cases, quantizer, quantizer_names\n"
-        "from quark.formats.native import instruction_set\n"
-        "for name in quantizer_names():\n"
-        "    for case in cases(name):\n"
-        "        for x in (case.x, np.asfortranarray(case.x)):\n"
-        "            y = by_native_entry(x, quantizer(name), case.axis)\n"
-        "            assert not case.mismatches(y).any(), (name, case.name)\n"
-        "print(instruction_set())\n"
-    )
+def run_with_instructions(program: str, instructions: str) -> None:
+    """Run a program that imports the test's helpers, on the compiled code for that instruction set or the next best."""
     support = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support")
+    program = f"import sys; sys.path.insert(0, sys.argv[1])\n{program}print(instruction_set())\n"
     environment = {**os.environ, "QUARK_INSTRUCTION_SET": instructions}
     result = subprocess.run(
         [sys.executable, "-c", program, support], env=environment, capture_output=True, text=True, check=False
@@ -157,6 +145,58 @@ def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
     assert chosen in order[: order.index(instructions) + 1]
     if instruction_set() == "avx512":
         assert chosen == instructions
+
+
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"])
+def test_every_instruction_set_gives_the_same_bits(instructions: str) -> None:
+    program = (
+        "import numpy as np\n"
+        "from backends import by_native_entry, by_numpy\n"
+        "from golden import cases, quantizer, quantizer_names\n"
+        "from quark.formats.native import instruction_set\n"
+        "for name in quantizer_names():\n"
+        "    for case in cases(name):\n"
+        "        for x in (case.x, np.asfortranarray(case.x)):\n"
+        "            y = by_native_entry(x, quantizer(name), case.axis)\n"
+        "            assert not case.mismatches(y).any(), (name, case.name)\n"
+    )
+    run_with_instructions(program, instructions)
+
+
+# Rows long enough to be quantized many blocks at a time, which the golden cases are not. A row has one magnitude: the
+# first are below the smallest subnormal, the last Inf.
+MAGNITUDES = """
+from itertools import product
+import numpy as np
+from backends import by_native_entry, by_numpy
+from golden import same
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import BLOCK_FORMATS
+from quark.formats.native import instruction_set
+from quark.formats.spec import NonFinite, Rounding, ScaleRule
+
+random = np.random.default_rng(9)
+x = random.standard_normal((280, 1056), dtype=np.float32)
+x[:, ::3] = np.round(x[:, ::3] * 8) / 8  # ties
+x[:, 512:544] = 0
+with np.errstate(over="ignore"):
+    x = np.ldexp(x, np.arange(-151, 129)[:, None]).astype(np.float32)
+x[140, 100], x[141, 700], x[142, 3] = np.nan, np.inf, -np.inf
+rules = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.EVEN, ScaleRule.RCEIL)
+for fmt, rounding, nonfinite in product(BLOCK_FORMATS, Rounding, NonFinite):
+    for rule in set(rules) & set(fmt.scale_rules) if rounding is Rounding.HALF_EVEN else (ScaleRule.FLOOR,):
+        quantizer = BlockQuantizer(fmt, rule, rounding, nonfinite, 2.0**-9 if fmt.has_tensor_scale else None)
+        with np.errstate(all="ignore"):
+            expected = by_numpy(x, quantizer, 1)
+        columns = by_native_entry(np.ascontiguousarray(x.T), quantizer, 0)
+        for y in (by_native_entry(x, quantizer, 1), columns.T):
+            assert same(y, expected).all(), (quantizer, np.argwhere(~same(y, expected))[0])
+"""
+
+
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "baseline"])
+def test_blocks_of_every_magnitude(instructions: str) -> None:
+    run_with_instructions(MAGNITUDES, instructions)
 
 
 @pytest.mark.parametrize(
