@@ -45,8 +45,11 @@ struct UsualMath : LaneMath<W, P> {
   // `largest` has the bits of the largest positive value.
   QUARK_INLINE F usual_scale(I most, I largest) const {
     if constexpr (P::kFloatScale) return Base::rounded_scale(most, 1.0f);
-    I reached = most + Base::increment;
-    if constexpr (P::kCarry) reached = maximum_int<W>(reached, largest + Base::carry_step);
+    // bounded for the blocks that are not usual: the sums would overflow
+    I reached = minimum_int<W>(most, splat_int<W>(kEnd)) + Base::increment;
+    if constexpr (P::kCarry) {
+      reached = maximum_int<W>(reached, minimum_int<W>(largest, splat_int<W>(kEnd)) + Base::carry_step);
+    }
     const I exponent = maximum_int<W>(reached, splat_int<W>(begin)) & kInfinity;
     return bit_cast<F>(exponent - (element_exponent + shift_exponent));
   }
