@@ -4,11 +4,13 @@ import json
 import os
 import re
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from commands import assert_one_line_error, run
 from made_diagnosis import made_diagnosis
+from onnx_models import conv_bn_relu
 from tiny_models import image, save_brightness_model, save_images
 
 from quark.account import FileFacts
@@ -173,6 +175,21 @@ def test_the_npu_is_asked_about_its_own_numbers_alone(model, quantized, in_block
     assert {each.rule for each in lint_remarks(quantized)} == {"Batch"}
     assert lint_remarks(in_blocks) is None
     assert lint_remarks(model) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16], ids=["float64", "bfloat16"])
+def test_models_that_onnx_runtime_refuses_are_measured_as_they_are_quantized(tmp_path, dtype):
+    source, data = tmp_path / "float.onnx", tmp_path / "data.npz"
+    onnx.save(conv_bn_relu(dtype=dtype, batch="n"), source)
+    given = np.float64 if dtype is np.float64 else np.float32
+    np.savez(data, x=np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype(given))
+    path = quantize(source, data).save(tmp_path / "small.onnx")
+    diagnosis = diagnose_and_write(source, path, Calibration(data), tmp_path / "page.html", is_trying=True)
+    assert diagnosis.verdict.value == "ok"
+    assert diagnosis.speed is not None
+    assert diagnosis.suggestions
+    compared = run("compare", source, path, "--data", data)
+    assert compared.stderr.startswith("note: 'float.onnx' is run in float32, because ONNX Runtime refuses its layers")
 
 
 def test_making_comes_from_the_file_and_the_report_beside_it(model, quantized, data):

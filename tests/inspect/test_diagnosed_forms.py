@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx_models import Net, conv_bn_relu, random_feed
+from onnx_models import Net, conv_bn_relu
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from tiny_models import SIZE, save_brightness_model
 
@@ -227,13 +228,16 @@ def test_an_output_that_another_layer_reads_has_its_histogram(tmp_path):
     assert picture.counts != picture.quantized  # the rounded values, and not the float ones that were given
 
 
-def test_a_network_of_float16_is_compared_with_its_quantized_form(tmp_path):
-    """The quantized layers are of float32, and read what the float network computes in float16."""
-    model = conv_bn_relu(dtype=np.float16, batch="n")
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16], ids=["float16", "float64", "bfloat16"])
+def test_a_network_of_other_floats_is_compared_with_its_quantized_form(tmp_path, dtype):
+    """The quantized layers are of float32. ONNX Runtime runs no layers of float64 or bfloat16."""
+    model = conv_bn_relu(dtype=dtype, batch="n")
     onnx.save(model, tmp_path / "float.onnx")
-    samples = [{key: value[:1] for key, value in random_feed(model, seed).items()} for seed in range(8)]
+    given = np.float32 if dtype == ml_dtypes.bfloat16 else dtype
+    samples = [np.random.default_rng(seed).normal(size=(1, 3, 8, 8)).astype(given) for seed in range(8)]
     path = quantize(model, samples).save(tmp_path / "quantized.onnx")
     found = diagnose(tmp_path / "float.onnx", path, samples)
     layer = next(each for each in found.layers if each.op_type == "Conv")
     assert layer.local is not None
     assert 20 < layer.local.sqnr_db < 100
+    assert any("converted to float32" in each for each in found.remarks) == (dtype != np.float16)

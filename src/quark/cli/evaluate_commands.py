@@ -54,7 +54,7 @@ def evaluate(
     speed = result.speed
     batches = f"batches of {speed.batch_size}"
     say(f"{speed.ms_per_sample:.2f} ms/sample on {result.device} (best of {speed.repeats}, {batches})")
-    for remark in result.remarks:
+    for remark in (*result.remarks, *filter(None, [network.remark])):
         say(f"note: {remark}", err=True)
 
 
@@ -104,6 +104,8 @@ def compare(
     console.print(cell(f"{overall_verdict(result.outputs).value}: {worst_text(result.outputs)}"))
     if result.measure is not None:
         console.print(cell(f"measure: {result.measure}"))
+    for remark in filter(None, [each.remark for each in networks]):
+        say(f"note: {remark}", err=True)
 
 
 def _models_table(result: Comparison) -> Table:

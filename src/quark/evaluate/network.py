@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from quark.devices import device_of
 from quark.errors import InvalidValueError, ModelError
 from quark.onnx.data import InputInfo
+from quark.onnx.file_graph import computed_graph
 from quark.onnx.input_files import held_still
 from quark.onnx.load.reading import watch_external_data
-from quark.onnx.load.source import read_source
+from quark.onnx.load.source import ExternalData, read_source
 from quark.onnx.load.wire import carve
 from quark.onnx.session import open_session, running
 
@@ -29,7 +30,11 @@ CPU = ("cpu",)
 
 
 class Network:
-    """An ONNX model in ONNX Runtime, on devices of quark.devices."""
+    """An ONNX model in ONNX Runtime, on devices of quark.devices.
+
+    A float model that ONNX Runtime refuses because its layers are of float64 or bfloat16 runs as `quark quantize` reads
+    it, in float32; `remark` says so.
+    """
 
     def __init__(self, model: Path, threads: int | None = None, providers: tuple[str, ...] = CPU) -> None:
         self.path = model
@@ -37,7 +42,7 @@ class Network:
         self.name = model.name
         self._files = watch_external_data(checked_file(model))  # the runtime maps them
         with held_still(self._files):
-            self._session: onnxruntime.InferenceSession = open_session(model, threads=threads, providers=providers)
+            self._session, self.remark = _opened(model, threads, providers)
         ports = self._session.get_inputs()
         shapeless = _shapeless(model) if any(not each.shape for each in ports) else ()
         self.inputs = tuple(_input(each, each.name not in shapeless) for each in ports)
@@ -82,6 +87,21 @@ class Network:
         feeds = {each.name: inputs[each.name].astype(each.dtype, copy=False) for each in self.inputs}
         with held_still(self._files), running(f"model '{self.path}'"):
             return [np.asarray(each) for each in self._session.run(None, feeds)]
+
+
+def _opened(
+    model: Path, threads: int | None, providers: tuple[str, ...]
+) -> tuple[onnxruntime.InferenceSession, str | None]:
+    """A session, and a remark if it does not run the file as it is."""
+    try:
+        return open_session(model, threads=threads, providers=providers), None
+    except ModelError:
+        read = read_source(model)
+        graph, remarks = computed_graph(read, ExternalData(read))
+        if not remarks:
+            raise
+        said = f"'{model.name}' is run in float32, because ONNX Runtime refuses its layers: {'; '.join(remarks)}"
+        return open_session(graph, threads=threads, providers=providers), said
 
 
 def as_scores(output: Array, model: Path) -> Array:

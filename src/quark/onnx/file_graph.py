@@ -12,6 +12,7 @@ from quark.errors import ModelError
 from quark.onnx.graph import infer_shapes
 from quark.onnx.input_files import MappedFile
 from quark.onnx.large_tensors import Message, tensor_of
+from quark.onnx.load.conversions import convert_to_float32, unusual_layer_types
 from quark.onnx.load.normalize import check_functions
 from quark.onnx.load.reading import check_tensors, to_graph
 from quark.onnx.load.source import ExternalData, Source, read_source
@@ -32,8 +33,20 @@ def read_graph(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> ir.M
 
 def graph_of(read: Source, external: ExternalData) -> ir.Model:
     """The graph of a model that was read, as `read_graph` returns it."""
+    return _graph(*_checked(read, external), read.name)
+
+
+def computed_graph(read: Source, external: ExternalData) -> tuple[ir.Model, list[str]]:
+    """The graph of a float model in the float types in which it is quantized, and remarks: layers of float64 and
+    bfloat16, which ONNX Runtime cannot run, compute in float32."""
     carved, views = _checked(read, external)
-    model = to_graph(carved, views, read.name)
+    kinds = unusual_layer_types(carved.proto)
+    model = _graph(carved, views, read.name)
+    return model, convert_to_float32(model, kinds, read.name)
+
+
+def _graph(carved: Carved, views: dict[str, memoryview], name: str) -> ir.Model:
+    model = to_graph(carved, views, name)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     RemoveInitializersFromInputsPass()(model)
     for node in model.graph:

@@ -66,7 +66,7 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
     Raises InvalidValueError for models whose inputs or outputs differ, that are in the wrong order, or that have no
     tensor in common.
     """
-    exact, other = read_side(float_model), read_side(quantized)
+    exact, other = read_side(float_model, is_float=True), read_side(quantized)
     check_pair(exact, other)
     if (data is None) != use_random_data:
         raise InvalidValueError(
@@ -127,7 +127,7 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
         skipped,
         find_weight_facts(exact.model, other.model, facts),
         steps=first_steps(layers),
-        remarks=(*remarks, *map(numberless_remark, numberless)),
+        remarks=(*(f"float model: {each}" for each in exact.remarks), *remarks, *map(numberless_remark, numberless)),
     )
 
 

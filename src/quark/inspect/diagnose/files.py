@@ -30,7 +30,7 @@ from quark.account import FileFacts
 from quark.errors import InvalidValueError
 from quark.files.foreign import REPORT, Fields, parse_json, read_json
 from quark.inspect.diagnose.sites import COMPUTING, operands
-from quark.onnx.file_graph import graph_of
+from quark.onnx.file_graph import computed_graph, graph_of
 from quark.onnx.graph import (
     add_initializer,
     add_node,
@@ -60,12 +60,13 @@ NO_QUANTIZER = "no quantizer in the file"
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two models; `path` is None if it was not read from a file."""
+    """One of the two models; `path` is None if it was not read from a file. `remarks` say what was converted."""
 
     model: ir.Model
     facts: FileFacts
     path: Path | None
     files: tuple[MappedFile, ...] = ()  # that weights are still read from
+    remarks: tuple[str, ...] = ()
 
     @property
     def is_quantized(self) -> bool:
@@ -82,15 +83,16 @@ class Side:
         return content if is_config else {}
 
 
-def read_side(source: ModelFile) -> Side:
-    """Raises ModelError if the source is not an ONNX model."""
+def read_side(source: ModelFile, *, is_float: bool = False) -> Side:
+    """Raises ModelError if the source is not an ONNX model. The float model is read as it is quantized: layers of
+    float64 and bfloat16 compute in float32."""
     read = read_source(source)
     external = ExternalData(read)
     check_ports(carve(read).proto, read.name)
-    model = graph_of(read, external)
+    model, remarks = computed_graph(read, external) if is_float else (graph_of(read, external), [])
     facts = FileFacts(read.name, len(read.data) + external.bytes, external.digest().hexdigest())
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    return Side(model, facts, path, external.mapped)
+    return Side(model, facts, path, external.mapped, tuple(remarks))
 
 
 def check_pair(exact: Side, quantized: Side) -> None:

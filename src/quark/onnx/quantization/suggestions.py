@@ -412,7 +412,7 @@ class _Trials:
         )
         self._held_out, self._indices = self._split()
         self._providers = making.settings.calibrate.providers
-        session = open_session(os.fspath(float_model), providers=self._providers)
+        session = open_session(model, providers=self._providers)
         run, names = session_run(session, "the model"), [output.name for output in session.get_outputs()]
         self._expected = [run(sample, names) for sample in self._held_out]
 
