@@ -19,7 +19,7 @@ def measure(expected, actual):
 
 def test_equal_outputs_are_perfect():
     y = np.arange(12.0).reshape(3, 4)
-    assert measure(y, y) == OutputFidelity("y", 1.0, math.inf, 1.0, 0.0)
+    assert measure(y, y) == OutputFidelity("y", 1.0, math.inf, 1.0, 0.0, predictions=3)
 
 
 def test_values_follow_their_definitions():

@@ -9,7 +9,7 @@ import click
 
 from quark.cli.options import PATH, data_options, device_option, json_option, metric_option
 from quark.cli.terminal import say, say_json
-from quark.compare import overall_verdict, worst_text
+from quark.compare import agreement_text, overall_verdict, worst_text
 from quark.evaluate import Network, open_dataset
 from quark.evaluate import compare as compare_networks
 from quark.evaluate import evaluate as evaluate_network
@@ -97,7 +97,7 @@ def compare(
     console.print(_models_table(result))
     table = plain_table(("output",), ("same class", "cosine", "SQNR dB", "largest error"))
     for output in result.outputs:
-        same = "-" if output.agreement is None else f"{100 * output.agreement:.2f} %"
+        same = agreement_text(output, digits=2)
         figures = (f"{output.cosine:.5f}", sqnr_text(output.sqnr_db), f"{output.max_error:.3g}")
         table.add_row(cell(output.name), same, *figures)
     console.print(table)

@@ -120,7 +120,8 @@ def known_profile(_: click.Context, option: click.Parameter, profile: str | None
     help="Exit with status 3 if more than X percentage points are lost; the files are still written. With --config "
     "auto: the largest loss allowed, instead of the default bound. With --metric: percent of that measure. With "
     "--data: points of top-1 accuracy. Otherwise points of equal predictions on held-out samples, 100 (1 - agreement), "
-    "for outputs with classes, and 100 (1 - cosine) for other outputs; the worst output counts.",
+    "where near ties count as equal, for outputs with classes, and 100 (1 - cosine) for other outputs; the worst "
+    "output counts.",
 )
 @click.option("--data", type=PATH, metavar="DIR", help="Labelled images, for --max-drop, --report and --config auto.")
 @metric_option("Built-in measures compare the outputs on the held-out samples; functions load their own data.")

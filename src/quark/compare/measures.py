@@ -34,6 +34,7 @@ Array = NDArray[Any]
 STRETCH = 1 << 15
 TINY_PROBABILITY = 1e-12
 SMALLEST_SHARE = 1e-10
+NEAR_TIE = 0.1
 SSIM_WINDOW, SSIM_DEVIATION = 11, 1.5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 
@@ -235,6 +236,22 @@ def square_sum(values: Array) -> float:
 def same_largest(expected: Array, actual: Array, axis: int = 1) -> NDArray[np.bool_]:
     """True for each position whose largest class along the axis is the same on both sides."""
     return np.asarray(expected.argmax(axis) == actual.argmax(axis))
+
+
+def near_ties(expected: Array, actual: Array) -> int:
+    """The number of rows whose largest class changed to one that `expected` finds nearly as likely: by less than
+    `NEAR_TIE` of probability. NaN is never near.
+
+    >>> near_ties(np.array([[2.0, 1.9, 0.0], [3.0, 0.0, 0.0]]), np.array([[1.9, 2.0, 0.0], [0.0, 3.0, 0.0]]))
+    1
+    """
+    rows = np.flatnonzero(~same_largest(expected, actual))
+    if not len(rows):
+        return 0
+    likely = np.exp(log_probabilities(expected[rows]))
+    places = np.arange(len(rows))
+    gaps = likely.max(axis=1) - likely[places, actual[rows].argmax(axis=1)]
+    return int((gaps < NEAR_TIE).sum())
 
 
 def edit_distance(first: Array, second: Array) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.compare.kinds import ClassesMeter, IdsMeter, PartMeter
-from quark.compare.measures import PairSums, decibels, mean_divergence, pair_sums, same_largest
+from quark.compare.measures import PairSums, decibels, mean_divergence, near_ties, pair_sums, same_largest
 from quark.compare.parts import find_parts
 from quark.compare.verdict import OutputFidelity, PartFidelity
 
@@ -82,8 +82,8 @@ def numberless_remark(output: str) -> str:
 class FidelityMeter:
     """Gathers pairs of tensors in constant memory.
 
-    Agreement is the share of rows with the same largest class, for tensors of shape [n, classes]. NaN or Inf where the
-    float network has none means cosine 0 and SQNR -inf.
+    Agreement is the share of rows with the same largest class, for tensors of shape [n, classes]; near ties are among
+    the others. NaN or Inf where the float network has none means cosine 0 and SQNR -inf.
 
     >>> meter = FidelityMeter("y")
     >>> meter.add(np.array([[1.0, 2.0]]), np.array([[1.0, 2.1]]))
@@ -94,13 +94,14 @@ class FidelityMeter:
     def __init__(self, name: str) -> None:
         self.name = name
         self._sums = PairSums()
-        self._agreeing = self._rows = 0
+        self._agreeing = self._ties = self._rows = 0
         self._has_classes = True
 
     def add(self, expected: Array, actual: Array) -> None:
         """Add one sample or batch: the outputs of the float network and of the quantized one."""
         if expected.ndim == 2 and expected.shape[1] > 1:
             self._agreeing += int(same_largest(expected, actual).sum())
+            self._ties += near_ties(expected, actual)
             self._rows += len(expected)
         else:
             self._has_classes = False
@@ -111,7 +112,10 @@ class FidelityMeter:
         agreement = None
         if self._has_classes and (self._rows or self._sums.is_broken):
             agreement = 0.0 if self._sums.is_broken else self._agreeing / self._rows
-        return OutputFidelity.of(self.name, self._sums, agreement)
+        found = OutputFidelity.of(self.name, self._sums, agreement)
+        if agreement is None:
+            return found
+        return replace(found, predictions=self._rows, near_ties=0 if self._sums.is_broken else self._ties)
 
 
 class OutputsMeter:

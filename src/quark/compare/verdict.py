@@ -20,6 +20,7 @@ OK_SQNR_DB, OK_COSINE = 10.0, 0.95
 COLLAPSED_SQNR_DB, COLLAPSED_COSINE = 3.0, 0.75
 EXECUTION_GAP_DB = 6.0  # twice the error; rounding alone makes no such difference
 CLOSE_SQNR_DB = 30.0  # from here on a difference between two executions does not matter
+FEW_PREDICTIONS = 100  # of which each is a percent or more
 UNORDERED_KINDS = frozenset({"detections", "rows", "ids", "sequence"})  # whose places in a tensor mean little
 
 
@@ -90,10 +91,11 @@ def figure_text(part: PartFidelity, figure: float | None = None) -> str:
 class OutputFidelity:
     """One output of the network, over all samples.
 
-    `cosine`, `sqnr_db`, `agreement` and `max_error` are about the whole output. `kind` and `parts` say what the output
-    is taken for and how close each of its parts is; the verdict comes from them where there are any. `worst_sample` is
-    that of the worst part. `distance` ranks networks by how far they are from float: 0 is equal, it has no unit, and
-    it falls smoothly as the network gets better.
+    `cosine`, `sqnr_db`, `agreement` and `max_error` are about the whole output. `agreement` is the share of equal
+    predictions among all `predictions`; `near_ties` of the others went to a class that float finds nearly as likely.
+    `kind` and `parts` say what the output is taken for and how close each of its parts is; the verdict comes from them
+    where there are any. `worst_sample` is that of the worst part. `distance` ranks networks by how far they are from
+    float: 0 is equal, it has no unit, and it falls smoothly as the network gets better.
     """
 
     name: str
@@ -105,6 +107,8 @@ class OutputFidelity:
     parts: tuple[PartFidelity, ...] = ()
     worst_sample: int | None = None
     distance: float = math.nan
+    predictions: int = 0
+    near_ties: int = 0
 
     @classmethod
     def of(cls, name: str, sums: PairSums, agreement: float | None = None) -> OutputFidelity:
@@ -137,7 +141,9 @@ class OutputFidelity:
     def drop(self) -> tuple[float, str]:
         """The loss in percentage points, and the name of what was lost."""
         if self.agreement is not None:
-            return 100 * (1 - self.agreement), f"equal predictions of '{self.name}'"
+            ties = self.near_ties / max(self.predictions, 1)
+            lost = max(0.0, 100 * (1 - self.agreement - ties))
+            return lost, f"equal predictions of '{self.name}'{', apart from near ties' if self.near_ties else ''}"
         shares = [part for part in self.parts if not part.measure.startswith("SQNR")]
         if shares:
             worst = min(shares, key=lambda part: part.figure)
@@ -152,6 +158,22 @@ class OutputFidelity:
         ]
         content = {**asdict(self), "parts": parts, "severity": self.severity, "verdict": self.verdict.value}
         return {key: json_value(value) for key, value in content.items()}
+
+
+def agreement_text(output: OutputFidelity, digits: int = 1) -> str:
+    """The share of equal predictions for reading: counts where a percentage would be about a few samples.
+
+    >>> agreement_text(OutputFidelity("y", 1.0, 20.0, 0.875, predictions=8, near_ties=1))
+    '7 of 8, 1 near tie'
+    >>> agreement_text(OutputFidelity("y", 1.0, 20.0, 0.875, predictions=800))
+    '87.5 %'
+    """
+    if output.agreement is None:
+        return "-"
+    if not 0 < output.predictions < FEW_PREDICTIONS:
+        return f"{100 * output.agreement:.{digits}f} %"
+    ties = f", {output.near_ties} near tie{'s' if output.near_ties > 1 else ''}" if output.near_ties else ""
+    return f"{round(output.agreement * output.predictions)} of {output.predictions}{ties}"
 
 
 def severity_of(figure: float, ok: float, collapsed: float) -> float:
@@ -180,7 +202,7 @@ def overall_verdict(outputs: Iterable[OutputFidelity]) -> Verdict:
 def largest_drop(outputs: Iterable[OutputFidelity]) -> tuple[float, str]:
     """The loss of the output that lost most, in percentage points, and the name of what was lost.
 
-    an output of shape [n, classes]  100 (1 - agreement)
+    an output of shape [n, classes]  100 (1 - agreement), where near ties count as agreeing
     scores, boxes, distributions     100 (1 - the figure of the worst part)
     any other output                 100 (1 - cosine)
     """

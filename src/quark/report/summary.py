@@ -22,7 +22,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 
 from quark.account import Report
-from quark.compare import OutputFidelity, Verdict, worst_text
+from quark.compare import OutputFidelity, Verdict, agreement_text, worst_text
 from quark.features.mixed_precision.report import mixed_line, mixed_table
 from quark.formats.catalog import FORMATS
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, Role, SkippedNode
@@ -242,8 +242,7 @@ def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
     table.add_column("verdict")
     worst_first = sorted(outputs, key=lambda each: -each.severity) if len(outputs) > MOST_OUTPUTS else outputs
     for each in worst_first[:MOST_OUTPUTS]:
-        agreement = "-" if each.agreement is None else f"{100 * each.agreement:.1f} %"
-        figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement, f"{each.max_error:.3g}")
+        figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement_text(each), f"{each.max_error:.3g}")
         table.add_row(cell(each.name), *figures, cell(each.verdict.value, COLOURS[each.verdict]))
     if len(outputs) > MOST_OUTPUTS:
         table.add_row(f"and {len(outputs) - MOST_OUTPUTS} more, all better")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -487,9 +487,19 @@ class _Search:
             judged_on=self.judge.source,
             float_value=self.judge.top1 if self.judge.float_value is None else self.judge.float_value,
             seconds=seconds,
-            notes=tuple(dict.fromkeys(self.journal.notes)),
+            notes=tuple(dict.fromkeys((*self.journal.notes, *self._doubts()))),
         )
         return result if made is None else replace(result, model=made.with_search(result.to_dict(), measured))
+
+    def _doubts(self) -> Iterator[str]:
+        """Yield what is said of a bound that a single changed prediction exceeds."""
+        most, count = self.bound.max_drop, self.judge.count
+        is_counted = any(row.figures is not None and row.figures.agreement is not None for row in self.rows)
+        if most is not None and is_counted and not self.bound.has_measure and 100 / count > most:
+            yield (
+                f"{count_of(count, 'sample')} cannot tell a loss of {most:g} points: one changed prediction that is no "
+                f"near tie is {100 / count:.3g}. Give more samples, or labelled ones (--data)"
+            )
 
     def interruption(self) -> str:
         """Return the message for a search that the user stops: the best so far, and how to resume."""

@@ -45,7 +45,7 @@ function rowOf(layer) {
 
 function fidelityText(found) {
   if (!found) return "";
-  const agreement = found.agreement === null ? "" : `, same class ${percent(found.agreement)}`;
+  const agreement = found.agreement === null ? "" : `, same class ${agreementText(found)}`;
   return `${withUnit(found.sqnr_db)}, cosine ${cosine(found.cosine)}, largest error ${significant(found.max_error)}${agreement}`;
 }
 

@@ -25,6 +25,14 @@ function cosine(value) {
   return number > 0.9995 && number < 1 ? Math.min(number, 0.99999).toFixed(5) : minus(number.toFixed(4));
 }
 
+// Counts, where a percentage would be about a few samples.
+function agreementText(output) {
+  const count = output.predictions;
+  if (!(count > 0 && count < 100)) return percent(output.agreement);
+  const ties = output.near_ties ? `, ${output.near_ties} near tie${output.near_ties > 1 ? "s" : ""}` : "";
+  return `${Math.round(output.agreement * count)} of ${count}${ties}`;
+}
+
 function percent(share, digits = 1) {
   const number = numberOf(share);
   if (number === null) return "–";

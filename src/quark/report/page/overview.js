@@ -29,7 +29,7 @@ function basisText() {
 function reasonText() {
   const worst = worstOutput();
   if (!worst) return "";
-  const agreement = worst.agreement === null ? "" : `, the same class for ${percent(worst.agreement)}`;
+  const agreement = worst.agreement === null ? "" : `, the same class for ${agreementText(worst)}`;
   const part = worstPart(worst);
   const whole = `Output '${worst.name}' has an SQNR of ${withUnit(worst.sqnr_db)} and a cosine of ${cosine(worst.cosine)}${agreement}, on ${basisText()}.`;
   const sentence = part ? `${report.verdict === "ok" ? "Worst part" : "What fails"}: output '${worst.name}' ${partText(part)}. ${whole}` : whole;
