@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +17,11 @@ from tiny_models import image, save_brightness_model, save_images
 
 from quark.account import FileFacts
 from quark.cli.options import Calibration
-from quark.cli.report_command import diagnose_and_write, making_of
+from quark.cli.report_command import diagnose_and_write, making_of, suggested_command
 from quark.cli.report_facts import LabelledData, lint_remarks, measured_accuracy, measured_speed
+from quark.diagnosis import Step
 from quark.onnx import get_default_config, quantize
+from quark.text import setting, shell_command
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,26 @@ def test_the_function_behind_it_looks_at_64_samples_unless_told(tmp_path, model,
     assert without_layers[0][3]["num_samples"] == 64
     assert diagnosis.accuracy.samples == 4
     assert content_of_page(tmp_path / "p.html") == diagnosis.to_dict()
+
+
+def test_a_suggestion_is_a_command_that_runs(tmp_path, model, quantized, data, without_layers):
+    path = shutil.copy(quantized, tmp_path / "it's.onnx")
+    step = Step("leave it in float", shell_command(["--set", setting("nodes_to_exclude", ["conv"])]))
+    command = suggested_command(step, model, path, Calibration(data))
+    arguments = shlex.split(command)
+    assert arguments[:2] == ["quark", "quantize"]
+    assert run(*arguments[1:]).exit_code == 0
+    made, before = (
+        json.loads(each.read_text()) for each in (tmp_path / "it's_changed.json", quantized.with_suffix(".json"))
+    )
+    assert made["config"] == before["config"] | {"nodes_to_exclude": ["conv"]}
+    wider = suggested_command(Step("", "--config A16W8"), model, path, Calibration(data))
+    assert shlex.split(wider)[4:] == ["--calib", str(data), "--config", "A16W8"]
+
+
+def test_a_suggestion_about_a_file_from_elsewhere_is_the_option_alone(tmp_path, model, without_layers):
+    step = Step("leave it in float", "--set per_channel=true")
+    assert suggested_command(step, model, model, Calibration()) == ""
 
 
 def test_mistakes_are_found_before_the_work(tmp_path, model, quantized, data, without_layers):

@@ -100,7 +100,7 @@ def debug(
         found = with_suggestions(found, float_model, quantized, calibration, time.monotonic() - start)
     divergence = first_divergence(found, below_db=below)
     if not as_json:
-        _show(found, divergence, below)
+        _show(found, divergence, below, suggestion_lines(found, float_model, quantized, calibration))
         return
     content: dict[str, Any] | None = None
     if divergence is not None:
@@ -108,7 +108,7 @@ def debug(
     say_json({"below_db": below, "divergence": json_value(content), "diagnosis": found.to_dict()})
 
 
-def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None:
+def _show(found: Diagnosis, divergence: Divergence | None, below: float, suggestions: list[str]) -> None:
     console = Console()
 
     def say(text: str = "", style: str = "") -> None:
@@ -134,7 +134,7 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float) -> None
     for cause in layer.causes:
         say(f"  - {cause}")
     if any(each.outcome is not Outcome.UNTRIED for each in found.suggestions):
-        for line in suggestion_lines(found):
+        for line in suggestions:
             console.say(line)
     elif layer.remedies:
         where = "" if divergence.is_own else " about it; but look at the layers before it first"

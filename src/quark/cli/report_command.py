@@ -31,7 +31,7 @@ from quark.cli.options import (
 from quark.cli.report_facts import LabelledData, lint_remarks, measured_accuracy, measured_quality, measured_speed
 from quark.cli.terminal import say, say_json
 from quark.compare import Verdict, worst_text
-from quark.diagnosis import Diagnosis, Outcome
+from quark.diagnosis import Diagnosis, Outcome, Step
 from quark.errors import InvalidValueError, QuarkError
 from quark.evaluate import Network
 from quark.evaluate.network import checked_file
@@ -41,7 +41,7 @@ from quark.measures import Measure, MeasureResult
 from quark.onnx.load.reading import read_proto
 from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.config.content import plain
-from quark.onnx.quantization.making import command_of
+from quark.onnx.quantization.making import command_of, preset_and_changes, read_card, set_arguments
 from quark.onnx.quantization.presets import PRESETS
 from quark.onnx.quantization.suggestions import try_all
 from quark.onnx.save import check_output, write_text
@@ -146,7 +146,7 @@ def report(
     if as_json:
         say_json(diagnosis.to_json())
         return
-    for line in _summary(diagnosis):
+    for line in _summary(diagnosis, float_model, model, calibration):
         say(line)
     say(f"written: {page}")
 
@@ -252,9 +252,13 @@ def with_suggestions(
     return replace(diagnosis, steps=tried.steps, suggestions=tried.suggestions, remarks=remarks)
 
 
-def suggestion_lines(diagnosis: Diagnosis) -> list[str]:
-    """Return what helped and how many suggestions were tried; without trials, what might help."""
-    lines = [f"suggestion: {line}" for line in diagnosis.advice[:MOST_SUGGESTIONS]]
+def suggestion_lines(diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration) -> list[str]:
+    """Return what helped, each with the command that does it, and how many suggestions were tried; without trials, what
+    might help. The option stands alone if the model does not say how it was made."""
+    lines = []
+    for step in diagnosis.steps[:MOST_SUGGESTIONS]:
+        command = suggested_command(step, float_model, model, calibration)
+        lines += [f"suggestion: {step.text}", f"  {command}"] if command else [f"suggestion: {step.line()}"]
     counts = {kind: sum(each.outcome is kind for each in diagnosis.suggestions) for kind in Outcome}
     tried = counts[Outcome.HELPED] + counts[Outcome.NO_GAIN]
     if tried:
@@ -263,8 +267,32 @@ def suggestion_lines(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _summary(diagnosis: Diagnosis) -> list[str]:
-    """Return the verdict, the worst outputs, and the most sensitive layers."""
+def suggested_command(step: Step, float_model: Path, model: Path, calibration: Calibration) -> str:
+    """Return the command that makes the model with a change; empty if there is none, or the model does not say how it
+    was made in a way that a command can."""
+    try:
+        card = read_card(model).card
+    except InvalidValueError:
+        return ""
+    known = preset_and_changes(card.config)
+    if not step.arguments or known is None or card.torch is not None:
+        return ""
+    output = model.with_name(f"{model.stem}_changed{model.suffix}")
+    parts: list[str | Path] = ["quark", "quantize", float_model, output]
+    if calibration.path is not None:
+        parts += ["--calib", calibration.path]
+    parts += [] if card.data.count is None else ["--num-calib", str(card.data.count)]
+    parts += [] if card.data.batch_size == 1 else ["--batch-size", str(card.data.batch_size)]
+    parts += [] if calibration.preprocess == DEFAULT_PREPROCESS else ["--preprocess", calibration.preprocess]
+    parts += ["--random"] if calibration.is_random else []
+    parts += ["--pack", card.packing] if card.packing else []
+    if not step.arguments.startswith("--config "):
+        parts += ["--config", known[0], *set_arguments(known[1])]
+    return f"{shell_command(parts)} {step.arguments}"  # of two values of an option, the later one counts
+
+
+def _summary(diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration) -> list[str]:
+    """Return the verdict, the worst outputs, the most sensitive layers, and suggestions."""
     doubt = ", on random numbers, which says little" if diagnosis.basis.is_random else ""
     lines = [f"{diagnosis.verdict.value.upper()}: {diagnosis.result.name} against {diagnosis.source.name}{doubt}"]
     lines += [
@@ -286,7 +314,7 @@ def _summary(diagnosis: Diagnosis) -> list[str]:
         for each in diagnosis.ranked[:3]
         if each.share
     ]
-    return lines + suggestion_lines(diagnosis)
+    return lines + suggestion_lines(diagnosis, float_model, model, calibration)
 
 
 def making_of(
