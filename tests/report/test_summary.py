@@ -13,6 +13,7 @@ from quark.compare import OutputFidelity, PartFidelity
 from quark.formats import get_format
 from quark.formats.block import BlockQuantizer
 from quark.plan import AffineChoice, BlockChoice, QuantizationPlan, Role, SkippedNode
+from quark.report.algorithms import NPU_POSITIONS, SMOOTH, idle_remark
 from quark.report.summary import advice, print_summary, report_json, summary_text
 
 VERDICTS = ["ok", "degraded", "collapsed", "unchecked"]
@@ -132,6 +133,18 @@ def test_algorithms_have_a_line_each():
     assert "SmoothQuant: changed nothing: its weight is no constant" in lines
     assert "applied" not in lines
     assert "algorithms" not in summary_text(make_report())
+
+
+def test_an_algorithm_that_changed_nothing_is_told_once():
+    idle, npu = (
+        AlgorithmFacts(SMOOTH, ()),
+        AlgorithmFacts(NPU_POSITIONS, ("a",), (SkippedNode("x", "Conv", "beyond 8 bits"),)),
+    )
+    remarks = ("another remark", *(str(idle_remark(each)) for each in (idle, npu)))
+    text = " ".join(summary_text(make_report(algorithms=(idle, npu), remarks=remarks)).split())
+    assert text.count("found nothing to do") == 1
+    assert "- another remark" in text
+    assert "- 1 limit of the NPU not kept: beyond 8 bits" in text
 
 
 def test_empty_plan():

@@ -40,7 +40,10 @@ def algorithm_line(facts: AlgorithmFacts) -> str:
 
 
 def idle_remark(facts: AlgorithmFacts) -> str | None:
-    """Return a remark if a requested algorithm did nothing, or if limits of the NPU do not hold."""
+    """Return a remark if a requested algorithm did nothing, or if limits of the NPU do not hold.
+
+    It is logged, and stands in the JSON; the summary leaves out what the algorithm's line says as well.
+    """
     if facts.name == NPU_POSITIONS:
         return f"{count_of(len(facts.left), 'limit')} of the NPU not kept: {_reasons(facts)}" if facts.left else None
     return None if facts.changed else f"{facts.name} {_outcome(facts)}"

@@ -26,7 +26,15 @@ from quark.compare import OutputFidelity, Verdict, agreement_text, worst_text
 from quark.features.mixed_precision.report import mixed_line, mixed_table
 from quark.formats.catalog import FORMATS
 from quark.plan import AffineChoice, BlockChoice, FloatChoice, Role, SkippedNode
-from quark.report.algorithms import BIAS_CORRECTION, CROSS_LAYER, MIXED_PRECISION, SMOOTH, algorithm_line
+from quark.report.algorithms import (
+    BIAS_CORRECTION,
+    CROSS_LAYER,
+    MIXED_PRECISION,
+    NPU_POSITIONS,
+    SMOOTH,
+    algorithm_line,
+    idle_remark,
+)
 from quark.report.console import Console, Table, cell, plain_table
 from quark.report.quantities import count_of, listed, size_text
 
@@ -99,9 +107,12 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
     if report.mixed is not None and report.mixed.layers:
         yield ""
         yield mixed_table(report.mixed)
-    if report.remarks:
+    rows_of_their_own = (NPU_POSITIONS, MIXED_PRECISION)  # whose remarks say something else
+    said = {idle_remark(each) for each in report.algorithms if each.name not in rows_of_their_own}
+    remarks = [each for each in report.remarks if each not in said]
+    if remarks:
         yield ""
-        yield _remarks(report.remarks)
+        yield _remarks(remarks)
 
 
 def _verdict(report: Report, has_boxes: bool) -> RenderableType:
