@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,18 @@ import pytest
 from commands import assert_one_line_error, run
 from tiny_models import SIZE, image, save_brightness_model, save_images
 
+from quark.cli.options import read_config
 from quark.cli.quantize_command import device_changes
 from quark.evaluate.comparison import Drop
 from quark.onnx import get_library_path
+from quark.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    CLEConfig,
+    DistillationConfig,
+    SmoothQuantConfig,
+)
+from quark.onnx.quantization.config.config import QConfig
 
 QUARK = Path(sys.executable).with_name("quark")
 
@@ -343,6 +353,26 @@ def test_a_path_behind_pack_is_no_profile(model, out):
 def test_the_device_is_also_where_networks_are_trained(config, changes, trained):
     assert dict(device_changes(config, changes, "cuda:1")) == {"InferDevice": "cuda:1", **trained}
     assert device_changes(config, changes, "cpu") == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "device"),
+    [
+        (AdaRoundConfig(), "optim_device", "cuda:1"),
+        (AdaQuantConfig(), "optim_device", "cuda:1"),
+        (DistillationConfig(steps=3), "device", "cuda:1"),
+        (AdaRoundConfig(optim_device="cuda:0"), "optim_device", None),
+        (CLEConfig(), "", None),
+    ],
+)
+def test_the_device_is_also_that_of_the_entries_of_a_config_file(tmp_path, entry, field, device):
+    path = QConfig(algo_config=[SmoothQuantConfig(), entry]).save(tmp_path / "config.yaml")
+    changes = device_changes(str(path), (), "cuda:1")
+    assert ("InferDevice", "cuda:1") in changes
+    assert [key for key, _ in changes[1:]] == (["algo_config"] if device else [])
+    found = read_config(str(path), changes).algo_config
+    expected = replace(entry, **{field: device}) if device else entry
+    assert found == [SmoothQuantConfig(), expected]
 
 
 def test_a_device_that_does_not_exist_is_named_as_it_was_given(model, out):

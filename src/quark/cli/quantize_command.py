@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,8 @@ from quark.evaluate.datasets import check_data
 from quark.evaluate.network import checked_file
 from quark.onnx import quantize as quantize_model
 from quark.onnx.pack import profile_of
-from quark.onnx.quantization.config.config import QuantizationConfig
+from quark.onnx.quantization.config.algorithm import AdaRoundConfig, DistillationConfig
+from quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 from quark.onnx.quantization.config.content import restored
 from quark.onnx.quantization.targets import Target, usual_config
 from quark.onnx.save import check_output
@@ -231,16 +232,29 @@ def quantize(
 
 
 def device_changes(config: str | None, changes: tuple[Change, ...], device: str) -> tuple[Change, ...]:
-    """The changes to a config that --device stands for, except where --set names another device."""
+    """The changes to a config that --device stands for, except where --set, or an entry of `algo_config`, names another
+    device."""
     if device == "cpu":
         return ()
     index = Device.parse(device).index
     changed = read_config(config or UNTRAINED, changes)
-    wanted = [("InferDevice", device)]
+    torch_device = f"cuda:{index}"  # in torch, AMD's GPUs are called cuda as well
+    wanted: list[Change] = [("InferDevice", device)]
+    if isinstance(changed, QConfig):  # entries have their own devices, which an option would contradict
+        entries = [
+            replace(each, optim_device=device)
+            if isinstance(each, AdaRoundConfig) and each.optim_device == "cpu"
+            else replace(each, device=torch_device)
+            if isinstance(each, DistillationConfig) and each.device == "cpu"
+            else each
+            for each in changed.algo_config
+        ]
+        if entries != changed.algo_config:
+            wanted.append(("algo_config", QConfig(algo_config=entries).to_dict()["algo_config"]))
     if getattr(changed, "include_fast_ft", False):
         wanted.append(("FastFinetune.OptimDevice", device))
     if changed.extra_options.get("Distillation"):
-        wanted.append(("DistillationDevice", f"cuda:{index}"))  # in torch, AMD's GPUs are called cuda as well
+        wanted.append(("DistillationDevice", torch_device))
     given = {key for key, _ in changes}
     return tuple(each for each in wanted if each[0] not in given)
 
