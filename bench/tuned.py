@@ -189,6 +189,20 @@ def resume(record: Record) -> set[tuple[str, str]]:
     return {(each["model"], each["preset"]) for each in before.figures}
 
 
+def settle(record: Record, model: str, found: Gain | Blank) -> None:
+    """Put a result into the record, in the place of what an earlier command failed at."""
+    preset = found.what.removeprefix(f"{model} ") if isinstance(found, Blank) else found.preset
+    settled = {f"{model} {preset}"}
+    if ROWS[preset].is_trained:  # its base came to a result
+        settled.add(f"{model} {base_of(preset)}")
+    record.blanks = [each for each in record.blanks if each.what not in settled]
+    if isinstance(found, Blank):
+        record.blanks.append(found)
+        record.write()
+    else:
+        record.add([found.cells()], asdict(found))
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, needs_calib=False)
@@ -228,11 +242,7 @@ def main() -> None:
         presets = [each for each in arguments.presets if (source.model.name, each) not in done]
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
             for found in Bench(source, arguments, Path(folder)).gains(presets) if presets else ():
-                if isinstance(found, Blank):
-                    record.blanks.append(found)
-                    record.write()
-                else:
-                    record.add([found.cells()], asdict(found))
+                settle(record, source.model.name, found)
     record.finish()
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.child import OURS, blank
 from bench.layered_network import Shape, build
 from bench.models import named_presets
 from bench.record import Record
-from bench.tuned import base_of, kept_of, main, standard_errors
+from bench.side_by_side import Score
+from bench.tuned import HEADER, Gain, base_of, kept_of, main, resume, settle, standard_errors
 
 from quark.onnx.quantization.presets import PRESETS
 
@@ -42,6 +45,25 @@ def test_only_what_trains_counts_as_kept(tmp_path: Path) -> None:
     report = tmp_path / "quantized.json"
     report.write_text(json.dumps({"algorithms": [corrected, trained]}))
     assert kept_of(report) == (2, 1)
+
+
+def test_a_result_takes_the_place_of_an_earlier_failure(tmp_path: Path) -> None:
+    arguments = Namespace(output=tmp_path, label="")
+    first = Record.begin("tuned", arguments, HEADER)
+    for preset in ("XINT8", "MX6_ADAQUANT", "A8W8"):
+        settle(first, "net", blank(OURS, "net", preset, "no memory"))
+    second = Record.begin("tuned", arguments, HEADER)
+    assert resume(second) == set()
+    same = Score(70.0, 85.0, 0.0, 1.0, 88.0, 0, 0)
+    gain = Gain("net", "XINT8_ADAROUND", "XINT8", 10, 80.0, same, same, same, (0.2, 0.1), 2.0, (3, 1), 5.0)
+    settle(second, "net", gain)
+    settle(second, "net", blank(OURS, "net", "MX6_ADAQUANT", "too slow"))
+    found = Record.read(second.path)
+    assert [row[1] for row in found.rows] == ["XINT8_ADAROUND"]
+    assert [(each.what, each.reason) for each in found.blanks] == [
+        ("net A8W8", "no memory"),
+        ("net MX6_ADAQUANT", "too slow"),
+    ]
 
 
 @pytest.mark.slow
