@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -89,11 +91,14 @@ def test_a_wrong_export_is_refused_and_the_file_left(monkeypatch, tmp_path) -> N
         weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(2))
         real_insert(model, plan, options)
 
-    monkeypatch.setattr("quark.torch.export.exporter.insert", insert)
     network = frozen_network("plain", "int8")
+    write_onnx(network, example_of("plain"), tmp_path / "n.onnx")  # the card of which must not stay
+    monkeypatch.setattr("quark.torch.export.exporter.insert", insert)
     with pytest.raises(ParityError, match="'features.2'"):
         write_onnx(network, example_of("plain"), tmp_path / "n.onnx")
-    assert (tmp_path / "n.onnx").is_file()
+    beside = json.loads((tmp_path / "n.json").read_text())
+    assert beside["result"]["sha256"] == hashlib.sha256((tmp_path / "n.onnx").read_bytes()).hexdigest()
+    assert beside["parity"] is None
 
 
 def test_samples_begin_with_the_example_and_integers_stay() -> None:

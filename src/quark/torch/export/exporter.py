@@ -97,9 +97,9 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     here, as for `export_for_training`. A network that still trains is frozen first, in a copy. `check` runs the file in
     ONNX Runtime and compares it with the network: a ParityError names the first layer that differs, and the file is
     kept for inspection. NAME.json beside a quantized network has its card, for `quark reproduce`, the plan, the
-    configuration and the comparison. What `simulate_runtime` returns is compared as such, and its file has unsigned
-    activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this processor, weights are
-    stored in 16 bits instead, and the report has a note.
+    configuration and the comparison (null if it failed). What `simulate_runtime` returns is compared as such, and its
+    file has unsigned activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this
+    processor, weights are stored in 16 bits instead, and the report has a note.
 
     A causal language model of Hugging Face has free batch and length: inputs input_ids and attention_mask, output
     logits; `input_args` is token ids, or a dictionary with both inputs. `has_cache` adds keys and values:
@@ -241,22 +241,28 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
     form = ExportForm(opset, dynamic_batch, has_external_data, is_simulated, names or GraphNames())
     free = free_axes(network, example, has_dynamic_batch=dynamic_batch)
 
+    def written_with_card(*wider: Any) -> WrittenGraph:
+        # before the comparison: if that fails, the file stays, and must not lie beside the card of an earlier one
+        result = write_graph(network, example, target, form, *wider)
+        _with_card(result, result.report)
+        return result
+
     def checked(written: WrittenGraph) -> ExportReport:
         runtime = simulate_runtime(network) if isinstance(network, FrozenNetwork) and is_simulated else None
         parity = check_parity(network, target, samples_around(example, free), written.values, runtime)
         _LOG.info("%s: ONNX Runtime and torch agree: %s", target.name, parity)
         return replace(written.report, parity=parity)
 
-    written = write_graph(network, example, target, form)
+    written = written_with_card()
     if not check:
-        return _with_card(written, written.report)
+        return written.report
     try:
         return _with_card(written, checked(written))
     except KernelParityError:
         if opset is not None and opset < WIDENED_OPSET:
             raise
         for operators in STAGES:
-            wider = write_graph(network, example, target, form, max(written.report.opset, WIDENED_OPSET), operators)
+            wider = written_with_card(max(written.report.opset, WIDENED_OPSET), operators)
             try:
                 report = checked(wider)
             except KernelParityError:
@@ -264,7 +270,7 @@ def write_onnx(  # noqa: PLR0913 - options of the public interface, by keyword
             for note in report.notes:
                 _LOG.warning("%s: %s", target.name, note)
             return _with_card(wider, report)
-        write_graph(network, example, target, form)
+        written_with_card()
         raise
 
 
