@@ -27,6 +27,7 @@ from quark.errors import UnknownNameError
 from quark.onnx import quantize
 from quark.onnx.load import load
 from quark.onnx.optimize import REWRITE_OF_OPTION, REWRITES, OptimizeOptions, optimize
+from quark.onnx.optimize.pools_and_pads import resize_all_axes
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,19 @@ def _resize_two_axes(net: Net, x: str = "x") -> str:
     if net.opset < 18:  # has no axes
         return net.node("Resize", x, "", net.constant(np.array([1, 1, 2, 3], np.float32)), mode="nearest")
     return net.node("Resize", x, "", net.constant(np.array([3, 2], np.float32)), mode="nearest", axes=[-1, 2])
+
+
+def _resize_two_axes_to_sizes(net: Net, x: str = "x") -> str:
+    if net.opset < 18:
+        return _resize_two_axes(net, x)
+    return net.node("Resize", x, "", "", net.integers([15, 12]), mode="linear", axes=[-1, 2])
+
+
+def _resize_within(net: Net, x: str = "x") -> str:
+    if net.opset < 18:
+        return _resize_two_axes(net, x)
+    sizes = net.integers([15, 12])
+    return net.node("Resize", x, "", "", sizes, mode="linear", axes=[3, 2], keep_aspect_ratio_policy="not_larger")
 
 
 def _identities(net: Net) -> str:
@@ -274,6 +288,8 @@ CASES = (
     Case("reduce_mean_to_global_average_pool", _mean_dropped, after={"GlobalAveragePool": 1, "Flatten": 1}),
     Case("reduce_mean_to_global_average_pool", _mean_dropped, after={"Flatten": 1}, shape=(2, 4, 3, 3)),
     Case("resize_all_axes", _resize_two_axes, min_opset=18, tolerance=0),
+    Case("resize_all_axes", _resize_two_axes_to_sizes, min_opset=18, tolerance=0),
+    Case("resize_all_axes", _resize_within, min_opset=18, tolerance=0),
     Case("split_to_slice", _split, count=2, after={"Split": 0, "Slice": 4}),
     Case("fuse_layer_norm", _layer_norm, after={"LayerNormalization": 1, "Neg": 1, "Sub": 0}, min_opset=17),
     Case("fuse_layer_norm", _layer_norm_plain, after={"LayerNormalization": 1, "Mul": 0}, min_opset=17),
@@ -402,10 +418,32 @@ def test_replacing_clip6_changes_the_function_beyond_six_alone() -> None:
     np.testing.assert_allclose(np.minimum(got, 6), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_resize_of_some_axes_runs_with_channels_last() -> None:
-    """ONNX Runtime's integer convolutions have channels last, and its optimizer takes these scales for those of all."""
+@pytest.mark.parametrize("batch", [1, "n"])
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (_resize_two_axes, (1, 3, 8, 12)),
+        (_resize_two_axes_to_sizes, (1, 3, 12, 15)),
+        (_resize_within, (1, 3, 12, 12)),
+    ],
+)
+def test_a_resize_of_some_axes_runs_with_channels_last(build, shape, batch) -> None:
+    """ONNX Runtime's integer convolutions have channels last, and its optimizer takes these axes for all."""
     net = Net(18)
-    y = _resize_two_axes(net, net.conv(net.input("image", (1, 4, 6, 6)), (4, 4)))
+    y = build(net, net.conv(net.input("image", (batch, 4, 6, 6)), (4, 4)))
     data = [np.random.default_rng(i).normal(size=(1, 4, 6, 6)).astype(np.float32) for i in range(4)]
-    model = quantize(net.model(net.conv(y, (4, 3), 1)), data, "A8W8").model
-    assert run_model(model, {"image": data[0]})
+    source = net.model(net.conv(y, (4, 3), 1, name="last"))
+    (exact,), (found,) = (
+        run_model(each, {"image": data[0]}).values() for each in (source, quantize(source, data, "A8W8").model)
+    )
+    assert exact.shape == found.shape == shape
+    np.testing.assert_allclose(found, exact, atol=0.15)
+
+
+def test_sizes_that_no_scale_gives_are_left() -> None:
+    """The other axis has 5 * 1.5 = 7.5 elements, rounded to 8; a scale of 1.5 gives 7."""
+    net = Net(18)
+    net.input("x", (1, 2, 5, 6))
+    y = net.node("Resize", "x", "", "", net.integers([9, 9]), axes=[2, 3], keep_aspect_ratio_policy="not_larger")
+    graph = ir.from_proto(net.model(net.node("Neg", y, output="y")))
+    assert resize_all_axes(graph) == 0

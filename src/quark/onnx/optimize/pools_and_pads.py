@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quark.onnx.graph import (
     add_initializer,
@@ -25,6 +28,7 @@ from quark.onnx.graph import (
 )
 from quark.onnx.optimize.rewrite import integers, per_node, reduction_axes
 
+Array = NDArray[Any]
 MAX_KERNEL = 512  # elements that some hardware can pool over
 
 # ---- fuse_pad_into_conv ----
@@ -176,19 +180,64 @@ def split_to_slice(model: ir.Model, split: ir.Node) -> bool:
 
 @per_node("Resize")
 def resize_all_axes(model: ir.Model, resize: ir.Node) -> bool:
-    """Give a Resize of some axes a scale for each.
+    """Give a Resize of some axes a scale or a size for each.
 
         Resize(x, scales=[2, 2], axes=[2, 3])   becomes   Resize(x, scales=[1, 1, 2, 2])
+        Resize(x, sizes=[8, 8], axes=[2, 3])    becomes   Resize(x, sizes=[n, c, 8, 8])
 
-    Where ONNX Runtime computes convolutions with channels last, it reorders the scales without looking at `axes`, and
-    the network fails when it runs. Applies when the scales are constant and nothing is cropped.
+    Where ONNX Runtime computes convolutions with channels last, it reorders scales and sizes without looking at `axes`,
+    and refuses the network or fails when it runs. Other sizes are those of x; unless they are constant, they are read
+    from its shape. Sizes that keep the aspect ratio become one scale. Applies when scales are constant and nothing is
+    cropped; a scale must give the same sizes, of which it is rounded down.
     """
-    axes, scales, size = attribute(resize, "axes"), constant(input_value(resize, 2)), rank(input_value(resize, 0))
+    axes, size = attribute(resize, "axes"), rank(input_value(resize, 0))
     mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
-    if not axes or scales is None or size is None or scales.size != len(axes) or mode == "tf_crop_and_resize":
+    if not axes or size is None or mode == "tf_crop_and_resize":
         return False
-    whole = np.ones(size, scales.dtype)
-    whole[[axis % size for axis in axes]] = scales
-    set_constant(model, resize, 2, whole)
+    places = [axis % size for axis in axes]
+    scales = constant(input_value(resize, 2))
+    policy = attribute(resize, "keep_aspect_ratio_policy", "stretch")
+    if input_value(resize, 3) is not None and policy != "stretch":
+        scales = _common_scale(resize, places, max if policy == "not_smaller" else min)
+        if scales is None or min(axes) < 0:  # ONNX Runtime leaves negative axes as they are here
+            return False
+        replace_input(resize, 3, None)
+        resize.attributes.pop("keep_aspect_ratio_policy")
+    if scales is not None and scales.size == len(axes):
+        whole = np.ones(size, scales.dtype)
+        whole[places] = scales
+        set_constant(model, resize, 2, whole)
+    elif input_value(resize, 3) is not None:
+        _size_all_axes(model, resize, places)
+    else:
+        return False
     resize.attributes.pop("axes")
     return True
+
+
+def _common_scale(resize: ir.Node, places: list[int], choose: Callable[[Array], np.float32]) -> Array | None:
+    """The scale that keeps the aspect ratio, for each axis; None if it is unknown, or gives other sizes."""
+    sizes, found = constant(input_value(resize, 3)), dimensions(input_value(resize, 0))
+    known = [found[place] for place in places] if found else [None]
+    if sizes is None or None in known:
+        return None
+    before = np.array(known, np.float32)
+    scale = choose(sizes.astype(np.float32) / before)
+    exact = before * scale
+    return np.full(len(places), scale) if (np.floor(exact) == np.floor(exact + 0.5)).all() else None
+
+
+def _size_all_axes(model: ir.Model, resize: ir.Node, places: list[int]) -> None:
+    sizes, found = constant(input_value(resize, 3)), dimensions(input_value(resize, 0))
+    whole = dict(enumerate(found or ()))
+    if sizes is not None:
+        whole |= dict(zip(places, map(int, sizes), strict=True))
+    if sizes is not None and None not in whole.values():
+        set_constant(model, resize, 3, np.array(list(whole.values()), np.int64))
+        return
+    shape = add_node(model, "Shape", [input_value(resize, 0)], before=resize, name=f"{resize.name}_shape")
+    shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    index = add_initializer(model, f"{resize.name}_axes", np.array(places, np.int64))
+    inputs = [shape.outputs[0], index, input_value(resize, 3)]
+    filled = add_node(model, "ScatterElements", inputs, before=resize, name=f"{resize.name}_sizes")
+    replace_input(resize, 3, filled.outputs[0])
