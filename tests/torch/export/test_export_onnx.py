@@ -17,7 +17,13 @@ import pytest
 import torch
 from frozen_networks import example_of, float_network, frozen_network
 
-from quark.errors import InvalidValueError, MissingDependencyError, UnsupportedOptionError, UnsupportedTypeError
+from quark.errors import (
+    InvalidValueError,
+    MissingDependencyError,
+    ModelError,
+    UnsupportedOptionError,
+    UnsupportedTypeError,
+)
 from quark.onnx.session import open_session
 from quark.plan import Role
 from quark.torch import ModelQuantizer
@@ -143,15 +149,23 @@ def test_the_opset_is_the_oldest_that_will_do(name: str, style: str, opset: int,
     assert imports[""] == report.opset == opset
 
 
-def test_an_older_opset_is_converted(tmp_path: Path) -> None:
-    report = write_onnx(frozen_network("plain", "int8"), example_of("plain"), tmp_path / "n.onnx", opset=17)
-    assert {each.version for each in onnx.load(report.path).opset_import if not each.domain} == {17}
-    assert report.opset == 17
+@pytest.mark.parametrize(("name", "opset"), [("plain", 14), ("residual", 14), ("attention", 17)])
+def test_an_older_opset_is_converted(name: str, opset: int, tmp_path: Path) -> None:
+    report = write_onnx(frozen_network(name, "int8"), example_of(name), tmp_path / "n.onnx", opset=opset)
+    assert {each.version for each in onnx.load(report.path).opset_import if not each.domain} == {opset}
+    assert report.opset == opset
     assert report.parity is not None
+    assert report.parity.sqnr_db > 60
+
+
+def test_an_opset_that_the_converter_does_not_reach_names_those_that_work(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="opset 16: .*LayerNormalization.* Leave the opset out, or give 18 to 23"):
+        write_onnx(frozen_network("attention", "int8"), example_of("attention"), tmp_path / "n.onnx", opset=16)
+    assert not (tmp_path / "n.onnx").exists()
 
 
 @pytest.mark.parametrize(
-    ("opset", "message"), [(20, "groups need 21"), (12, "expected 13 to 23"), (99, "expected 13 to 23")]
+    ("opset", "message"), [(20, "groups need 21"), (13, "expected 14 to 23"), (99, "expected 14 to 23")]
 )
 def test_an_opset_that_cannot_be_is_refused(opset: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=message):
@@ -330,7 +344,7 @@ def test_the_former_arguments_of_export_onnx_work_by_name(tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         ({"input_args": None}, "input_args: expected an example"),
-        ({"opset_version": "17"}, "opset '17': expected 13 to 23"),
+        ({"opset_version": "17"}, "opset '17': expected 14 to 23"),
         ({"input_names": "x"}, "input_names 'x': expected a list"),
     ],
 )

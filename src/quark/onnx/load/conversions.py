@@ -33,6 +33,7 @@ LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "R
 _OF_ONE_SHAPE = ("Softmax", "LogSoftmax", "Hardmax")  # operators that the converter writes according to their rank
 _NAMES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16", ir.DataType.DOUBLE: "float64"}
 _SINGLE = ir.DataType.FLOAT
+_OPSET_OF_REDUCED_AXES = 18  # reductions other than ReduceSum have axes as an input
 
 
 def lift_opset(
@@ -108,6 +109,11 @@ def convert_opset(carved: Carved, target: int) -> onnx.ModelProto:
     for node in aside.graph.node:
         if node.op_type in _OF_ONE_SHAPE and node.output[0] in known and node.input[0] not in named:
             aside.graph.value_info.append(onnx.ValueInfoProto(name=node.input[0], type=known[node.output[0]]))
+    if target < _OPSET_OF_REDUCED_AXES:
+        # the converter leaves the attribute there, which reductions of older opsets do not know; 0 is the default
+        for node in all_nodes(aside.graph.node):
+            for each in [each for each in node.attribute if each.name == "noop_with_empty_axes" and not each.i]:
+                node.attribute.remove(each)
     try:
         converted = version_converter.convert_version(aside, target)
     except Exception as error:  # the converter throws what its C++ side threw

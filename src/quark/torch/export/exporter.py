@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 import quark
 from quark.account import FileFacts
 from quark.card import CARD_KEY, Card
-from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
+from quark.errors import InvalidValueError, ModelError, UnsupportedOptionError, UnsupportedTypeError
 from quark.files.foreign import REPORT, read_json
 from quark.onnx.convert.graph_edits import convert_opset_version
 from quark.onnx.insert import InsertOptions, insert
@@ -44,7 +44,8 @@ from quark.torch.runtime import RuntimeNetwork, simulate_runtime, unsigned
 from quark.torch.train.networks import FrozenNetwork
 
 FILE_NAME = "quark_model.onnx"
-TORCH_OPSET, LEAST_OPSET = 18, 13  # what torch's exporter writes at least, and what it can be converted to
+TORCH_OPSET = 18  # the oldest that torch's exporter writes
+LEAST_OPSET = 14  # ONNX's converter brings neither Relu nor Add to an older one
 NEW_NAMES = {"path": "output_dir", "example_input": "input_args", "opset": "opset_version"}
 
 _LOG = get_logger(__name__)
@@ -90,16 +91,17 @@ def export_onnx(  # noqa: PLR0913 - AMD Quark's arguments, in its order
     com.amd.quark with portable functions.
 
     `input_args` is a tensor, a tuple of them or a dictionary by name. `opset_version` None takes the oldest from 18 on
-    that supports the types; for 13 to 17, ONNX's converter has to know every operator. `input_names` and `output_names`
-    name the inputs and outputs of the file, in order. `verbose` prints its nodes. The batch is dynamic unless
-    `dynamic_batch` is False, which fixes it to that of the example; axes that the network was captured with as free
-    stay free, such as the length of token ids. `dynamic_shapes` says which axes are free when a float model is traced
-    here, as for `export_for_training`. A network that still trains is frozen first, in a copy. `check` runs the file in
-    ONNX Runtime and compares it with the network: a ParityError names the first layer that differs, and the file is
-    kept for inspection. NAME.json beside a quantized network has its card, for `quark reproduce`, the plan, the
-    configuration and the comparison (null if it failed). What `simulate_runtime` returns is compared as such, and its
-    file has unsigned activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this
-    processor, weights are stored in 16 bits instead, and the report has a note.
+    that supports the types; for 14 to 17, ONNX's converter has to know every operator. It knows LayerNormalization from
+    17 on, and BatchNormalization that was not folded from 15 on. `input_names` and `output_names` name the inputs and
+    outputs of the file, in order. `verbose` prints its nodes. The batch is dynamic unless `dynamic_batch` is False,
+    which fixes it to that of the example; axes that the network was captured with as free stay free, such as the length
+    of token ids. `dynamic_shapes` says which axes are free when a float model is traced here, as for
+    `export_for_training`. A network that still trains is frozen first, in a copy. `check` runs the file in ONNX Runtime
+    and compares it with the network: a ParityError names the first layer that differs, and the file is kept for
+    inspection. NAME.json beside a quantized network has its card, for `quark reproduce`, the plan, the configuration
+    and the comparison (null if it failed). What `simulate_runtime` returns is compared as such, and its file has
+    unsigned activations. Where all layers agree and the runtime's 8-bit kernels are not exact on this processor,
+    weights are stored in 16 bits instead, and the report has a note.
 
     A causal language model of Hugging Face has free batch and length: inputs input_ids and attention_mask, output
     logits; `input_args` is token ids, or a dictionary with both inputs. `has_cache` adds keys and values:
@@ -329,7 +331,13 @@ def write_graph(
     options = SaveOptions(has_external_data=form.has_external_data)
     metadata = _metadata(plan) | ({} if card is None else {CARD_KEY: card.inside().to_json()})
     message = finish(graph, metadata, options)
-    model = message if form.older is None else convert_opset_version(message.filled(), form.older)
+    try:
+        model = message if form.older is None else convert_opset_version(message.filled(), form.older)
+    except ModelError as error:
+        raise ModelError(
+            f"opset {form.older}: torch exports networks with {TORCH_OPSET} or newer, and this one cannot be "
+            f"converted: {error.__cause__ or error}. Leave the opset out, or give {TORCH_OPSET} to {NEWEST_OPSET}"
+        ) from error
     result = write_model(model, target, options)
     config = dict(getattr(network, "config", {})) if len(plan.tensors) else None
     return WrittenGraph(

@@ -26,13 +26,14 @@ from quark.files.foreign import Fields
 from quark.files.output import scratch_folder
 from quark.measures import load_function
 from quark.onnx.data.array_files import read_array_file
+from quark.onnx.load.conversions import MIN_OPSET
 from quark.onnx.quantization.making import FoundCard, placed, read_card
 from quark.onnx.quantization.reproduction import Reproduction, expected_hash, file_differences, file_hash
 from quark.onnx.save import check_output, together, write_text
 from quark.torch.capture import signature_of
 from quark.torch.export.deployable import deployable, example_inputs
 from quark.torch.export.exported_graph import NEWEST_OPSET
-from quark.torch.export.exporter import LEAST_OPSET, ExportForm, GraphNames, WrittenGraph, write_graph
+from quark.torch.export.exporter import ExportForm, GraphNames, WrittenGraph, write_graph
 from quark.torch.origin import source_facts
 from quark.torch.quantization.config.config import Config
 from quark.torch.quantization.pipeline import ModelQuantizer
@@ -216,7 +217,7 @@ def _form_of(facts: TorchFacts, file: Path) -> tuple[ExportForm, int | None]:
     options = Fields(facts.options, f"card '{file}'", "torch.options")
     options.refuse_others((*FORM_FIELDS, *NAME_FIELDS, "wanted"))
     opset, wanted = (
-        options.integer(name, LEAST_OPSET, NEWEST_OPSET) if options.value(name) is not None else None
+        options.integer(name, MIN_OPSET, NEWEST_OPSET) if options.value(name) is not None else None
         for name in ("opset", "wanted")
     )
     flags = {name: options.boolean(name) for name in FORM_FIELDS if name != "opset"}
