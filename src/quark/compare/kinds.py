@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.compare.detections import BoxReader, box_weight, has_corners, score_weight, select, shared_weight, sigmoid
-from quark.compare.measures import NEAR_TIE, edit_distance, mean_relative_error, sqnr_of, square_sum
+from quark.compare.measures import edit_distance, mean_relative_error, sqnr_of, square_sum
 from quark.compare.verdict import PartFidelity, severity_of
 
 Array = NDArray[Any]
@@ -71,7 +71,7 @@ FEWEST_CHANNELS = 16
 FEWEST_POSITIONS = 32  # of all samples, to know a channel's mean and variance
 LEAST_VARYING = 0.001  # share of a part's power that counts as signal even if it hardly varies
 MOST_ROWS = 2000
-NO_TIE = 2 * NEAR_TIE  # classes that float finds less likely than its first by this much, or more, do not agree at all
+NO_TIE = 0.2  # classes that float finds less likely than its first by this much, or more, do not agree at all
 
 
 @dataclass(frozen=True)

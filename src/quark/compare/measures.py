@@ -34,7 +34,7 @@ Array = NDArray[Any]
 STRETCH = 1 << 15
 TINY_PROBABILITY = 1e-12
 SMALLEST_SHARE = 1e-10
-NEAR_TIE = 0.1
+NEAR_TIE = 0.9
 SSIM_WINDOW, SSIM_DEVIATION = 11, 1.5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 
@@ -239,19 +239,20 @@ def same_largest(expected: Array, actual: Array, axis: int = 1) -> NDArray[np.bo
 
 
 def near_ties(expected: Array, actual: Array) -> int:
-    """The number of rows whose largest class changed to one that `expected` finds nearly as likely: by less than
-    `NEAR_TIE` of probability. NaN is never near.
+    """The number of rows whose largest class changed to one that `expected` finds nearly as likely, at least `NEAR_TIE`
+    times. It is a ratio: of many classes, all may be unlikely. NaN is never near.
 
-    >>> near_ties(np.array([[2.0, 1.9, 0.0], [3.0, 0.0, 0.0]]), np.array([[1.9, 2.0, 0.0], [0.0, 3.0, 0.0]]))
+    >>> near_ties(np.array([[2.0, 1.95, 0.0], [3.0, 0.0, 0.0]]), np.array([[1.9, 2.0, 0.0], [0.0, 3.0, 0.0]]))
     1
+    >>> near_ties(np.array([[0.5] + [0.0] * 999]), np.array([[0.0, 0.5] + [0.0] * 998]))
+    0
     """
     rows = np.flatnonzero(~same_largest(expected, actual))
     if not len(rows):
         return 0
     likely = np.exp(log_probabilities(expected[rows]))
     places = np.arange(len(rows))
-    gaps = likely.max(axis=1) - likely[places, actual[rows].argmax(axis=1)]
-    return int((gaps < NEAR_TIE).sum())
+    return int((likely[places, actual[rows].argmax(axis=1)] >= NEAR_TIE * likely.max(axis=1)).sum())
 
 
 def edit_distance(first: Array, second: Array) -> int:
