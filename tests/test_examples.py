@@ -61,7 +61,10 @@ def test_the_table_of_recipes_is_that_of_the_presets():
     assert told == {name: recipe for name, recipe in recipes.items() if name not in trained}
     for name in trained:
         before = re.sub("_ADAROUND$|_ADAQUANT$|_DISTILL$", "", name).replace("_ACCURATE", "_DEFAULT")
-        assert recipes[name] == recipes[before]
+        expected = list(recipes[before])
+        if get_default_config(name).include_fast_ft:  # rounds every layer anew
+            expected[2] = re.sub("(,| with| and)* compensation", "", expected[2])
+        assert recipes[name] == expected
 
 
 def test_the_table_of_finetuning_has_every_setting():

@@ -77,7 +77,9 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     """
     names = list(known)
     wanted = str(name).lower()
-    longer = [each for each in names if wanted and each.lower().startswith(wanted)]
+    longer = [
+        each for each in names if wanted and (each.lower().startswith(wanted) or wanted in each.lower().split("_"))
+    ]
     by_lower = {each.lower(): each for each in names}
     nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.65)]
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""

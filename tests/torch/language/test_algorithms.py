@@ -220,7 +220,7 @@ def test_names_that_do_not_fit_are_refused(model, data, algorithm, message):
 def test_graphs_refuse_what_needs_modules():
     network = torch.nn.Sequential(torch.nn.Linear(8, 8))
     for algorithm, word in (
-        (GPTQConfig(), "compensation"),
+        (GPTQConfig(inside_layer_modules=["mlp.down"]), "desc_act"),
         (SmoothQuantConfig(scale_clamp_min=0.1), "scale_clamp_min"),
     ):
         with pytest.raises(UnsupportedOptionError, match=word):
