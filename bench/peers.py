@@ -116,7 +116,11 @@ _TRAINERS = (
     Peer(
         "amd-quark-torch",
         "AMD Quark",
-        (("torch==2.13.0",), ("torchao==0.18.0",), ("amd-quark==0.13", *_RUNTIME, "onnx==1.22.0")),
+        (
+            ("torch==2.13.0",),
+            ("torchao==0.18.0",),
+            ("amd-quark==0.13", *_RUNTIME, "onnx==1.22.0", "transformers==5.22.2"),
+        ),
         "quark.torch",
     ),
     Peer("brevitas", "Brevitas", (("torch==2.13.0",), ("brevitas==0.13.4",)), "brevitas"),
