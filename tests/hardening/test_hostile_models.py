@@ -31,6 +31,7 @@ from quark.onnx.load import load
 from quark.onnx.load.source import read_source
 from quark.onnx.load.wire import carve, head
 from quark.onnx.pack import pack_model
+from quark.onnx.session import open_session
 
 FLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 MAY_TAKE_BYTES = 500 << 20
@@ -568,7 +569,15 @@ def test_float64_beside_the_layers_stays() -> None:
     assert [node.op_type for node in loaded.model.graph] == ["MatMul", "Cast", "Add"]
 
 
-def test_a_float64_model_that_is_run_itself_gets_advice(tmp_path: Path) -> None:
-    onnx.save(_layers(DOUBLE, np.float64), tmp_path / "double.onnx")
-    with pytest.raises(QuarkError, match=r"double\.onnx.*Conv.*float64.*export it in float32"):
-        Network(tmp_path / "double.onnx")
+def test_a_float64_model_that_is_run_as_it_is_gets_advice() -> None:
+    with pytest.raises(QuarkError, match=r"Conv.*float64.*export it in float32"):
+        open_session(_layers(DOUBLE, np.float64))
+
+
+def test_a_float64_model_is_evaluated_as_it_is_quantized(tmp_path: Path) -> None:
+    model = _layers(DOUBLE, np.float64)
+    onnx.save(model, tmp_path / "double.onnx")
+    images = np.random.default_rng(1).normal(size=(4, 3, 8, 8))
+    (found,) = Network(tmp_path / "double.onnx").run({"x": images})
+    expected: Any = onnx.reference.ReferenceEvaluator(model).run(None, {"x": images})
+    np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)

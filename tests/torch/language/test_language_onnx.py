@@ -160,4 +160,4 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(InvalidValueError, match=r"attention_mask is \(1, 3\) and input_ids \(1, 4\)"):
         export_onnx(llama(), tmp_path, (tokens(1, 4), tokens(1, 3)))
     with pytest.raises(InvalidValueError, match="language models are written with 18 to"):
-        export_onnx(llama(), tmp_path, tokens(1, 4), 13)
+        export_onnx(llama(), tmp_path, tokens(1, 4), 17)
