@@ -88,7 +88,7 @@ def watched(work: Work, options: ActivationAwareOptions) -> list[str]:
 
 
 def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[AlgorithmFacts]:
-    """Search the scales of weights anew, by what their rounding does to the layer's outputs. All of it is taken back if
+    """Search for weight scales that change the layer's outputs less. All of it is taken back if
     the network's outputs on held-out samples get worse."""
     if not options.has_clipping or work.settings.options_of("compensation") is not None:
         return []  # compensation chooses scales itself

@@ -39,9 +39,12 @@ COLUMNS = 64  # of a unit where columns round independently: what is behind it i
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """How weights round, and in which order. `units` are the columns that have their turn together. Where `is_joint`,
-    they share a scale that `quantize` finds anew; otherwise `quantize` gets one column or several, which round
-    independently. `at_turn` is called with the values of a unit and its columns before it is rounded."""
+    """How weights round, and in which order.
+
+    `units` are the columns that are rounded together. Where `is_joint`, they share a scale, which `quantize` computes
+    from their values; otherwise `quantize` gets one column or several, which round independently. `at_turn` is called
+    with the values of a unit and its columns before it is rounded.
+    """
 
     quantize: Round
     units: Sequence[Array]

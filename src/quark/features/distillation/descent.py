@@ -45,7 +45,7 @@ class Descent:
         self._ordinary_left = ORDINARY_STEPS if device.type == "cuda" else -1
 
     def reset(self) -> None:
-        """Start anew from the parameters as they are."""
+        """Start again from the present parameters, without moments or an average of earlier steps."""
         self._mean = [torch.zeros_like(each) for each in self._parameters]
         self._square = [torch.zeros_like(each) for each in self._parameters]
         self._average = [each.detach().clone() for each in self._parameters]
