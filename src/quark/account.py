@@ -32,7 +32,10 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """The data behind the ranges: `samples` for calibration, run in `batches`, and `held_out` for the verdict."""
+    """The data behind the ranges: `samples` for calibration, run in `batches`, and `held_out` for the verdict.
+
+    `judged` are the samples of the verdict if those held out were too few to show what the others show; else 0.
+    """
 
     source: str
     samples: int
@@ -43,6 +46,7 @@ class CalibrationFacts:
     is_verdict_skipped: bool = False  # not enough memory: a remark says how much is needed
     preprocessing: str = ""  # what was done to image files, in words
     batches: int = 0
+    judged: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class Verdict(str, Enum):
     COLLAPSED = "collapsed"
     UNCHECKED = "unchecked"
 
+    def is_worse_than(self, other: Verdict) -> bool:
+        """True if the network is further from float; False if one of them was not checked."""
+        return self in ORDER and other in ORDER and ORDER.index(self) > ORDER.index(other)
+
 
 ORDER = (Verdict.OK, Verdict.DEGRADED, Verdict.COLLAPSED)
 

@@ -2,7 +2,7 @@
 
 judge_outputs    runs a network beside known outputs, and judges every output by `quark.compare`
 compare_outputs  the same for a message that is about to be written: the verdict
-compare_executions  the same, and whether the runtime computes something else without its optimizations
+compare_held_out    the verdict: on the held-out samples, and on more where those are few
 output_errors    the errors by which a refinement is kept or rolled back
 open_judge       the user's measure of the float model, and with `judged` of the quantized one
 """
@@ -10,7 +10,7 @@ open_judge       the user's measure of the float model, and with `judged` of the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from quark.compare import (
     batch_size_of,
     execution_gap,
     outputs_without_numbers,
+    overall_verdict,
 )
 from quark.compare.improvement import OutputErrors
 from quark.compare.kinds import ClassesMeter
@@ -80,15 +81,27 @@ def judge_outputs(
     `in_order` is `one_by_one` or a function like it that computes several samples at a time.
     """
     meter = OutputsMeter()
+    _run_beside(run, samples, expected, left_out, lambda _, *outputs: meter.add(*outputs), in_order)
+    return meter.result()
 
-    def compute(index: int, sample: Sample) -> tuple[Sample, Sample, int]:
+
+def _run_beside(
+    run: Run,
+    samples: Iterable[Sample],
+    expected: Outputs,
+    left_out: Collection[str],
+    see: Callable[[int, Sample, Sample, int], None],
+    in_order: Callable[..., None] = one_by_one,
+) -> None:
+    """Run a network on the samples, and hand on the number of each, its outputs in both networks and its rows."""
+
+    def compute(index: int, sample: Sample) -> tuple[int, Sample, Sample, int]:
         reference = expected[index]
         actual = run(sample, list(reference))
         wanted = {name: array for name, array in reference.items() if name not in left_out}
-        return wanted, {name: actual[name] for name in wanted}, batch_size_of(sample)
+        return index, wanted, {name: actual[name] for name in wanted}, batch_size_of(sample)
 
-    in_order(compute, samples, lambda outputs: meter.add(*outputs))
-    return meter.result()
+    in_order(compute, samples, lambda outputs: see(*outputs))
 
 
 def compare_outputs(
@@ -106,59 +119,101 @@ def compare_outputs(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outputs of a quantized network beside the float network's, and a remark if ONNX Runtime computes something
-    else without its optimizations; `outputs` are then those of the execution that is further from float."""
+    """The outputs of a quantized network beside the float network's.
 
-    outputs: tuple[OutputFidelity, ...] = ()
+    held_out   on the held-out samples
+    judged     on all samples of the verdict: those and `joined` calibration samples
+    remark     if ONNX Runtime computes something else without its optimizations; the outputs are then those of the
+               execution that is further from float
+    """
+
+    held_out: tuple[OutputFidelity, ...] = ()
+    judged: tuple[OutputFidelity, ...] = ()
+    joined: int = 0
     remark: str | None = None
 
+    @property
+    def is_worse_on_more(self) -> bool:
+        """True if the held-out samples were too few to show what the calibration samples show."""
+        verdicts = [overall_verdict(outputs) for outputs in (self.judged, self.held_out)]
+        return self.joined > 0 and verdicts[0].is_worse_than(verdicts[1])
 
-def compare_executions(
-    message: Message, samples: Sequence[Sample], expected: Sequence[Sample], providers: Sequence[str]
+    @property
+    def outputs(self) -> tuple[OutputFidelity, ...]:
+        """What the verdict is about."""
+        return self.judged if self.is_worse_on_more else self.held_out
+
+
+def compare_held_out(
+    message: Message,
+    samples: Samples,
+    expected: Sequence[Mapping[str, Any]],
+    providers: Sequence[str],
+    *,
+    has_integers: bool,
 ) -> Comparison:
-    """Judge every output over all samples, as ONNX Runtime usually computes them, and check on a few samples that it
+    """Judge every output as ONNX Runtime usually computes it. With integer kernels, check on a few samples that it
     computes the same node by node, without its optimizations.
 
-    That takes several times as long, so all samples are only used if `PLAIN_SAMPLES` show a difference.
+    That takes several times as long, so all samples are only used if `PLAIN_SAMPLES` show a difference. `expected` are
+    the float outputs for `samples.judged`.
     """
-    if not samples:
+    judged = samples.judged
+    if not judged:
         return Comparison()
-    left_out, few = outputs_without_numbers(expected), samples[:PLAIN_SAMPLES]
+    left_out = outputs_without_numbers(expected)
+
+    def judge(run: Run) -> Comparison:
+        first, all_of_them = OutputsMeter(), OutputsMeter()
+
+        def see(index: int, *outputs: Any) -> None:
+            if index < len(samples.held_out):
+                first.add(*outputs)
+            all_of_them.add(*outputs)
+
+        _run_beside(run, judged, expected, left_out, see)
+        return Comparison(first.result(), all_of_them.result(), len(judged) - len(samples.held_out))
+
     run = session_run(open_session(message, providers=tuple(providers)))
-    outputs = judge_outputs(run, samples, expected, left_out)
-    usual = judge_outputs(run, few, expected, left_out) if len(few) < len(samples) else outputs
+    usual = judge(run)
+    if not has_integers:  # only around integers does the runtime put other kernels in the place of nodes
+        del run
+        release_memory()
+        return usual
+    few = judged[:PLAIN_SAMPLES]
+    on_few = judge_outputs(run, few, expected, left_out) if len(few) < len(judged) else usual.judged
     del run
     release_memory()
     try:
         session = open_session(message, providers=tuple(providers), has_optimizations=False)
         run = session_run(session, "the quantized model without optimizations")
-        plain = judge_outputs(run, few, expected, left_out)
-        gap = execution_gap(usual, plain)
-        if gap is not None and len(few) < len(samples):
-            plain = judge_outputs(run, samples, expected, left_out)
-            gap = execution_gap(outputs, plain)
+        plain = replace(usual, judged=judge_outputs(run, few, expected, left_out))
+        gap = execution_gap(on_few, plain.judged)
+        if gap is not None and len(few) < len(judged):
+            plain = judge(run)
+            gap = execution_gap(usual.judged, plain.judged)
         del run, session
     except ModelError as error:
-        return Comparison(outputs, f"ONNX Runtime runs this file only with its optimizations: {error}")
+        return replace(usual, remark=f"ONNX Runtime runs this file only with its optimizations: {error}")
     release_memory()
     if gap is None:
-        return Comparison(outputs)
+        return usual
     is_plain_worse = gap.plain_sqnr_db < gap.optimized_sqnr_db
-    return Comparison(plain if is_plain_worse else outputs, gap_remark(gap))
+    return replace(plain if is_plain_worse else usual, remark=gap_remark(gap))
 
 
 def gap_remark(gap: ExecutionGap) -> str:
     """The remark about a file whose result depends on how ONNX Runtime computes it."""
     return (
         f"the result depends on ONNX Runtime's optimizations: {gap}. The verdict is about the worse of the two. Leave "
-        "the layers that 'quark diagnose' shows out of quantization (nodes_to_exclude), or use another preset"
+        "the layers that 'quark report' shows out of quantization (nodes_to_exclude), or use another preset"
     )
 
 
 def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -> list[dict[str, Any]]:
-    """Run the model as it is now on the held-out samples."""
+    """Run the model as it is now on the samples of the verdict."""
     with FloatRunner(model, providers=tuple(providers)) as runner:
-        return [runner.outputs(sample) for sample in samples.held_out]
+        return [runner.outputs(sample) for sample in samples.judged]
 
 
 def output_errors(

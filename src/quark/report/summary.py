@@ -21,7 +21,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 
-from quark.account import Report
+from quark.account import CalibrationFacts, Report
 from quark.compare import OutputFidelity, Verdict, agreement_text, worst_text
 from quark.features.mixed_precision.report import mixed_line, mixed_table
 from quark.formats.catalog import FORMATS
@@ -117,9 +117,7 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
 
 def _verdict(report: Report, has_boxes: bool) -> RenderableType:
     verdict, colour, facts = report.verdict, COLOURS[report.verdict], report.calibration
-    where = "calibration" if facts.is_verdict_on_calibration else "held-out"
-    sample = f"{'random' if facts.is_random else where} sample"
-    samples = count_of(facts.samples if facts.is_verdict_on_calibration else facts.held_out, sample)
+    sample, samples = _judged_samples(facts)
     worst = worst_text(report.outputs, sample)
     if verdict is Verdict.OK:
         word = ("OK, PERHAPS: ", "bold yellow") if facts.is_random else ("OK: ", f"bold {colour}")
@@ -141,6 +139,15 @@ def _verdict(report: Report, has_boxes: bool) -> RenderableType:
         border_style=f"bold {colour}",
         box=box.HEAVY if has_boxes else box.ASCII,
     )
+
+
+def _judged_samples(facts: CalibrationFacts) -> tuple[str, str]:
+    """What a sample of the verdict is called, and how many there are."""
+    if facts.judged:
+        return "sample", f"{count_of(facts.judged, 'sample')}, {facts.held_out} of them held out"
+    where = "calibration" if facts.is_verdict_on_calibration else "held-out"
+    sample = f"{'random' if facts.is_random else where} sample"
+    return sample, count_of(facts.samples if facts.is_verdict_on_calibration else facts.held_out, sample)
 
 
 def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:

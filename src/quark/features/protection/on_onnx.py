@@ -199,10 +199,14 @@ def protection_remarks(settings: Settings) -> list[str]:
 
 
 class Run(Protocol):
-    """A quantized network: how it compares with float, the ranges that it was made from, and whether it was trained."""
+    """A quantized network: how it compares with float, in the verdict (`outputs`) and on all samples that were judged,
+    the ranges that it was made from, and whether it was trained."""
 
     @property
     def outputs(self) -> tuple[OutputFidelity, ...]: ...
+
+    @property
+    def judged(self) -> tuple[OutputFidelity, ...]: ...
 
     @property
     def ranges(self) -> Ranges: ...
@@ -241,7 +245,7 @@ def protected_run(
         plain = settings.without_training()
         found = protect(Work(model, samples, plain), run.ranges, structures, vanished, settings_of)
         second = carry_out(model.clone(), replace(plain, choose=found.choose), found.ranges, None)
-        if is_better(second.outputs, run.outputs):
+        if is_better(second.judged, run.judged):
             run, facts, known = second, found.facts, found.ranges
             settings = replace(settings, choose=found.choose)
         else:  # the search had no effect

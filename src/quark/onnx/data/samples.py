@@ -239,6 +239,7 @@ class Samples:
         self._indices = [i for i in range(total - spare) if i not in held or self.is_held_out_shared]
         self.held_out = list(held.values())
         self._orders: dict[str, Sequence[int]] = {}
+        self._joined: list[Sample] = []
         rows = sizes or [1] * total
         self.rows = sum(rows[i] for i in self._indices)
         self._held_out_sizes = [rows[i] for i in held]
@@ -280,6 +281,26 @@ class Samples:
     def hold_out_at_most(self, count: int) -> None:
         """Drop held-out samples beyond that number. The calibration samples stay the same."""
         del self.held_out[count:]
+
+    def judge_at_least(self, rows: int, most: int) -> None:
+        """Let calibration samples take part in the verdict, evenly spaced, until it is about `rows` samples; at most
+        `most` of them, and as many as may be in memory beside those held out."""
+        mean = max(1.0, self.rows / max(1, self.count))
+        missing = min(math.ceil((rows - self.held_out_rows) / mean), most, self.count)
+        if not self.held_out or self.is_held_out_shared or self.is_random or missing <= 0:
+            return
+        size = sum(array.nbytes for sample in self.held_out for array in sample.values())
+        for place in range(missing):
+            sample = self._ordered(self._store[self._indices[(2 * place + 1) * self.count // (2 * missing)]])
+            size += sum(array.nbytes for array in sample.values())
+            if size > HELD_OUT_BYTES:
+                break
+            self._joined.append(sample)
+
+    @property
+    def judged(self) -> list[Sample]:
+        """The held-out samples, then the calibration samples that `judge_at_least` added."""
+        return [*self.held_out, *self._joined]
 
     def hold_none_out(self) -> None:
         """Drop the held-out samples, as there will be no verdict. The calibration samples stay the same."""

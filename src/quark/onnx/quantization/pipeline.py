@@ -14,7 +14,13 @@ import onnx_ir as ir
 
 from quark.account import AlgorithmFacts, CalibrationFacts, FileFacts, Report, Rewrite
 from quark.card import CARD_KEY, Card, DataFacts
-from quark.compare import OutputFidelity, numberless_remark, outputs_without_numbers
+from quark.compare import (
+    OutputFidelity,
+    batch_size_of,
+    numberless_remark,
+    outputs_without_numbers,
+    overall_verdict,
+)
 from quark.decide import RangeKey, check_overrides, place, tensors_to_measure, unused_overrides
 from quark.devices import device_of
 from quark.features.mixed_precision.on_onnx import mix
@@ -27,8 +33,7 @@ from quark.onnx.bodies import Body, insert_bodies, joined, measure_bodies, place
 from quark.onnx.calibrate import FloatRunner, restored
 from quark.onnx.comparing import (
     Comparison,
-    compare_executions,
-    compare_outputs,
+    compare_held_out,
     float_outputs,
     judged,
     open_judge,
@@ -57,10 +62,11 @@ from quark.onnx.view import tensor_names, view_of
 from quark.plan import AffineChoice, QuantizationPlan, Role, SkippedNode
 from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
-from quark.report.quantities import listed, size_text
+from quark.report.quantities import count_of, listed, size_text
 
 USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
-VERDICT_MACS = 15_000_000_000  # of all samples together, for a model that only the verdict runs
+VERDICT_MACS = 15_000_000_000  # of all samples together that only the verdict runs
+FEWEST_JUDGED = 32  # samples, as far as VERDICT_MACS allows: of a tenth that went wrong, 3 show on average
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +131,9 @@ def _quantize_graph(
     if obstacle is not None or _is_never_run(samples, settings):
         samples.hold_none_out()
     elif metric is None and samples.held_out and _is_only_judged(samples, settings):
-        samples.hold_out_at_most(_verdict_count(model, samples))
+        samples.hold_out_at_most(max(1, _verdict_count(model, samples)))
+    elif samples.held_out and not samples.is_random:
+        samples.judge_at_least(FEWEST_JUDGED, _verdict_count(model, samples))
     providers = settings.calibrate.providers
     judge = None if metric is None else open_judge(metric, model, samples, providers)
     expected = float_outputs(model, samples, providers) if settings.optimize.changes_outputs else []
@@ -163,7 +171,7 @@ def _quantize_graph(
         source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
         plan=_with_skipped(run.plan, loaded.skipped),
-        calibration=_calibration_facts(samples, run.wanted, obstacle is not None),
+        calibration=_calibration_facts(samples, run, obstacle is not None),
         outputs=run.outputs,
         rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in run.simulated)),
         algorithms=algorithms,
@@ -172,6 +180,7 @@ def _quantize_graph(
             *_remarks(run.plan, samples, settings, obstacle),
             *run.ends,
             *([run.compared.remark] if run.compared.remark is not None else []),
+            *([_judged_remark(samples, run.compared)] if run.compared.is_worse_on_more else []),
             *_absent_types(op_types, settings),
             *(remark for each in algorithms if (remark := idle_remark(each)) is not None),
             *(numberless_remark(name) for name in outputs_without_numbers(run.expected)),
@@ -189,8 +198,8 @@ def _quantize_graph(
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """The model file, the data, the names of all nodes before rewrites, and the float outputs for the held-out samples
-    if they were computed already."""
+    """The model file, the data, the names of all nodes before rewrites, and the float outputs for the samples of the
+    verdict if they were computed already."""
 
     loaded: LoadedModel
     fed: DataFacts
@@ -220,6 +229,10 @@ class _Run:
     def outputs(self) -> tuple[OutputFidelity, ...]:
         return self.compared.outputs
 
+    @property
+    def judged(self) -> tuple[OutputFidelity, ...]:
+        return self.compared.judged
+
 
 def _carry_out(
     model: ir.Model,
@@ -243,10 +256,11 @@ def _carry_out(
     with FloatRunner(model, list(watched), providers=providers) as runner:
         ranges = measure_bodies(model, inner, samples, settings, measure(runner, wanted, samples, settings, known))
         loaded.check_unchanged()
-        expected = source.expected or [runner.outputs(sample) for sample in samples.held_out]
+        expected = source.expected or [runner.outputs(sample) for sample in samples.judged]
         exact = model.clone() if settings.refine.finetune is not None or settings.features else None
         simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
-        decision = Decision(model, samples, settings, placement, ranges, runner, expected, exact)
+        of_held_out = expected[: len(samples.held_out)]
+        decision = Decision(model, samples, settings, placement, ranges, runner, of_held_out, exact)
         refined = decide(decision)
 
         def written(model: ir.Model, inner: Sequence[Body], *, is_trained: bool) -> _Run:
@@ -281,23 +295,27 @@ def _compared(
     expected: Sequence[Mapping[str, Any]],
     providers: Sequence[str],
 ) -> Comparison:
-    """The outputs beside float. Only around integers does the runtime put other kernels in the place of nodes."""
+    """The outputs beside float, unless the file computes what the float network computes."""
     if not plan.tensors:
         return Comparison()
     has_integers = any(isinstance(each.choice, AffineChoice) and each.role is Role.ACTIVATION for each in plan)
-    if has_integers:
-        return compare_executions(message, samples.held_out, expected, providers)
-    return Comparison(compare_outputs(message, samples.held_out, expected, providers))
+    return compare_held_out(message, samples, expected, providers, has_integers=has_integers)
 
 
-def _calibration_facts(samples: Samples, wanted: Sequence[RangeKey], is_unchecked: bool) -> CalibrationFacts:
-    methods = tuple(dict.fromkeys(str(spec.method) for _, spec in wanted))
-    count, batches = (samples.rows, samples.count) if wanted else (0, 0)
-    held_out = samples.held_out_rows
-    shared = samples.is_held_out_shared
-    preprocessing = "" if samples.images is None else str(samples.images)
+def _calibration_facts(samples: Samples, run: _Run, is_unchecked: bool) -> CalibrationFacts:
+    methods = tuple(dict.fromkeys(str(spec.method) for _, spec in run.wanted))
+    count, batches = (samples.rows, samples.count) if run.wanted else (0, 0)
     return CalibrationFacts(
-        samples.source, count, held_out, methods, samples.is_random, shared, is_unchecked, preprocessing, batches
+        samples.source,
+        count,
+        samples.held_out_rows,
+        methods,
+        samples.is_random,
+        samples.is_held_out_shared,
+        is_unchecked,
+        "" if samples.images is None else str(samples.images),
+        batches,
+        sum(map(batch_size_of, samples.judged)) if run.compared.is_worse_on_more else 0,
     )
 
 
@@ -337,6 +355,14 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
     return remarks
 
 
+def _judged_remark(samples: Samples, compared: Comparison) -> str:
+    held_out = count_of(samples.held_out_rows, "held-out sample")
+    return (
+        f"the verdict is also about samples that were calibrated on: {held_out} alone would make it "
+        f"{overall_verdict(compared.held_out).value}, and too few to rely on"
+    )
+
+
 def _absent_types(present: Collection[str], settings: Settings) -> list[str]:
     absent = sorted(settings.choose.selection.extra_op_types.difference(present))
     return [f"extra_op_types_to_quantize: the model has no {', '.join(absent)}"] if absent else []
@@ -360,7 +386,7 @@ def _verdict_count(model: ir.Model, samples: Samples) -> int:
     if samples.is_random:
         return 1
     shapes = {name: array.shape for name, array in samples.held_out[0].items()}
-    return max(1, VERDICT_MACS // max(1, estimated_macs(model, shapes)))
+    return VERDICT_MACS // max(1, estimated_macs(model, shapes))
 
 
 def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:
