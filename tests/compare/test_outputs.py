@@ -278,6 +278,16 @@ def test_pictures_in_the_unit_range_are_values_and_not_scores():
     assert one(pictures, grey).verdict is Verdict.COLLAPSED
 
 
+def test_one_doubtful_number_of_many_is_no_collapse():
+    """A speech probability: the network is certain most of the time, so that errors are large beside the variance."""
+    exact = np.array([1.0] * 26 + [0.8, 0.81, 0.82, 0.72, 0.32, 0.29])
+    rounded = exact + np.array([0.0] * 26 + [0.18, 0.06, 0.03, 0.09, 0.09, 0.08])
+    wrong = exact - np.array([0.0] * 26 + [0.78, 0.7, 0.44, 0.3, 0.0, 0.0])
+    numbers = [[x.reshape(1, 1).astype(np.float32) for x in values] for values in (exact, rounded, wrong)]
+    assert one(numbers[0], numbers[1]).verdict is Verdict.DEGRADED
+    assert one(numbers[0], numbers[2]).verdict is Verdict.COLLAPSED
+
+
 # ---------------------------------------------------------------- classes, distributions, ids
 def ctc(steps=40, classes=60, seed=0):
     """Blanks with a symbol at every fourth step."""

@@ -64,6 +64,9 @@ MAPS = Bounds(0.968, 0.7, 0.7, 0.2)
 QUIET_SCORES = (3.0, -3.0)
 DOUBTFUL = 0.5
 VALUES = Bounds(10.0, 3.0, 8.0, 1.0)
+# One number per sample has no mean over many errors: the largest is several times the usual one. It is collapsed at
+# twice the standard deviation of the output.
+NUMBERS = Bounds(10.0, 3.0, 4.0, -6.0)
 ROWS = Bounds(8.0, 1.0, 6.0, 0.0)
 CHANNELS = Bounds(7.0, 0.0, -math.inf, -math.inf)
 FEWEST_ROWS = 8  # of a sample, for their median
@@ -456,10 +459,11 @@ class ValuesMeter(PartMeter):
         if self._weights is None and counts[0] >= FEWEST_POSITIONS:
             power = power * max(float(variances.sum()) / max(float(squares.sum()), 1e-30), LEAST_VARYING)
         figure = sqnr_of(float(error.sum()), float(power.sum()))
-        floor = 0.25 * power.mean()
+        is_number = has_channels and self._weights is None and counts.tolist() == [len(power)]
+        bounds, floor = (NUMBERS, power.mean()) if is_number else (VALUES, 0.25 * power.mean())
         worst = int((error / np.maximum(power, max(floor, 1e-30))).argmax())
         own = sqnr_of(float(error[worst]), max(float(power[worst]), floor))
-        found = [("SQNR", figure, worst, own, VALUES.severity(figure, own))]
+        found = [("SQNR", figure, worst, own, bounds.severity(figure, own))]
         rows = np.array(self._rows)
         if not np.isnan(rows).any():
             median, worst = float(np.median(rows)), int(rows.argmax())
