@@ -303,8 +303,30 @@ def by_rows(net: Net, x: str) -> str:
     return net.node("Add", net.node("Mul", y, net.weight(32)), net.weight(32))
 
 
+def by_sums(net: Net, x: str) -> str:
+    """As JAX writes it: sums times 1/n, the variance as a difference that is kept positive, the gain first."""
+    share = net.constant(1 / 32)
+    mean = net.node("Mul", net.reduce("ReduceSum", x, [-1], keepdims=0), share)
+    square = net.node("Mul", net.reduce("ReduceSum", net.node("Mul", x, x), [-1], keepdims=0), share)
+    variance = net.node("Relu", net.node("Sub", square, net.node("Mul", mean, mean)))
+    shape = net.constant(np.array([1, 6, 1]))
+    mean, variance = (net.node("Expand", net.node("Reshape", each, shape), shape) for each in (mean, variance))
+    root = net.node("Sqrt", net.node("Add", variance, net.constant(1e-6)))
+    gain = net.node("Mul", net.node("Reciprocal", root), net.weight(32))
+    return net.node("Add", net.node("Mul", net.node("Sub", x, mean), gain), net.weight(32))
+
+
+def by_pooling(net: Net, x: str) -> str:
+    """A rewrite turns means over the last axis into GlobalAveragePool."""
+    centred = net.node("Sub", x, net.node("GlobalAveragePool", x))
+    variance = net.node("GlobalAveragePool", net.node("Pow", centred, net.constant(2.0)))
+    return net.node("Div", centred, net.node("Sqrt", net.node("Add", variance, net.constant(1e-6))))
+
+
 @pytest.mark.parametrize(
-    "norm", [by_reciprocal, by_quotient, by_power, by_cast, by_rows], ids=lambda each: each.__name__
+    "norm",
+    [by_reciprocal, by_quotient, by_power, by_cast, by_rows, by_sums, by_pooling],
+    ids=lambda each: each.__name__,
 )
 def test_normalizations_are_recognised_in_all_their_forms(norm) -> None:
     net = Layers()
@@ -315,6 +337,18 @@ def test_normalizations_are_recognised_in_all_their_forms(norm) -> None:
     found = find_structures(loaded(net, "head_out"), RUNTIME)
     assert found.has_float_products
     assert set(found.kept_float) == {node.name for node in net.nodes} - {"down0", "down1", "head"}
+
+
+def test_a_recurrent_layer_of_a_normalized_network_has_integer_weights() -> None:
+    net = Layers()
+    x = net.input("x", (1, 6, 32))
+    for i in range(2):
+        x = net.node("MatMul", by_power(net, x), net.weight(32, 32), name=f"up{i}")
+    x = net.node("GRU", x, net.weight(1, 48, 32), net.weight(1, 48, 16), hidden_size=16, name="gru")
+    net.node("MatMul", x, net.weight(16, 32), name="head")
+    found = find_structures(loaded(net, "head_out"), RUNTIME)
+    assert found.has_float_products
+    assert "gru" not in found.kept_float
 
 
 def test_a_mean_without_a_root_is_no_normalization() -> None:

@@ -60,6 +60,8 @@ FEWEST_WEIGHTS = 512  # a layer with fewer has no trained weights: the 16 number
 MASK_VALUE = 1e3
 FEWEST_WORDS = 8192  # of a vocabulary
 FEWEST_NORMS = 2
+REDUCTIONS = {"ReduceMean", "ReduceSum", "GlobalAveragePool"}  # which a rewrite may have made from ReduceMean
+MOST_MEAN_NODES = 16  # that compute a variance
 PASSING_MASKS = {
     *("Add", "Sub", "Mul", "Where", "Expand", "Cast", "Slice", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Tile"),
     *("Min", "Max", "Clip"),
@@ -105,7 +107,7 @@ def find_structures(model: ir.Model, target: Target) -> Structures:
     keep(_long_attention(nodes), LONG_ATTENTION)
     is_normalized = sum(map(_is_norm, nodes)) >= FEWEST_NORMS
     if is_normalized:
-        rest = (node for node in nodes if node.op_type not in PRODUCTS)
+        rest = (node for node in nodes if node.op_type not in PRODUCTS and node.op_type not in RECURRENT)
         tables = {node for node in nodes if node.op_type == "Gather" and is_constant(node.inputs[0])}
         keep((node for node in rest if node not in tables), NORMALIZED)
     keep(_gated_activations(nodes), GATED)
@@ -315,12 +317,12 @@ def _is_norm_of_rows(node: ir.Node) -> bool:
 
 def _is_decomposed_norm(node: ir.Node) -> bool:
     """True for the node that ends x / sqrt(mean(x^2) + e), with or without the mean of x taken away. The quotient may
-    be a product with Reciprocal, with 1 / root, or with the power -1/2."""
+    be a product with Reciprocal, with 1 / root, or with the power -1/2, each times a gain."""
     if node.op_type == "Div" and len(node.inputs) == 2:
         return _is_root_of_mean(_without_cast(node.inputs[1]), 0.5)
     if node.op_type != "Mul":
         return False
-    for value in map(_without_cast, node.inputs):
+    for value in map(_without_gain, map(_without_cast, node.inputs)):
         inverse = made_by(value, "Reciprocal")
         quotient = made_by(value, "Div")
         if inverse is not None and _is_root_of_mean(inverse.inputs[0], 0.5):
@@ -333,15 +335,46 @@ def _is_decomposed_norm(node: ir.Node) -> bool:
 
 
 def _is_root_of_mean(value: ir.Value | None, exponent: float) -> bool:
-    """True for (mean + e)^exponent, with a mean that keeps its dimension."""
+    """True for (mean + e)^exponent."""
     root, power = made_by(value, "Sqrt"), made_by(value, "Pow")
     if root is None and power is not None and scalar(power.inputs[1]) == exponent:
         root = power
     elif exponent != 0.5:
         root = None
     added = None if root is None else made_by(root.inputs[0], "Add")
-    means = () if added is None else (made_by(_without_cast(each), "ReduceMean") for each in added.inputs)
-    return any(mean is not None and bool(attribute(mean, "keepdims", 1)) for mean in means)
+    return added is not None and any(map(_is_of_means, added.inputs))
+
+
+def _is_of_means(value: ir.Value | None) -> bool:
+    """True for a mean, and for what is computed from means and constants alone: mean(x^2) - mean(x)^2, a sum times 1/n.
+    It keeps its dimension, or gets it back."""
+    pending, means, count = [(value, False)], 0, 0
+    while pending and count <= MOST_MEAN_NODES:
+        value, has_shape = pending.pop()
+        if value is None or is_constant(value):
+            continue
+        node = value.producer()
+        if node is None:
+            return False
+        count += 1
+        if node.op_type in REDUCTIONS:
+            if not (has_shape or attribute(node, "keepdims", 1)):
+                return False
+            means += 1
+        elif node.op_type in ("Reshape", "Expand", "Unsqueeze"):
+            pending.append((node.inputs[0], True))
+        elif node.op_type in ("Cast", "Max", "Clip", "Relu") or node.op_type in ARITHMETIC:
+            pending += [(each, has_shape) for each in node.inputs]
+        else:
+            return False
+    return means > 0 and not pending
+
+
+def _without_gain(value: ir.Value | None) -> ir.Value | None:
+    """What a product with a constant was computed from: the gain may come before the product with x."""
+    product = made_by(value, "Mul")
+    rest = [] if product is None else [each for each in product.inputs if each is None or not is_constant(each)]
+    return rest[0] if len(rest) == 1 else value
 
 
 def _without_cast(value: ir.Value | None) -> ir.Value | None:
