@@ -412,6 +412,24 @@ def test_a_spectrum_is_a_front_end_however_many_layers_it_has(has_activation: bo
     assert of_reason(kept(net, "last_out"), AUDIO) == set(front_end)
 
 
+@pytest.mark.parametrize("has_activation", [False, True])
+@pytest.mark.parametrize("has_floor", [False, True])
+def test_a_spectrum_before_its_magnitudes_is_a_front_end(has_activation: bool, has_floor: bool) -> None:
+    """The Fourier transform of silero-vad, whose magnitudes go into the first layer without a logarithm."""
+    net = Layers()
+    y = net.layer(net.image(), "fourier")
+    if has_activation:
+        y = net.node("Relu", y, name="relu")
+    real, imaginary = (net.node("Slice", y, *map(net.integers, ([i], [i + 8], [1])), name=f"part{i}") for i in (0, 8))
+    squares = net.node("Pow", real, net.constant(2.0), name="real"), net.node("Mul", imaginary, imaginary, name="im")
+    y = net.node("Add", *squares, name="power")
+    if has_floor:
+        y = net.node("Add", y, net.constant(1e-9), name="floor")
+    net.conv(net.node("Sqrt", y, name="root"), (8, WIDTH), pads=PADS, name="last")
+    front_end = {"fourier", "part0", "part8", "real", "im", "power", "root", *(["floor"] if has_floor else [])}
+    assert of_reason(kept(net, "last_out"), AUDIO) == (set() if has_activation else front_end)
+
+
 def test_a_logarithm_at_the_end_protects_no_layer() -> None:
     """LogSoftmax, written out."""
     net = plain_classifier()

@@ -14,6 +14,7 @@ normalization     Layer and RMS normalization as one node or as several, and the
                   is float, except for tables that rows are gathered from.
 audio front end   Layers whose result goes into a logarithm: what is small there counts as much as what is large. Either
                   they are few, or they are a spectrum written as convolutions (STFT, constant-Q), without activations.
+                  Magnitudes of such a spectrum are as uneven without a logarithm.
 elementwise chain Mul, Add, Sub and Div with a constant, between the layers: a quantizer behind each of them rounds the
                   same value again and again, and integers make them no faster.
 no integer form   PRelu, ConvTranspose and interpolating Resize, which ONNX Runtime computes in float in any case.
@@ -37,7 +38,7 @@ from quark.decide.operators import Kind
 from quark.onnx.graph import attribute, constant, dimensions, is_constant, readers
 from quark.onnx.large_tensors import pieces
 from quark.onnx.macs import PRODUCTS, weight_count
-from quark.onnx.optimize.rewrite import made_by, scalar
+from quark.onnx.optimize.rewrite import made_by, scalar, squared
 from quark.onnx.view import operator_facts
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -74,7 +75,7 @@ LONG_ATTENTION = f"a product with a Softmax over more than {MOST_POSITIONS} posi
 GATED = "inside a gated activation"
 ROTARY = "inside a rotary embedding"
 NORMALIZED = "between the products of a network with layer normalization, whose residual stream has outliers"
-AUDIO = "before a logarithm, where small values count as much as large ones"
+AUDIO = "before a logarithm or the magnitudes of a spectrum, where small values count as much as large ones"
 CHAINED = "a constant factor or offset between layers: rounding after each of them adds up"
 NO_KERNEL = "computed in float by ONNX Runtime in any case"
 
@@ -383,18 +384,27 @@ def _without_cast(value: ir.Value | None) -> ir.Value | None:
 
 
 def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
-    """Everything before a logarithm in the midst of a network: few layers, or any number without an activation."""
+    """Everything before a logarithm in the midst of a network: few layers, or any number without an activation; and
+    everything before the magnitudes of a spectrum, if there is no activation."""
     found: set[ir.Node] = set()
     for node in nodes:
-        if node.op_type != "Log":
+        if node.op_type != "Log" and not _is_magnitude(node):
             continue
         before = _closure([node], _producers)
         behind = _closure([node], _readers)
         layers_behind = sum(map(_is_layer, behind))
         is_spectrum = layers_behind > 0 and not any(each.op_type in ACTIVATIONS for each in before)
-        if is_spectrum or sum(map(_is_layer, before)) < layers_behind:
+        if is_spectrum or (node.op_type == "Log" and sum(map(_is_layer, before)) < layers_behind):
             found |= before
     return [node for node in nodes if node in found]
+
+
+def _is_magnitude(node: ir.Node) -> bool:
+    """True for sqrt(x^2 + y^2), with or without a small constant added."""
+    total = made_by(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
+    if total is not None and any(map(is_constant, total.inputs)):
+        total = next((each for each in _producers(total) if each.op_type == "Add"), None)
+    return total is not None and all(squared(each) is not None for each in total.inputs)
 
 
 def _has_constant_operand(node: ir.Node) -> bool:
