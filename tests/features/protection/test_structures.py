@@ -165,6 +165,11 @@ def hard_swish(net: Net, x: str) -> str:
     return net.node("Mul", net.node("HardSigmoid", x, alpha=1 / 6), x)
 
 
+def clipped_hard_swish(net: Net, x: str) -> str:
+    gate = net.node("Clip", net.node("Add", x, net.constant(3.0)), net.constant(0.0), net.constant(6.0))
+    return net.node("Div", net.node("Mul", x, gate), net.constant(6.0))
+
+
 def gelu_tanh(net: Net, x: str) -> str:
     cube = net.node("Mul", net.node("Pow", x, net.constant(3.0)), net.constant(0.044715))
     gate = net.node("Tanh", net.node("Mul", net.node("Add", x, cube), net.constant((2 / np.pi) ** 0.5)))
@@ -175,7 +180,9 @@ def mish(net: Net, x: str) -> str:
     return net.node("Mul", x, net.node("Tanh", net.node("Softplus", x)))
 
 
-@pytest.mark.parametrize("make", [silu, hard_swish, gelu_erf, gelu_tanh, mish], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "make", [silu, hard_swish, clipped_hard_swish, gelu_erf, gelu_tanh, mish], ids=lambda each: each.__name__
+)
 def test_nothing_is_quantized_inside_a_gated_activation(make) -> None:
     net, names = between_layers(make)
     for target in (RUNTIME, NPU_TRANSFORMER):

@@ -219,10 +219,10 @@ def _holds_mask(value: ir.Value | None) -> bool:
 
 
 def _gated_activations(nodes: list[ir.Node]) -> list[ir.Node]:
-    """Sigmoid and Mul of SiLU, HardSigmoid and Mul of HardSwish, and the nodes of a GELU."""
+    """Sigmoid and Mul of SiLU, HardSigmoid and Mul of HardSwish or x clip(x + 3, 0, 6) / 6, and the nodes of a GELU."""
     found: set[ir.Node] = set()
     for node in nodes:
-        if node.op_type not in GATES or node.inputs[0] is None:
+        if node.op_type not in GATES | {"Clip"} or node.inputs[0] is None:
             continue
         source = node.inputs[0]
         # from the gate forward to the Mul that joins it with what the gate was computed from
