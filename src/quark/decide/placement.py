@@ -125,6 +125,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
     receivers = tuple(name for each in options.overrides for name in each.receivers)
     named_nodes(graph, receivers, "TensorQuantOverrides, recv_nodes", vanished)
     placer = _Placer(graph, options, specs, unquantized)
+    captured = placer.drop_captured_moves()
     idle = placer.drop_idle_moves()
     for node in graph:
         if node.name in placer.specs:
@@ -138,7 +139,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
         tuple(_by_value(graph, requests) if options.is_trained else requests),
         placer.groups,
         tuple(placer.fused.values()),
-        tuple(sorted(skipped + idle, key=lambda each: order[each.node])),
+        tuple(sorted(skipped + captured + idle, key=lambda each: order[each.node])),
         frozenset(placer.derived),
         *(options.ends.layers(graph) if options.ends else ()),
     )
@@ -158,6 +159,20 @@ class _Placer:
         self.groups: Groups[tuple[str, TensorSpec]] = Groups()
         self.fused: dict[str, FusedActivation] = {}
         self.derived: set[str] = set()
+        self._captured: set[str] = set()
+
+    def drop_captured_moves(self) -> list[SkippedNode]:
+        """Take out the moving operators on the way to the body of an If, Loop or Scan, which reads float; they read
+        float too. ONNX Runtime propagates a DequantizeLinear through them, and ends the process at the body."""
+        if self._is_trained:
+            return []
+        for node in reversed(list(self._graph)):
+            known, behind = facts(node), [reader for value in node.outputs for reader, _ in value.readers]
+            is_captured = any(reader.is_inner or reader.name in self._captured for reader in behind)
+            if is_captured and known is not None and known.kind is Kind.PASS and not is_embedding(node):
+                self._captured.add(node.name)
+        dropped = [node for node in self._graph if node.name in self._captured and self.specs.pop(node.name, None)]
+        return [SkippedNode(node.label, node.op_type, "the body of an If, Loop or Scan reads it") for node in dropped]
 
     def drop_idle_moves(self) -> list[SkippedNode]:
         """Take out the moving operators with no quantized operator before or behind them, unless a user named them."""
@@ -349,7 +364,7 @@ class _Placer:
                 is_asking = node.name in self.specs or bool(node.reads_float_for)
                 if is_asking and self._facts(node).kind is Kind.RECURRENT:
                     is_asking = self._wish(node, self._facts(node), index) is not None
-            if not is_asking and not node.is_inner:
+            if not is_asking and not node.is_inner and node.name not in self._captured:
                 yield reader, Reader(node.name, index)
         yield from ((Reader("", index), Reader("", index)) for index in value.outputs)
 
