@@ -53,6 +53,7 @@ from quark.plan import Reader, Role, SkippedNode
 _ALIGNMENT_OPTION = {"Flatten": "Reshape", "Squeeze": "Reshape", "Unsqueeze": "Reshape"}
 _OPTIONAL = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Transpose", "Reshape")
 
+WITH_BODIES = frozenset({"If", "Loop", "Scan"})
 FEWEST_IN_GROUP = 16  # elements along the summed axis for which larger groups are formed
 
 Member = TypeVar("Member", bound=Hashable)
@@ -125,7 +126,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
     receivers = tuple(name for each in options.overrides for name in each.receivers)
     named_nodes(graph, receivers, "TensorQuantOverrides, recv_nodes", vanished)
     placer = _Placer(graph, options, specs, unquantized)
-    captured = placer.drop_captured_moves()
+    captured = [*placer.drop_captured_moves(), *placer.drop_captured_weights()]
     idle = placer.drop_idle_moves()
     for node in graph:
         if node.name in placer.specs:
@@ -173,6 +174,25 @@ class _Placer:
                 self._captured.add(node.name)
         dropped = [node for node in self._graph if node.name in self._captured and self.specs.pop(node.name, None)]
         return [SkippedNode(node.label, node.op_type, "the body of an If, Loop or Scan reads it") for node in dropped]
+
+    def drop_captured_weights(self) -> list[SkippedNode]:
+        """Take out the layers whose weight an If, Loop or Scan also reads in float, because it would be stored twice:
+        in a body that is not quantized, or as an input, which is no constant to its body."""
+        if self._is_trained:
+            return []
+        has_bodies = self._options.selection.has_bodies
+
+        def is_captured(node: Node) -> bool:
+            weights = [node.input(index) for index in self._facts(node).weights]
+            constants = [each for each in weights if each is not None and each.constant is not None]
+            reading = [reader for value in constants for reader, _ in value.readers]
+            return any(each.op_type in WITH_BODIES or (each.is_inner and not has_bodies) for each in reading)
+
+        dropped = [node for node in self._graph if node.name in self.specs and is_captured(node)]
+        for node in dropped:
+            del self.specs[node.name]
+        reason = "an If, Loop or Scan reads its weight in float, which would be stored twice"
+        return [SkippedNode(node.label, node.op_type, reason) for node in dropped]
 
     def drop_idle_moves(self) -> list[SkippedNode]:
         """Take out the moving operators with no quantized operator before or behind them, unless a user named them."""
