@@ -160,7 +160,8 @@ def make_step(name: str, method: str, mode: str, arguments: argparse.Namespace) 
     torch.manual_seed(0)
     device = torch.device(arguments.device)
     layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
-    model = NETWORKS[name](Layers(method, arguments.per_channel)).to(device, memory_format=layout).train()
+    model = NETWORKS[name](Layers(method, arguments.per_channel)).to(device).train()
+    model = nn.utils.convert_conv2d_weight_memory_format(model, layout)
     for module in model.modules():
         if isinstance(module, Quantizer):
             module.settle()
