@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from quark.torch import ModelQuantizer, export_onnx, export_safetensors
-from quark.torch.export.safetensors_file import load_safetensors
+from quark.torch import ModelQuantizer, export_onnx, export_safetensors, load_safetensors
 from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
 from quark.torch.quantization.config.named_specs import FP8E4M3PerTensorSpec
 from quark.torch.quantization.config.type import Dtype

@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 from quark.torch.capture import export_for_training
-from quark.torch.export import ModelExporter, export_onnx, export_safetensors
+from quark.torch.export import ModelExporter, export_onnx, export_safetensors, load_safetensors
 from quark.torch.export.params import load_params, save_params
 from quark.torch.language.loading import import_model_from_safetensors
 from quark.torch.quantization.config.template import LLMTemplate
@@ -43,6 +43,7 @@ __all__ = [
     "from_onnx",
     "import_model_from_safetensors",
     "load_params",
+    "load_safetensors",
     "parameter_groups",
     "save_params",
     "simulate_runtime",
