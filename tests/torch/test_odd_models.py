@@ -178,7 +178,7 @@ def test_inputs_within_lists_keep_a_free_batch() -> None:
         "plan",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("quantizers", "operations", "config", "dropouts", "algorithms")
+            for name in ("quantizers", "operations", "configuration", "dropouts", "algorithms")
         ),
     ],
 )

@@ -80,7 +80,7 @@ def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
     thawed.delete_all_unused_submodules()
     thawed.graph.lint()
     plan = QuantizationPlan(_choices(thawed), network.plan.skipped)
-    state = {"plan": plan, "config": network.config, "algorithms": (*network.algorithms, *settled)}
+    state = {"plan": plan, "config": network.configuration, "algorithms": (*network.algorithms, *settled)}
     frozen: FrozenNetwork = with_state(thawed, FrozenNetwork, state)
     if network.origin is not None:
         frozen.origin = replace(network.origin, state_sha256=state_digest(network.state_dict()))

@@ -29,6 +29,8 @@ class Network(fx.GraphModule):
     It is called as the model was, by position and by name; its graph takes the tensors of that call.
     """
 
+    accepts_loss_kwargs = False  # the Trainer of Hugging Face asks: the graph computes no loss, whatever the model did
+
     def recompile(self) -> Any:
         code = super().recompile()
         call = vars(self).get("meta", {}).get(CALL)

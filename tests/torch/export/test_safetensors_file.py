@@ -45,7 +45,7 @@ def test_a_network_comes_back_bit_for_bit(name: str, style: str, tmp_path: Path)
     for actual, expected in zip(outputs_of(loaded, (x,)), outputs_of(network, (x,)), strict=True):
         assert actual.tobytes() == expected.tobytes()
     assert loaded.plan == network.plan
-    assert loaded.config == network.config
+    assert loaded.configuration == network.configuration
     assert sorted(each.name for each in (tmp_path / "folder").iterdir()) == ["model.safetensors", "quark_network.json"]
 
 

@@ -62,7 +62,7 @@ class Lightning:
             for each in self.callbacks:
                 each.on_train_batch_end(self, module, None, images(), number)
                 assert each.state_dict() == {}
-                assert each.state_key == "QuantizationCallback"
+                assert each.state_key == each._legacy_state_key == "QuantizationCallback"
 
 
 class HuggingFace:
@@ -78,6 +78,14 @@ class HuggingFace:
                 getattr(self.callback, hook)(None, state, None, model=module, optimizer=None)
                 if hook == "on_step_begin":
                     _step(module, quantized)
+
+
+@pytest.mark.parametrize("is_simulated", [False, True])
+def test_the_trainer_of_hugging_face_takes_nothing_for_its_own(is_simulated: bool) -> None:
+    quantized = _quantized()
+    module = simulate_runtime(quantized) if is_simulated else quantized
+    assert getattr(module, "config", None) is None  # it would set `config.use_cache`
+    assert module.accepts_loss_kwargs is False  # it would call the network with `num_items_in_batch`
 
 
 @pytest.mark.parametrize("loop", [Lightning, HuggingFace])

@@ -339,7 +339,7 @@ def write_graph(
             f"converted: {error.__cause__ or error}. Leave the opset out, or give {TORCH_OPSET} to {NEWEST_OPSET}"
         ) from error
     result = write_model(model, target, options)
-    config = dict(getattr(network, "config", {})) if len(plan.tensors) else None
+    config = dict(getattr(network, "configuration", {})) if len(plan.tensors) else None
     return WrittenGraph(
         ExportReport(target, plan, None, version, _notes_of(wide, widened)), values, result, card, config
     )

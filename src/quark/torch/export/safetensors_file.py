@@ -145,7 +145,7 @@ def export_safetensors(
         "version": VERSION,
         "tensors": described,
         "plan": json.loads(network.plan.to_json()),
-        "config": dict(network.config),
+        "config": dict(network.configuration),
     }
     text = json.dumps(content, indent=1, default=str)
     weights, config = (target / name for name in names)

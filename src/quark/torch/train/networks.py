@@ -47,8 +47,9 @@ class _NetworkWithState(Network):
         return self._entry("algorithms")  # type: ignore[no-any-return]
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration that it was quantized by."""
+    def configuration(self) -> Mapping[str, Any]:
+        """The configuration that it was quantized by. Not `config`: the Trainer of Hugging Face takes an attribute of
+        that name for a configuration of its own, and writes to it."""
         return self._entry("config")  # type: ignore[no-any-return]
 
     @property
