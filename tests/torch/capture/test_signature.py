@@ -183,6 +183,28 @@ def test_free_axes_can_be_given(axes: Any) -> None:
     assert network(torch.rand(2, 12, 6)).shape == (2, 2)
 
 
+class Placed(nn.Module):
+    """Has positions for 16 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.layer = nn.Embedding(9, 6), nn.Embedding(16, 6), nn.Linear(6, 4)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        places = self.positions.weight[: tokens.shape[1]]
+        hidden: torch.Tensor = self.layer((self.tokens(tokens) + places) * mask.unsqueeze(-1))
+        return hidden
+
+
+def test_a_named_axis_may_have_the_limits_of_the_model() -> None:
+    axes = {0: "batch", 1: "length"}
+    batch = {"tokens": torch.arange(10).reshape(2, 5) % 9, "mask": torch.ones(2, 5)}
+    network = QUANTIZER.quantize_model(Placed(), [batch], dynamic_shapes={"tokens": axes, "mask": axes})
+    assert network(torch.ones(3, 16, dtype=torch.long), torch.ones(3, 16)).shape == (3, 16, 4)
+    with pytest.raises(ModelError, match=r"free axes of dynamic_shapes: .*length.*Name the axis in every input"):
+        QUANTIZER.quantize_model(Placed(), [batch], dynamic_shapes={"tokens": axes, "mask": {0: "batch"}})
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [({"y": {0: "batch"}}, "y is not among the inputs, which are x"), ({"x": {3: "length"}}, "'x' has 3 axes")],

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import linecache
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from quark.errors import InvalidValueError, ModelError
 from quark.torch.capture.signature import PLAIN
 
 DynamicShapes = Mapping[str, Mapping[int, Any] | Sequence[Any] | None]
+_LIMIT = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")  # as torch suggests it for an axis by name
 _NOT_THE_MODELS = (Path(torch.__file__).parent, Path(__file__).parents[1])  # code of torch and of quark.torch
 
 
@@ -44,7 +46,7 @@ def export_for_training(
 
     `dynamic_shapes` says instead which axes are free, by the names of arguments: `{"input_ids": {0: "batch", 1:
     "sequence"}}`. An axis has a name, a `torch.export.Dim`, or None if it is fixed; axes with the same name have
-    the same size. Inputs that are not named have fixed shapes.
+    the same size, which the model may limit, as a table of positions does. Inputs that are not named have fixed shapes.
 
     >>> program = export_for_training(nn.Linear(4, 2), (torch.rand(1, 4),))
     >>> program.module()(torch.rand(7, 4)).shape
@@ -74,9 +76,16 @@ def export_for_training(
 
         longer, longer_named = pytree.tree_map(repeated, given)
         if dynamic_shapes is not None:
-            shapes = _named_shapes(model, given, dynamic_shapes)
+            shapes = _named_shapes(model, given, dynamic_shapes, {})
             is_free = any(axes and axes.get(0) is not None for axes in (*shapes[0], *shapes[1].values()))
-            return _export(model, longer, longer_named, shapes) if is_free else _export(model, *given, shapes)
+            example = (longer, longer_named) if is_free else given
+            try:
+                return _export(model, *example, shapes)
+            except ModelError as error:
+                limits = _suggested_limits(str(error.__cause__))
+                if not limits:
+                    raise
+                return _export(model, *example, _named_shapes(model, given, dynamic_shapes, limits))
         shapes = pytree.tree_map(lambda value: free_axes(value, bool(lengths)), given)
         try:
             program = _export(model, longer, longer_named, shapes)
@@ -101,10 +110,24 @@ def _has_free_axis(program: ExportedProgram, axis: int) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
+def _suggested_limits(message: str) -> dict[str, dict[str, int]]:
+    """Return the smallest and largest sizes of axes, by name, that torch asks for; empty if it asks for anything else,
+    such as a fixed size."""
+    lines = message.partition("Suggested fixes:")[2].strip().partition("\n\n")[0].splitlines()
+    found = [_LIMIT.fullmatch(line.strip()) for line in lines]
+    limits = {
+        each[1]: {"min": int(each[2] or 0), **({"max": int(each[3])} if each[3] else {})} for each in found if each
+    }
+    return limits if all(found) else {}
+
+
 def _named_shapes(
-    model: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], shapes: DynamicShapes
+    model: nn.Module,
+    given: tuple[tuple[Any, ...], dict[str, Any]],
+    shapes: DynamicShapes,
+    limits: Mapping[str, Mapping[str, int]],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the free axes of all arguments, in the form of `given`."""
+    """Return the free axes of all arguments, in the form of `given`, with the limits of those that have names."""
     signature = inspect.signature(model.forward)
     names = [*list(signature.parameters)[: len(given[0])], *given[1]]
     strange = [name for name in shapes if name not in names]
@@ -115,7 +138,7 @@ def _named_shapes(
     dims: dict[str, Any] = {}
 
     def dim_of(size: Any) -> Any:
-        return dims.setdefault(size, Dim(size)) if isinstance(size, str) else size
+        return dims.setdefault(size, Dim(size, **limits.get(size, {}))) if isinstance(size, str) else size
 
     def axes_of(name: str, value: Any) -> Any:
         axes = shapes.get(name)
@@ -209,6 +232,12 @@ def _why_not_captured(model: nn.Module, error: Exception) -> str:
     what = f"{type(model).__name__} cannot be captured as a graph{_at(error)}: {reason}"
     if "not a known type" in str(error) or "register a pytree" in str(error):
         return f"{what}Let it take and return tensors, tuples or dictionaries, or torch.export.register_dataclass(...)"
+    if "Constraints violated" in str(error):
+        why = next((line for line in str(error).splitlines() if line.strip().startswith("- ")), "").strip(" -.")
+        return (
+            f"{type(model).__name__} cannot be captured with the free axes of dynamic_shapes: {why}. Name the axis in "
+            "every input that has it, such as the mask of token ids, or leave it fixed"
+        )
     return (
         f"{what}A graph has no branches or loops that depend on values: compute with torch.where or torch.cond there, "
         "move that part out of the model, or export the model to ONNX with whatever tool it has and quantize that file "
