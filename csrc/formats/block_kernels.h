@@ -28,7 +28,7 @@ class Scratch {
   T* data_;
 };
 
-// ---- one block, any length and stride, one lane: tails, odd block sizes, the search of rule `mse` ----
+// ---- one block, any length and stride, one lane: tails, odd block sizes, the search of rule `mse` along lanes ----
 constexpr int64_t kStageElements = 1 << 12;
 constexpr int64_t kStreamElements = 1 << 10;
 constexpr int kLineElements = 16;      // of a cache line
@@ -269,10 +269,16 @@ struct ColumnKernel {
   int64_t rows;
   int64_t stride;
   int64_t sub_block_size;
+  bool searches;
   bool streams;  // the stride keeps the alignment of the first row
 
   ColumnKernel(const BlockParameters& p, int64_t rows, int64_t stride, bool streams)
-      : math(p), rows(rows), stride(stride), sub_block_size(p.sub_block_size), streams(streams) {}
+      : math(p),
+        rows(rows),
+        stride(stride),
+        sub_block_size(p.sub_block_size),
+        searches(p.scale_rule == ScaleRule::kMse),
+        streams(streams) {}
 
   // Columns 0..count. A vector that does not fit at an end overlaps its neighbour and writes the same values again.
   void run(const float* in, float* out, int64_t count) const {
@@ -292,6 +298,10 @@ struct ColumnKernel {
 
   template <int kVectors, bool kStream>
   void run_vectors(const float* in, float* out) const {
+    if (searches) {
+      for (int v = 0; v < kVectors; ++v) run_general(in + v * W, out + v * W);
+      return;
+    }
     I most[kVectors] = {};
     I largest[kVectors] = {};
     for (int64_t row = 0; row < rows; ++row) {
@@ -347,7 +357,8 @@ struct ColumnKernel {
     I most = splat_int<W>(0);
     I largest = splat_int<W>(0);
     for (int64_t row = 0; row < rows; ++row) accumulate(general, in + row * stride, most, largest);
-    const auto scale = general.scale_of(most, largest);
+    auto scale = general.scale_of(most, largest);
+    if (searches) scale = least_error(in, most, scale);
     const int64_t row_step = P::kSpacing == Spacing::kSubBlocks ? sub_block_size : rows;
     for (int64_t begin = 0; begin < rows; begin += row_step) {
       const int64_t end = smaller(rows, begin + row_step);
@@ -360,6 +371,83 @@ struct ColumnKernel {
       for (int64_t row = begin; row < end; ++row) {
         store<W>(out + row * stride, general.quantize(load<W>(in + row * stride), scale, unit));
       }
+    }
+  }
+
+  typedef typename LaneMath<W, P>::Scale Scale;
+
+  // The scales that SingleBlock finds for each column, found side by side: the same sums in the same order.
+  Scale least_error(const float* in, I most, const Scale& usual) const {
+    const LaneMath<W, P>& general = math;
+    int64_t width = 1;
+    while (width < rows) width *= 2;
+    Scratch<double, kSearchWidth> errors(width * W);
+    double least[W] = {};
+    bool is_first = true;
+    if constexpr (P::kFloatScale) {
+      F best = usual.inverse;
+      for (const float factor : kScaleFactors) {
+        const F scale = general.rounded_scale(most, factor);
+        double multiplier[W];
+        for (int i = 0; i < W; ++i) multiplier[i] = static_cast<double>(scale[i]);
+        add_errors(in, scale, splat_int<W>(0), multiplier, errors.data(), width);
+        for (int i = 0; i < W; ++i) {
+          if (most[i] < kInfinity && (is_first || errors.data()[i] < least[i])) {
+            best[i] = scale[i];
+            least[i] = errors.data()[i];
+          }
+        }
+        is_first = false;
+      }
+      return general.at_scale(best, most);
+    } else {
+      I best = usual.exponent;
+      for (int32_t step = -1; step <= 1; ++step) {
+        const I exponent = LaneMath<W, P>::confine(usual.exponent + step);
+        double multiplier[W];
+        for (int i = 0; i < W; ++i) multiplier[i] = bit_cast<double>((static_cast<int64_t>(exponent[i]) + 1023) << 52);
+        add_errors(in, LaneMath<W, P>::exp2(-exponent), exponent, multiplier, errors.data(), width);
+        for (int i = 0; i < W; ++i) {
+          if (most[i] < kInfinity && (is_first || errors.data()[i] < least[i])) {
+            best[i] = exponent[i];
+            least[i] = errors.data()[i];
+          }
+        }
+        is_first = false;
+      }
+      return general.at_exponent(best, most);
+    }
+  }
+
+  // The sums of squared errors at these scales, in the first W of `errors`, which holds `width` rows of W.
+  void add_errors(const float* in, F inverse, I exponent, const double* scale, double* errors, int64_t width) const {
+    const LaneMath<W, P>& general = math;
+    F unit = splat<W>(1.0f);
+    for (int64_t row = 0; row < rows; ++row) {
+      F x = load<W>(in + row * stride);
+      if constexpr (P::kSpacing == Spacing::kSubBlocks) {
+        if (row % sub_block_size == 0) {
+          I own = splat_int<W>(0);
+          I unused = splat_int<W>(0);
+          const int64_t end = smaller(rows, row + sub_block_size);
+          for (int64_t other = row; other < end; ++other) accumulate(general, in + other * stride, own, unused);
+          unit = general.sub_block_unit(own, exponent);
+        }
+        if (general.flush) x = (bit_cast<I>(x) & kMagnitude) < kSmallestNormal ? F{} : x;
+      }
+      float values[W];
+      float elements[W];
+      store<W>(values, x);
+      store<W>(elements, general.element(x, inverse, unit));
+      double* const squares = errors + row * W;
+      for (int i = 0; i < W; ++i) {
+        const double error = static_cast<double>(elements[i]) * scale[i] - static_cast<double>(values[i]);
+        squares[i] = (bit_cast<int32_t>(values[i]) & kMagnitude) < kInfinity ? error * error : 0.0;
+      }
+    }
+    for (int64_t i = rows * W; i < width * W; ++i) errors[i] = 0.0;
+    for (int64_t half = width / 2; half > 0; half /= 2) {
+      for (int64_t i = 0; i < half * W; ++i) errors[i] += errors[i + half * W];
     }
   }
 
@@ -447,7 +535,7 @@ struct Chunks {
 
   // As many whole blocks as the kernels for usual block sizes take.
   int64_t run_fast(const float* in, float* out, int64_t count) const {
-    if (p.scale_rule == ScaleRule::kMse) return 0;
+    if (p.scale_rule == ScaleRule::kMse) return run_searched(in, out, count);
     if constexpr (P::kSpacing == Spacing::kSubBlocks) {
       if (p.sub_block_size != 2) return 0;
     }
@@ -458,6 +546,27 @@ struct Chunks {
       case 64: return run_sized<64>(in, out, count);
       default: return 0;
     }
+  }
+
+  // Rule `mse` searches the scales of kWidth whole blocks together, in a buffer where they stand side by side.
+  int64_t run_searched(const float* in, float* out, int64_t count) const {
+    const int64_t block = p.block_size;
+    const int64_t together = kWidth * block;
+    if (together > kStreamElements) return 0;
+    const ColumnKernel<P, kWidth> kernel(p, block, kWidth, false);
+    float columns[kStreamElements];
+    float result[kStreamElements];
+    int64_t done = 0;
+    for (; done + together <= count; done += together) {
+      for (int64_t lane = 0; lane < kWidth; ++lane) {
+        for (int64_t row = 0; row < block; ++row) columns[row * kWidth + lane] = in[done + lane * block + row];
+      }
+      kernel.run(columns, result, kWidth);
+      for (int64_t lane = 0; lane < kWidth; ++lane) {
+        for (int64_t row = 0; row < block; ++row) out[done + lane * block + row] = result[row * kWidth + lane];
+      }
+    }
+    return done;
   }
 
   template <int kBlock>
@@ -512,11 +621,11 @@ struct Chunks {
   };
 
   void run_columns(const float* in, float* out, Tile tile) const {
-    if (p.scale_rule != ScaleRule::kMse && tile.columns >= kWidth) {
+    if (tile.columns >= kWidth) {
       ColumnKernel<P, kWidth>(p, tile.rows, tile.stride, tile.streams).run(in, out, tile.columns);
-    } else if (p.scale_rule != ScaleRule::kMse && kWidth > 8 && tile.columns >= 8) {
+    } else if (kWidth > 8 && tile.columns >= 8) {
       ColumnKernel<P, 8>(p, tile.rows, tile.stride, false).run(in, out, tile.columns);
-    } else if (p.scale_rule != ScaleRule::kMse && tile.columns >= 4) {
+    } else if (tile.columns >= 4) {
       ColumnKernel<P, 4>(p, tile.rows, tile.stride, false).run(in, out, tile.columns);
     } else {
       for (int64_t c = 0; c < tile.columns; ++c) single.run(in + c, out + c, tile.rows, tile.stride);
