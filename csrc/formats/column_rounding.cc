@@ -2,6 +2,7 @@
 #include "column_rounding.h"
 
 #include <cstring>
+#include <new>
 
 #include "../ort_abi.h"
 #include "block_job.h"
@@ -21,12 +22,17 @@ RoundColumns choose_kernel() {
 
 }  // namespace
 
-// 1 if a size is below 0 or an array is missing.
+// 1 if a size is below 0, an array is missing or the format is beyond the limits, 2 if there is too little memory.
 extern "C" QUARK_EXPORT int quark_round_columns(const ColumnRounding* r) {
-  const bool has_all = r->scale && r->zero_point && r->factors && r->divisor && r->values && r->result;
+  const bool has_grid = r->block ? are_in_range(*r->block) && !r->before : r->scale && r->zero_point;
+  const bool has_all = has_grid && r->factors && r->divisor && r->values && r->result;
   if (r->columns < 0 || r->outputs < 0 || !has_all) return 1;
   static const RoundColumns kernel = choose_kernel();
   const KeepDenormals keep;
-  kernel(*r);
+  try {
+    kernel(*r);
+  } catch (const std::bad_alloc&) {
+    return 2;
+  }
   return 0;
 }

@@ -1,8 +1,10 @@
-// Columns of a weight matrix that are rounded one after the other to integers times a scale, as
-// src/quark/features/compensation/rounding.py defines it.
+// Columns of a weight matrix that are rounded one after the other, to integers times a scale or as a block of a block
+// format, as src/quark/features/compensation/rounding.py defines it.
 #pragma once
 
 #include <cstdint>
+
+#include "block_parameters.h"
 
 namespace quark {
 
@@ -10,8 +12,8 @@ namespace quark {
 struct ColumnRounding {
   int64_t columns;
   int64_t outputs;
-  const double* scale;
-  const double* zero_point;
+  const double* scale;       // null for a block
+  const double* zero_point;  // likewise
   double lowest;          // codes
   double highest;
   const double* factors;  // by which the columns to the right of a column are changed for its error
@@ -19,6 +21,7 @@ struct ColumnRounding {
   const double* before;   // null for compensation; for descent the rounded values
   double* values;         // compensation: the columns, which are changed; descent: the pull on them, likewise
   double* result;         // compensation: errors over the divisor; descent: the new values
+  const BlockParameters* block;  // the format of which all columns are one block; null for integers
 };
 
 // The kernel of one instruction set.

@@ -1,5 +1,8 @@
 // The rounding of columns, in loops over outputs that the compiler turns into vectors. Included after lanes.h by the
 // per-ISA files only. Every operation is rounded as numpy's is, so the results are equal to the bit.
+#include <vector>
+
+#include "block_job.h"
 #include "column_rounding.h"
 
 namespace quark {
@@ -53,8 +56,51 @@ void round_outputs(const ColumnRounding& r, int64_t first, int64_t count) {
   }
 }
 
+// Columns that are one block: its scale is that of the values that they have when a column has its turn.
+void round_block(const ColumnRounding& r, int64_t first, int64_t count, float* values32, float* rounded32) {
+  double errors[kOutputs];
+  const Geometry geometry{1, r.columns, count};
+  const BlockJob job = make_block_job(values32, rounded32, Storage::kFloat32, geometry, *r.block);
+  for (int64_t column = 0; column < r.columns; ++column) {
+    const double* const source = r.values + column * r.outputs + first;
+#pragma GCC ivdep
+    for (int64_t o = 0; o < count; ++o) values32[column * count + o] = static_cast<float>(source[o]);
+  }
+  for (int64_t column = 0; column < r.columns; ++column) {
+    const double* const values = r.values + column * r.outputs + first;
+    double* const result = r.result + column * r.outputs + first;
+    const float* const rounded = rounded32 + column * count;
+    const double divisor = r.divisor[column];
+    run_chunks(job, 0, job.chunks);
+#pragma GCC ivdep
+    for (int64_t o = 0; o < count; ++o) {
+      errors[o] = (values[o] - static_cast<double>(rounded[o])) / divisor;
+      result[o] = errors[o];
+    }
+    for (int64_t other = column + 1; other < r.columns; ++other) {
+      const double factor = r.factors[column * r.columns + other];
+      double* const changed = r.values + other * r.outputs + first;
+      float* const changed32 = values32 + other * count;
+#pragma GCC ivdep
+      for (int64_t o = 0; o < count; ++o) {
+        changed[o] -= factor * errors[o];
+        changed32[o] = static_cast<float>(changed[o]);
+      }
+    }
+  }
+}
+
 RoundColumns column_rounding_kernel() {
   return [](const ColumnRounding& r) {
+    if (r.block != nullptr) {
+      std::vector<float> workspace(static_cast<size_t>(2 * r.columns * kOutputs));
+      float* const rounded = workspace.data() + r.columns * kOutputs;
+      for (int64_t first = 0; first < r.outputs; first += kOutputs) {
+        const int64_t count = r.outputs - first < kOutputs ? r.outputs - first : kOutputs;
+        round_block(r, first, count, workspace.data(), rounded);
+      }
+      return;
+    }
     for (int64_t first = 0; first < r.outputs; first += kOutputs) {
       const int64_t count = r.outputs - first < kOutputs ? r.outputs - first : kOutputs;
       r.before == nullptr ? round_outputs<false>(r, first, count) : round_outputs<true>(r, first, count);

@@ -420,6 +420,7 @@ class _ColumnRounding(ctypes.Structure):
         ("before", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("result", ctypes.c_void_p),
+        ("block", ctypes.POINTER(_BlockParameters)),
     )
 
 
@@ -427,10 +428,8 @@ class NativeColumnRounding:
     """The function of csrc/formats/column_rounding.h, for matrices of one group with these scales, zero points
     [columns, outputs] and codes. Arrays are contiguous float64 ones."""
 
-    def __init__(self, library: ctypes.CDLL, scale: Any, zero_point: Any, codes: tuple[int, int]) -> None:
-        self._round = library.quark_round_columns
-        self._round.argtypes = (ctypes.POINTER(_ColumnRounding),)
-        self._round.restype = ctypes.c_int
+    def __init__(self, round_columns: Any, scale: Any, zero_point: Any, codes: tuple[int, int]) -> None:
+        self._round = round_columns
         self._scale, self._zero_point, self._codes = scale, zero_point, codes
 
     def compensate(self, columns: Any, values: Any, upper: Any, errors: Any) -> None:
@@ -451,9 +450,46 @@ class NativeColumnRounding:
             raise RuntimeError(f"the compiled code refused columns {scale.shape}")  # Python and C++ disagree
 
 
-def native_column_rounding(scale: Any, zero_point: Any, codes: tuple[int, int]) -> NativeColumnRounding | None:
-    """None if the compiled code is missing, from an earlier version, or switched off."""
+class NativeBlockRounding:
+    """The same for columns of which all that are handed over together are one block of a block format."""
+
+    def __init__(self, round_columns: Any, quantizer: BlockQuantizer) -> None:
+        self._round, self._quantizer = round_columns, quantizer
+
+    def compensate(self, columns: Any, values: Any, upper: Any, errors: Any) -> None:
+        """See NativeColumnRounding."""
+        block = _parameters(self._quantizer, max(1, len(values)))
+        factors, divisor = np.ascontiguousarray(upper), np.ascontiguousarray(np.diagonal(upper))
+        addresses = (array.ctypes.data for array in (values, errors))
+        job = _ColumnRounding(
+            *values.shape, None, None, 0, 0, factors.ctypes.data, divisor.ctypes.data, None, *addresses
+        )
+        job.block = ctypes.pointer(block)
+        status = self._round(job)
+        if status == _OUT_OF_MEMORY:
+            raise MemoryError(f"rounding a block of {values.shape}")
+        if status != 0:
+            raise RuntimeError(f"the compiled code refused {self._quantizer}")  # Python and C++ disagree: our mistake
+
+
+@functools.cache
+def _round_columns() -> Any:
+    """The compiled function; None if it is missing, from an earlier version, or switched off."""
     library = load_library()
     if library is None or not hasattr(library, "quark_round_columns"):
         return None
-    return NativeColumnRounding(library, scale, zero_point, codes)
+    library.quark_round_columns.argtypes = (ctypes.POINTER(_ColumnRounding),)
+    library.quark_round_columns.restype = ctypes.c_int
+    return library.quark_round_columns
+
+
+def native_column_rounding(scale: Any, zero_point: Any, codes: tuple[int, int]) -> NativeColumnRounding | None:
+    """None without compiled code."""
+    function = _round_columns()
+    return None if function is None else NativeColumnRounding(function, scale, zero_point, codes)
+
+
+def native_block_rounding(quantizer: BlockQuantizer) -> NativeBlockRounding | None:
+    """None without compiled code."""
+    function = _round_columns()
+    return None if function is None else NativeBlockRounding(function, quantizer)

@@ -7,11 +7,14 @@ import pytest
 
 from quark.features.compensation import input_products, rounding
 from quark.features.compensation.fixed_scales import FixedScales
-from quark.features.compensation.grids import independent
+from quark.features.compensation.grids import block_grid, independent
 from quark.features.compensation.input_products import add_products
 from quark.features.compensation.rounding import Root, compensated, descended
+from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
 from quark.formats.native import load_library, native_row_products
+from quark.formats.spec import BlockFormat, NonFinite, Rounding, ScaleRule
+from quark.plan import BlockChoice
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
 
@@ -48,8 +51,36 @@ def test_rounded_columns_are_equal_to_the_bit(
     results = []
     for is_compiled in (True, False):
         if not is_compiled:
-            monkeypatch.setattr(rounding, "_compiled", lambda quantize: None)
+            monkeypatch.setattr(rounding, "_compiled", lambda quantize, groups: None)
         first = compensated(weights, Root.of(inner, np.arange(columns), 0.01), independent(scales, columns))
         results.append((first, descended(weights, first, inner, scales, 2)))
     for found, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "tensor_scale"),
+    [
+        ("mxfp4_e2m1", "mse", None),
+        ("mxfp8_e4m3", "floor", None),
+        ("mx6", "floor", None),
+        ("mx9", "mse", None),
+        ("bfp16", "even", None),
+        ("nvfp4", "mse", 0.01),
+    ],
+)
+@pytest.mark.parametrize(("outputs", "columns"), [(1, 40), (300, 33), (131, 64)])
+def test_rounded_blocks_are_equal_to_the_bit(
+    name: str, rule: str, tensor_scale: float | None, outputs: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(outputs)
+    weights = rng.normal(size=(1, outputs, columns)) * np.exp2(rng.integers(-9, 9, size=(1, outputs, 1)))
+    rows = rng.normal(size=(4 * columns, columns)) @ rng.normal(size=(columns, columns))
+    fmt = get_format(name)
+    assert isinstance(fmt, BlockFormat)
+    quantizer = BlockQuantizer(fmt, ScaleRule(rule), Rounding.HALF_EVEN, NonFinite.BLOCK_NAN, tensor_scale)
+    grid = block_grid(BlockChoice(quantizer, axis=1), rounding.runs(np.arange(columns), fmt.block_size))
+    root = Root.of((rows.T @ rows)[None], grid.order, 0.01)
+    found = compensated(weights, root, grid)
+    monkeypatch.setattr(rounding, "_compiled", lambda quantize, groups: None)
+    np.testing.assert_array_equal(found, compensated(weights, root, grid))

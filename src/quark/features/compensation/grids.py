@@ -6,17 +6,17 @@ Matrices are [groups, outputs, columns], as in `rounding`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.features.compensation.fixed_scales import SharedScales
 from quark.features.compensation.rounding import COLUMNS, Grid, Round, runs
 from quark.formats.affine import AffineParameters
 from quark.formats.arrays import array_kind
 from quark.plan import BlockChoice, Choice
-from quark.rounded import block_values, rounded
+from quark.rounded import rounded
 
 Array = NDArray[Any]
 
@@ -42,5 +42,4 @@ def rounded_alone(choice: Choice) -> Round:
 
 def block_grid(choice: BlockChoice, units: Sequence[Array]) -> Grid:
     """The grid of a block format; `units` are the columns of each block."""
-    own = replace(choice, axis=-1)
-    return Grid(lambda values, _: block_values(values.astype(np.float32), own).astype(np.float64), units, is_joint=True)
+    return Grid(SharedScales(choice), units, is_joint=True)

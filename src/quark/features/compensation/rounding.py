@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.features.compensation.fixed_scales import FixedScales
-from quark.formats.native import NativeColumnRounding
+from quark.features.compensation.fixed_scales import FixedScales, SharedScales
+from quark.formats.native import NativeBlockRounding, NativeColumnRounding
 
 Array = NDArray[Any]
 Round = Callable[[Array, Array], Array]  # from values [groups, outputs, columns] and the columns that they belong to
@@ -99,7 +99,7 @@ def compensated(weights: Array, root: Root, grid: Grid) -> Array:
     left = np.ascontiguousarray(weights[:, :, root.order].swapaxes(1, 2), np.float64)  # columns are what is worked on
     upper = root.upper
     result = np.empty_like(left)
-    compiled = _compiled(grid.quantize) if grid.at_turn is None else None
+    compiled = _compiled(grid.quantize, len(left)) if grid.at_turn is None else None
     start = 0
     for unit in grid.units:
         stop = start + len(unit)
@@ -116,14 +116,16 @@ def compensated(weights: Array, root: Root, grid: Grid) -> Array:
     return np.ascontiguousarray(result.swapaxes(1, 2))
 
 
-def _compiled(quantize: Round) -> NativeColumnRounding | None:
-    """Compiled code for the loops over columns, with the same result to the bit; None if there is none."""
-    return quantize.compiled() if isinstance(quantize, FixedScales) else None
+Compiled = NativeColumnRounding | NativeBlockRounding | None
 
 
-def _rounded_unit(
-    seen: Array, unit: Array, upper: Array, grid: Grid, compiled: NativeColumnRounding | None = None
-) -> Array:
+def _compiled(quantize: Round, groups: int) -> Compiled:
+    """Compiled code for the loops over columns, with the same result to the bit; None if there is none, and for many
+    small groups, which numpy rounds side by side."""
+    return quantize.compiled() if isinstance(quantize, FixedScales | SharedScales) and groups == 1 else None
+
+
+def _rounded_unit(seen: Array, unit: Array, upper: Array, grid: Grid, compiled: Compiled = None) -> Array:
     """The columns of a unit [groups, columns, outputs], rounded one after the other. Columns that are some way behind
     are updated once for several."""
     count = len(unit)
@@ -156,7 +158,8 @@ def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, swe
     found = np.ascontiguousarray(rounded.swapaxes(1, 2), np.float64)
     diagonal = np.einsum("gii->gi", inner)
     diagonal = np.where(diagonal > 0, diagonal, 1.0)
-    compiled = _compiled(quantize)
+    compiled = _compiled(quantize, len(found))
+    assert not isinstance(compiled, NativeBlockRounding), quantize
     count = found.shape[1]
     pull = inner @ (weights.swapaxes(1, 2) - found) if sweeps else found
     for sweep in range(sweeps):
