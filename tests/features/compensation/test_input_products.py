@@ -15,7 +15,7 @@ from quark.features.compensation.input_products import InputProducts, Sums
 from quark.features.finetuning.layers import TrainedLayer, trained_layers
 from quark.onnx import quantize
 from quark.onnx.blas_threads import _openblas, one_blas_thread
-from quark.onnx.calibrate import survey
+from quark.onnx.calibrate import survey_together
 from quark.onnx.load import load
 from quark.plan import AffineChoice, Choice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.rounded import rounded
@@ -94,10 +94,10 @@ def test_layers_that_do_not_fit_in_memory_together_are_surveyed_one_after_the_ot
     runs = []
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        runs.append(len(arguments[1]))
-        return survey(*arguments, **named)
+        runs.append(len(arguments[1][-1][0]))
+        return survey_together(*arguments, **named)
 
-    monkeypatch.setattr(input_products, "survey", counted)
+    monkeypatch.setattr(input_products, "survey_together", counted)
     together = quantize(network_path(), digits, "MX6").model
     assert len(runs) == 1
     monkeypatch.setattr(input_products, "SURVEY_BYTES", 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx_models import Net
 
 from quark.errors import InvalidValueError
-from quark.onnx.calibrate import ChannelExtremes, FloatRunner, survey
+from quark.onnx.calibrate import ChannelExtremes, FloatRunner, survey, survey_together
 from quark.onnx.data import input_infos, open_samples
 
 DATA = np.random.default_rng(2).standard_normal((9, 1, 3, 4, 4)).astype(np.float32)
@@ -31,6 +33,45 @@ def test_extremes_are_those_of_the_samples_that_are_looked_at(limit: int | None)
         np.testing.assert_array_equal(found[name].lowest, values.min(axis=(0, 1, 3, 4)))
         np.testing.assert_array_equal(found[name].highest, values.max(axis=(0, 1, 3, 4)))
         np.testing.assert_array_equal(found[name].reach, np.abs(values).max(axis=(0, 1, 3, 4)))
+
+
+class Seen:
+    """The arrays of every sample, in the order in which they were shown."""
+
+    is_mergeable = False
+
+    def __init__(self) -> None:
+        self.samples: list[list[np.ndarray]] = [[]]
+
+    def observe(self, x: np.ndarray) -> None:
+        time.sleep(0.001 * (len(self.samples) % 3))  # so that workers overtake each other if nothing holds them back
+        self.samples[-1].append(np.array(x))
+
+    def end_of_sample(self) -> None:
+        self.samples.append([])
+
+    def merge(self, other: Seen) -> None:
+        raise AssertionError("a shared statistic is not merged")
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=["whole samples", "samples in pieces"])
+def test_sets_of_statistics_see_their_own_samples_in_order(rows: int) -> None:
+    net = Net()
+    x = net.input("x", ("rows", 3, 4, 4))
+    model = ir.serde.deserialize_model(net.model(net.node("Relu", x, output="y")))
+    data = np.random.default_rng(3).standard_normal((9, rows, 3, 4, 4)).astype(np.float32)
+    samples = open_samples(list(data), input_infos(model))
+    kept = [sample["x"] for sample in samples]
+    few, all_of_x, all_of_y, extremes = Seen(), Seen(), Seen(), ChannelExtremes(1)
+    with FloatRunner(model, ["x", "y"]) as runner:
+        sets = [({"x": few, "y": extremes}, 3 * rows), ({"x": all_of_x}, None), ({"y": all_of_y}, None)]
+        survey_together(runner, sets, samples)
+    some = [kept[i * len(kept) // 3] for i in range(3)]
+    for found, expected in ((few, some), (all_of_x, kept), (all_of_y, [np.maximum(each, 0) for each in kept])):
+        assert len(found.samples) == len(expected) + 1
+        for pieces, sample in zip(found.samples, expected, strict=False):
+            np.testing.assert_array_equal(np.concatenate(pieces), sample)
+    np.testing.assert_array_equal(extremes.highest, np.maximum(np.concatenate(some), 0).max(axis=(0, 2, 3)))
 
 
 def test_two_halves_make_a_whole() -> None:

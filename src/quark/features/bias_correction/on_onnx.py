@@ -28,7 +28,7 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -270,23 +270,11 @@ def _correct(
     """Correct biases from the float network's activations; also returns the layers that were left out, and what was
     measured, by tensor."""
     found, left = _layers(work.model, work.plan)
-    by_tensor: dict[str, list[tuple[Taps, Choice | None]]] = {}
-    bounds: dict[str, tuple[float, float] | None] = {}
-    for layer in found:
-        by_tensor.setdefault(layer.input, []).append((_taps(layer), layer.data))
-        value = layer.node.inputs[0]
-        bounds[layer.input] = bounds_of(None if value is None else value.producer)
-    if any(is_coarse(each.choice) for each in work.plan if each.role is Role.BIAS):
-        for value in pooled_activations(view_of(work.model)):
-            by_tensor.setdefault(value.name, [])
-            bounds[value.name] = bounds_of(value.producer)
-    else:
-        bounds.clear()
-    key = (NAME, options.sample_limit, *((name, bounds.get(name), *wanted) for name, wanted in by_tensor.items()))
+    key, statistics = _statistics(work, options, found)
     if key not in work.measured:
         work.measured[key] = survey(
             work.runner,
-            {name: TapMeans(wanted, bounds.get(name)) for name, wanted in by_tensor.items()},
+            statistics,
             work.samples,
             work.settings.calibrate,
             sample_limit=options.sample_limit,
@@ -310,6 +298,34 @@ def _correct(
         tensor = str(set_constant(work.model, layer.adder.origin, layer.bias_index, corrected).name)
         changed.append(_Corrected(layer.name, tensor, before, phrase(layer, correction)))
     return changed, left, means
+
+
+def _statistics(
+    work: Decision, options: BiasCorrectionOptions, layers: Sequence[Layer]
+) -> tuple[Hashable, dict[str, TapMeans]]:
+    """What correction wants to know of the tensors that these layers read, before anything was observed, and the key of
+    it in `Decision.measured`."""
+    by_tensor: dict[str, list[tuple[Taps, Choice | None]]] = {}
+    bounds: dict[str, tuple[float, float] | None] = {}
+    for layer in layers:
+        by_tensor.setdefault(layer.input, []).append((_taps(layer), layer.data))
+        value = layer.node.inputs[0]
+        bounds[layer.input] = bounds_of(None if value is None else value.producer)
+    if any(is_coarse(each.choice) for each in work.plan if each.role is Role.BIAS):
+        for value in pooled_activations(view_of(work.model)):
+            by_tensor.setdefault(value.name, [])
+            bounds[value.name] = bounds_of(value.producer)
+    else:
+        bounds.clear()
+    key = (NAME, options.sample_limit, *((name, bounds.get(name), *wanted) for name, wanted in by_tensor.items()))
+    return key, {name: TapMeans(wanted, bounds.get(name)) for name, wanted in by_tensor.items()}
+
+
+def unmeasured(work: Decision, options: BiasCorrectionOptions) -> dict[str, TapMeans]:
+    """What correction will want to know of the float network, for whoever runs that anyway to fill in from
+    `options.sample_limit` samples; correction does not run it again then. Empty if it is known already."""
+    key, statistics = _statistics(work, options, _layers(work.model, work.plan)[0])
+    return {} if key in work.measured else work.measured.setdefault(key, statistics)
 
 
 def _make_up_for_rounding(work: Decision, means: Mapping[str, TapMeans]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quark.errors import InvalidValueError
 from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
 from quark.formats.native import native_row_products
-from quark.onnx.calibrate import survey
+from quark.onnx.calibrate import Statistic, survey_together
 from quark.onnx.deciding import Decision, Work
 from quark.onnx.graph import input_value
 from quark.onnx.tied import tied_products
@@ -41,17 +41,19 @@ HELD_BACK = 4  # every fourth sample
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+StatisticSet = tuple[Mapping[str, Statistic], int]  # by tensor, and the most samples to take them from
 Surveyed = tuple[list[TrainedLayer], dict[str, "Sums"]]  # layers, and by their names how their inputs vary together
 
 
 def surveyed_layers(
-    work: Decision, op_types: Collection[str], sample_limit: int
+    work: Decision, op_types: Collection[str], sample_limit: int, *beside: StatisticSet
 ) -> tuple[int, list[SkippedNode], Iterator[Surveyed]]:
     """The layers of these types whose weight the plan quantizes: how many there are, those that are left out with the
     reason, and the layers with their sums. A matrix that is stored together with the table of an embedding is left out.
 
     The float network runs once for as many layers as have SURVEY_BYTES of sums. Whoever takes sums out of a dictionary
-    frees their memory.
+    frees their memory. The first run also fills in what is given as `beside`, each with
+    the most samples that it takes.
     """
     found, left = trained_layers(work.model, work.plan, op_types)
     nodes = {str(node.name): node for node in work.model.graph}
@@ -69,30 +71,34 @@ def surveyed_layers(
             continue
         found.remove(layer)
         left.append(SkippedNode(layer.name, layer.op_type, reason))
-    return len(found), left, _surveys(work, found, wanted, sample_limit)
+    return len(found), left, _surveys(work, found, wanted, sample_limit, beside)
 
 
 def _surveys(
-    work: Decision, layers: Sequence[TrainedLayer], wanted: dict[str, InputProducts], sample_limit: int
+    work: Decision,
+    layers: Sequence[TrainedLayer],
+    wanted: dict[str, InputProducts],
+    sample_limit: int,
+    beside: Sequence[StatisticSet],
 ) -> Iterator[Surveyed]:
-    while wanted:
+    while wanted or beside:
         part: dict[str, InputProducts] = {}
         room = SURVEY_BYTES
-        for name, products in list(wanted.items()):
-            room -= products.bytes
+        for name in list(wanted):
+            room -= wanted[name].bytes
             if part and room < 0:
                 break
             part[name] = wanted.pop(name)
-        survey(
+        survey_together(
             work.runner,
-            part,
+            [*beside, (part, sample_limit)],
             work.samples,
             work.settings.calibrate,
-            sample_limit=sample_limit,
             title="how inputs vary together",
         )
+        beside = ()
         sums = {name: sums for each in part.values() for name, sums in each.sums.items()}
-        del part, products
+        del part
         for each in {id(each): each for each in sums.values()}.values():
             each.finish()
             each.shrink()

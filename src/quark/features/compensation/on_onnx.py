@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from numpy.typing import NDArray
@@ -41,8 +42,11 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and random numbers do not vary together as inputs do"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
-    plan, before = work.plan, _final_errors(work)  # while there are no sums in memory
-    count, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
+    correction = work.settings.options_of("bias_correction")
+    beside = [] if correction is None else [(bias_correction.unmeasured(work, correction), correction.sample_limit)]
+    count, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit, *beside)
+    first = next(surveys, ([], {}))  # correction needs it for the errors before compensation
+    plan, before = work.plan, _final_errors(work)
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
@@ -62,7 +66,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         one_blas_thread(),
         ThreadPoolExecutor(min(processor_count(), MOST_LAYERS)) as pool,
     ):
-        for layers, sums in surveys:
+        for layers, sums in chain([first], surveys):
             for layer, result in zip(layers, pool.map(partial(compensate, sums=sums), layers), strict=True):
                 if isinstance(result, str):
                     left.append(SkippedNode(layer.name, layer.op_type, result))

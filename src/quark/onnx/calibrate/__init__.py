@@ -26,7 +26,7 @@ from quark.onnx.calibrate.passes import CalibrationOptions, Observers, Pass
 from quark.onnx.calibrate.passthrough import range_sources
 from quark.onnx.calibrate.range_files import read_range_file, write_range_file
 from quark.onnx.calibrate.runner import FloatRunner
-from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey
+from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey, survey_together
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
 from quark.ranges import Observer, RangeMethod, TensorRange
@@ -44,6 +44,7 @@ __all__ = [
     "calibrate_candidates",
     "restored",
     "survey",
+    "survey_together",
 ]
 
 CACHE_VERSION = 1

@@ -1,16 +1,17 @@
 """One pass of the float model over the samples, each of which is shown to the observers.
 
 Worker w takes the samples w, w + workers, ... and has observers of its own, which are merged in the order of the
-workers, so every run has the same result. Observers that cannot be merged are shared, and see the samples in order.
+workers, so every run has the same result. Observers that cannot be merged are shared, and see the samples in order: one
+worker may show the first of them its sample while another still shows the rest the sample before.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +28,23 @@ from quark.ranges import Observer
 Feeds: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Observers: TypeAlias = dict[str, Observer]
 Show: TypeAlias = Callable[[Observer, Any], None]  # Observer.observe or Observer.observe_again
+
+
+@dataclass(frozen=True)
+class Watch:
+    """An observer of a tensor. `samples` are the numbers of those that it is shown, in the order of the pass; None: all
+    of them."""
+
+    tensor: str
+    observer: Observer
+    samples: frozenset[int] | None = None
+
+    def sees(self, number: int) -> bool:
+        return self.samples is None or number in self.samples
+
+    def end_of_sample(self, number: int) -> None:
+        if self.sees(number):
+            self.observer.end_of_sample()
 
 
 @dataclass(frozen=True)
@@ -71,12 +89,18 @@ class Pass:
         self._limit = memory_limit_bytes // runner.workers
         self._show = show
         self._advance = advance
-        self._reading = Turns()
-        self._observing = Turns()
+        self._turns: list[Turns] = []
+        self._reading = self._new_turns()
 
     def run(self, observers: Observers) -> Observers:
-        shared = {name: each for name, each in observers.items() if not each.is_mergeable}
-        own = {name: each for name, each in observers.items() if each.is_mergeable}
+        self.show_to([Watch(name, each) for name, each in observers.items()])
+        return observers
+
+    def show_to(self, watches: Sequence[Watch]) -> None:
+        """Show the samples to observers, several of which may watch one tensor. The observers that were given hold the
+        result."""
+        shared = [(each, self._new_turns()) for each in watches if not each.observer.is_mergeable]
+        own = [each for each in watches if each.observer.is_mergeable]
         parts = [own] + [copy.deepcopy(own) for _ in range(1, self._runner.workers)]
         with ThreadPoolExecutor(self._runner.workers) as pool:
             futures = [pool.submit(self._work, number, part, shared) for number, part in enumerate(parts)]
@@ -89,11 +113,10 @@ class Pass:
         if errors:
             raise min(errors, key=lambda each: isinstance(each, TurnsBroken))  # the reason, not its consequence
         for part in parts[1:]:
-            for name, observer in part.items():
-                own[name].merge(observer)
-        return own | shared
+            for mine, others in zip(own, part, strict=True):
+                mine.observer.merge(others.observer)
 
-    def _work(self, number: int, own: Observers, shared: Observers) -> None:
+    def _work(self, number: int, own: Sequence[Watch], shared: Sequence[tuple[Watch, Turns]]) -> None:
         """Take every sample of one worker, beginning with `number`."""
         cutter = Cutter(self._runner.input_shapes, self._limit, has_batch_first=not self._runner.may_have_time_first)
         try:
@@ -102,32 +125,57 @@ class Pass:
                     sample = next(self._samples, None)
                 if sample is None:
                     return
-                with ExitStack() as turn:
-                    for index, piece in enumerate(cutter.cut(sample)):
-                        try:
-                            tensors = self._runner.tensors(piece, [*own, *shared])
-                        except ModelError as error:
-                            raise ModelError(f"calibration sample {number}: {error}") from error
-                        if cutter.row_bytes is None:
-                            cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
-                        self._observe(tensors, own, number)
-                        if shared and index == 0:
-                            turn.enter_context(self._observing.take(number))
-                        self._observe(tensors, shared, number)
-                    for observer in (*own.values(), *shared.values()):
-                        observer.end_of_sample()
+                self._take(sample, number, cutter, own, shared)
                 self._advance()
                 number += self._runner.workers
         except BaseException:
             self._give_up()
             raise
 
-    def _observe(self, tensors: dict[str, Tensor], observers: Observers, number: int) -> None:
-        """Show each observer its tensor, and free that: the other worker's run can take the memory at once."""
-        name = ""
+    def _take(
+        self,
+        sample: Feeds,
+        number: int,
+        cutter: Cutter,
+        own: Sequence[Watch],
+        shared: Sequence[tuple[Watch, Turns]],
+    ) -> None:
+        """Show a sample to the observers, piece by piece. A shared one sees all pieces before those of the next sample;
+        if there is only one, it is free for the next sample at once."""
+        watches = [each for each in (*own, *(watch for watch, _ in shared)) if each.sees(number)]
+        last = {each.tensor: each for each in watches}
+        piece: Feeds | None = None
+        for index, piece in enumerate(cutter.cut(sample)):
+            try:
+                tensors = self._runner.tensors(piece, list(last))
+            except ModelError as error:
+                raise ModelError(f"calibration sample {number}: {error}") from error
+            if cutter.row_bytes is None:
+                cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
+            for watch in own:
+                self._observe(watch, tensors, last, number)
+            for watch, turns in shared:
+                if index == 0:
+                    turns.begin(number)
+                self._observe(watch, tensors, last, number)
+                if piece is sample:
+                    watch.end_of_sample(number)
+                    turns.end()
+        for watch in own:
+            watch.end_of_sample(number)
+        for watch, turns in shared if piece is not sample else ():
+            watch.end_of_sample(number)
+            turns.end()
+
+    def _observe(self, watch: Watch, tensors: dict[str, Tensor], last: Mapping[str, Watch], number: int) -> None:
+        """Show an observer its tensor, and free that after the last one: the other worker's run can take the memory at
+        once."""
+        if not watch.sees(number):
+            return
+        name = watch.tensor
+        tensor = tensors.pop(name) if watch is last[name] else tensors[name]
         try:
-            for name, observer in observers.items():
-                self._show(observer, tensors.pop(name).array)
+            self._show(watch.observer, tensor.array)
         except QuarkError as error:
             what = f"tensor '{name}' of the float model, calibration sample {number}"
             hint = "where the model means that, as in a mask, leave the nodes around it in float (nodes_to_exclude)"
@@ -136,9 +184,13 @@ class Pass:
                 hint = f"weight '{weight}' holds NaN or Inf: look at how it was trained, or {hint}"
             raise InvalidValueError(f"{what}: {error}; {hint}") from error
 
+    def _new_turns(self) -> Turns:
+        self._turns.append(Turns())
+        return self._turns[-1]
+
     def _give_up(self) -> None:
-        self._reading.give_up()
-        self._observing.give_up()
+        for turns in self._turns:
+            turns.give_up()
 
 
 class Cutter:
@@ -201,11 +253,19 @@ class Turns:
 
     @contextmanager
     def take(self, number: int) -> Iterator[None]:
+        self.begin(number)
+        yield
+        self.end()
+
+    def begin(self, number: int) -> None:
+        """Wait for the turn of this number."""
         with self._changed:
             self._changed.wait_for(lambda: self._next == number or self._is_broken)
             if self._is_broken:
                 raise TurnsBroken
-        yield
+
+    def end(self) -> None:
+        """Let the next number have its turn."""
         with self._changed:
             self._next += 1
             self._changed.notify_all()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
-from quark.onnx.calibrate.passes import CalibrationOptions, Observers, Pass
+from quark.onnx.calibrate.passes import CalibrationOptions, Pass, Watch
 from quark.onnx.calibrate.runner import FloatRunner
 from quark.onnx.data.samples import Samples
 from quark.onnx.progress import Track, track
+from quark.ranges import Observer
 
 
 class Statistic(Protocol):
@@ -52,15 +53,37 @@ def survey(
 ) -> dict[str, Found]:
     """Return the statistics by tensor, filled in from the calibration samples, or from `sample_limit` of them, evenly
     spaced."""
+    survey_together(runner, [(statistics, sample_limit)], samples, options, title=title, progress=progress)
+    return dict(statistics)
+
+
+def survey_together(
+    runner: FloatRunner,
+    sets: Sequence[tuple[Mapping[str, Statistic], int | None]],
+    samples: Samples,
+    options: CalibrationOptions | None = None,
+    *,
+    title: str = "looking at activations",
+    progress: Track = track,
+) -> None:
+    """Fill in sets of statistics by tensor, each from all calibration samples or as many as its limit, evenly spaced.
+    The float model runs once on each sample that is in a set."""
     options = options or CalibrationOptions()
-    count = samples.count if sample_limit is None else min(samples.batches(sample_limit), samples.count)
-    if not statistics or not count:
-        return dict(statistics)
-    with progress(count, title) as advance:
-        chosen = {i * samples.count // count for i in range(count)}
-        seen = itertools.compress(samples, (i in chosen for i in range(samples.count)))
-        one_pass = Pass(runner, seen, options.memory_limit_bytes, lambda each, x: each.observe(x), advance)
-        return cast("dict[str, Found]", one_pass.run(cast(Observers, dict(statistics))))
+    chosen = []
+    for statistics, limit in sets:
+        count = samples.count if limit is None else min(samples.batches(limit), samples.count)
+        chosen.append([i * samples.count // count for i in range(count)] if statistics else [])
+    places = {index: place for place, index in enumerate(sorted({index for each in chosen for index in each}))}
+    if not places:
+        return
+    watches = [
+        Watch(name, cast(Observer, each), frozenset(places[index] for index in indices))
+        for (statistics, _), indices in zip(sets, chosen, strict=True)
+        for name, each in statistics.items()
+    ]
+    with progress(len(places), title) as advance:
+        seen = itertools.compress(samples, (i in places for i in range(samples.count)))
+        Pass(runner, seen, options.memory_limit_bytes, lambda each, x: each.observe(x), advance).show_to(watches)
 
 
 class ChannelExtremes:
