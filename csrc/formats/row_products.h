@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "statistics.h"
+
 namespace quark {
 
 // Python's _RowProducts has the same fields. Rows are [rows, groups, columns], sums [groups, columns, columns].
@@ -11,10 +13,11 @@ struct RowProducts {
   int64_t rows;
   int64_t groups;
   int64_t columns;
-  const float* own;    // rounded inputs z
+  const float* own;    // rounded inputs z, or inputs that are rounded on the way
   const float* exact;  // float inputs x; null if there are no cross products
-  double* inner;       // z z' is added to it, from the diagonal to the right only
-  double* cross;       // x z' is added to it
+  float* inner;        // z z' is added to it, from the diagonal to the right only
+  float* cross;        // x z' is added to it
+  const AffineRounding* rounding;  // of `own`; null if it is rounded, or stays in float
 };
 
 // Floats of working memory that the kernels need: two matrices of one group, filled up to whole vectors.

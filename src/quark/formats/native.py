@@ -373,6 +373,7 @@ class _RowProducts(ctypes.Structure):
         ("exact", ctypes.c_void_p),
         ("inner", ctypes.c_void_p),
         ("cross", ctypes.c_void_p),
+        ("rounding", ctypes.POINTER(ctypes.c_float)),
     )
 
 
@@ -384,14 +385,18 @@ class NativeRowProducts:
         self._add.argtypes = (ctypes.POINTER(_RowProducts),)
         self._add.restype = ctypes.c_int
 
-    def add(self, own: Any, exact: Any, inner: Any, cross: Any) -> None:
+    def add(
+        self, own: Any, exact: Any, inner: Any, cross: Any, rounding: tuple[float, float, float] | None = None
+    ) -> None:
         """Add own' own to `inner`, right of its diagonal and on it, and exact' own to `cross` if that is not None.
 
-        Rows are contiguous float32 arrays [rows, groups, columns], sums float64 ones [groups, columns, columns].
+        Rows are contiguous float32 arrays [rows, groups, columns], sums likewise [groups, columns, columns]. `rounding`
+        is the scale, the lowest and the highest whole number that `own` is rounded to on the way.
         """
         arrays = (own, exact, inner, cross) if cross is not None else (own, None, inner, None)
         addresses = (None if array is None else array.ctypes.data for array in arrays)
-        status = self._add(_RowProducts(*own.shape, *addresses))
+        how = None if rounding is None else (ctypes.c_float * 3)(*rounding)
+        status = self._add(_RowProducts(*own.shape, *addresses, how))
         if status == _OUT_OF_MEMORY:
             raise MemoryError(f"products of rows {own.shape}")
         if status != 0:

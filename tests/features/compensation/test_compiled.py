@@ -8,13 +8,13 @@ import pytest
 from quark.features.compensation import input_products, rounding
 from quark.features.compensation.fixed_scales import FixedScales
 from quark.features.compensation.grids import block_grid, independent
-from quark.features.compensation.input_products import add_products
+from quark.features.compensation.input_products import add_products, add_rounded_products
 from quark.features.compensation.rounding import Root, compensated, descended
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
 from quark.formats.native import load_library, native_row_products
 from quark.formats.spec import BlockFormat, NonFinite, Rounding, ScaleRule
-from quark.plan import BlockChoice
+from quark.plan import AffineChoice, BlockChoice
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is not built")
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="the library is n
 def test_products_agree_with_numpy(rows: int, groups: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(columns)
     own, exact = rng.normal(size=(2, rows, groups, columns)).astype(np.float32)
-    start = rng.normal(size=(groups, columns, columns))
+    start = rng.normal(size=(groups, columns, columns)).astype(np.float32)
     found = [start.copy(), start.copy()]
     assert native_row_products() is not None
     add_products(own, exact, *found)
@@ -33,6 +33,20 @@ def test_products_agree_with_numpy(rows: int, groups: int, columns: int, monkeyp
     np.testing.assert_allclose(np.triu(found[0]), np.triu(expected[0]), atol=1e-4)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
     assert not np.array_equal(found[1], start)
+
+
+@pytest.mark.parametrize(("rows", "groups", "columns"), [(1, 1, 1), (50, 7, 9), (70, 2, 40)])
+@pytest.mark.parametrize("choice", [AffineChoice("int8", (0.03,), (0,)), AffineChoice("uint8", (0.02,), (131,))])
+def test_products_of_rows_that_are_rounded_on_the_way(
+    choice: AffineChoice, rows: int, groups: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = np.random.default_rng(columns).normal(size=(rows, groups, columns), scale=2).astype(np.float32)
+    found, expected = np.zeros((2, groups, columns, columns), np.float32)
+    add_rounded_products(exact, choice, found)
+    monkeypatch.setattr(input_products, "native_row_products", lambda: None)
+    add_rounded_products(exact, choice, expected)
+    np.testing.assert_allclose(np.triu(found), np.triu(expected), rtol=1e-5, atol=1e-4)
+    assert not np.allclose(np.triu(found), np.triu(np.einsum("rgi,rgj->gij", exact, exact)), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["int8", "uint4"])

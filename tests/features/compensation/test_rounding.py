@@ -154,3 +154,22 @@ def test_what_a_single_error_costs_when_others_make_up_for_it() -> None:
     others = np.arange(1, 6)
     left = x[:, 0] - x[:, others] @ np.linalg.lstsq(x[:, others], x[:, 0], rcond=None)[0]
     assert np.isclose(compensated_power(inner)[0, 0], left @ left * inner[0, 0, 0] / (x[:, 0] @ x[:, 0]))
+
+
+def test_float32_gives_nearly_what_float64_gives() -> None:
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(600, 90)) @ rng.normal(size=(90, 90)) + 1
+    inner = (rows.T @ rows)[None]
+    exact, found = (Root.of(each, np.arange(90), 0.01).upper for each in (inner, inner.astype(np.float32)))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, exact, atol=2e-3 * np.abs(exact).max())
+
+
+def test_a_matrix_that_float32_is_too_coarse_for_has_a_root() -> None:
+    rows = np.random.default_rng(5).integers(-9, 10, size=(5, 300)).astype(np.float32)
+    inner = (rows.T @ rows)[None]  # exact, of rank 5
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.cholesky(inner + np.float32(1e-6) * np.eye(300, dtype=np.float32))
+    upper = Root.of(inner, np.arange(300), 1e-6).upper
+    assert upper.dtype == np.float32
+    assert np.isfinite(upper).all()

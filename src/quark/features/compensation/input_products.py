@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
 from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
+from quark.formats.affine import integer_format
 from quark.formats.native import native_row_products
 from quark.onnx.calibrate import Statistic, survey_together
 from quark.onnx.deciding import Decision, Work
@@ -34,9 +36,10 @@ from quark.rounded import rounded
 Array = NDArray[Any]
 ROWS_PER_COLUMN = 8  # rows of inputs that a Gram matrix is made from, for every column of it
 FEWEST_ROWS = 1024
-SURVEY_BYTES = 1 << 29  # of sums that are in memory together
+SURVEY_BYTES = 1 << 28  # of sums that are in memory together
 WAITING_BYTES = 1 << 20  # of rows that are multiplied together: every product passes over a whole Gram matrix
 MOST_SHRINKING = 0.9
+PIECE = 256  # columns of sums that are copied together
 HELD_BACK = 4  # every fourth sample
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -154,7 +157,7 @@ class Sums:
 
     def __post_init__(self) -> None:
         groups, _, columns = self.layer.layout.matrices
-        self.inner = np.zeros((groups, columns, columns))
+        self.inner = np.zeros((groups, columns, columns), np.float32)
         is_exact = self.data is None or isinstance(self.data, AffineChoice)
         self.cross = None if is_exact else np.zeros_like(self.inner)
         self.aside = np.zeros_like(self.inner) if self.data is None else None
@@ -180,17 +183,26 @@ class Sums:
             return
         exact = np.concatenate([rows for rows, _ in self._waiting])
         given = [rows for _, rows in self._waiting if rows is not None]
-        own = np.concatenate(given) if given else exact if self.data is None else rounded(exact, self.data)
         self._waiting.clear()
-        add_products(own, exact, self.inner, self.cross)
+        if given or self.data is None:
+            add_products(np.concatenate(given) if given else exact, exact, self.inner, self.cross)
+        elif isinstance(self.data, AffineChoice):
+            add_rounded_products(exact, self.data, self.inner)
+        else:
+            add_products(rounded(exact, self.data), exact, self.inner, self.cross)
 
     def finish(self) -> None:
         """Add the last rows, and fill the symmetric sums left of their diagonal, where `add_products` may leave
         zeros."""
         self._add_waiting()
         for matrices in (self.inner, self.aside):
-            if matrices is not None:
-                matrices[:] = np.triu(matrices) + np.triu(matrices, 1).swapaxes(1, 2)
+            if matrices is None:
+                continue
+            for start in range(0, matrices.shape[-1], PIECE):  # with small arrays only
+                stop = start + PIECE
+                own = np.triu(matrices[:, start:stop, start:stop])
+                matrices[:, start:stop, start:stop] = own + np.triu(own, 1).swapaxes(1, 2)
+                matrices[:, stop:, start:stop] = matrices[:, start:stop, stop:].swapaxes(1, 2)
 
     def merge(self, other: Sums) -> None:
         """Add the sums over the rows of other samples."""
@@ -202,13 +214,21 @@ class Sums:
             if mine is not None and more is not None:
                 mine += more
 
+    def in_float64(self) -> Sums:
+        """The same in float64."""
+        wide = copy.copy(self)
+        for name in ("inner", "cross", "aside"):
+            matrices = getattr(self, name)
+            setattr(wide, name, None if matrices is None else matrices.astype(np.float64))
+        return wide
+
     def shrink(self) -> None:
         """Add to the diagonal what so few rows cannot tell from chance: fewer rows than columns show correlations that
         other inputs do not have (Chen et al., Shrinkage algorithms for MMSE covariance estimation, 2010)."""
         size = self.inner.shape[-1]
         for matrices in (self.inner,) if self.cross is None else (self.inner, self.cross):
             for matrix in matrices:
-                total, squares = float(np.trace(matrix)), float(np.square(matrix).sum())
+                total, squares = float(np.trace(matrix)), float(np.vdot(matrix, matrix))
                 spread = squares - total**2 / size
                 if not self.seen or total <= 0 or spread <= 0:
                     continue
@@ -283,6 +303,16 @@ def add_products(own: Array, exact: Array, inner: Array, cross: Array | None) ->
     inner += right.swapaxes(1, 2) @ right
     if cross is not None:
         cross += np.moveaxis(exact, 0, 2) @ right
+
+
+def add_rounded_products(rows: Array, choice: AffineChoice, inner: Array) -> None:
+    """The same for rows that are rounded with one scale, without cross products."""
+    native, fmt, zero_point = native_row_products(), integer_format(choice.format), choice.zero_point[0]
+    if native is None:
+        add_products(rounded(rows, choice), rows, inner, None)
+        return
+    rounding = (choice.scale[0], fmt.qmin - zero_point, fmt.qmax - zero_point)
+    native.add(np.ascontiguousarray(rows), None, inner, None, rounding)
 
 
 def _is_elementwise(choice: Choice) -> bool:

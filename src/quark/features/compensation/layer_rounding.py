@@ -43,7 +43,7 @@ def rounded_matrices(
     if options.has_activation_order:
         grid = grid.in_order_of(np.einsum("gii->i", inner))
     root = Root.of(inner, grid.order, options.damping)
-    matrices = layer.layout.to_matrices(weight.astype(np.float64))
+    matrices = layer.layout.to_matrices(weight.astype(inner.dtype))
     best = matrices if cross is None else root.best_weights(matrices, cross)
     found = compensated(best, root, grid)
     del root
@@ -52,7 +52,7 @@ def rounded_matrices(
     if groups is None:
         # as the network will see them: the scale of a block is that of the values that are stored
         stored = layer.layout.from_matrices(found).astype(np.float32)
-        found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(np.float64))
+        found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(inner.dtype))
     return Rounding(found, best, groups)
 
 

@@ -24,6 +24,9 @@ STRENGTHS = (0.2, 1.0, 4.0)  # shares of the mean of the diagonal that are tried
 SHARE_OF_ONE_SAMPLE = 4.0
 ROWS_FOR_COLUMNS = 4  # with quantized inputs, a layer is left alone if it has more columns than this for every row
 SIMILAR = 1.2  # how much less may be gained on samples that were held back
+# What a Cholesky factor in float32 is off by, for each column, as a share of the mean of the diagonal: it must be small
+# beside the damping. Eight roundings are more than was seen.
+FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 _TINY = 1e-300
 SWEEPS = 2  # over columns that were rounded: each gets the best values that the others leave it
 
@@ -44,6 +47,8 @@ def compensated_layer(
     columns = layer.layout.matrices[2]
     if sums.data is not None and ROWS_FOR_COLUMNS * sums.seen < columns:
         return f"{sums.seen} rows of inputs do not show how {columns} columns vary together"
+    if columns * FLOAT32_ERROR > options.damping:
+        sums = sums.in_float64()
     strength = _strength(layer, weight, sums, options)
     if isinstance(strength, str):
         return strength
@@ -51,10 +56,10 @@ def compensated_layer(
     attempt = rounded_matrices(layer, weight, inner, sums.cross, options, SWEEPS)
     if isinstance(attempt, str):
         return attempt
-    plain = layer.layout.to_matrices(rounded(weight, layer.weight).astype(np.float64))
+    plain = layer.layout.to_matrices(rounded(weight, layer.weight).astype(inner.dtype))
     before, after = (squared_error(attempt.best - each, inner) for each in (plain, attempt.values))
     is_better = after < before
-    kept = np.where(is_better[:, :, None], attempt.values, layer.layout.to_matrices(weight.astype(np.float64)))
+    kept = np.where(is_better[:, :, None], attempt.values, layer.layout.to_matrices(weight))
     total = float(before.sum())
     ratio = float(np.where(is_better, after, before).sum()) / total if total > 0 else 1.0
     if not is_better.any():
@@ -76,8 +81,8 @@ def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: Compensat
     if sums.aside is None or not sums.aside.any():
         return first
     train = sums.inner - sums.aside
-    matrices = layer.layout.to_matrices(weight.astype(np.float64))
-    plain = matrices - layer.layout.to_matrices(rounded(weight, layer.weight).astype(np.float64))
+    matrices = layer.layout.to_matrices(weight.astype(train.dtype))
+    plain = matrices - layer.layout.to_matrices(rounded(weight, layer.weight).astype(train.dtype))
     before = float(squared_error(plain, sums.aside).sum())
     least, chosen = before, None
     for strength in (first, *(each for each in STRENGTHS if each > first)):

@@ -13,8 +13,8 @@ to v_i is best made up for by
 rounded together: their scale is that of the values they have when their turn comes. Any rounding can stand in for the
 one tried on the way, since only the final values of a block are made up for outside of it.
 
-Everything is in float64, for all groups of a convolution at once: weights are [groups, outputs, columns], Gram matrices
-[groups, columns, columns].
+Products of matrices are computed in the type of the Gram matrix, and what happens within a few columns in float64, for
+all groups of a convolution at once: weights are [groups, outputs, columns], Gram matrices [groups, columns, columns].
 """
 
 from __future__ import annotations
@@ -96,22 +96,22 @@ class Root:
 
 def compensated(weights: Array, root: Root, grid: Grid) -> Array:
     """The weights, rounded. The root is that of the grid's order."""
-    left = np.ascontiguousarray(weights[:, :, root.order].swapaxes(1, 2), np.float64)  # columns are what is worked on
     upper = root.upper
+    left = np.ascontiguousarray(weights[:, :, root.order].swapaxes(1, 2), upper.dtype)  # columns are what is worked on
     result = np.empty_like(left)
     compiled = _compiled(grid.quantize, len(left)) if grid.at_turn is None else None
     start = 0
     for unit in grid.units:
         stop = start + len(unit)
-        own = upper[:, start:stop, start:stop]
-        given = left[:, start:stop]
+        own = upper[:, start:stop, start:stop].astype(np.float64, copy=False)
+        given = left[:, start:stop].astype(np.float64, copy=False)
         if grid.at_turn is not None:
             grid.at_turn(given.swapaxes(1, 2), unit)
         final = _rounded_unit(given.copy(), unit, own, grid, compiled)
         result[:, unit] = final
         if stop < left.shape[1]:
             errors = np.linalg.solve(np.swapaxes(own, 1, 2), given - final)
-            left[:, stop:] -= np.swapaxes(upper[:, start:stop, stop:], 1, 2) @ errors
+            left[:, stop:] -= np.swapaxes(upper[:, start:stop, stop:], 1, 2) @ errors.astype(upper.dtype, copy=False)
         start = stop
     return np.ascontiguousarray(result.swapaxes(1, 2))
 
@@ -155,8 +155,8 @@ def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, swe
     The error falls with every step, since column i alone is at its best where v_i = w_i + sum_(j != i) (w_j - v_j)
     H_ji / H_ii, and the nearest number of the grid is the best one there. Columns must round independently.
     """
-    found = np.ascontiguousarray(rounded.swapaxes(1, 2), np.float64)
-    diagonal = np.einsum("gii->gi", inner)
+    found = np.ascontiguousarray(rounded.swapaxes(1, 2), inner.dtype)
+    diagonal = np.einsum("gii->gi", inner).astype(np.float64)
     diagonal = np.where(diagonal > 0, diagonal, 1.0)
     compiled = _compiled(quantize, len(found))
     assert not isinstance(compiled, NativeBlockRounding), quantize
@@ -167,15 +167,15 @@ def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, swe
         for start in range(0, count, PIECE):
             own = slice(start, min(start + PIECE, count))
             columns = np.arange(own.start, own.stop)
-            near, before, part = pull[:, own].copy(), found[:, own], inner[:, own, own]
-            now = before.copy()
+            near, before = pull[:, own].astype(np.float64), found[:, own].astype(np.float64)
+            part, now = inner[:, own, own].astype(np.float64, copy=False), before.copy()
             if compiled is not None:
                 compiled.descend(columns, near[0], part[0], diagonal[0, own], before[0], now[0])
             for at in () if compiled is not None else range(len(columns)):
                 aim = before[:, at] + near[:, at] / diagonal[:, start + at, None]
                 now[:, at] = quantize(aim[:, :, None], columns[at : at + 1])[:, :, 0]
                 near[:, at + 1 :] -= part[:, at + 1 :, at, None] * (now[:, at] - before[:, at])[:, None]
-            step = now - before
+            step = now.astype(inner.dtype, copy=False) - found[:, own]
             if step.any():
                 has_changed = True
                 found[:, own] = now
@@ -234,18 +234,24 @@ def with_diagonal(matrices: Array, extra: Array) -> Array:
 def _upper_root(inner: Array, extra: Array) -> Array:
     """U of H^-1 = U' U. A column whose input is always zero gets a weight of its own, so that it changes nothing."""
     # the Cholesky factor of the reversed matrix is U^-1, reversed: no inverse of H is needed
-    lower = np.linalg.cholesky(with_diagonal(inner, extra)[:, ::-1, ::-1])
-    return np.ascontiguousarray(_inverse_of_lower(lower)[:, ::-1, ::-1])
+    try:
+        lower = np.linalg.cholesky(with_diagonal(inner, extra)[:, ::-1, ::-1])
+    except np.linalg.LinAlgError:
+        if inner.dtype == np.float64:
+            raise
+        return _upper_root(inner.astype(np.float64), extra).astype(inner.dtype)  # float32 was too coarse for it
+    _invert_lower(lower)
+    return np.ascontiguousarray(lower[:, ::-1, ::-1])
 
 
-def _inverse_of_lower(lower: Array) -> Array:
-    """The inverse of triangular matrices, by that of two halves: products of matrices are most of the work."""
+def _invert_lower(lower: Array) -> None:
+    """Invert triangular matrices in place, by way of their halves: products of matrices are most of the work."""
     size = lower.shape[-1]
     if size <= COLUMNS:
-        return np.asarray(np.linalg.solve(lower, np.broadcast_to(np.eye(size), lower.shape)))
+        lower[:] = np.linalg.solve(lower, np.broadcast_to(np.eye(size, dtype=lower.dtype), lower.shape))
+        return
     half = size // 2
-    first, last = _inverse_of_lower(lower[:, :half, :half]), _inverse_of_lower(lower[:, half:, half:])
-    result = np.zeros_like(lower)
-    result[:, :half, :half], result[:, half:, half:] = first, last
-    result[:, half:, :half] = -(last @ lower[:, half:, :half]) @ first
-    return result
+    first, last, below = lower[:, :half, :half], lower[:, half:, half:], lower[:, half:, :half]
+    _invert_lower(first)
+    _invert_lower(last)
+    below[:] = -(last @ below) @ first
