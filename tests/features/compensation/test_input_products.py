@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,17 @@ import pytest
 from quark.demo import network_path
 from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError
+from quark.features.bias_correction.taps import Window
 from quark.features.compensation import input_products
-from quark.features.compensation.input_products import InputProducts, Sums
-from quark.features.finetuning.layers import TrainedLayer, trained_layers
+from quark.features.compensation.input_products import InputProducts, Sums, rows_in_blocks
+from quark.features.finetuning.layers import ConvolutionRows, MatrixRows, TrainedLayer, trained_layers
+from quark.formats.block import BlockQuantizer
+from quark.formats.catalog import get_format
 from quark.onnx import quantize
 from quark.onnx.blas_threads import _openblas, one_blas_thread
 from quark.onnx.calibrate import survey_together
 from quark.onnx.load import load
-from quark.plan import AffineChoice, Choice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
+from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice, QuantizationPlan, Reader, Role, TensorChoice
 from quark.rounded import rounded
 
 INT8 = AffineChoice("int8", (0.0625,), (0,))
@@ -64,6 +68,39 @@ def test_sums_are_those_of_all_rows(
     if found.aside is not None:
         held_back = samples[3].astype(np.float64)
         np.testing.assert_allclose(found.aside[0], held_back.T @ held_back, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "window"),
+    [
+        ((2, 40, 6, 7), 1, Window(3, pad_begin=1, pad_end=1)),
+        ((1, 40, 6, 7), 40, Window(3, 2)),
+        ((3, 70, 5, 5), 1, Window(1)),
+    ],
+)
+def test_rows_of_a_convolution_round_as_the_tensor_does(
+    layer: TrainedLayer, shape: tuple[int, ...], groups: int, window: Window
+) -> None:
+    source = ConvolutionRows((window, window), groups)
+    convolution = replace(layer, source=source)
+    choice = BlockChoice(BlockQuantizer(get_format("mxfp4_e2m1")), axis=1)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    picks = np.arange(0, shape[0] * len(window.sources(shape[2])) * len(window.sources(shape[3])), 3)
+    found = rows_in_blocks(convolution, choice, source.inputs(x, picks), 4)
+    np.testing.assert_array_equal(found, source.inputs(rounded(x, choice), picks))
+    across_space = replace(choice, axis=2)
+    assert rows_in_blocks(convolution, across_space, source.inputs(x, picks), 4) is None
+
+
+def test_rows_of_a_product_round_as_the_tensor_does(layer: TrainedLayer) -> None:
+    choice = BlockChoice(BlockQuantizer(get_format("mx6")), axis=2)
+    x, picks = np.random.default_rng(0).normal(size=(2, 64, 50)).astype(np.float32), np.arange(0, 128, 5)
+    found = rows_in_blocks(layer, choice, layer.source.inputs(x, picks), 3)
+    np.testing.assert_array_equal(found, layer.source.inputs(rounded(x, choice), picks))
+    transposed = replace(layer, source=MatrixRows(is_transposed=True))
+    assert rows_in_blocks(transposed, choice, layer.source.inputs(x, picks), 3) is None
+    open_scale = BlockChoice(BlockQuantizer(get_format("nvfp4")), axis=2)
+    assert rows_in_blocks(layer, open_scale, layer.source.inputs(x, picks), 3) is None
 
 
 def test_rows_that_are_not_finite_are_an_error(layer: TrainedLayer) -> None:

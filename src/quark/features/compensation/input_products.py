@@ -23,6 +23,7 @@ from quark.onnx.tied import tied_products
 from quark.onnx.view import view_of
 from quark.plan import (
     AffineChoice,
+    BlockChoice,
     Choice,
     DynamicChoice,
     FloatChoice,
@@ -31,7 +32,7 @@ from quark.plan import (
     SkippedNode,
     TensorChoice,
 )
-from quark.rounded import rounded
+from quark.rounded import block_values, rounded
 
 Array = NDArray[Any]
 ROWS_PER_COLUMN = 8  # rows of inputs that a Gram matrix is made from, for every column of it
@@ -273,9 +274,11 @@ class InputProducts:
             if not np.isfinite(exact).all():
                 raise InvalidValueError("has NaN or Inf")
             if each.data is not None and (_is_scaled(each.layer) or not _is_elementwise(each.data)):
-                if each.data not in blocks:
-                    blocks[each.data] = rounded(x, each.data)
-                own = each.layer.source.inputs(blocks[each.data], picks)
+                own = None if _is_scaled(each.layer) else rows_in_blocks(each.layer, each.data, exact, x.ndim)
+                if own is None:
+                    if each.data not in blocks:
+                        blocks[each.data] = rounded(x, each.data)
+                    own = each.layer.source.inputs(blocks[each.data], picks)
             each.add(exact, own, self._samples % HELD_BACK == HELD_BACK - 1)
 
     def end_of_sample(self) -> None:
@@ -286,6 +289,19 @@ class InputProducts:
         own = {id(sums): (sums, other.sums[name]) for name, sums in self.sums.items()}
         for sums, others in own.values():
             sums.merge(others)
+
+
+def rows_in_blocks(layer: TrainedLayer, choice: Choice, rows: Array, rank: int) -> Array | None:
+    """The rows of a tensor of that rank, rounded in blocks as the whole tensor would be; None if a block has numbers of
+    several rows, or a scale that depends on other rows."""
+    if not isinstance(choice, BlockChoice) or not choice.quantizer.is_fixed or _is_transposed(layer):
+        return None
+    source, axis = layer.source, choice.axis % rank
+    if isinstance(source, ConvolutionRows) and axis == 1:
+        taps = math.prod(window.kernel for window in source.windows)
+        channels = rows.reshape(len(rows), -1, taps)  # where a tap is in the padding, its whole block is zero
+        return block_values(channels, replace(choice, axis=1)).reshape(rows.shape)
+    return block_values(rows, replace(choice, axis=-1)) if isinstance(source, MatrixRows) and axis == rank - 1 else None
 
 
 def add_products(own: Array, exact: Array, inner: Array, cross: Array | None) -> None:
@@ -330,5 +346,8 @@ def _positions(layer: TrainedLayer, shape: tuple[int, ...]) -> int:
     if isinstance(source, ConvolutionRows):
         sizes = (len(window.sources(size)) for window, size in zip(source.windows, shape[2:], strict=True))
         return shape[0] * math.prod(sizes)
-    is_transposed = getattr(source, "is_transposed", False)
-    return shape[1] if is_transposed else math.prod(shape[:-1])
+    return shape[1] if _is_transposed(layer) else math.prod(shape[:-1])
+
+
+def _is_transposed(layer: TrainedLayer) -> bool:
+    return isinstance(layer.source, MatrixRows) and layer.source.is_transposed
