@@ -59,9 +59,10 @@ class _Means:
         self.count = 0
 
     def observe(self, x: Array) -> None:
-        lines = x.reshape(x.shape[0], x.shape[1], -1).astype(np.float64)
-        self.total = self.total + lines.sum(axis=(0, 2))
-        self.squares = self.squares + np.square(lines).sum(axis=(0, 2))
+        lines = x.reshape(x.shape[0], x.shape[1], -1)
+        for channels in lines:  # without arrays of float64 as large as the tensor; squares need not be as exact
+            self.total = self.total + channels.sum(axis=1, dtype=np.float64)
+            self.squares = self.squares + np.einsum("cp,cp->c", channels, channels)
         self.count += lines.shape[0] * lines.shape[2]
 
     def end_of_sample(self) -> None:
