@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quark.demo import network_path
+from quark.demo.digits import load_digits
 from quark.errors import ModelError
 from quark.formats.native import library_file
 from quark.onnx import quantize
@@ -143,3 +147,41 @@ def test_custom_libraries_are_registered_in_every_session_of_the_block():
             assert y.shape == (1, 8)
     with pytest.raises(ModelError):
         open_session(model, has_library=False)
+
+
+def optimized_operators(path: Path, target: Path, passes_left_out: Sequence[str]) -> Counter[str]:
+    """The operators of a file as ONNX Runtime runs it."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(passes_left_out))
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in onnx.load(target).graph.node)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "INT8_CNN_DEFAULT"])
+def test_passes_that_large_graphs_do_without_make_no_integer_kernels(tmp_path: Path, preset: str) -> None:
+    path = quantize(network_path(), load_digits()[0].images[:16], preset).save(tmp_path / "m.onnx")
+    usual, fewer = (optimized_operators(path, tmp_path / "o.onnx", each) for each in ((), module.PASSES_LEFT_OUT))
+    assert usual["QLinearConv"]
+    for operator in ("QLinearConv", "QGemm", "QLinearAdd", "QLinearGlobalAveragePool", "Conv", "Gemm"):
+        assert fewer[operator] == usual[operator], operator
+
+
+def test_large_quantized_graphs_are_opened_with_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = load_digits()[0].images[:16]
+
+    def passes_left_out(model: Any) -> list[str]:
+        options = open_session(model).get_session_options()
+        entry: str = options.get_session_config_entry("optimization.disable_specified_optimizers")
+        return entry.split(";") if entry else []
+
+    usual = quantize(network_path(), images, "A8W8")
+    assert not passes_left_out(usual.model)
+    monkeypatch.setattr(module, "LARGE_GRAPH_DEQUANTIZERS", 5)
+    assert passes_left_out(usual.model) == list(module.PASSES_LEFT_OUT)
+    assert passes_left_out(ir.from_proto(usual.model)) == list(module.PASSES_LEFT_OUT)
+    assert not passes_left_out(onnx.load(network_path()))  # without quantizers the optimizer takes little time
+    told = quantize(network_path(), images, "A8W8").report
+    assert [each for each in told.remarks if "optimizations of layouts" in each]
+    assert not [each for each in usual.report.remarks if "optimizations of layouts" in each]

@@ -10,6 +10,11 @@ files, and the parts of a graph that a step runs, do not. With the library they 
 library is used only if it has kernels for it: operators that run on the CPU would send every tensor there and back.
 
 Where a session runs is said by `providers`: names of devices or of ONNX Runtime's providers (quark.devices).
+
+ONNX Runtime takes a time quadratic in the layers to optimize a quantized network: each of its passes does, most of all
+NhwcTransformer, which looks at all readers of the zero points that ConstantSharing merged. With 2000 int8 convolutions
+that is 10 to 12 s, where the float network takes 0.3 s. Large quantized graphs are therefore opened without the passes
+that do nothing for quantizers (`PASSES_LEFT_OUT`), in a third of the time; those that make integer kernels stay.
 """
 
 from __future__ import annotations
@@ -42,6 +47,21 @@ _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
 _QUIET = 4  # no messages: an error is also an exception with the same text
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _IR_VERSION_OF_FUNCTIONS = 9
+
+LARGE_GRAPH_DEQUANTIZERS = 3000  # from here on, opening takes seconds: 600 convolutions with int8 weights and biases
+# Layouts, sharing of equal constants and nodes, and fusions of float operators. They change how float operators round,
+# and no result of an integer kernel. Versions of ONNX Runtime that lack one of them ignore its name.
+PASSES_LEFT_OUT = (
+    *("ConstantSharing", "CommonSubexpressionElimination", "NhwcTransformer", "NchwcTransformer"),
+    *("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider", "FreeDimensionOverrideTransformer"),
+    *("AttentionFusion", "GroupQueryAttentionFusion", "GroupQueryAttentionPreNormFusion", "EmbedLayerNormFusion"),
+    *("LayerNormFusion", "LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion", "SkipLayerNormFusion"),
+    *("GeluFusion", "GeluFusionL1", "GeluFusionL2", "FastGeluFusion", "QuickGeluFusion"),
+    *("BiasGeluFusion", "BiasDropoutFusion", "BiasSkipLayerNormFusion", "BiasSoftmaxFusion"),
+    *("ConvActivationFusion", "ConvAddActivationFusion", "GemmActivationFusion", "MatMulActivationFusion"),
+    *("MatMulAddFusion", "MatMulScaleFusion", "MatmulTransposeFusion"),
+    *("ReshapeFusion", "GatherToSliceFusion", "GatherSliceToSplitFusion", "SliceConcatToSpaceToDepthFusion"),
+)
 
 _CUSTOM: list[Path] = []  # the libraries of all runs that are under way
 
@@ -88,13 +108,16 @@ def open_session(
     `threads` None lets the runtime decide. `providers` are devices, which must work, and providers, which are skipped
     with a warning if this runtime does not have them; the CPU is always there. Without `has_integer_kernels` quantizers
     are computed as they are; otherwise the runtime also quantizes float weights that are multiplied by quantized
-    values. The model is not changed. Raises ModelError if a tensor is not in the graph, or the runtime refuses the
-    model; InvalidValueError or MissingDependencyError if a device cannot be used.
+    values. Large quantized graphs lack some optimizations (`is_slow_to_optimize`). The model is not changed. Raises
+    ModelError if a tensor is not in the graph, or the runtime refuses the model; InvalidValueError or
+    MissingDependencyError if a device cannot be used.
     """
     extra = list(extra_outputs)
     where = providers_of(providers)
     has_kernels = where.kind == "cpu" or (where.kind == "cuda" and not cuda_problem())
     library = library_file() if has_library and has_kernels else None
+    # ONNX Runtime 1.23 refuses a graph in which this rewrite removes a Clip on a graph input.
+    left_out = (*_passes_left_out(model), *(() if has_integer_kernels else ("ClipQuantRewrite",)))
 
     def make_options() -> Any:
         import onnxruntime
@@ -110,8 +133,7 @@ def open_session(
             options.enable_mem_pattern = False  # its planned reuse of memory excludes outputs: a fifth more memory
         if not has_integer_kernels:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-            # ONNX Runtime 1.23 refuses a graph in which this rewrite removes a Clip on a graph input.
-            options.add_session_config_entry("optimization.disable_specified_optimizers", "ClipQuantRewrite")
+        options.add_session_config_entry("optimization.disable_specified_optimizers", ";".join(left_out))
         if not has_optimizations:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if library is not None:
@@ -135,6 +157,23 @@ def open_session(
         session = _create_in_place(graph_model, make_options(), where, name)
         return session or _create_from_file(graph_model, options, where, name)
     return _create(ir.to_proto(graph_model).SerializeToString(), options, where, name)
+
+
+def is_slow_to_optimize(model: ModelSource | Message) -> bool:
+    """True if a graph has so many quantized tensors that its sessions do without some optimizations. Files and bytes
+    are not looked into."""
+    if isinstance(model, ir.Model):
+        nodes: Iterable[Any] = model.graph
+    elif isinstance(model, (Message, onnx.ModelProto)):
+        nodes = (model.proto if isinstance(model, Message) else model).graph.node
+    else:
+        return False
+    count: int = sum(node.op_type == "DequantizeLinear" for node in nodes)
+    return count >= LARGE_GRAPH_DEQUANTIZERS
+
+
+def _passes_left_out(model: ModelSource | Message) -> tuple[str, ...]:
+    return PASSES_LEFT_OUT if is_slow_to_optimize(model) else ()
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ from quark.onnx.quantization.config.options import settings_of
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import card_of, data_facts
 from quark.onnx.save import finish, write_preprocessed
-from quark.onnx.session import custom_libraries
+from quark.onnx.session import custom_libraries, is_slow_to_optimize
 from quark.onnx.settings import Settings
 from quark.onnx.simulate import simulate
 from quark.onnx.value_info import declare_all
@@ -67,6 +67,10 @@ from quark.report.quantities import count_of, listed, size_text
 USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
 VERDICT_MACS = 15_000_000_000  # of all samples together that only the verdict runs
 FEWEST_JUDGED = 32  # samples, as far as VERDICT_MACS allows: of a tenth that went wrong, 3 show on average
+_FEWER_PASSES = (
+    "the verdict was computed without ONNX Runtime's optimizations of layouts and of float operators, which take "
+    "minutes in a network of this many quantized tensors; its integer kernels were used"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +185,7 @@ def _quantize_graph(
             *run.ends,
             *([run.compared.remark] if run.compared.remark is not None else []),
             *([_judged_remark(samples, run.compared)] if run.compared.is_worse_on_more else []),
+            *([_FEWER_PASSES] if run.outputs and is_slow_to_optimize(run.message) else []),
             *_absent_types(op_types, settings),
             *(remark for each in algorithms if (remark := idle_remark(each)) is not None),
             *(numberless_remark(name) for name in outputs_without_numbers(run.expected)),
