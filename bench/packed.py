@@ -5,8 +5,9 @@
 The model is quantized once for each preset and packed with each profile that ONNX Runtime can run. Sessions are created
 alternately in one process, with our operator library and no other option, and the best is shown. `nothing registered`
 is the time to create sessions of the unpacked and the packed file without the library; there, activation quantizers are
-functions, whatever the weights are. Latency is measured with the packed and the unpacked file alternating, at batch
-size 1.
+functions, whatever the weights are. `session MB` is what creating a session adds to the peak memory of a new process
+that has made one of a small network before. Latency is measured with the packed and the unpacked file alternating, at
+batch size 1.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +27,11 @@ import numpy as np
 from bench.cells import number, times, with_spread
 from bench.child import OURS, Interpreters
 from bench.models import NamedModel, add_arguments, chosen_models, positive
+from bench.one_quantization import peak_megabytes
 from bench.record import Record, say
 from bench.samples import SampleFile, write_samples
 from bench.timing import Timing, take_turns
+from quark.demo import network_path
 from quark.onnx.pack import pack_model, unpack_model
 from quark.onnx.session import open_session
 
@@ -40,6 +45,7 @@ HEADER = [
     "profile",
     *SIZES,
     *SESSIONS,
+    *("session MB: float", "unpacked", "packed", "packed / float"),
     "latency packed / unpacked",
     "same logits",
     "unpacks to itself",
@@ -60,6 +66,7 @@ class Figure:
     sessions: dict[str, Timing] = field(default_factory=dict)
     bare_sessions: dict[str, Timing] = field(default_factory=dict)
     latency: dict[str, Timing] = field(default_factory=dict)
+    megabytes: dict[str, float] = field(default_factory=dict)
     has_same_logits: bool = False
     unpacks_to_itself: bool = False
 
@@ -72,6 +79,8 @@ class Figure:
             *(with_spread(self.sessions.get(name), 1e3, 0) for name in ("float", "unpacked", "packed")),
             times(best.get("packed"), best.get("float")),
             *(number(bare.get(name)) for name in ("unpacked", "packed")),
+            *(number(self.megabytes.get(name), 0) for name in ("float", "unpacked", "packed")),
+            times(self.megabytes.get("packed"), self.megabytes.get("float")),
             times(self.latency["packed"].best, self.latency["unpacked"].best),
             *("yes" if each else "no" for each in (self.has_same_logits, self.unpacks_to_itself)),
         ]
@@ -88,6 +97,21 @@ def time_sessions(makers: dict[str, Callable[[], object]], count: int) -> dict[s
     return {name: Timing.of(each) for name, each in seconds.items()}
 
 
+def session_megabytes(path: Path) -> float:
+    """What creating a session adds to the peak memory of a new process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_peak_growth, path).result()
+
+
+def _peak_growth(path: Path) -> float:
+    open_session(network_path(), threads=1)  # loads ONNX Runtime and our library
+    before = peak_megabytes()
+    session = open_session(path, threads=1)
+    after = peak_megabytes()
+    del session
+    return after - before
+
+
 def measure(
     model: NamedModel, preset: str, profile: str, unpacked: Path, samples: SampleFile, arguments: argparse.Namespace
 ) -> Figure:
@@ -102,6 +126,7 @@ def measure(
     files = {"float": model.path, "unpacked": unpacked, "packed": packed}
     made = {name: partial(open_session, path, threads=1) for name, path in files.items()}
     figure.sessions = time_sessions(made, arguments.creations)
+    figure.megabytes = {name: session_megabytes(path) for name, path in files.items()}
     if arguments.bare:
         bare = {
             name: partial(open_session, files[name], threads=1, has_library=False) for name in files if name != "float"

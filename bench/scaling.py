@@ -1,13 +1,13 @@
 """How the cost of quantization grows with the images, the size of the model, its layers, and the processors.
 
-    python -m bench.scaling [--presets A8W8 XINT8 MXFP4E2M1] [--axes images width layers processors] [--repeat 3]
-                            [--peers amd-quark]
+    python -m bench.scaling [--presets A8W8 XINT8 MXFP4E2M1] [--axes images many_images width layers many_layers
+                            processors] [--repeat 3] [--peers amd-quark]
 
-The networks are generated, and only the quantity of the axis varies. Each run is a new process; the time is from model
-file to quantized file. Processors are those that the process may use, for quark and the other tool alike. `per
-doubling` is the factor by which seconds and memory grow if the axis doubles: 2 to the power of the slope of a line
-through all points in log-log scale. For the width, it refers to the bytes of the weights, which grow by a factor of
-four.
+The networks are generated, and only the quantity of the axis varies. Images and channels are small on the axes that go
+up to 10,000 images and 5000 layers. Each run is a new process; the time is from model file to quantized file.
+Processors are those that the process may use, for quark and the other tool alike. `per doubling` is the factor by which
+seconds and memory grow if the axis doubles: 2 to the power of the slope of a line through all points in log-log scale.
+For the width, it refers to the bytes of the weights, which grow by a factor of four.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ def points_of(axis: str) -> dict[int, Point]:
     """The points of an axis by what is written there."""
     if axis == "images":
         return {count: Point(Shape(20, 64, 32), images=count) for count in (8, 16, 32, 64, 128)}
+    if axis == "many_images":
+        return {count: Point(Shape(6, 8, 8), images=count) for count in (100, 1000, 10_000)}
+    if axis == "many_layers":
+        return {layers: Point(Shape(layers, 16, 8), images=8) for layers in (500, 1000, 2000, 5000)}
     if axis == "width":
         return {width: Point(Shape(20, width, 16)) for width in (32, 64, 128, 256)}
     if axis == "layers":
@@ -59,7 +63,7 @@ def points_of(axis: str) -> dict[int, Point]:
     return {count: Point(Shape(20, 64, 32), processors=count) for count in counts}
 
 
-AXES = ("images", "width", "layers", "processors")
+AXES = ("images", "many_images", "width", "layers", "many_layers", "processors")
 
 
 def slope(places: Sequence[float], values: Sequence[float]) -> float | None:
@@ -94,14 +98,22 @@ def processors(count: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def write_images(path: Path, shape: tuple[int, ...]) -> None:
+    """Random images in an .npy file, written one by one."""
+    random = np.random.default_rng(1)
+    with path.open("wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for _ in range(shape[0]):
+            file.write(random.standard_normal(shape[1:], np.float32).data)
+
+
 def measure(point: Point, preset: str, interpreters: Interpreters, repeat: int) -> tuple[dict[str, Runs], float]:
     """The runs of everyone, and the megabytes of the model."""
     with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
         path = build(Path(folder, "network.onnx"), point.shape)
-        images = np.random.default_rng(1).standard_normal(
-            (point.images + held_out_count(point.images), 3, point.shape.size, point.shape.size), np.float32
-        )
-        np.save(Path(folder, "images.npy"), images)
+        count = point.images + held_out_count(point.images)
+        write_images(Path(folder, "images.npy"), (count, 3, point.shape.size, point.shape.size))
         samples = SampleFile(Path(folder, "images.npy"), INPUT, point.images)
         quantizers = Quantizers(interpreters, NamedModel(str(point.shape), path), samples, Path(folder))
         with processors(point.processors):

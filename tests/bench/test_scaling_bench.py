@@ -12,10 +12,10 @@ import pytest
 from bench.child import Outcome
 from bench.layered_network import Shape, build
 from bench.runs import Runs
-from bench.scaling import Line, growth, points_of, processors
+from bench.scaling import Line, growth, points_of, processors, write_images
 
 
-@pytest.mark.parametrize(("layers", "width"), [(1, 4), (5, 8), (60, 4)])
+@pytest.mark.parametrize(("layers", "width"), [(1, 4), (5, 8), (60, 4), (5000, 4)])
 def test_a_network_has_its_layers_and_keeps_its_activations(tmp_path: Path, layers: int, width: int) -> None:
     path = build(tmp_path / "net.onnx", Shape(layers, width, 8))
     onnx.checker.check_model(str(path))
@@ -42,6 +42,15 @@ def test_the_summary_is_of_the_axis_and_of_bytes_for_the_width() -> None:
 def test_the_axes_are_as_wide_as_promised() -> None:
     assert (min(points_of("images")), max(points_of("images"))) == (8, 128)
     assert (min(points_of("layers")), max(points_of("layers"))) == (10, 400)
+    assert max(points_of("many_images")) == 10_000
+    assert max(points_of("many_layers")) == 5000
+
+
+def test_images_are_written_one_by_one_as_numpy_reads_them(tmp_path: Path) -> None:
+    write_images(tmp_path / "images.npy", (5, 3, 4, 4))
+    images = np.load(tmp_path / "images.npy")
+    assert (images.shape, images.dtype) == ((5, 3, 4, 4), np.float32)
+    assert len(np.unique(images)) == images.size
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone says which processors to use")
