@@ -192,6 +192,14 @@ def ort_values(sample: Mapping[str, Any]) -> dict[str, Any]:
     return {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in sample.items()}
 
 
+def run_shared(session: Any, names: Sequence[str], sample: Mapping[str, Any]) -> list[Any]:
+    """The outputs of these names as values of the runtime, which arrays can share memory with; as arrays if the sample
+    holds strings, which no such value can be made of."""
+    if any(array.dtype == object for array in sample.values()):
+        return list(session.run(list(names), dict(sample)))
+    return list(session.run_with_ort_values(list(names), ort_values(sample)))
+
+
 def check_computed(model: ir.Model, tensors: Iterable[str]) -> None:
     """Raise ModelError, naming the tensor, if no node of the graph computes one of these."""
     computed = {value.name for node in model.graph for value in node.outputs}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quark.onnx.calibrate.runner import Tensor, processor_count
 from quark.onnx.input_files import held_still
 from quark.onnx.large_tensors import mapped_files
-from quark.onnx.session import open_session, release_memory, running
+from quark.onnx.session import open_session, release_memory, run_shared, running
 
 Array = NDArray[Any]
 Item = TypeVar("Item")
@@ -51,15 +51,10 @@ class Run:
 
     def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the tensors of these names, or all outputs. Feeds that the model does not read are left out."""
-        import onnxruntime
-
         wanted = self.names if names is None else list(names)
-        given = {
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(feeds[name], self._floats.get(name), order="C"))
-            for name in self.inputs
-        }
+        given = {name: np.asarray(feeds[name], self._floats.get(name), order="C") for name in self.inputs}
         with held_still(self._files), running(self._what):
-            values = self._session.run_with_ort_values(wanted, given)
+            values = run_shared(self._session, wanted, given)
         return {name: Tensor(value).array for name, value in zip(wanted, values, strict=True)}
 
 

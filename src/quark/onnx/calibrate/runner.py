@@ -26,7 +26,7 @@ from quark.errors import InvalidValueError
 from quark.onnx.graph import attribute
 from quark.onnx.input_files import MappedFile, held_still
 from quark.onnx.large_tensors import byte_pieces, mapped_files
-from quark.onnx.session import check_computed, open_session, ort_values, release_memory, running
+from quark.onnx.session import check_computed, open_session, release_memory, run_shared, running
 
 _FLOAT = "tensor(float)"
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "Scan"})  # Scan: its inputs decide which axes it iterates over
@@ -97,7 +97,7 @@ class FloatRunner:
         """The model's own outputs."""
         values = self._run(sample, self._own)
         # copies: a value that lives on keeps all of the session's memory with it
-        return {name: value.numpy().copy() for name, value in zip(self._own, values, strict=True)}
+        return {name: np.array(Tensor(value).array) for name, value in zip(self._own, values, strict=True)}
 
     def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
         """The named tensors, in the runtime's memory; they are freed with the result."""
@@ -115,10 +115,8 @@ class FloatRunner:
 
     def _run(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> list[Any]:
         session = self._session
-        feeds = ort_values(sample)
         with held_still(self._files), running("the float model"):
-            values: list[Any] = session.run_with_ort_values(list(names), feeds)
-        return values
+            return run_shared(session, names, sample)
 
     def nonfinite_weight(self) -> str | None:
         """The name of a weight with NaN or Inf, the likely cause of such activations; None if there is none."""

@@ -52,7 +52,12 @@ class InputInfo:
 
     def __str__(self) -> str:
         dims = "any shape" if self.shape is None else "x".join("?" if d is None else str(d) for d in self.shape)
-        return f"'{self.name}' ({self.dtype.name}, {dims or 'scalar'})"
+        return f"'{self.name}' ({self.type_name}, {dims or 'scalar'})"
+
+    @property
+    def type_name(self) -> str:
+        """The type of the values; numpy calls strings objects."""
+        return "string" if self.dtype == object else self.dtype.name
 
 
 def input_infos(model: ir.Model) -> tuple[InputInfo, ...]:
@@ -148,9 +153,15 @@ def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
 
 def _check(array: npt.NDArray[Any], info: InputInfo, what: str) -> npt.NDArray[Any]:
     """The array, with a batch axis added if it is missing. Raises if its type, shape or values are unsuitable."""
-    if array.dtype != info.dtype and (array.dtype.kind in "OSUMmc" or array.dtype.type is np.void):
+    if (
+        info.dtype == object and array.dtype.kind == "U"
+    ):  # .npz files hold strings like that; ONNX Runtime wants objects
+        array = array.astype(object)
+    if array.dtype != info.dtype and (
+        info.dtype == object or array.dtype.kind in "OSUMmc" or array.dtype.type is np.void
+    ):
         kind = "structured" if array.dtype.names else array.dtype.name  # its numbers cannot just be cast
-        raise UnsupportedTypeError(f"{what}: {kind} values, the model takes {info.dtype.name}; expected {info}")
+        raise UnsupportedTypeError(f"{what}: {kind} values, the model takes {info.type_name}; expected {info}")
     if array.dtype != info.dtype:
         raise UnsupportedTypeError(
             f"{what}: {array.dtype}, the model takes {info.dtype.name}; preprocess as for inference, or convert with "
