@@ -99,7 +99,6 @@ def open_dataset(
             )
         return _open_archive(path, network, limit)
     check_data(path)
-    port = network.image_input
     folders = class_folders(path)
     if folders and labels is None:
         found = [(image, number) for number, folder in enumerate(folders) for image in images_in(folder)]
@@ -115,6 +114,7 @@ def open_dataset(
         has_arrays = any(path.glob("*.npz"))
         advice = "; 'quark report --calib FOLDER' compares on .npz samples of any length" if has_arrays else ""
         raise InvalidValueError(f"folder '{path}' holds no images: expected .jpg, .png or the like{advice}")
+    port = network.image_input
     chosen = [found[number] for number in evenly_spaced(len(found), limit)]
     loader = image_loader(port, find_preprocessing(preprocess))
     has_labels = bool(folders) or labels is not None

@@ -58,7 +58,10 @@ class Network:
         """The only input; a model with several inputs cannot take images."""
         if len(self.inputs) != 1:
             found = ", ".join(map(str, self.inputs))
-            raise ModelError(f"model '{self.path}' takes no images: expected one input, it has {found}")
+            raise ModelError(
+                f"model '{self.path}' takes no images: expected one input, it has {found}; "
+                "give a .npz file with an array [n, ...] for each of them"
+            )
         return self.inputs[0]
 
     @property
