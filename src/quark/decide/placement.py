@@ -177,8 +177,9 @@ class _Placer:
 
     def drop_captured_weights(self) -> list[SkippedNode]:
         """Take out the layers whose weight an If, Loop or Scan also reads in float, because it would be stored twice:
-        in a body that is not quantized, or as an input, which is no constant to its body."""
-        if self._is_trained:
+        in a body that is not quantized, or as an input, which is no constant to its body. An NPU needs such a layer
+        all the same."""
+        if self._is_trained or self._options.target is Target.NPU_CNN:
             return []
         has_bodies = self._options.selection.has_bodies
 
