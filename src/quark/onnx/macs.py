@@ -4,6 +4,7 @@ Conv            every weight takes part once for each position of the output
 ConvTranspose   every weight takes part once for each position of the input
 Gemm            every weight once
 MatMul          every weight once for each row; of two activations, the width of the first for each output
+LSTM, GRU, RNN  every weight, also those of the state, once for each step of each sequence
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from quark.decide.operators import RECURRENT_TYPES
 from quark.onnx.graph import infer_shapes, is_constant
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -21,11 +23,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def weight_count(node: ir.Node) -> int:
-    """The number of elements of the constant weight; 0 if both operands are activations."""
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
-    if weight is None or not is_constant(weight) or weight.shape is None:
-        return 0
-    return math.prod(_sizes(weight.shape, 0) or [0])
+    """The number of elements of the constant weight, and of that of the state; 0 if both operands are activations."""
+    weights = node.inputs[1 : 3 if node.op_type in RECURRENT_TYPES else 2]
+    known = (each for each in weights if each is not None and is_constant(each) and each.shape is not None)
+    return sum(math.prod(_sizes(each.shape, 0) or [0]) for each in known)
 
 
 def multiplications(node: ir.Node) -> int | None:
@@ -78,8 +79,8 @@ def tensors_to_size(model: ir.Model) -> list[str]:
     """The computed tensors whose shapes `layer_macs` needs."""
     names: dict[str, None] = {}
     for node in model.graph:
-        if node.op_type in PRODUCTS:
-            values = (node.inputs[0], node.outputs[0])
+        if node.op_type in PRODUCTS or node.op_type in RECURRENT_TYPES:
+            values = (node.inputs[0], node.outputs[0] if node.op_type in PRODUCTS else None)
             names.update({str(value.name): None for value in values if value is not None and value.producer()})
     return list(names)
 
@@ -88,13 +89,15 @@ def layer_macs(model: ir.Model, shapes: Shapes) -> dict[str, int]:
     """The MACs of one run, by node, with the shapes that a sample has; layers of unknown shape count as none."""
     found: dict[str, int] = {}
     for node in model.graph:
-        if node.op_type not in PRODUCTS:
+        if node.op_type not in PRODUCTS and node.op_type not in RECURRENT_TYPES:
             continue
         weights = weight_count(node)
         given, made = (
             None if value is None else shapes.get(str(value.name)) for value in (node.inputs[0], node.outputs[0])
         )
-        if node.op_type == "Conv" and weights and made:
+        if node.op_type in RECURRENT_TYPES:
+            macs = weights * math.prod(given[:2]) if given else 0
+        elif node.op_type == "Conv" and weights and made:
             macs = weights * made[0] * math.prod(made[2:])
         elif node.op_type == "ConvTranspose" and weights and given:
             macs = weights * given[0] * math.prod(given[2:])

@@ -9,6 +9,7 @@ import pytest
 from onnx_models import Net, conv_bn_relu, gelu_erf, residual
 
 from quark.decide import Target
+from quark.features.protection.on_onnx import _extra_bytes
 from quark.features.protection.structures import (
     ATTENTION,
     AUDIO,
@@ -517,6 +518,17 @@ def test_multiply_accumulates_of_every_kind_of_layer() -> None:
         "gemm": 256 * 7,
     }
     assert layer_macs(model, {})["conv"] == 0
+
+
+def test_a_recurrent_layer_has_weights_and_multiplies_at_every_step() -> None:
+    """A budget that counts neither would leave the heaviest layer of a text reader in float, as if that were free."""
+    net = Layers()
+    x = net.node("Transpose", net.input("x", (2, 20, 32)), perm=[1, 0, 2], name="turn")
+    net.node("LSTM", x, net.weight(1, 64, 32), net.weight(1, 64, 16), hidden_size=16, name="lstm")
+    model = loaded(net, "lstm_out")
+    assert tensors_to_size(model) == ["turn_out"]
+    assert layer_macs(model, {"turn_out": (20, 2, 32)}) == {"lstm": (64 * 32 + 64 * 16) * 20 * 2}
+    assert _extra_bytes(model.graph) == 3 * (64 * 32 + 64 * 16)
 
 
 @pytest.mark.parametrize(("words", "target"), [(8192, NPU_TRANSFORMER), (8191, NPU_TRANSFORMER), (8192, RUNTIME)])

@@ -33,7 +33,7 @@ from quark.decide import (
     place,
     tensors_to_measure,
 )
-from quark.decide.operators import Kind
+from quark.decide.operators import RECURRENT_TYPES, Kind
 from quark.decide.specs import bits_of
 from quark.features.order import call
 from quark.features.protection.options import ProtectMode, ProtectOptions
@@ -529,6 +529,6 @@ class _Search:
 
 
 def _extra_bytes(nodes: Iterable[ir.Node]) -> int:
-    """What the weights of products take in float beyond 8 bits; a weight that several nodes share counts once."""
-    counts = {node.inputs[1]: weight_count(node) for node in nodes if node.op_type in PRODUCTS}
+    """What the weights of layers take in float beyond 8 bits; a weight that several nodes share counts once."""
+    counts = {node.inputs[1]: weight_count(node) for node in nodes if node.op_type in PRODUCTS | RECURRENT_TYPES}
     return 3 * sum(counts.values())

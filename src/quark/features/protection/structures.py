@@ -34,14 +34,13 @@ import numpy as np
 import onnx_ir as ir
 
 from quark.decide import Target
-from quark.decide.operators import Kind
+from quark.decide.operators import RECURRENT_TYPES, Kind
 from quark.onnx.graph import attribute, constant, dimensions, is_constant, readers
 from quark.onnx.large_tensors import pieces
 from quark.onnx.macs import PRODUCTS, weight_count
 from quark.onnx.optimize.rewrite import made_by, scalar, squared
 from quark.onnx.view import operator_facts
 
-RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 NORMS = frozenset(
     {
         *("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"),
@@ -108,7 +107,7 @@ def find_structures(model: ir.Model, target: Target) -> Structures:
     keep(_long_attention(nodes), LONG_ATTENTION)
     is_normalized = sum(map(_is_norm, nodes)) >= FEWEST_NORMS
     if is_normalized:
-        rest = (node for node in nodes if node.op_type not in PRODUCTS and node.op_type not in RECURRENT)
+        rest = (node for node in nodes if node.op_type not in PRODUCTS and node.op_type not in RECURRENT_TYPES)
         tables = {node for node in nodes if node.op_type == "Gather" and is_constant(node.inputs[0])}
         keep((node for node in rest if node not in tables), NORMALIZED)
     keep(_gated_activations(nodes), GATED)
@@ -124,7 +123,7 @@ def find_structures(model: ir.Model, target: Target) -> Structures:
 
 def _is_layer(node: ir.Node) -> bool:
     """True if the node has trained weights to speak of."""
-    if node.op_type in RECURRENT:
+    if node.op_type in RECURRENT_TYPES:
         return True
     return node.op_type in PRODUCTS and weight_count(node) >= FEWEST_WEIGHTS
 
