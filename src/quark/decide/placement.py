@@ -172,7 +172,9 @@ class _Placer:
             is_captured = any(reader.is_inner or reader.name in self._captured for reader in behind)
             if is_captured and known is not None and known.kind is Kind.PASS and not is_embedding(node):
                 self._captured.add(node.name)
-        dropped = [node for node in self._graph if node.name in self._captured and self.specs.pop(node.name, None)]
+        dropped = [node for node in self._graph if node.name in self._captured and node.name in self.specs]
+        for node in dropped:
+            del self.specs[node.name]
         return [SkippedNode(node.label, node.op_type, "the body of an If, Loop or Scan reads it") for node in dropped]
 
     def drop_captured_weights(self) -> list[SkippedNode]:
