@@ -23,7 +23,7 @@ RoundColumns choose_kernel() {
 }  // namespace
 
 // 1 if a size is below 0, an array is missing or the format is beyond the limits, 2 if there is too little memory.
-extern "C" QUARK_EXPORT int quark_round_columns(const ColumnRounding* r) {
+extern "C" QUARK_EXPORT int quark_compensate_columns(const ColumnRounding* r) {
   const bool has_grid = r->block ? are_in_range(*r->block) && !r->before : r->scale && r->zero_point;
   const bool has_all = has_grid && r->factors && r->divisor && r->values && r->result;
   if (r->columns < 0 || r->outputs < 0 || !has_all) return 1;

@@ -25,7 +25,7 @@ AddRowProducts choose_kernel() {
 }  // namespace
 
 // 1 if a size is below 0 or an array is missing, 2 if there is too little memory.
-extern "C" QUARK_EXPORT int quark_add_row_products(const RowProducts* products) {
+extern "C" QUARK_EXPORT int quark_add_products_of_rows(const RowProducts* products) {
   const bool has_sizes = products->rows >= 0 && products->groups >= 0 && products->columns >= 0;
   const bool has_arrays = products->own && products->inner && (products->cross || !products->exact);
   if (!has_sizes || !has_arrays) return 1;

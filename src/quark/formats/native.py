@@ -381,7 +381,7 @@ class NativeRowProducts:
     """The function of csrc/formats/row_products.h. It runs on the thread that calls it, without Python's lock."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._add = library.quark_add_row_products
+        self._add = library.quark_add_products_of_rows
         self._add.argtypes = (ctypes.POINTER(_RowProducts),)
         self._add.restype = ctypes.c_int
 
@@ -407,7 +407,7 @@ class NativeRowProducts:
 def native_row_products() -> NativeRowProducts | None:
     """None if the compiled code is missing, from an earlier version, or switched off."""
     library = load_library()
-    return None if library is None or not hasattr(library, "quark_add_row_products") else NativeRowProducts(library)
+    return None if library is None or not hasattr(library, "quark_add_products_of_rows") else NativeRowProducts(library)
 
 
 class _ColumnRounding(ctypes.Structure):
@@ -481,11 +481,11 @@ class NativeBlockRounding:
 def _round_columns() -> Any:
     """The compiled function; None if it is missing, from an earlier version, or switched off."""
     library = load_library()
-    if library is None or not hasattr(library, "quark_round_columns"):
+    if library is None or not hasattr(library, "quark_compensate_columns"):
         return None
-    library.quark_round_columns.argtypes = (ctypes.POINTER(_ColumnRounding),)
-    library.quark_round_columns.restype = ctypes.c_int
-    return library.quark_round_columns
+    library.quark_compensate_columns.argtypes = (ctypes.POINTER(_ColumnRounding),)
+    library.quark_compensate_columns.restype = ctypes.c_int
+    return library.quark_compensate_columns
 
 
 def native_column_rounding(scale: Any, zero_point: Any, codes: tuple[int, int]) -> NativeColumnRounding | None:
