@@ -19,7 +19,7 @@ struct WeightStep {
   float root;            // sqrt(1 - beta2^iteration)
   float exponent;        // kAdaRound: beta - 1 of the regularization; below 0: none yet
   float regularization;  // kAdaRound: twice lambda times beta
-  int32_t padding;       // to the next multiple of 8 bytes
+  float factor;          // of the gradient
   int64_t count;
   const float* gradient;  // of `weights`
   float* parameter;       // what is learned
@@ -31,33 +31,17 @@ struct WeightStep {
   const float* third;   // kAffine: highest level; kAdaRound: the distance over what the output's error is weighed by
 };
 
-// The error of a batch of outputs [groups, rows, outputs], in place; Python's _RowErrors has the same fields.
-struct RowErrors {
-  int64_t groups;
-  int64_t rows;
-  int64_t outputs;
-  int64_t target_stride;  // numbers from one group to the next
-  float* values;          // outputs before the activation; then their gradient, but for the factor 2 / rows
-  const float* targets;   // behind the activation
-  const float* lowest;    // bounds of each output, or null
-  const float* highest;
-  float* sums;  // of the gradient over the rows, for each output
-};
-
-// The kernels of one instruction set.
-struct WeightStepKernels {
-  void (*step)(const WeightStep& step);
-  void (*errors)(const RowErrors& batch);
-};
+// The kernel of one instruction set.
+typedef void (*RunWeightStep)(const WeightStep& step);
 
 namespace avx512 {
-WeightStepKernels weight_step_kernels();
+RunWeightStep weight_step_kernel();
 }
 namespace avx2 {
-WeightStepKernels weight_step_kernels();
+RunWeightStep weight_step_kernel();
 }
 namespace baseline {
-WeightStepKernels weight_step_kernels();
+RunWeightStep weight_step_kernel();
 }
 
 }  // namespace quark

@@ -94,11 +94,12 @@ template <class Kind>
 void step_of_kind(const WeightStep& s) {
   const AdamLanes adam(s);
   const Kind kind(s);
+  const Vector factor = splat<kWidth>(s.factor);
   for (int64_t i = 0; i + kWidth <= s.count; i += kWidth) {
     const Vector parameter = load<kWidth>(s.parameter + i);
     Vector mean = load<kWidth>(s.mean + i), square = load<kWidth>(s.square + i);
-    const Vector moved =
-        adam(parameter, kind.gradient(s, i, load<kWidth>(s.gradient + i), parameter), mean, square);
+    const Vector gradient = load<kWidth>(s.gradient + i) * factor;
+    const Vector moved = adam(parameter, kind.gradient(s, i, gradient, parameter), mean, square);
     store<kWidth>(s.mean + i, mean);
     store<kWidth>(s.square + i, square);
     store<kWidth>(s.parameter + i, moved);
@@ -142,76 +143,7 @@ inline void weight_step(const WeightStep& s) {
   if (done < s.count) step_of_rest(s, done, run);
 }
 
-// ---- the error of outputs ----
-
-// W outputs of one row: the gradient of the squared error, but for a factor.
-template <int W>
-QUARK_INLINE FloatsOf<W> error_of(FloatsOf<W> value, FloatsOf<W> target, FloatsOf<W> lowest, FloatsOf<W> highest) {
-  const FloatsOf<W> behind = minimum<W>(highest, maximum<W>(lowest, value));
-  return behind == value ? behind - target : FloatsOf<W>{};
-}
-
-constexpr float kUnbounded = __builtin_inff();
-
-// W neighbouring outputs in all rows. Sums are those of 16 rows each, added up in their order.
-template <int W>
-void column_errors(const RowErrors& b, float* values, const float* targets, const float* lowest, const float* highest,
-                   float* sums) {
-  const FloatsOf<W> low = lowest == nullptr ? splat<W>(-kUnbounded) : load<W>(lowest);
-  const FloatsOf<W> high = highest == nullptr ? splat<W>(kUnbounded) : load<W>(highest);
-  FloatsOf<W> total{};
-  for (int64_t start = 0; start < b.rows; start += 16) {
-    FloatsOf<W> sum{};
-    for (int64_t row = start; row < b.rows && row < start + 16; ++row) {
-      const int64_t place = row * b.outputs;
-      const FloatsOf<W> error = error_of<W>(load<W>(values + place), load<W>(targets + place), low, high);
-      store<W>(values + place, error);
-      sum += error;
-    }
-    total += sum;
-  }
-  store<W>(sums, total);
-}
-
-// The one output of a group, in all rows.
-inline void single_errors(const RowErrors& b, float* values, const float* targets, const float* lowest,
-                          const float* highest, float* sums) {
-  const float low = lowest == nullptr ? -kUnbounded : *lowest, high = highest == nullptr ? kUnbounded : *highest;
-  const Vector lows = splat<kWidth>(low), highs = splat<kWidth>(high);
-  Vector sum{};
-  int64_t row = 0;
-  for (; row + kWidth <= b.rows; row += kWidth) {
-    const Vector error = error_of<kWidth>(load<kWidth>(values + row), load<kWidth>(targets + row), lows, highs);
-    store<kWidth>(values + row, error);
-    sum += error;
-  }
-  float total = 0;
-  for (int lane = 0; lane < kWidth; ++lane) total += sum[lane];
-  for (; row < b.rows; ++row) total += values[row] = error_of<1>(values[row], targets[row], low, high);
-  *sums = total;
-}
-
-inline void row_errors(const RowErrors& b) {
-  for (int64_t group = 0; group < b.groups; ++group) {
-    float* const values = b.values + group * b.rows * b.outputs;
-    const float* const targets = b.targets + group * b.target_stride;
-    const float* const low = b.lowest == nullptr ? nullptr : b.lowest + group * b.outputs;
-    const float* const high = b.highest == nullptr ? nullptr : b.highest + group * b.outputs;
-    float* const sums = b.sums + group * b.outputs;
-    if (b.outputs == 1) {
-      single_errors(b, values, targets, low, high, sums);
-      continue;
-    }
-    int64_t o = 0;
-    const auto at = [&o](const float* bounds) { return bounds == nullptr ? nullptr : bounds + o; };
-    for (; o + kWidth <= b.outputs; o += kWidth) {
-      column_errors<kWidth>(b, values + o, targets + o, at(low), at(high), sums + o);
-    }
-    for (; o < b.outputs; ++o) column_errors<1>(b, values + o, targets + o, at(low), at(high), sums + o);
-  }
-}
-
-WeightStepKernels weight_step_kernels() { return {weight_step, row_errors}; }
+RunWeightStep weight_step_kernel() { return weight_step; }
 
 }  // namespace QUARK_ISA
 }  // namespace quark

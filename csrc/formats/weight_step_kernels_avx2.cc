@@ -6,3 +6,4 @@
 #include "exponential_lanes.h"
 // and last what names the kernels
 #include "weight_step_kernels.h"
+#include "row_training_kernels.h"

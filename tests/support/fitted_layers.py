@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quark.features.finetuning.fit import are_outputs_separate
 from quark.features.finetuning.problem import Activation, Bounds, Fitted, Problem, Rows, WeightLayout
+from quark.features.finetuning.training import are_outputs_separate
 from quark.formats.affine import Granularity, integer_format
 from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import FORMATS

@@ -306,7 +306,7 @@ class WeightStep(ctypes.Structure):
         ("root", ctypes.c_float),
         ("exponent", ctypes.c_float),
         ("regularization", ctypes.c_float),
-        ("padding", ctypes.c_int32),
+        ("factor", ctypes.c_float),
         ("count", ctypes.c_int64),
         ("gradient", ctypes.c_void_p),
         ("parameter", ctypes.c_void_p),
@@ -319,47 +319,100 @@ class WeightStep(ctypes.Structure):
     )
 
 
-class RowErrors(ctypes.Structure):
-    """quark::RowErrors of csrc/formats/weight_step.h, field by field. Pointers as in WeightStep."""
+# what differs from one iteration to the next, float32: quark::RowIteration of csrc/formats/row_training.h
+ROW_ITERATION = ("weight_step_size", "bias_step_size", "root", "exponent", "regularization")
+
+
+class RowTraining(ctypes.Structure):
+    """quark::RowTraining of csrc/formats/row_training.h, field by field. Pointers as in WeightStep."""
 
     _fields_ = (
         ("groups", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
+        ("length", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
-        ("target_stride", ctypes.c_int64),
-        ("values", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("batches", ctypes.c_int64),
+        ("has_own_inputs", ctypes.c_int64),
+        ("input_group", ctypes.c_int64),
+        ("input_row", ctypes.c_int64),
+        ("input_column", ctypes.c_int64),
+        ("target_group", ctypes.c_int64),
+        ("target_row", ctypes.c_int64),
+        ("inputs", ctypes.c_void_p),
         ("targets", ctypes.c_void_p),
         ("lowest", ctypes.c_void_p),
         ("highest", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("bias_scale", ctypes.c_void_p),
+        ("bias_lowest", ctypes.c_void_p),
+        ("bias_highest", ctypes.c_void_p),
+        ("origin", ctypes.c_void_p),
+        ("cross", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("weights", WeightStep),
+        ("bias_step", WeightStep),
     )
 
 
 class NativeFinetuning:
-    """The functions of csrc/formats/weight_step.h. They run on the thread that calls them, without Python's lock."""
+    """The functions of csrc/formats/weight_step.h and row_training.h. They run on the thread that calls them, without
+    Python's lock."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        training, size, address = ctypes.POINTER(RowTraining), ctypes.c_int64, ctypes.c_void_p
         self._step = library.quark_weight_step
         self._step.argtypes = (ctypes.POINTER(WeightStep),)
+        self._workspace = library.quark_row_training_workspace
+        self._workspace.argtypes = (training,)
+        self._workspace.restype = size
+        self._train = library.quark_train_rows
+        self._train.argtypes = (training, address, address, size)
         self._errors = library.quark_row_errors
-        self._errors.argtypes = (ctypes.POINTER(RowErrors),)
+        self._errors.argtypes = (training, size, address)
+        self._gradient = library.quark_row_gradient
+        self._gradient.argtypes = (training, size, address, address)
+        self._gram = library.quark_row_gram
+        self._gram.argtypes = (training, size, address)
 
     def step(self, step: WeightStep) -> None:
         """Move the parameter by Adam, and compute the weights of the next iteration."""
         if self._step(step):
             raise RuntimeError(f"the compiled code refused a step of kind {step.kind} with {step.count} weights")
 
-    def errors(self, batch: RowErrors) -> None:
-        """Replace outputs by the gradient of their squared error, and add that up over the rows."""
-        if self._errors(batch):
-            raise RuntimeError(f"the compiled code refused {batch.groups} x {batch.rows} x {batch.outputs} outputs")
+    def workspace(self, training: RowTraining) -> int:
+        """The numbers of workspace that training needs."""
+        return int(self._workspace(training))
+
+    def train(self, training: RowTraining, iterations: int, starts: int, count: int) -> None:
+        """Move weights and bias by one iteration after the other. The addresses are of ROW_ITERATION numbers of each,
+        and of the first rows of their batches, as int64."""
+        _check(self._train(training, iterations, starts, count), training)
+
+    def errors(self, training: RowTraining, count: int, squares: int) -> None:
+        """Add the squared errors of the first rows to those of each output, float64 numbers at that address."""
+        _check(self._errors(training, count, squares), training)
+
+    def gradient(self, training: RowTraining, count: int, of_weights: int, of_bias: int) -> None:
+        """Add the gradient of half the squared error of the first rows to float32 numbers at those addresses."""
+        _check(self._gradient(training, count, of_weights, of_bias), training)
+
+    def gram(self, training: RowTraining, count: int, gram: int) -> None:
+        """Add the Gram matrix of the first rows, each with a one behind it, to float32 numbers at that address."""
+        _check(self._gram(training, count, gram), training)
+
+
+def _check(status: int, training: RowTraining) -> None:
+    if status:
+        sizes = f"{training.groups} x {training.length} x {training.outputs} weights, {training.rows} rows"
+        raise RuntimeError(f"the compiled code refused {sizes}")  # Python and C++ disagree: our mistake
 
 
 @functools.cache
 def native_finetuning() -> NativeFinetuning | None:
     """None if the compiled code is missing, from an earlier version, or switched off."""
     library = load_library()
-    return None if library is None or not hasattr(library, "quark_weight_step") else NativeFinetuning(library)
+    return None if library is None or not hasattr(library, "quark_train_rows") else NativeFinetuning(library)
 
 
 class _RowProducts(ctypes.Structure):

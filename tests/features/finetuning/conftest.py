@@ -3,6 +3,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import quark.features.finetuning.fit as fitting
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -11,3 +13,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["compiled code", "torch"])
+def fitted_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What fits a layer. Where there is no compiled code, it is torch that does both."""
+    if request.param == "torch":
+        monkeypatch.setattr(fitting, "is_compiled", lambda problem, options: False)
+    return str(request.param)

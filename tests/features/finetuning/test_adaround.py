@@ -12,7 +12,7 @@ from fitted_layers import choices_of, normal
 
 from quark.features.finetuning.learned_weights import RoundedWeights
 from quark.features.finetuning.options import FitOptions
-from quark.features.finetuning.quantizers import neighbours
+from quark.features.finetuning.training import neighbours
 from quark.plan import Choice
 
 WEIGHT = normal(1, 5, 32)

@@ -10,7 +10,8 @@ from fitted_layers import choices_of, normal
 from quark.features.finetuning.descent import NativeDescent, TorchDescent, descent
 from quark.features.finetuning.learned_weights import LearnedWeights, RoundedWeights, TrainedWeights
 from quark.features.finetuning.options import FitOptions
-from quark.features.finetuning.quantizers import neighbours, quantizer_of
+from quark.features.finetuning.quantizers import quantizer_of
+from quark.features.finetuning.training import neighbours
 from quark.formats.native import NativeFinetuning, instruction_set, native_finetuning
 from quark.plan import Choice
 

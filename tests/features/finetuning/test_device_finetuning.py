@@ -84,7 +84,7 @@ def test_joined_samples_give_the_same_finetuning(
             made.append(self)
 
     monkeypatch.setattr(on_onnx, "shares_memory", lambda options: True)
-    monkeypatch.setattr(on_onnx, "DeviceWalk", Seen)
+    monkeypatch.setattr(device_walk, "DeviceWalk", Seen)
     monkeypatch.setattr(device_walk, "TOGETHER", 7)
     joined = finetuned(tmp_path / "joined", **settings)
     assert [each._is_joined for each in made] == [True, True]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +23,18 @@ from fitted_layers import (
     normal,
 )
 
-import quark.features.finetuning.fit as fitting
-from quark.features.finetuning.fit import are_outputs_separate, fit
+import quark.features.finetuning.compiled_fit as compiled_fit
+import quark.features.finetuning.torch_fit as torch_fit
+import quark.features.finetuning.training as fit_training
+from quark.features.finetuning.fit import fit
 from quark.features.finetuning.options import Algorithm, FitOptions
 from quark.features.finetuning.problem import Activation, Bounds, Part, Problem, Rows, WeightLayout
-from quark.features.finetuning.quantizers import neighbours
+from quark.features.finetuning.training import are_outputs_separate, neighbours, parts_of
+from quark.formats.native import native_finetuning
 from quark.plan import AffineChoice, Choice, FloatChoice
 from quark.rounded import rounded
+
+pytestmark = pytest.mark.usefixtures("fitted_by")
 
 ADAROUND = FitOptions(Algorithm.ADAROUND, iterations=300, learning_rate=None)
 ADAQUANT = FitOptions(Algorithm.ADAQUANT, iterations=150, learning_rate=None)
@@ -231,21 +238,21 @@ def test_which_outputs_share_no_block(layout: WeightLayout, choice: Choice, is_s
 @pytest.mark.parametrize("matrices", [(1, 96, 4096), (96, 1, 40000), (1, 95, 1 << 20), (1, 2000, 1000), (1, 5, 3)])
 def test_parts_have_every_output_once(matrices: tuple[int, int, int]) -> None:
     groups, outputs, _ = matrices
-    parts = fitting.parts_of(matrices, 256)
+    parts = parts_of(matrices, 256 * math.prod(matrices) >> 22, 48, 8)
     assert len(parts) in (1, 2, 4, 8)
     numbers = torch.arange(groups * outputs).reshape(groups, outputs)
     found = torch.cat([part.of(numbers).reshape(-1) for part in parts])
     assert torch.equal(found, numbers.reshape(-1))
-    assert fitting.parts_of((1, 5, 3), 256) == [Part()]
+    assert parts_of((1, 5, 3), 0, 48, 8) == [Part()]
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm), ids=str)
 @pytest.mark.parametrize("name", ["int8 per channel", "int4 per group", "mxfp4_e2m1", "bfp16 of bfloat16", "bfloat16"])
 @pytest.mark.parametrize("layout", [dense(16, 24), depthwise(16, 3)], ids=["dense", "depthwise"])
 def test_parts_are_fitted_as_the_whole_is(
-    algorithm: Algorithm, name: str, layout: WeightLayout, monkeypatch: pytest.MonkeyPatch
+    algorithm: Algorithm, name: str, layout: WeightLayout, fitted_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to rounding; and the same to the last bit on any number of processors."""
+    """By torch, up to rounding; and the same to the last bit on any number of processors."""
     groups, outputs, length = layout.matrices
     weight = normal(1, *layout.shape)
     training, held_out = (
@@ -255,16 +262,44 @@ def test_parts_are_fitted_as_the_whole_is(
     problem = Problem("layer", training, held_out, weight, layout, bias, choice, None, Bounds(0.0, 2.0))
     options = FitOptions(algorithm=algorithm, iterations=30, learning_rate=0.02, batch_rows=64)
     whole = fit(problem, options)
-    monkeypatch.setattr(fitting, "PART_WORK", 1)
-    monkeypatch.setattr(fitting, "SMALLEST_PART", 4)
-    assert len(fitting.parts_of(layout.matrices, 64)) == 4
+    is_by_torch = fitted_by == "torch" or native_finetuning() is None
+    module: Any = torch_fit if is_by_torch else compiled_fit
+    for name in ("PART_WORK", "OWN_PART_WORK"):
+        monkeypatch.setattr(module, name, 1, raising=False)
+    monkeypatch.setattr(module, "SMALLEST_PART", 4)
+    made: list[int] = []
+
+    def seen(*arguments: Any) -> list[Part]:
+        made.append(len(parts_of(*arguments)))
+        return parts_of(*arguments)
+
+    monkeypatch.setattr(module, "parts_of", seen)
     found = {}
-    for processors in (1, 3):
-        monkeypatch.setattr(fitting, "processor_count", lambda count=processors: count)
+    for processors in (1, 3, 4):
+        for each in (fit_training, compiled_fit):
+            monkeypatch.setattr(each, "processor_count", lambda count=processors: count)
         found[processors] = fit(problem, options)
     for parts in found.values():
         assert parts.weight is not None
         np.testing.assert_array_equal(parts.weight, found[1].weight)
         np.testing.assert_array_equal(parts.bias, found[1].bias)
+        assert (parts.error_before, parts.error_after) == (found[1].error_before, found[1].error_after)
+    assert made == ([4, 4, 4] if is_by_torch else [1, 2, 4])
+    if not is_by_torch:
+        np.testing.assert_array_equal(whole.weight, found[1].weight)
     assert found[1].error_before == pytest.approx(whole.error_before, rel=1e-5)
     assert found[1].error_after == pytest.approx(whole.error_after, rel=1e-2)
+
+
+@BOTH
+def test_the_loss_is_logged_now_and_then(options: FitOptions, caplog: pytest.LogCaptureFixture) -> None:
+    """Without an effect on the result."""
+    problem = layer(WEIGHT, dense(6, 24), CHOICES["int4 per group"], activation=Bounds(0.0, 6.0))
+    options = replace(options, iterations=25, log_period=10)
+    quiet = fit(problem, options)
+    with caplog.at_level("DEBUG", logger="quark"):
+        loud = fit(problem, options)
+    told = [record.getMessage() for record in caplog.records if "loss" in record.getMessage()]
+    assert [each.partition(", loss")[0] for each in told] == [f"layer: iteration {number}" for number in (10, 20)]
+    assert all(float(each.rpartition(" ")[2]) > 0 for each in told)
+    np.testing.assert_array_equal(loud.weight, quiet.weight)

@@ -12,6 +12,8 @@ from quark.features.finetuning.fit import fit
 from quark.features.finetuning.options import Algorithm, FitOptions
 from quark.features.finetuning.problem import Bounds, Problem, Rows
 
+pytestmark = pytest.mark.usefixtures("fitted_by")
+
 ADAROUND = FitOptions(Algorithm.ADAROUND, iterations=300, learning_rate=None)
 ADAQUANT = FitOptions(Algorithm.ADAQUANT, iterations=150, learning_rate=None)
 BOTH = pytest.mark.parametrize("options", [ADAROUND, ADAQUANT], ids=["AdaRound", "AdaQuant"])

@@ -10,9 +10,9 @@ import torch
 from fitted_layers import affine, choices_of, normal
 
 from quark.errors import InvalidValueError
-from quark.features.finetuning.fit import are_outputs_separate
 from quark.features.finetuning.problem import Part, WeightLayout
-from quark.features.finetuning.quantizers import neighbours, quantizer_of
+from quark.features.finetuning.quantizers import quantizer_of
+from quark.features.finetuning.training import are_outputs_separate, neighbours
 from quark.formats.affine import is_in_range
 from quark.plan import AffineChoice, BlockChoice, Choice, DynamicChoice, FloatChoice
 from quark.rounded import parameters_of, rounded

@@ -15,9 +15,8 @@ from typing import Protocol
 import torch
 
 from quark.features.finetuning.learned_weights import LearnedWeights
+from quark.features.finetuning.training import MEAN_DECAY, SQUARE_DECAY
 from quark.formats.native import NativeFinetuning, StepKind, WeightStep, native_finetuning
-
-MEAN_DECAY, SQUARE_DECAY = 0.9, 0.999  # Adam's, as published and in csrc/formats/weight_step_kernels.h
 
 
 class Descent(Protocol):
@@ -93,6 +92,7 @@ class NativeDescent:
             first=numbers[0],
             second=numbers[1],
             third=numbers[2],
+            factor=1.0,
         )
 
     def soft(self) -> torch.Tensor:

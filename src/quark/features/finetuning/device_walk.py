@@ -18,9 +18,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from quark.devices import Device
 from quark.errors import ModelError
-from quark.features.finetuning.options import FinetuneOptions
 from quark.features.finetuning.walk import See, Walk, numbers_of
 from quark.onnx.graph import piece
 from quark.onnx.session import open_session, running
@@ -42,13 +40,13 @@ class DeviceWalk(Walk):
         samples: Any,
         make_store: Callable[[], Any],
         *,
-        device: torch.device,
+        device: str | torch.device,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         workers: int = 2,
         threads: int = 1,
     ) -> None:
         super().__init__(model, samples, make_store, providers=providers, workers=workers, threads=threads)
-        self._device = device
+        self._device = torch.device(device)
         count = len(samples)
         runs = -(-count // TOGETHER)
         ends = [count * number // max(1, runs) for number in range(runs + 1)]
@@ -198,12 +196,6 @@ class _JoinedRun:
             if not np.square(found - wide).sum() <= MOST_ERROR * np.square(wide).sum():  # NaN is no agreement
                 return False
         return True
-
-
-def shares_memory(options: FinetuneOptions) -> bool:
-    """True if ONNX Runtime computes on the GPU that torch trains on."""
-    device = Device.parse(options.infer_device)
-    return device.kind == "cuda" and str(device) == options.fit.device
 
 
 def can_be_joined(samples: Sequence[Mapping[str, Array]]) -> bool:

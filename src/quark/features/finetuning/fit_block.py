@@ -16,6 +16,7 @@ a batch is computed one sample after the other.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ import numpy as np
 import torch
 
 from quark.features.finetuning.descent import descent
-from quark.features.finetuning.fit import BIAS_SHARE, LEAST_GAIN, LITTLE_WORK, threads_kept, train
-from quark.features.finetuning.learned_weights import LearnedWeights, RoundedWeights, TrainedWeights, learning_rate
+from quark.features.finetuning.learned_weights import LearnedWeights, RoundedWeights, TrainedWeights
 from quark.features.finetuning.options import ROWS_OF_A_SAMPLE, Algorithm, FitOptions
 from quark.features.finetuning.problem import Array, Fitted, WeightLayout
-from quark.features.finetuning.quantizers import Quantizer, neighbours, quantizer_of, straight_through, tensor_of
+from quark.features.finetuning.quantizers import Quantizer, quantizer_of, rounding_change, straight_through, tensor_of
+from quark.features.finetuning.torch_fit import LITTLE_WORK, threads_kept
+from quark.features.finetuning.training import BIAS_SHARE, LEAST_GAIN, learning_rate, neighbours, train
 from quark.plan import Choice
 from quark.text import get_logger
 
@@ -285,7 +287,10 @@ class _BlockFit:
         self._samples.find_batching(standing)
         before, power, _ = self._samples.squared(sorted(self._problem.held_out), standing)
         power = power or 1.0
-        rates = tuple(learning_rate(options, before / power, each.start, each.quantizer) for each in self._layers)
+        rates = tuple(
+            learning_rate(options, before / power, functools.partial(rounding_change, each.start, each.quantizer))
+            for each in self._layers
+        )
         if not options.iterations or not math.isfinite(before):
             remark = "" if math.isfinite(before) else "is not finite"
             return self._results(before / power, before / power, 0, rates, remark)

@@ -18,18 +18,12 @@ weights.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from quark.features.finetuning.options import Algorithm, FitOptions
 from quark.features.finetuning.quantizers import Quantizer
+from quark.features.finetuning.training import SHIFT, STRETCH, UNDECIDED, beta, fading
 from quark.formats.native import StepKind
-
-STRETCH, SHIFT = 1.2, -0.1
-UNDECIDED = 0.02  # share of weights that may be between their neighbours at the end
-AUTO_SHARE = 0.06  # learning rate of AdaQuant, relative to the RMS change that rounding to the nearest makes
-AUTO_ADAROUND = 0.03
 
 
 class RoundedWeights:
@@ -74,15 +68,11 @@ class RoundedWeights:
 
     def beta(self, progress: float) -> float | None:
         """The exponent at that share of the iterations; None during the warm start."""
-        start, end = self._options.beta_range
-        if progress < self._options.warm_start:
-            return None
-        along = (progress - self._options.warm_start) / max(1e-9, 1 - self._options.warm_start)
-        return end + 0.5 * (start - end) * (1 + math.cos(math.pi * min(along, 1.0)))
+        return beta(self._options, progress)
 
     def fading(self, progress: float) -> float:
         """The factor of the learning rate."""
-        return 1.0
+        return fading(Algorithm.ADAROUND, progress)
 
     def is_decided(self) -> bool:
         """True if nearly all weights are at one of their neighbours."""
@@ -130,8 +120,8 @@ class TrainedWeights:
         return of_weights if mask is None else of_weights * mask
 
     def fading(self, progress: float) -> float:
-        """The factor of the learning rate: half a cosine."""
-        return 0.5 * (1 + math.cos(math.pi * progress))
+        """The factor of the learning rate."""
+        return fading(Algorithm.ADAQUANT, progress)
 
     def is_decided(self) -> bool:
         return False
@@ -157,19 +147,3 @@ class TrainedWeights:
 
 
 LearnedWeights = RoundedWeights | TrainedWeights
-
-
-def learning_rate(options: FitOptions, error: float, weight: torch.Tensor, quantizer: Quantizer) -> float:
-    """The learning rate of a layer whose relative error before training is `error`.
-
-    AdaQuant moves a weight by about the learning rate at every iteration, so it is a share of what rounding changes
-    weights by, which differs a hundredfold between formats and layers. AdaRound's parameter has no unit.
-    """
-    if options.lr_adjust is not None and error > options.lr_adjust[0]:
-        return options.lr_adjust[1]
-    if options.learning_rate is not None:
-        return options.learning_rate
-    if options.algorithm is Algorithm.ADAROUND:
-        return AUTO_ADAROUND
-    change = quantizer.values(weight) - weight
-    return AUTO_SHARE * (float(change.square().mean().sqrt()) or 1e-5)

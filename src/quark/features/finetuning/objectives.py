@@ -7,16 +7,11 @@ has the error
 
 so that an iteration costs the same however many rows there are, and sees all of them. That is less work than a batch
 if a row is shorter than two batches are long. A bias is one more column of ones.
-
-On the CPU the error of a batch behind bounds, its gradient and the sums over the rows are one pass of compiled code
-(csrc/formats/weight_step.h), unless outputs are rounded. The sums add up in another order than torch's.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,7 +20,7 @@ import torch
 
 from quark.features.finetuning.problem import Bounds, Part, Problem, Rows
 from quark.features.finetuning.quantizers import Quantizer, quantizer_of, tensor_of
-from quark.formats.native import RowErrors, native_finetuning
+from quark.features.finetuning.training import batch_starts
 
 _PART = 4096  # rows that are looked at together
 
@@ -56,17 +51,6 @@ class Tensors:
     @property
     def is_linear(self) -> bool:
         return self._activation is None and self._rounding is None
-
-    @property
-    def bounds(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What outputs are confined to, if that is all that happens to them: [groups, 1, outputs] each."""
-        if self._rounding is not None or not (self._activation is None or isinstance(self._activation, Bounds)):
-            return None
-        if isinstance(self._activation, Bounds):
-            return self._low, self._high
-        shape = (self._groups, 1, self._outputs)
-        low, high = (torch.full(shape, sign * math.inf, device=self.targets.device) for sign in (-1, 1))
-        return low, high
 
     def part(self, part: Part) -> Tensors:
         """The same rows for some of the outputs, which must not be rounded together."""
@@ -123,15 +107,12 @@ class Tensors:
         return flat.reshape(flat.shape[0], self._groups, self._outputs).transpose(0, 1)
 
 
-def outputs_of(
-    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def outputs_of(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """[groups, rows, k] times [groups, outputs, k], plus the bias: [groups, rows, outputs], contiguous."""
     if weight.shape[1] > 1:
-        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2), out=out)
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
     # the other way around: for one output of many groups, four times as fast on a processor
-    across = None if out is None else out.view(out.shape[0], 1, out.shape[1])
-    product = torch.bmm(weight, inputs.transpose(1, 2), out=across).add_(bias.unsqueeze(1))
+    product = torch.bmm(weight, inputs.transpose(1, 2)).add_(bias.unsqueeze(1))
     return product.view(product.shape[0], product.shape[2], 1)
 
 
@@ -167,13 +148,8 @@ class RowObjective:
         self._tensors = tensors
         self._rows = min(batch_rows, tensors.count)
         self._batches = batches
-        self._stride = self._rows
-        while math.gcd(self._stride, tensors.count - self._rows + 1) != 1:  # so that no row is left out
-            self._stride += 1
         self._drop_ratio = drop_ratio if tensors.float is not None else 1.0
         self._generator = torch.Generator(device=tensors.quantized.device).manual_seed(seed)
-        is_on_cpu = tensors.quantized.device.type == "cpu"
-        self._native = native_finetuning() if is_on_cpu and tensors.bounds is not None else None
         self._buffers: dict[tuple[int, ...], torch.Tensor] = {}
 
     def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False) -> Gradient:
@@ -188,10 +164,11 @@ class RowObjective:
             loss = None
             if has_loss:  # apart from the gradient, whose last bits must not depend on what is logged
                 loss = self._tensors.error(outputs_of(inputs, weight, bias), part)[0].square().sum()
-            compute = self._composed if self._native is None else self._fused
-            error, sums = compute(inputs, part, weight, bias)
+            error, slope = self._tensors.error(outputs_of(inputs, weight, bias), part)
+            error = error if slope is None else error.mul_(slope)
             of_weight = torch.bmm(error.transpose(1, 2), inputs, out=self._buffer(weight.shape))
-            found = Gradient(of_weight.mul_(2 / seen), sums.mul_(2 / seen), None if loss is None else loss / seen)
+            of_bias = error.sum(1).mul_(2 / seen)
+            found = Gradient(of_weight.mul_(2 / seen), of_bias, None if loss is None else loss / seen)
             if total is None:
                 total = found if self._batches == 1 else replace(found, weight=found.weight.clone())
             else:
@@ -199,38 +176,6 @@ class RowObjective:
                 total = Gradient(total.weight + found.weight, total.bias + found.bias, both)
         assert total is not None
         return total
-
-    def _composed(
-        self, inputs: torch.Tensor, part: slice, weight: torch.Tensor, bias: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradient of the squared error in the outputs but for a factor, and its sums over the rows."""
-        error, slope = self._tensors.error(outputs_of(inputs, weight, bias), part)
-        error = error if slope is None else error.mul_(slope)
-        return error, error.sum(1)
-
-    def _fused(
-        self, inputs: torch.Tensor, part: slice, weight: torch.Tensor, bias: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `_composed` returns, by the compiled code."""
-        assert self._native is not None
-        groups, rows, _ = inputs.shape
-        targets, bounds = self._tensors.targets, self._bounds
-        outputs = outputs_of(inputs, weight, bias, self._buffer((groups, rows, weight.shape[1])))
-        sums = torch.empty(groups, weight.shape[1])
-        self._native.errors(
-            RowErrors(
-                *(groups, rows, weight.shape[1], targets.stride(0)),
-                *(outputs.data_ptr(), targets[:, part].data_ptr()),
-                *(each.data_ptr() for each in (*bounds, sums)),
-            )
-        )
-        return outputs, sums
-
-    @functools.cached_property
-    def _bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
-        bounds = self._tensors.bounds
-        assert bounds is not None
-        return bounds[0].contiguous(), bounds[1].contiguous()
 
     def _buffer(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Memory that is used again: fresh pages cost more than the numbers in them."""
@@ -240,11 +185,8 @@ class RowObjective:
 
     def _parts(self, iteration: int) -> list[slice]:
         count, rows = self._tensors.count, self._rows
-        if self._batches < 1:
-            return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
-        numbers = range(iteration * self._batches, (iteration + 1) * self._batches)
-        starts = [number * self._stride % (count - rows + 1) for number in numbers]
-        return [slice(start, start + rows) for start in starts]
+        starts = batch_starts(range(iteration, iteration + 1), self._batches, rows, count)
+        return [slice(start, min(start + rows, count)) for start in starts]
 
 
 class GramObjective:

@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
-import torch
 from numpy.typing import NDArray
 
 import quark.features.finetuning.fit as fitting
@@ -25,14 +24,12 @@ from quark.account import AlgorithmFacts
 from quark.compare.improvement import OutputErrors
 from quark.errors import InvalidValueError, ModelError
 from quark.features.bias_correction.on_onnx import give_biases
-from quark.features.finetuning.block_fitting import BlockFitter
 from quark.features.finetuning.blocks import Block, blocks
 from quark.features.finetuning.checkpoint import Checkpoint
-from quark.features.finetuning.device_walk import DeviceWalk, shares_memory
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
 from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
-from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, quantized_copy, stages
+from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, quantized_copy, shares_memory, stages
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
 from quark.onnx.comparing import output_errors
 from quark.onnx.data.samples import SampleStore
@@ -45,6 +42,9 @@ from quark.onnx.versions import versions
 from quark.plan import SkippedNode
 from quark.rounded import rounded
 from quark.text import get_logger, printable
+
+if TYPE_CHECKING:
+    from quark.features.finetuning.block_fitting import BlockFitter
 
 Array = NDArray[Any]
 _LOG = get_logger(__name__)
@@ -198,19 +198,15 @@ class _Finetuning:
         }
         kind: type[Walk] = Walk
         if shares_memory(options):
-            kind, settings_of_walk["device"] = DeviceWalk, torch.device(options.fit.device)
+            from quark.features.finetuning.device_walk import DeviceWalk  # imports torch, which takes a second
+
+            kind, settings_of_walk["device"] = DeviceWalk, options.fit.device
         self._walks = tuple(
             kind(network, self._samples, lambda: SampleStore(options.memory_limit // 4), **settings_of_walk)
             for network in (exact, walked)
         )
         float_walk, quantized_walk = self._walks
         self._gatherer = Gatherer(float_walk, quantized_walk, len(self._samples), options)
-        self._fitter = BlockFitter(
-            *(model, self._choices, float_walk, quantized_walk, len(self._samples)),
-            lambda: SampleStore(options.memory_limit // 8),
-            options,
-            work.unrounded,
-        )
         self._starts = work.unrounded
         self._held_out = samples.held_out if options.is_selective else []
         self._judged = _judged_outputs(model, options.output_index)
@@ -268,6 +264,18 @@ class _Finetuning:
             if reason is not None and len(block.layers) > 1:
                 _LOG.info("%s: fitted layer by layer, since %s", block.name, reason)
             yield block.layers, block if reason is None else None
+
+    @functools.cached_property
+    def _fitter(self) -> BlockFitter:
+        from quark.features.finetuning.block_fitting import BlockFitter
+
+        float_walk, quantized_walk = self._walks
+        return BlockFitter(
+            *(self._model, self._choices, float_walk, quantized_walk, len(self._samples)),
+            lambda: SampleStore(self._options.memory_limit // 8),
+            self._options,
+            self._starts,
+        )
 
     def _fitted_together(self, place: int, block: Block) -> list[tuple[int, TrainedLayer, Fitted]]:
         numbers = range(place, place + len(block.layers))

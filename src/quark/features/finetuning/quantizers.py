@@ -1,4 +1,4 @@
-"""How the choices of a plan round, as torch functions that training calls at every iteration, and their neighbours."""
+"""How the choices of a plan round, as torch functions that training calls at every iteration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError
 from quark.features.finetuning.problem import Part, WeightLayout
-from quark.formats.affine import Granularity
-from quark.formats.arrays import array_kind
+from quark.features.finetuning.training import affine_numbers
 from quark.formats.catalog import get_format
-from quark.formats.quantize import affine_neighbours, block_neighbours, element_neighbours, quantize_dequantize
+from quark.formats.quantize import quantize_dequantize
 from quark.ops.fake_quantize import block_fake_quantize
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
-from quark.rounded import float_scale, parameters_of
+from quark.rounded import float_scale
 
 Array = NDArray[Any]
 
@@ -51,14 +50,7 @@ class Quantizer(ABC):
 def quantizer_of(choice: Choice, shape: tuple[int, ...], device: torch.device) -> Quantizer:
     """The quantizer of tensors of that shape."""
     if isinstance(choice, AffineChoice):
-        parameters = parameters_of(choice, shape)
-        kind = array_kind(parameters.scale)
-        spread = Granularity(choice.axis, choice.group_size).spread
-        scale = np.asarray(spread(kind, parameters.scale, shape), np.float32)
-        zero_point = np.asarray(spread(kind, parameters.zero_point, shape), np.float32)
-        fmt = parameters.format
-        limits = np.float32(fmt.qmin) - zero_point, np.float32(fmt.qmax) - zero_point
-        return _Affine(*(tensor_of(each, device) for each in (scale, *limits)))
+        return _Affine(*(tensor_of(each, device) for each in affine_numbers(choice, shape)))
     if isinstance(choice, BlockChoice):
         return _Blocks(choice)
     if isinstance(choice, FloatChoice):
@@ -152,21 +144,9 @@ class _Floats(Quantizer):
         return _Floats(self.choice, part.of(layout.to_matrices(self.scale.expand(layout.shape))))
 
 
-def neighbours(array: Array, choice: Choice) -> tuple[Array, Array]:
-    """The two numbers that each weight can be rounded to, in float32."""
-    wide = np.ascontiguousarray(array, np.float32)
-    if isinstance(choice, AffineChoice):
-        return affine_neighbours(wide, parameters_of(choice, wide.shape))
-    if isinstance(choice, BlockChoice):
-        if choice.to_bfloat16_first:
-            wide = np.asarray(quantize_dequantize(wide, "bfloat16"))
-        return block_neighbours(wide, choice.axis if wide.ndim > 1 else 0, choice.quantizer)
-    if isinstance(choice, FloatChoice):
-        fmt: Any = get_format(choice.format)
-        scale = float_scale(choice, wide.ndim)
-        lower, upper = element_neighbours(wide / scale, fmt)
-        return lower * scale, upper * scale
-    raise InvalidValueError(f"{choice}: its scale is not known before run time")
+def rounding_change(weight: torch.Tensor, quantizer: Quantizer) -> float:
+    """The RMS of what rounding to the nearest does to a weight."""
+    return float((quantizer.values(weight) - weight).square().mean().sqrt())
 
 
 def straight_through(x: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:

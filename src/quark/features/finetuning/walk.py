@@ -25,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quark.devices import Device
 from quark.features.finetuning.layers import TrainedLayer, placed
 from quark.features.finetuning.options import FinetuneOptions
 from quark.features.finetuning.problem import Rows
@@ -314,6 +315,12 @@ class _Split:
                 given = given[placed(np.flatnonzero(chosen), given)]
             if chosen.any():
                 buffer.swapaxes(0, 1)[placed(places[chosen], buffer)] = given
+
+
+def shares_memory(options: FinetuneOptions) -> bool:
+    """True if ONNX Runtime computes on the GPU that torch trains on."""
+    device = Device.parse(options.infer_device)
+    return device.kind == "cuda" and str(device) == options.fit.device
 
 
 def held_out(count: int) -> frozenset[int]:
