@@ -355,9 +355,28 @@ class RowTraining(ctypes.Structure):
     )
 
 
+class RowGather(ctypes.Structure):
+    """The rows of a convolution, field by field as in csrc/formats/row_gather.cc. Pointers are addresses of float32
+    and int64 numbers; the caller guarantees that the memory is valid, and that sources and places lie within it."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("planes", ctypes.c_int64),
+        ("plane_size", ctypes.c_int64),
+        ("sources", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("picks", ctypes.c_int64),
+        ("taps", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("row", ctypes.c_int64),
+        ("tap_step", ctypes.c_int64),
+        ("plane_step", ctypes.c_int64),
+    )
+
+
 class NativeFinetuning:
-    """The functions of csrc/formats/weight_step.h and row_training.h. They run on the thread that calls them, without
-    Python's lock."""
+    """The functions of csrc/formats/weight_step.h, row_training.h and row_gather.cc. They run on the thread that calls
+    them, without Python's lock."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         training, size, address = ctypes.POINTER(RowTraining), ctypes.c_int64, ctypes.c_void_p
@@ -374,6 +393,8 @@ class NativeFinetuning:
         self._gradient.argtypes = (training, size, address, address)
         self._gram = library.quark_row_gram
         self._gram.argtypes = (training, size, address)
+        self._gather = library.quark_gather_rows
+        self._gather.argtypes = (ctypes.POINTER(RowGather),)
 
     def step(self, step: WeightStep) -> None:
         """Move the parameter by Adam, and compute the weights of the next iteration."""
@@ -401,6 +422,11 @@ class NativeFinetuning:
         """Add the Gram matrix of the first rows, each with a one behind it, to float32 numbers at that address."""
         _check(self._gram(training, count, gram), training)
 
+    def gather(self, gather: RowGather) -> None:
+        """Write the rows."""
+        if self._gather(gather):
+            raise RuntimeError(f"the compiled code refused {gather.picks} rows of {gather.taps} x {gather.planes}")
+
 
 def _check(status: int, training: RowTraining) -> None:
     if status:
@@ -412,7 +438,7 @@ def _check(status: int, training: RowTraining) -> None:
 def native_finetuning() -> NativeFinetuning | None:
     """None if the compiled code is missing, from an earlier version, or switched off."""
     library = load_library()
-    return None if library is None or not hasattr(library, "quark_train_rows") else NativeFinetuning(library)
+    return None if library is None or not hasattr(library, "quark_gather_rows") else NativeFinetuning(library)
 
 
 class _RowProducts(ctypes.Structure):

@@ -31,6 +31,18 @@ def source_of(model: Any) -> tuple[ir.Node, tuple[RowSource, WeightLayout] | str
     return node, row_source(node, weight), weight
 
 
+def check_written(source: RowSource, layout: WeightLayout, x: Array, picks: Array, rows: Array) -> None:
+    """Rows are the same where they are written to places among others, by compiled code or without, and those others
+    stay as they were."""
+    places = np.random.default_rng(2).permutation(len(picks) + 2)[: len(picks)]
+    for given in (x, torch.from_numpy(x)):
+        room: Any = np.full((len(picks) + 2, rows[0].size), 7, np.float32)
+        written = source.rows(room if isinstance(given, np.ndarray) else torch.from_numpy(room), layout)
+        source.write_inputs(given, picks, places, written)
+        np.testing.assert_allclose(np.asarray(written)[places], rows, rtol=1e-6, atol=1e-6)
+        assert (np.delete(room, places, axis=0) == 7).all()
+
+
 def check(net: Net, output: str, x: Array) -> None:
     model = net.model(output)
     node, found, weight = source_of(model)
@@ -45,6 +57,7 @@ def check(net: Net, output: str, x: Array) -> None:
         rows = source.inputs(x, picks)
         assert rows.shape == (len(picks), layout.matrices[0], layout.matrices[2])
         assert rows.dtype == np.float32
+        check_written(source, layout, x, picks, rows)
         products = np.einsum("rgk,gok->rgo", rows, layout.to_matrices(weight)).reshape(len(picks), -1)
         bias = bias_of(node)
         products = products if bias is None else products + bias.reshape(-1)

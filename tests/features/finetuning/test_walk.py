@@ -145,6 +145,29 @@ def test_any_pieces_give_the_same_tensors(name: str) -> None:
         assert not stores.open
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tensors_on_the_way_are_those_of_a_visit(name: str) -> None:
+    """A walk that goes on hands out tensors of the part that it leaves behind."""
+    model = NETWORKS[name]()
+    layers = layers_of(model)
+    walk, feeds = walk_of(model)
+    tensors = list(dict.fromkeys(each for layer in layers for each in (layer.input[0], layer.output[0])))
+    expected = whole(model, tensors, feeds)
+    names = [layer.name for layer in layers]
+    for end in range(1, len(layers)):
+        found: dict[int, dict[str, Array]] = {}
+        wanted = [layers[end - 1].output[0]]
+
+        def see(samples: range, values: Mapping[str, Any], found: Any = found, wanted: Any = wanted) -> None:
+            found.update(split(samples, {name: values[name] for name in wanted}))
+
+        walk.advance(names[:end], names[end:], wanted, see)
+        assert_same([found[index] for index in range(len(feeds))], expected, wanted)
+    rest = [layers[-1].output[0]]
+    assert_same(visited(walk, rest), expected, rest)
+    walk.close()
+
+
 def test_a_walk_sees_weights_that_changed_meanwhile() -> None:
     """What is behind a layer that was trained is computed with its new weights."""
     model = chain()

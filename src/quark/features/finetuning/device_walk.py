@@ -10,7 +10,7 @@ are remembered elsewhere, as without a GPU.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,11 @@ class DeviceWalk(Walk):
         providers: Sequence[str] = ("CPUExecutionProvider",),
         workers: int = 2,
         threads: int = 1,
+        little: int = 0,
     ) -> None:
-        super().__init__(model, samples, make_store, providers=providers, workers=workers, threads=threads)
+        super().__init__(
+            model, samples, make_store, providers=providers, workers=workers, threads=threads, little=little
+        )
         self._device = torch.device(device)
         count = len(samples)
         runs = -(-count // TOGETHER)
@@ -56,6 +59,9 @@ class DeviceWalk(Walk):
     def visit(self, tensors: Sequence[str], see: See) -> None:
         if not self._is_visited(tensors, see):
             super().visit(tensors, see)
+
+    def is_little(self, done: Iterable[str], to_come: Iterable[str]) -> bool:
+        return False  # sessions on a device take long to open, and it computes fast
 
     def _is_visited(self, tensors: Sequence[str], see: See) -> bool:
         """True if the tensors were computed for groups of samples. If not, nothing was seen, and none ever will be."""
@@ -108,7 +114,9 @@ class DeviceWalk(Walk):
         joined = {name: np.concatenate([np.atleast_1d(each[name]) for each in samples]) for name in names}
         return {name: torch.from_numpy(array).to(self._device) for name, array in joined.items()}
 
-    def _remembered(self, tensors: Sequence[str]) -> Any:
+    def _remembered(self, tensors: Sequence[str], others: Sequence[str] = (), see: See | None = None) -> Any:
+        if see is not None:
+            self.visit(others, see)
         values = [self.value(name) for name in tensors]
         needed = 4 * len(self._samples) * sum(map(numbers_of, values))
         store = _Remembered(self._groups)
@@ -116,8 +124,8 @@ class DeviceWalk(Walk):
             return store
         return super()._remembered(tensors)
 
-    def zeros(self, shape: tuple[int, ...]) -> Any:
-        return torch.zeros(shape, device=self._device)
+    def empty(self, count: int) -> Any:
+        return torch.empty(count, device=self._device)
 
 
 class _Remembered:

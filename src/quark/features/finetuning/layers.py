@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from quark.features.bias_correction.taps import Window, taps_of
 from quark.features.finetuning.problem import Activation, Bounds, WeightLayout
 from quark.formats.arrays import FLOAT32, FLOAT64, array_kind
+from quark.formats.native import NativeFinetuning, RowGather, native_finetuning
 from quark.onnx.graph import attribute, constant, dimensions, input_value, is_read_once, rank, readers
 from quark.plan import AffineChoice, Choice, DynamicChoice, FloatChoice, QuantizationPlan, SkippedNode
 
@@ -156,9 +157,26 @@ class RowSource(Protocol):
     def outputs(self, y: Any, picks: Array) -> Any:
         """What is computed there, [picks, outputs]."""
 
+    def rows(self, buffer: Any, layout: WeightLayout) -> Any:
+        """A matrix with a line for each row as such rows, in the memory order in which they are used fastest."""
+
+    def write_inputs(self, x: Any, picks: Array, places: Array, rows: Any) -> None:
+        """Make the rows those of these numbers, in what `rows` returned."""
+
+
+class _Rows:
+    """What all rows have in common."""
+
+    def rows(self, buffer: Any, layout: WeightLayout) -> Any:
+        groups, _, length = layout.matrices
+        return buffer.reshape(len(buffer), groups, length)
+
+    def write_inputs(self, x: Any, picks: Array, places: Array, rows: Any) -> None:
+        rows[placed(places, rows)] = placed(self.inputs(x, picks), rows)  # type: ignore[attr-defined]
+
 
 @dataclass(frozen=True)
-class ConvolutionRows:
+class ConvolutionRows(_Rows):
     """A convolution as a product of rows: each output position reads the input values under its windows."""
 
     windows: tuple[Window, ...]
@@ -166,6 +184,37 @@ class ConvolutionRows:
 
     def count(self, output_shape: tuple[int, ...]) -> int:
         return output_shape[0] * math.prod(output_shape[2:])
+
+    def rows(self, buffer: Any, layout: WeightLayout) -> Any:
+        groups, _, length = layout.matrices
+        if length == math.prod(window.kernel for window in self.windows):  # one channel for each group
+            return buffer.reshape(len(buffer), length, groups).swapaxes(1, 2)
+        return super().rows(buffer, layout)
+
+    def write_inputs(self, x: Any, picks: Array, places: Array, rows: Any) -> None:
+        native = _native_for(x, rows)
+        if native is None:
+            return super().write_inputs(x, picks, places, rows)
+        sources, row_step, group_step, step = self._sources(x.shape, picks), *_steps(rows)
+        taps = sources.shape[1]
+        # one channel for each group, or all taps of a channel before those of the next
+        plane_step = group_step if self.groups == x.shape[1] else taps * step
+        _gather(native, x, sources, places, rows, (row_step, step, plane_step))
+        return None
+
+    def _sources(self, shape: tuple[int, ...], picks: Array) -> Array:
+        """Where the inputs of each window are in the first channel of an input of that shape, [picks, taps]; -1 is
+        padding."""
+        sources = [window.sources(size) for window, size in zip(self.windows, shape[2:], strict=True)]
+        batch, *places = np.unravel_index(picks, (shape[0], *(len(each) for each in sources)))
+        found = (batch * math.prod(shape[1:]))[:, None]
+        is_inside: Any = True
+        for axis, (source, place) in enumerate(zip(sources, places, strict=True)):
+            chosen = source[place]
+            inside, step = chosen >= 0, math.prod(shape[axis + 3 :])
+            found = (found[:, :, None] + (chosen * step)[:, None]).reshape(len(picks), -1)
+            is_inside = inside if axis == 0 else (is_inside[:, :, None] & inside[:, None]).reshape(len(picks), -1)
+        return np.where(is_inside, found, -1)
 
     def inputs(self, x: Any, picks: Array) -> Any:
         sources = [window.sources(size) for window, size in zip(self.windows, x.shape[2:], strict=True)]
@@ -187,13 +236,52 @@ class ConvolutionRows:
         return _float32(rows)
 
     def outputs(self, y: Any, picks: Array) -> Any:
+        native = _native_for(y)
+        if native is not None:
+            rows, size = np.empty((len(picks), y.shape[1]), np.float32), math.prod(y.shape[2:])
+            sources = picks // size * (y.shape[1] * size) + picks % size
+            _gather(native, y, sources[:, None], np.arange(len(picks)), rows, (y.shape[1], 0, 1))
+            return rows
         batch, *places = np.unravel_index(picks, (y.shape[0], *y.shape[2:]))
         index = tuple(placed(each, y) for each in (batch, slice(None), *places))
         return _float32(y[index])
 
 
+def _native_for(*arrays: Any) -> NativeFinetuning | None:
+    """The compiled code, if it can gather rows of the first array, and write them to the others."""
+    are_plain = all(isinstance(each, np.ndarray) and each.dtype == np.float32 for each in arrays)
+    return native_finetuning() if are_plain and arrays[0].flags.c_contiguous else None
+
+
+def _steps(array: Array) -> tuple[int, ...]:
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def _gather(
+    native: NativeFinetuning, x: Array, sources: Array, places: Array, rows: Array, steps: tuple[int, int, int]
+) -> None:
+    """Write rows of x, [batch, channels, ...]; `steps` lead to the next row, tap and channel."""
+    row_step, tap_step, plane_step = steps
+    sources, places = (np.ascontiguousarray(each, np.int64) for each in (sources, places))
+    native.gather(
+        RowGather(
+            values=x.ctypes.data,
+            planes=x.shape[1],
+            plane_size=math.prod(x.shape[2:]),
+            sources=sources.ctypes.data,
+            places=places.ctypes.data,
+            picks=sources.shape[0],
+            taps=sources.shape[1],
+            rows=rows.ctypes.data,
+            row=row_step,
+            tap_step=tap_step,
+            plane_step=plane_step,
+        )
+    )
+
+
 @dataclass(frozen=True)
-class MatrixRows:
+class MatrixRows(_Rows):
     """The rows of a matrix product: along the last axis of its input, or the first of a transposed one."""
 
     is_transposed: bool = False
@@ -212,7 +300,7 @@ class MatrixRows:
 
 
 @dataclass(frozen=True)
-class NormalizedRows:
+class NormalizedRows(_Rows):
     """A normalization before its scale. `first` is the first axis that is normalized over; a channel of the scale is
     along `channel`, or, where that is None, all of the normalized axes."""
 

@@ -12,6 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,16 @@ from quark.features.finetuning.checkpoint import Checkpoint
 from quark.features.finetuning.layers import TrainedLayer, bias_of, trained_layers
 from quark.features.finetuning.options import TRAINED_OP_TYPES, FinetuneOptions, Reconstruction
 from quark.features.finetuning.problem import Fitted, Problem
-from quark.features.finetuning.walk import Gatherer, Targets, Walk, are_enough, quantized_copy, shares_memory, stages
+from quark.features.finetuning.walk import (
+    LITTLE_MEMORY,
+    Gatherer,
+    Targets,
+    Walk,
+    are_enough,
+    quantized_copy,
+    shares_memory,
+    stages,
+)
 from quark.onnx.calibrate.runner import FloatRunner, processor_count
 from quark.onnx.comparing import output_errors
 from quark.onnx.data.samples import SampleStore
@@ -195,6 +205,7 @@ class _Finetuning:
             "providers": providers,
             "workers": min(2, processors),
             "threads": max(1, processors // 2),
+            "little": min(LITTLE_MEMORY, options.memory_limit // 4),
         }
         kind: type[Walk] = Walk
         if shares_memory(options):
@@ -206,6 +217,10 @@ class _Finetuning:
             for network in (exact, walked)
         )
         float_walk, quantized_walk = self._walks
+        # with inputs of both networks mixed, the float network's are needed until a stage is fitted
+        is_free = kind is Walk and options.fit.drop_ratio == 1
+        self._looks_ahead = is_free and options.reconstruction is Reconstruction.LAYER
+        self._background = ThreadPoolExecutor(1)
         self._gatherer = Gatherer(float_walk, quantized_walk, len(self._samples), options)
         self._starts = work.unrounded
         self._held_out = samples.held_out if options.is_selective else []
@@ -225,12 +240,14 @@ class _Finetuning:
             self.left += [SkippedNode(each.name, each.op_type, "there are no samples") for each in self.layers]
             return
         begin = time.monotonic()
+        missing = (number for number, layer in enumerate(self.layers) if self._kept(number, layer) is None)
+        self._last_missing = max(missing, default=-1)
         with track(len(self.layers), "finetuning") as advance:
-            for stage, block in self._stages():
+            for stage, block, targets in self._stages():
                 place = self.layers.index(stage[0])
                 # the layers of a block are kept or rolled back together, others one by one
                 groups: Iterable[list[tuple[int, TrainedLayer, Fitted]]] = (
-                    ([fitted] for fitted in self._fitted(dict(enumerate(stage, place))))
+                    ([fitted] for fitted in self._fitted(dict(enumerate(stage, place)), targets))
                     if block is None
                     else [self._fitted_together(place, block)]
                 )
@@ -239,12 +256,38 @@ class _Finetuning:
                     for number, layer, fitted in group:
                         self._log(number, layer, fitted, time.monotonic() - begin)
                         advance()
-                start, count = time.monotonic(), place + len(stage)
-                final, rest = ([each.name for each in some] for some in (self.layers[:count], self.layers[count:]))
-                for walk in self._walks if rest else ():
-                    walk.advance(final, rest)
+                start = time.monotonic()
+                self._leave(place + len(stage))
                 self._clock["inference"] += time.monotonic() - start
         _LOG.info("finetuning: %(inference).1f s of inference, %(training).1f s of training", self._clock)
+
+    def _leave(self, count: int) -> None:
+        """Walk on behind the first layers, whose weights are final."""
+        if count > self._last_missing:
+            return
+        # a walk that stops at the input of the next layer in any case need not stop here
+        walks = [self._walks[1]] if not self._steps_to(count) else []
+        if not self._looks_ahead:
+            walks.append(self._walks[0])
+        for walk in walks:
+            walk.advance(*self._split_at(count))
+
+    def _split_at(self, count: int) -> tuple[list[str], list[str]]:
+        """The names of the first layers, and of the others."""
+        names = [layer.name for layer in self.layers]
+        return names[:count], names[count:]
+
+    def _around(self, number: int) -> tuple[list[str], list[str]]:
+        """What the quantized network has to compute before a layer, with the layer's input, and what is to come."""
+        producer = self._copied[self.layers[number].name].inputs[0].producer()  # type: ignore[union-attr]
+        done, rest = self._split_at(number)
+        return done + ([] if producer is None else [str(producer.name)]), rest
+
+    def _steps_to(self, number: int) -> bool:
+        """True if the walk through the quantized network stops at the input of that layer, since little has to be
+        remembered there. Otherwise it is computed anew from where the stage begins."""
+        is_by_layer = self._options.reconstruction is Reconstruction.LAYER
+        return 0 < number <= self._last_missing and is_by_layer and self._walks[1].is_little(*self._around(number))
 
     def _log(self, number: int, layer: TrainedLayer, fitted: Fitted, seconds: float) -> None:
         done, total = number + 1, len(self.layers)
@@ -254,16 +297,50 @@ class _Finetuning:
             *(fitted.iterations, fitted.learning_rate, seconds / done * (total - done)),
         )
 
-    def _stages(self) -> Iterator[tuple[Sequence[TrainedLayer], Block | None]]:
-        """The layers that are walked through at a time, with the block if they are fitted together."""
+    def _stages(self) -> Iterator[tuple[Sequence[TrainedLayer], Block | None, dict[str, Targets]]]:
+        """The layers that are walked through at a time, with the block if they are fitted together, and otherwise with
+        their targets."""
         if self._options.reconstruction is Reconstruction.LAYER:
-            yield from ((stage, None) for stage in stages(self._walks[0], self.layers))
+            yield from ((stage, None, targets) for stage, targets in self._staged())
             return
         for block in blocks(self._model, self.layers):
             reason = self._fitter.why_not(block)
             if reason is not None and len(block.layers) > 1:
                 _LOG.info("%s: fitted layer by layer, since %s", block.name, reason)
-            yield block.layers, block if reason is None else None
+            yield (
+                block.layers,
+                None if reason is not None else block,
+                {} if reason is None else self._targets(block.layers),
+            )
+
+    def _staged(self) -> Iterator[tuple[Sequence[TrainedLayer], dict[str, Targets]]]:
+        """Stages of layers with their targets. The float network does not depend on what is fitted: where its walk is
+        on the processor, targets of the next stage are computed while the layers of this one are fitted."""
+        found = stages(self._walks[0], self.layers)
+        if not self._looks_ahead:
+            yield from ((stage, self._targets(stage)) for stage in found)
+            return
+        stage = next(found, None)
+        ready = None if stage is None else self._background.submit(self._targets, stage)
+        while stage is not None and ready is not None:
+            start = time.monotonic()
+            targets = ready.result()
+            self._clock["inference"] += time.monotonic() - start
+            following = next(found, None)
+            ready = None if following is None else self._background.submit(self._targets, following)
+            yield stage, targets
+            stage = following
+
+    def _targets(self, stage: Sequence[TrainedLayer]) -> dict[str, Targets]:
+        """What the float network computes in the layers of a stage, unless none of them and of those behind are to be
+        fitted. Its walk goes on behind the stage if it may."""
+        place = self.layers.index(stage[0])
+        count = place + len(stage)
+        if place > self._last_missing:
+            return {}
+        outputs = {layer.name: str(self._exact[layer.name].outputs[0].name) for layer in stage}
+        names = self._split_at(count) if self._looks_ahead and count <= self._last_missing else None
+        return self._gatherer.targets(dict(enumerate(stage, place)), outputs, names)
 
     @functools.cached_property
     def _fitter(self) -> BlockFitter:
@@ -289,16 +366,17 @@ class _Finetuning:
                 self.checkpoint.write(number, fitted)
         return list(zip(numbers, block.layers, kept, strict=True))
 
-    def _fitted(self, stage: Mapping[int, TrainedLayer]) -> Iterator[tuple[int, TrainedLayer, Fitted]]:
+    def _fitted(
+        self, stage: Mapping[int, TrainedLayer], targets: dict[str, Targets]
+    ) -> Iterator[tuple[int, TrainedLayer, Fitted]]:
         """Yield the layers of a stage one by one, each fitted only after the caller has applied the one before."""
-        kept = {number: self._kept(number, layer) for number, layer in stage.items()}
-        missing = {number: layer for number, layer in stage.items() if kept[number] is None}
-        start = time.monotonic()
-        outputs = {layer.name: str(self._exact[layer.name].outputs[0].name) for layer in missing.values()}
-        targets = self._gatherer.targets(missing, outputs) if missing else {}
-        self._clock["inference"] += time.monotonic() - start
         for number, layer in stage.items():
-            fitted = kept[number]
+            # behind finished layers too: a run that goes on has to compute the same pieces as one without a break
+            if self._steps_to(number):
+                start = time.monotonic()
+                self._walks[1].advance(*self._around(number))
+                self._clock["inference"] += time.monotonic() - start
+            fitted = self._kept(number, layer)
             if fitted is None:
                 fitted = self._fit(number, layer, targets.pop(layer.name))
                 self.checkpoint.write(number, fitted)
@@ -390,6 +468,8 @@ class _Finetuning:
             return [runner.outputs(sample) for sample in self._held_out]
 
     def close(self) -> None:
+        self._walks[0].cancel()
+        self._background.shutdown(cancel_futures=True)
         for walk in self._walks:
             walk.close()
         self._samples.close()

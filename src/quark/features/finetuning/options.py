@@ -14,6 +14,7 @@ FEATURE = Feature("finetuning", nouns={"AdaRound": "layer", "AdaQuant": "layer"}
 TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 ROWS_OF_A_SAMPLE = 128  # rows of a batch per sample of the batch
 MOST_ROWS = 32768  # of a layer, over all samples
+ENOUGH_ROWS = 8192  # if iterations are too few to see more
 SMALLEST_MEMORY = 256 << 20  # for rows, even if the limit is lower
 
 
@@ -89,4 +90,5 @@ class FinetuneOptions:
     def rows_per_sample(self, row_numbers: int, samples: int) -> int:
         """The number of rows of a layer that are taken from each sample."""
         fitting = max(self.memory_limit, SMALLEST_MEMORY) // 4 // (4 * max(1, row_numbers))
-        return max(1, min(MOST_ROWS, fitting) // max(1, samples))
+        seen = self.fit.iterations * self.fit.batch_rows * self.fit.batches if self.fit.batches > 0 else MOST_ROWS
+        return max(1, min(MOST_ROWS, fitting, max(seen, ENOUGH_ROWS)) // max(1, samples))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,13 @@ Array = NDArray[Any]
 See = Callable[[range, Mapping[str, Any]], None]  # values of these samples, joined along the first axis
 
 LONGEST = 6  # layers of a stage
+_PLAIN = frozenset(map(ir.DataType.from_numpy, map(np.dtype, ("?", *"bhiqBHIQefd"))))  # types of numpy
+LITTLE_MEMORY = 256 << 20  # for which a walk stops between any two layers, so that it computes nothing twice
 HELD_OUT_EVERY = 8
 
 
 class Walk:
-    """`samples` are the model's inputs. `make_store` gives an empty store of samples (append, [], len, close)."""
+    """`samples` are the model's inputs. `make_store` gives an empty SampleStore."""
 
     def __init__(
         self,
@@ -54,16 +56,22 @@ class Walk:
         providers: Sequence[str] = ("CPUExecutionProvider",),
         workers: int = 2,
         threads: int = 1,
+        little: int = LITTLE_MEMORY,
     ) -> None:
         self.model = model
         self._samples: Any = samples
         given = model.graph.initializers  # an input that has one need not be fed
         self._names = [str(value.name) for value in model.graph.inputs if value.name not in given]
-        computed = [value for node in model.graph for value in node.outputs]
+        self._nodes = list(model.graph)
+        self._read = {node: list(read_by(node)) for node in self._nodes}
+        computed = [value for node in self._nodes for value in node.outputs]
         self._values = {str(value.name): value for value in (*model.graph.inputs, *computed)}
         self._make_store = make_store
         self._is_own = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._runs: list[Future[None]] = []
         self._providers, self._workers, self._threads = providers, workers, threads
+        self._little = little
 
     def visit(self, tensors: Sequence[str], see: See) -> None:
         """Compute the tensors for all samples; `see` gets numbers of samples and their values, from several threads.
@@ -71,24 +79,33 @@ class Walk:
         known = [name for name in tensors if name in self._names]
         computed = [name for name in tensors if name not in self._names]
         session: Any = None
+        wanted: set[str] = set()
         if computed:
             session = self._session(computed)
+            wanted = {each.name for each in session.get_inputs()}
 
         def one(index: int) -> None:
             sample = self._samples[index]
             values = {name: sample[name] for name in known}
             if session is not None:
-                wanted = {each.name for each in session.get_inputs()}
                 feeds = {name: array for name, array in sample.items() if name in wanted}
                 values |= dict(zip(computed, session.run(computed, feeds), strict=True))
             see(range(index, index + 1), values)
 
-        pool = ThreadPoolExecutor(self._workers)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers)
+        self._runs = [self._pool.submit(one, index) for index in range(len(self._samples))]
         try:
-            for _ in pool.map(one, range(len(self._samples))):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)  # who interrupts does not wait for what has not begun
+            for run in self._runs:
+                run.result()
+        finally:  # who interrupts does not wait for what has not begun
+            self.cancel()
+            wait(self._runs)
+
+    def cancel(self) -> None:
+        """End the visit that another thread is at."""
+        for run in self._runs:
+            run.cancel()
 
     def _session(self, computed: Sequence[str]) -> Any:
         """A session that computes these tensors from what is remembered."""
@@ -98,34 +115,57 @@ class Walk:
                 value.dtype = ir.DataType.from_numpy(self._samples[0][str(value.name)].dtype)
         return open_session(part, providers=self._providers, threads=self._threads, has_integer_kernels=False)
 
-    def store(self, tensors: Sequence[str], store: Any) -> None:
-        """Compute the tensors for every sample, and append them to the store in the order of the samples."""
+    def store(self, tensors: Sequence[str], store: Any, others: Sequence[str] = (), see: See | None = None) -> None:
+        """Compute the tensors for every sample, and append them to the store in the order of the samples. `see` gets
+        them as well, and others with them."""
         pending: dict[int, dict[str, Array]] = {}
         lock = threading.Lock()
 
-        def see(samples: range, values: Mapping[str, Any]) -> None:
+        def keep(samples: range, values: Mapping[str, Any]) -> None:
             with lock:
-                pending.update(split(samples, values))
+                pending.update(split(samples, {name: values[name] for name in tensors}))
                 while len(store) in pending:
-                    store.append(pending.pop(len(store)))
+                    store.append(pending.pop(len(store)), is_own=True)
+            if see is not None:
+                see(samples, values)
 
-        self.visit(tensors, see)
+        self.visit(list(dict.fromkeys([*tensors, *others])), keep)
 
-    def advance(self, done: Iterable[str], to_come: Iterable[str]) -> None:
-        """Go on from nodes, by name, whose results are final, to those that are yet to be looked at."""
+    def advance(
+        self, done: Iterable[str], to_come: Iterable[str], tensors: Sequence[str] = (), see: See | None = None
+    ) -> None:
+        """Go on from nodes, by name, whose results are final, to those that are yet to be looked at; on the way, `see`
+        gets other tensors."""
         live = self.live(done, to_come)
         if set(live) == set(self._names):
+            if see is not None:
+                self.visit(tensors, see)
             return
-        store = self._remembered(live)
-        self.close()
+        store = self._remembered(live, tensors, see)
+        was_little = self._needs(self._names) <= self._little
+        self._forget()
         self._samples, self._names, self._is_own = store, live, True
-        release_memory()
+        if not was_little:
+            release_memory()
 
-    def _remembered(self, tensors: Sequence[str]) -> Any:
-        """A store of the tensors for every sample."""
+    def is_little(self, done: Iterable[str], to_come: Iterable[str]) -> bool:
+        """True if what `advance` would remember takes little memory, so that advancing pays behind every layer. False
+        for codes of small floats, for example: ONNX Runtime does not hand them out as arrays."""
+        live = self.live(done, to_come)
+        values = [self.value(name) for name in live]
+        return (
+            all(value is not None and value.dtype in _PLAIN for value in values) and self._needs(live) <= self._little
+        )
+
+    def _needs(self, tensors: Iterable[str]) -> int:
+        """The bytes of tensors of all samples."""
+        return 4 * len(self._samples) * sum(numbers_of(self.value(name)) for name in tensors)
+
+    def _remembered(self, tensors: Sequence[str], others: Sequence[str] = (), see: See | None = None) -> Any:
+        """A store of the tensors for every sample; `see` gets others."""
         store = self._make_store()
         try:
-            self.store(tensors, store)
+            self.store(tensors, store, others, see)
         except BaseException:
             store.close()
             raise
@@ -137,8 +177,8 @@ class Walk:
         rest = self._before(to_come) - finished
         available = {id(value) for node in finished for value in node.outputs}
         found: dict[str, None] = {}
-        for node in (each for each in self.model.graph if each in rest):
-            for value in read_by(node):
+        for node in (each for each in self._nodes if each in rest):
+            for value in self._read[node]:
                 if id(value) in available or value.name in self._names:
                     found[str(value.name)] = None
         return list(found)
@@ -147,25 +187,32 @@ class Walk:
         """The tensor of that name."""
         return self._values.get(name)
 
-    def zeros(self, shape: tuple[int, ...]) -> Any:
+    def empty(self, count: int) -> Any:
         """Room for numbers of what is visited, where they are."""
-        return np.zeros(shape, np.float32)
+        return np.empty(count, np.float32)
 
     def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Close what is remembered."""
         if self._is_own:
             self._samples.close()
 
     def _before(self, names: Iterable[str]) -> set[ir.Node]:
         """These nodes, and all that they are computed from, back to what is remembered."""
         wanted = set(names)
-        pending = [node for node in self.model.graph if node.name in wanted]
+        pending = [node for node in self._nodes if node.name in wanted]
         found: set[ir.Node] = set()
         while pending:
             node = pending.pop()
             if node in found:
                 continue
             found.add(node)
-            for value in read_by(node):
+            for value in self._read[node]:
                 producer = value.producer()
                 if producer is not None and value.name not in self._names:
                     pending.append(producer)
@@ -227,9 +274,16 @@ class Gatherer:
     def __init__(self, float_walk: Walk, quantized_walk: Walk, count: int, options: FinetuneOptions) -> None:
         self._float, self._quantized = float_walk, quantized_walk
         self._count, self._options = count, options
+        self._rooms: dict[str, Any] = {}
 
-    def targets(self, stage: Mapping[int, TrainedLayer], outputs: Mapping[str, str]) -> dict[str, Targets]:
-        """The targets of all layers of a stage; `outputs` are their tensors in the float network, by layer."""
+    def targets(
+        self,
+        stage: Mapping[int, TrainedLayer],
+        outputs: Mapping[str, str],
+        onwards: tuple[Sequence[str], Sequence[str]] | None = None,
+    ) -> dict[str, Targets]:
+        """The targets of all layers of a stage; `outputs` are their tensors in the float network, by layer. With
+        `onwards`, the layers that are then done and those to come, its walk goes on behind the stage."""
         seed, nothing = self._options.fit.seed, [np.zeros(0)] * self._count
         found = {each.name: Targets(nothing.copy(), [0] * self._count, {}) for each in stage.values()}
 
@@ -246,46 +300,51 @@ class Gatherer:
                         chosen.picks[number] = np.sort(generator.choice(count, wanted, replace=False))
                 chosen.values[samples] = layer.source.outputs(y, chosen.joined(samples))
 
-        self._float.visit(list(dict.fromkeys(outputs[each.name] for each in stage.values())), see)
+        tensors = list(dict.fromkeys(outputs[each.name] for each in stage.values()))
+        if onwards is None:
+            self._float.visit(tensors, see)
+        else:
+            self._float.advance(*onwards, tensors, see)
         return found
 
     def rows(self, layer: TrainedLayer, place: int, targets: Targets, seen: str, exact: str) -> tuple[Rows, Rows]:
         """The rows to train on, and those held out. The layer reads `seen` in the quantized network, and `exact` in the
         float one."""
-        split = _Split(layer, targets, np.random.default_rng([self._options.fit.seed, place]))
+        split = _Split(targets, np.random.default_rng([self._options.fit.seed, place]))
         quantized = self._gathered(self._quantized, seen, layer, targets, split)
         floats = None
         if self._options.fit.drop_ratio < 1:
             floats = self._gathered(self._float, exact, layer, targets, split)
-        wanted = split.empty(self._float, layer.output_numbers)
+        wanted = self._room(self._float, "targets", (split.count, layer.output_numbers))
         for samples, values in targets.values.items():
-            split.put(wanted, samples, values[:, None])
+            wanted[placed(split.places(samples), wanted)] = placed(values, wanted)
         return tuple(  # type: ignore[return-value]
-            Rows(
-                quantized[part].swapaxes(0, 1),
-                wanted[part][0],
-                None if floats is None else floats[part].swapaxes(0, 1),
-            )
-            for part in (0, 1)
+            Rows(quantized[part], wanted[part], None if floats is None else floats[part]) for part in split.parts
         )
 
-    def _gathered(
-        self, walk: Walk, tensor: str, layer: TrainedLayer, targets: Targets, split: _Split
-    ) -> tuple[Any, Any]:
-        groups, _, length = layer.layout.matrices
-        buffers = split.empty(walk, length, groups)
+    def _gathered(self, walk: Walk, tensor: str, layer: TrainedLayer, targets: Targets, split: _Split) -> Any:
+        """The rows of all samples in their places, [rows, groups, length]."""
+        name = "inputs" if walk is self._quantized else "float inputs"
+        rows = layer.source.rows(self._room(walk, name, (split.count, layer.row_numbers)), layer.layout)
 
         def see(samples: range, values: Mapping[str, Any]) -> None:
-            split.put(buffers, samples, layer.source.inputs(values[tensor], targets.joined(samples)))
+            layer.source.write_inputs(values[tensor], targets.joined(samples), split.places(samples), rows)
 
         walk.visit([tensor], see)
-        return buffers
+        return rows
+
+    def _room(self, walk: Walk, name: str, shape: tuple[int, int]) -> Any:
+        """Memory for the rows of one layer, which those of the next one take: fresh pages cost more than the rows."""
+        size = math.prod(shape)
+        if name not in self._rooms or math.prod(self._rooms[name].shape) < size:
+            self._rooms[name] = walk.empty(size)
+        return self._rooms[name][:size].reshape(shape)
 
 
 class _Split:
-    """Where the rows of each sample go: part 0 is trained on, part 1 held out."""
+    """Where the rows of each sample go: first those that are trained on, then those that are held out."""
 
-    def __init__(self, layer: TrainedLayer, targets: Targets, generator: np.random.Generator) -> None:
+    def __init__(self, targets: Targets, generator: np.random.Generator) -> None:
         sizes = [len(each) for each in targets.picks]
         held = held_out(len(sizes))
         is_held = [np.full(size, index in held) for index, size in enumerate(sizes)]
@@ -293,28 +352,17 @@ class _Split:
             every = min(sizes[0], HELD_OUT_EVERY)
             is_held = [np.arange(sizes[0]) % every == every - 1]
         flat = np.concatenate(is_held)
+        self.count = len(flat)
         self._starts = np.cumsum([0, *sizes])
-        self._is_held = flat
-        self._counts = (int((~flat).sum()), int(flat.sum()))
+        trained = int((~flat).sum())
+        self.parts = slice(0, trained), slice(trained, len(flat))
         self._places = np.empty(len(flat), np.int64)
-        self._places[~flat] = generator.permutation(self._counts[0])
-        self._places[flat] = np.arange(self._counts[1])
+        self._places[~flat] = generator.permutation(trained)
+        self._places[flat] = np.arange(trained, len(flat))
 
-    def empty(self, walk: Walk, length: int, groups: int = 1) -> tuple[Any, Any]:
-        """Room for the rows of both parts, [groups, rows, length]."""
-        first, second = (walk.zeros((groups, count, length)) for count in self._counts)
-        return first, second
-
-    def put(self, buffers: tuple[Any, Any], samples: range, rows: Any) -> None:
-        """Write the rows of samples, [rows, groups, length], to their places."""
-        span = slice(self._starts[samples[0]], self._starts[samples[-1] + 1])
-        is_held, places = self._is_held[span], self._places[span]
-        for buffer, chosen in zip(buffers, (~is_held, is_held), strict=True):
-            given = placed(rows, buffer)
-            if not chosen.all():  # whole samples are held out: most often there is nothing to copy first
-                given = given[placed(np.flatnonzero(chosen), given)]
-            if chosen.any():
-                buffer.swapaxes(0, 1)[placed(places[chosen], buffer)] = given
+    def places(self, samples: range) -> Array:
+        """The places of the rows of samples."""
+        return self._places[self._starts[samples[0]] : self._starts[samples[-1] + 1]]
 
 
 def shares_memory(options: FinetuneOptions) -> bool:

@@ -360,11 +360,13 @@ class SampleStore:
         self._end = 0
         self._lock = threading.Lock()
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: Sample, *, is_own: bool = False) -> None:
+        """Keep a sample; `is_own` promises that nobody else writes to its arrays, which then need not be copied."""
         size = sum(array.nbytes for array in sample.values())
         if size <= self._left or is_disk_forbidden():
             self._left = max(0, self._left - size)
-            self._entries.append({name: array.copy() for name, array in sample.items()})  # a reader may reuse its own
+            # a reader may reuse its own
+            self._entries.append(dict(sample) if is_own else {name: array.copy() for name, array in sample.items()})
             return
         self._left = 0
         entry = []
