@@ -65,6 +65,22 @@ def test_nor_are_they_with_more_outputs(model_path, copies):
     assert not copies
 
 
+def test_many_weights_of_a_file_are_not_arranged_in_memory(model_path, copies, monkeypatch):
+    def is_unpacked(model: ir.Model) -> bool:
+        options = open_session(model, has_library=False).get_session_options()
+        try:
+            return bool(options.get_session_config_entry("session.disable_prepacking") == "1")
+        except RuntimeError:  # older versions of ONNX Runtime raise where there is no such entry
+            return False
+
+    model = load(model_path).model
+    assert not is_unpacked(model)
+    monkeypatch.setattr(session, "_UNPACKED_FROM_BYTES", 4 * 64 * 40)
+    check(model)
+    assert is_unpacked(model)
+    assert not copies
+
+
 def test_a_weight_that_was_changed_is_copied_with_the_others(model_path, copies, monkeypatch):
     model = load(model_path).model
     gemm = next(node for node in model.graph if node.op_type == "Gemm")

@@ -3,7 +3,9 @@
 A model given as bytes is in memory four times while it loads: in our graph, in the protobuf message, in its bytes and
 in the runtime. Large weights therefore go to a temporary file that the runtime maps; it is removed at once (if the
 system does not allow that, with the session). This lowers the peak for ResNet-50 (102 MB) by 200 MB. Weights that are
-still as in the user's file need no copy: the runtime maps that file.
+still as in the user's file need no copy: the runtime maps that file. Beyond 1 GB, it does not arrange them for its
+kernels either, which would put all of them into memory; pages of a mapped file can be dropped. A session of 3 GB takes
+0.7 GB then, and 3.0 GB otherwise.
 
 If no library was compiled, our operators become functions. Files that quark writes have these functions already; other
 files, and the parts of a graph that a step runs, do not. With the library they need none, and run faster. On a GPU the
@@ -43,6 +45,7 @@ from quark.text import get_logger, one_line
 
 _LOG = get_logger(__name__)
 _FILE_FROM_BYTES = 8 << 20  # more weights than this go through a file
+_UNPACKED_FROM_BYTES = 1_000_000_000  # of float weights in place; arranged for products, they would be in memory twice
 _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
 _QUIET = 4  # no messages: an error is also an exception with the same text
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
@@ -256,6 +259,8 @@ def _create_in_place(model: ir.Model, options: Any, where: Providers, name: str)
         location = tensor.file.path.relative_to(folder).as_posix()
         refer(proto, location, tensor.offset, tensor.nbytes)
     options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
+    if sum(each.nbytes for each in usable if each.dtype == ir.DataType.FLOAT) >= _UNPACKED_FROM_BYTES:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     files = mapped_files(model)
     release_memory()  # pieces of weights that were read
     try:
