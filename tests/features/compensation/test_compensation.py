@@ -71,6 +71,22 @@ def test_every_layer_loses_less_than_by_plain_rounding_and_the_bytes_are_the_sam
     assert first.model.SerializeToString() == second.model.SerializeToString()
 
 
+def test_little_memory_changes_how_many_layers_are_rounded_at_a_time_and_no_bytes(monkeypatch):
+    usual, at_a_time = result("MXFP6E2M3", Compensation=True), []
+    of_this = compensation._layers_at_a_time
+
+    def noting(sums):
+        at_a_time.append(of_this(sums))
+        return at_a_time[-1]
+
+    monkeypatch.setattr(compensation, "_layers_at_a_time", noting)
+    monkeypatch.setattr(compensation, "free_memory", lambda: 1)
+    scarce = result("MXFP6E2M3", Compensation=True)
+    assert set(at_a_time) == {1}
+    assert scarce.model.SerializeToString() == usual.model.SerializeToString()
+    assert facts(scarce).changed == facts(usual).changed
+
+
 def test_the_alpha_of_a_gemm_comes_after_the_rounding_of_its_input():
     found = []
     for alpha in (1.0, 0.25, 4.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -20,13 +21,16 @@ from quark.onnx.blas_threads import one_blas_thread
 from quark.onnx.calibrate.runner import processor_count
 from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.graph import constant, input_value, set_constant
+from quark.onnx.large_tensors import free_memory
 from quark.onnx.progress import track
 from quark.plan import AffineChoice, SkippedNode
 
 Array = NDArray[Any]
 NAME = "compensation"
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-MOST_LAYERS = 4  # at a time: each takes the memory of several Gram matrices
+MOST_LAYERS = 4  # at a time
+GRAM_MATRICES = 20  # of float32, that a layer takes the memory of while it is rounded, besides its sums: 1.3 GB with
+# 4096 columns, which are computed in float64
 
 
 def watched(work: Work, options: CompensationOptions) -> list[str]:
@@ -61,22 +65,19 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     def compensate(layer: TrainedLayer, sums: dict[str, Sums]) -> CompensatedLayer | str:
         return compensated_layer(layer, weight_of(layer), sums.pop(layer.name), options)
 
-    with (
-        track(count, "compensating") as advance,
-        one_blas_thread(),
-        ThreadPoolExecutor(min(processor_count(), MOST_LAYERS)) as pool,
-    ):
+    with track(count, "compensating") as advance, one_blas_thread():
         for layers, sums in chain([first], surveys):
-            for layer, result in zip(layers, pool.map(partial(compensate, sums=sums), layers), strict=True):
-                if isinstance(result, str):
-                    left.append(SkippedNode(layer.name, layer.op_type, result))
-                else:
-                    originals[layer.name] = weight_of(layer)
-                    set_constant(work.model, nodes[layer.name], 1, result.weight)
-                    changed.append(f"{layer.name}: {result.gain}")
-                    if result.choice is not None:
-                        choices[layer.name] = result.choice
-                advance()
+            with ThreadPoolExecutor(_layers_at_a_time(sums)) as pool:
+                for layer, result in zip(layers, pool.map(partial(compensate, sums=sums), layers), strict=True):
+                    if isinstance(result, str):
+                        left.append(SkippedNode(layer.name, layer.op_type, result))
+                    else:
+                        originals[layer.name] = weight_of(layer)
+                        set_constant(work.model, nodes[layer.name], 1, result.weight)
+                        changed.append(f"{layer.name}: {result.gain}")
+                        if result.choice is not None:
+                            choices[layer.name] = result.choice
+                    advance()
     work.plan = with_weight_choices(plan, choices)
     if changed and not _final_errors(work).is_no_worse_than(before):
         for name, value in work.model.graph.initializers.items():
@@ -88,6 +89,14 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     if changed:
         work.unrounded |= originals
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
+
+
+def _layers_at_a_time(sums: Mapping[str, Sums]) -> int:
+    """As many as there are processors for, and memory. It makes no difference to the result."""
+    most, free = min(processor_count(), MOST_LAYERS), free_memory()
+    if free is None:
+        return most
+    return max(1, min(most, free // (GRAM_MATRICES * max(each.inner.nbytes for each in sums.values()))))
 
 
 def _final_errors(work: Decision) -> OutputErrors:
