@@ -62,6 +62,8 @@ def test_arguments_have_no_places(tmp_path: Path) -> None:
 def test_the_command_says_what_was_measured_and_not_where(tmp_path: Path) -> None:
     given = ["--calib", str(tmp_path), "--output", "x", "--environments=y", "--resume", "--presets", "A8W8"]
     assert command_line("accuracy", given) == "python -m bench.accuracy --calib PATH --presets A8W8"
+    remark = "longer than the name of any file, " * 20
+    assert command_line("accuracy", ["--note", remark]) == f"python -m bench.accuracy --note {remark}"
 
 
 @pytest.mark.parametrize(
