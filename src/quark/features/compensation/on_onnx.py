@@ -29,8 +29,8 @@ Array = NDArray[Any]
 NAME = "compensation"
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MOST_LAYERS = 4  # at a time
-GRAM_MATRICES = 20  # of float32, that a layer takes the memory of while it is rounded, besides its sums: 1.3 GB with
-# 4096 columns, which are computed in float64
+# of float32, that a layer takes the memory of while it is rounded, besides its sums: 1.3 GB with 4096 columns
+GRAM_MATRICES = 20
 
 
 def watched(work: Work, options: CompensationOptions) -> list[str]:
