@@ -10,6 +10,8 @@
              least squared error
     nvfp4    NVFP4 for both operands of every product
     mx6      MX6 likewise
+    fixed4   4 bits as in lsq4, with fixed scales of least squared error and compensation (GPTQ)
+    fixed4_uncompensated    the same without compensation: training starts from the float weights
 
 The archive has train_x, train_y, test_x and test_y, the images as uint8 [n, 32, 32, 3]. Images are kept on the device
 and augmented there, so reading them takes no time. The epoch to keep is chosen on training images that are not trained
@@ -24,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,9 +35,16 @@ from torch import nn
 from bench.devices import describe_device
 from bench.record import Record, add_record_arguments, say
 from quark.torch import ModelQuantizer
-from quark.torch.quantization.config.config import Config, QuantizationConfig, QuantizationSpec
+from quark.torch.quantization.config.config import (
+    BiasCorrectionConfig,
+    Config,
+    GPTQConfig,
+    QuantizationConfig,
+    QuantizationSpec,
+)
 from quark.torch.quantization.config.type import Dtype, QSchemeType
 from quark.torch.quantization.observer import LSQObserver
+from quark.torch.quantization.observer.observer import PerTensorMSEObserver
 from quark.vision.data import ArrayBatches, ArrayHeldOut, Arrays
 from quark.vision.networks import load_network
 from quark.vision.quantizing import Method, recipe
@@ -74,6 +84,21 @@ def lsq4() -> Config:
     )
 
 
+def fixed4(*, is_compensated: bool) -> Config:
+    """The types of `lsq4`, with scales that are not learned."""
+
+    def layers(inputs: Dtype, weights: Dtype) -> QuantizationConfig:
+        tensors = QuantizationSpec(inputs, PerTensorMSEObserver, symmetric=True)
+        return QuantizationConfig(tensors, weight=QuantizationSpec(weights, PerTensorMSEObserver, symmetric=True))
+
+    return Config(
+        QuantizationConfig(),
+        algo_config=[BiasCorrectionConfig(), *([GPTQConfig()] if is_compensated else [])],
+        layer_type_quant_config={nn.Conv2d: layers(Dtype.uint4, Dtype.int4)},
+        layer_quant_config={"conv1": layers(Dtype.int8, Dtype.int8), "linear": layers(Dtype.uint8, Dtype.int8)},
+    )
+
+
 def blocks(dtype: Dtype, weight_rule: str | None = None, ends: str | None = None) -> Config:
     """The same type for both operands; the rule is that for the scales of weights, the format's own where None. `ends`
     is the type of the first and the last layer, if they have another."""
@@ -102,6 +127,10 @@ RECIPES = {
     "mxfp4_wide_ends": Recipe(
         lambda: blocks(Dtype.fp4, "mse", "mxfp8_e4m3"), replace(DISTILLED, epochs=10, learning_rate=1e-2)
     ),
+    **{
+        name: Recipe(partial(fixed4, is_compensated=is_compensated), replace(DISTILLED, epochs=2, learning_rate=1e-3))
+        for name, is_compensated in (("fixed4", True), ("fixed4_uncompensated", False))
+    },
     "mx6": Recipe(lambda: blocks(Dtype.mx6), replace(DISTILLED, epochs=4, learning_rate=4e-3)),
 }
 

@@ -23,6 +23,16 @@ def test_lsq4_has_four_bits_inside_and_eight_at_both_ends() -> None:
     assert settings.specs.activation is settings.specs.weight is None
 
 
+def test_the_same_four_bits_with_and_without_compensation() -> None:
+    compensated, plain = (RECIPES[name].config().settings() for name in ("fixed4", "fixed4_uncompensated"))
+    assert (set(compensated.features), set(plain.features)) == ({"compensation"}, set())
+    assert (compensated.by_type, compensated.by_name) == (plain.by_type, plain.by_name)
+    specs = compensated.by_type["Conv2d"]
+    assert specs is not None
+    assert isinstance(specs.weight, AffineSpec)
+    assert (specs.weight.integer.bits, specs.weight.learning) == (4, None)
+
+
 def test_block_formats_are_on_both_operands() -> None:
     for method, name in (("mxfp4", "mxfp4_e2m1"), ("nvfp4", "nvfp4"), ("mx6", "mx6")):
         specs = RECIPES[method].config().settings().specs
