@@ -83,7 +83,7 @@ def test_the_gradient_is_that_of_the_loss(name: str, progress: float, regulariza
     torch.testing.assert_close(weights, soft.detach())
     of_weights = 2 * (rows @ weights.T - targets).T @ rows / 20
     before = of_weights.clone()
-    found = state.gradient(of_weights, progress)
+    found = state.gradient(of_weights, state.beta(progress))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(of_weights, before)
 
@@ -114,7 +114,7 @@ def test_the_regularization_alone_decides_every_weight() -> None:
     assert not state.is_decided()
     for iteration in range(400):
         state.soft()
-        state.parameter -= 0.5 * state.gradient(torch.zeros_like(state.parameter), iteration / 400)
+        state.parameter -= 0.5 * state.gradient(torch.zeros_like(state.parameter), state.beta(iteration / 400))
     soft = state.soft()
     assert state.is_decided()
     lower, upper = neighbours(WEIGHT, choice)
@@ -129,6 +129,6 @@ def test_weights_without_two_neighbours_are_decided_and_stay() -> None:
     state = RoundedWeights(weight, weight, weight, torch.zeros(1, 2), FitOptions())
     assert state.is_decided()
     assert torch.equal(state.soft(), weight)
-    gradient = state.gradient(torch.ones(1, 2), 0.1)
+    gradient = state.gradient(torch.ones(1, 2), state.beta(0.1))
     assert not gradient.any()
     assert torch.equal(state.hard(), weight)

@@ -38,25 +38,52 @@ def descent(state: LearnedWeights, bias: torch.Tensor | None, rates: Sequence[fl
 
 
 class TorchDescent:
-    """In torch's operations, on any device."""
+    """In torch's operations, on any device. On a GPU the numbers that change from iteration to iteration are tensors
+    there, so that a CUDA graph of `move` reads those that `pace` has set last."""
 
     def __init__(self, state: LearnedWeights, bias: torch.Tensor | None, rates: Sequence[float]) -> None:
         self._state, self._rates = state, rates
+        device = state.parameter.device
+        self._on_device = device.type == "cuda"
         # seen as lines: a fused optimizer wants gradients that lie in memory as the parameters do
         self._lines = [each.view(-1) for each in (state.parameter, bias) if each is not None]
-        groups = [{"params": [line], "lr": rate} for line, rate in zip(self._lines, rates, strict=False)]
-        self._optimizer = torch.optim.Adam(groups, fused=True)
+        groups = [
+            {"params": [line], "lr": torch.tensor(rate, device=device) if self._on_device else rate}
+            for line, rate in zip(self._lines, rates, strict=False)
+        ]
+        self._optimizer = torch.optim.Adam(groups, fused=True, capturable=self._on_device)
+        self._beta: float | torch.Tensor | None = None
+        self._device_beta = torch.zeros((), device=device)
+
+    @property
+    def is_regularized(self) -> bool:
+        """False during AdaRound's warm start, and for AdaQuant."""
+        return self._beta is not None
 
     def soft(self) -> torch.Tensor:
         return self._state.soft()
 
     def step(self, of_weights: torch.Tensor, of_bias: torch.Tensor | None, progress: float) -> None:
-        gradients = [self._state.gradient(of_weights, progress), of_bias]
-        fading = self._state.fading(progress)
-        groups = self._optimizer.param_groups
-        for line, group, rate, gradient in zip(self._lines, groups, self._rates, gradients, strict=False):
+        self.pace(progress)
+        self.move(of_weights, of_bias)
+
+    def pace(self, progress: float) -> None:
+        """Set the learning rates, and how AdaRound regularizes, for that share of the iterations."""
+        fading, beta = self._state.fading(progress), self._state.beta(progress)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=False):
+            if self._on_device:
+                group["lr"].fill_(rate * fading)
+            else:
+                group["lr"] = rate * fading
+        self._beta = beta
+        if beta is not None and self._on_device:
+            self._beta = self._device_beta.fill_(beta)
+
+    def move(self, of_weights: torch.Tensor, of_bias: torch.Tensor | None) -> None:
+        """Move by the gradients, at the pace that was set."""
+        gradients = [self._state.gradient(of_weights, self._beta), of_bias]
+        for line, gradient in zip(self._lines, gradients, strict=False):
             assert gradient is not None
-            group["lr"] = rate * fading
             line.grad = gradient.reshape(-1).contiguous()
         self._optimizer.step()
 

@@ -55,13 +55,13 @@ class RoundedWeights:
         self._share = (self._sigmoid * STRETCH + SHIFT).clamp_(0, 1)
         return torch.addcmul(self._lower, self._share, self._width)
 
-    def gradient(self, of_weights: torch.Tensor, progress: float) -> torch.Tensor:
+    def gradient(self, of_weights: torch.Tensor, beta: float | torch.Tensor | None) -> torch.Tensor:
         """The gradient of the parameter, from that of the weights that `soft` returned."""
         total = of_weights * self._sharpness
-        beta = self.beta(progress)
         if beta is not None:
             signed = self._share.mul(2).sub_(1)
-            total.sub_(signed.abs().pow_(beta - 1).mul_(signed.sign_()), alpha=2 * self._options.regularization * beta)
+            push = signed.abs().pow_(beta - 1).mul_(signed.sign_())
+            total.sub_(push.mul_(2 * self._options.regularization * beta))
         slope = (self._sigmoid * (1 - self._sigmoid)).mul_(STRETCH)
         is_free = (self._share > 0) & (self._share < 1)
         return total.mul_(slope).mul_(is_free)
@@ -115,7 +115,7 @@ class TrainedWeights:
         """The weights that the loss is computed with."""
         return self._quantizer.values(self.parameter)
 
-    def gradient(self, of_weights: torch.Tensor, progress: float) -> torch.Tensor:
+    def gradient(self, of_weights: torch.Tensor, beta: float | torch.Tensor | None) -> torch.Tensor:
         mask = self._quantizer.passes(self.parameter)
         return of_weights if mask is None else of_weights * mask
 

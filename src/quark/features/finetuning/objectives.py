@@ -65,7 +65,7 @@ class Tensors:
             )
         return other
 
-    def error(self, outputs: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def error(self, outputs: torch.Tensor, part: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The error behind the activation, and the slope from there back to the outputs."""
         behind, slope = self._behind(outputs)
         if self._rounding is not None:
@@ -134,10 +134,17 @@ class Gradient:
 
 
 class Objective(Protocol):
-    """What training minimizes: the gradient of the loss at each iteration, and the loss where it is asked for."""
+    """What training minimizes: the gradient of the loss at each iteration, and the loss where it is asked for. Where
+    `can_replay`, the gradient of iteration None is that of the rows that `place` chose last: a CUDA graph of it reads
+    other rows at each replay."""
+
+    @property
+    def can_replay(self) -> bool: ...
+
+    def place(self, iteration: int) -> None: ...
 
     def gradient(
-        self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False
+        self, iteration: int | None, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False
     ) -> Gradient: ...
 
 
@@ -151,11 +158,24 @@ class RowObjective:
         self._drop_ratio = drop_ratio if tensors.float is not None else 1.0
         self._generator = torch.Generator(device=tensors.quantized.device).manual_seed(seed)
         self._buffers: dict[tuple[int, ...], torch.Tensor] = {}
+        self._placed: list[torch.Tensor] = []
+        self.can_replay = batches > 0 and self._drop_ratio == 1
 
-    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False) -> Gradient:
+    def place(self, iteration: int) -> None:
+        """Choose the rows of that iteration."""
+        parts, device = self._parts(iteration), self._tensors.quantized.device
+        if not self._placed:
+            self._first_rows = torch.arange(self._rows, device=device)
+            self._placed = [torch.empty_like(self._first_rows) for _ in parts]
+        for part, placed in zip(parts, self._placed, strict=True):
+            torch.add(self._first_rows, part.start, out=placed)
+
+    def gradient(
+        self, iteration: int | None, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False
+    ) -> Gradient:
         seen = self._tensors.count if self._batches < 1 else self._rows * self._batches  # rows of an iteration
         total: Gradient | None = None
-        for part in self._parts(iteration):
+        for part in self._placed if iteration is None else self._parts(iteration):
             inputs = self._tensors.quantized[:, part]
             if self._drop_ratio < 1:
                 assert self._tensors.float is not None
@@ -192,6 +212,8 @@ class RowObjective:
 class GramObjective:
     """All rows at once; there is no activation behind the output."""
 
+    can_replay = True
+
     def __init__(self, tensors: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> None:
         count = tensors.count
         ones = torch.ones_like(tensors.quantized[:, :, :1])
@@ -218,7 +240,12 @@ class GramObjective:
         )
         return other
 
-    def gradient(self, iteration: int, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False) -> Gradient:
+    def place(self, iteration: int) -> None:
+        """Every iteration is about all rows."""
+
+    def gradient(
+        self, iteration: int | None, weight: torch.Tensor, bias: torch.Tensor, *, has_loss: bool = False
+    ) -> Gradient:
         moved = torch.cat([weight, bias.unsqueeze(-1)], -1).sub_(self._origin)
         product = torch.bmm(moved, self._gram)
         loss = self._square.sum() + (moved * (product - 2 * self._cross)).sum() if has_loss else None

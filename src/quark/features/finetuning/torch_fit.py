@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from quark.features.finetuning.descent import descent
+from quark.features.finetuning.descent import TorchDescent, descent
 from quark.features.finetuning.learned_weights import LearnedWeights, RoundedWeights, TrainedWeights
 from quark.features.finetuning.objectives import GramObjective, Objective, RowObjective, Tensors
 from quark.features.finetuning.options import Algorithm, FitOptions
 from quark.features.finetuning.problem import Fitted, Part, Problem, WeightLayout
 from quark.features.finetuning.quantizers import quantizer_of, rounding_change, tensor_of
+from quark.features.finetuning.replay import REPLAYED_ON, Replay
 from quark.features.finetuning.training import (
     BIAS_SHARE,
     LEAST_GAIN,
@@ -215,10 +216,20 @@ class _PartFit:
         else:
             settings = (options.batch_rows, options.batches, options.drop_ratio, options.seed)
             self._objective = RowObjective(self._training, *settings)
+        is_replayed = self._start.device.type in REPLAYED_ON and self._objective.can_replay
+        # the loss is logged from ordinary iterations
+        self._replay = Replay(self._iterate) if is_replayed and not _LOG.isEnabledFor(logging.DEBUG) else None
 
     def advance(self, start: int, end: int) -> None:
         """Train from one iteration up to another."""
         options = self._whole.options
+        if self._replay is not None:
+            assert isinstance(self._descent, TorchDescent)
+            for iteration in range(start, end):
+                self._objective.place(iteration)
+                self._descent.pace(iteration / options.iterations)
+                self._replay.run(self._descent.is_regularized)
+            return
         has_log = _LOG.isEnabledFor(logging.DEBUG)
         for iteration in range(start, end):
             has_loss = has_log and (iteration + 1) % options.log_period == 0
@@ -226,6 +237,12 @@ class _PartFit:
             if found.loss is not None:
                 _LOG.debug("%s: iteration %d, loss %.6g", self._whole.problem.name, iteration + 1, float(found.loss))
             self._descent.step(found.weight, found.bias, iteration / options.iterations)
+
+    def _iterate(self) -> None:
+        """An iteration with the rows and the pace that were set."""
+        assert isinstance(self._descent, TorchDescent)
+        found = self._objective.gradient(None, self._descent.soft(), self._rounded_bias)
+        self._descent.move(found.weight, found.bias)
 
     def look(self) -> None:
         """Keep what is better on held-out rows."""
