@@ -9,7 +9,6 @@ are remembered elsewhere, as without a GPU.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from quark.text import get_logger
 Array = NDArray[Any]
 _LOG = get_logger(__name__)
 TOGETHER = 64  # samples of a run at most
+FEWEST_TOGETHER = 32  # rather than this few, the last run has fewer samples than the others
 MOST_MEMORY = 0.3  # of what is free on the device, for what one walk remembers
 MOST_ERROR = 1e-3  # of the squares: rounding to another code now and then, not another function
 
@@ -51,9 +51,8 @@ class DeviceWalk(Walk):
         )
         self._device = torch.device(device)
         count = len(samples)
-        runs = -(-count // TOGETHER)
-        ends = [count * number // max(1, runs) for number in range(runs + 1)]
-        self._groups = [range(start, end) for start, end in itertools.pairwise(ends)]
+        size = together(count)
+        self._groups = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._is_joined = can_be_joined(samples)
 
     def visit(self, tensors: Sequence[str], see: See) -> None:
@@ -81,7 +80,9 @@ class DeviceWalk(Walk):
                 see(group, {name: held[name] for name in known})
             return None
         try:
-            run = _JoinedRun(self._joined_session(computed), self._samples[0], computed, self._device)
+            part = self._joined_part(computed)
+            session, alone = (self._opened(part, each) for each in (self._providers, ("cpu",)))
+            run = _JoinedRun(session, alone, self._samples[0], computed, self._device)
             held = self._held(0, [*known, *run.inputs])
             values = run(held, len(self._groups[0]))
             are_same = all(run.agrees(values, self._samples[index], index) for index in (0, self._groups[0][-1]))
@@ -95,8 +96,8 @@ class DeviceWalk(Walk):
             see(group, {**{name: held[name] for name in known}, **run(held, len(group))})
         return None
 
-    def _joined_session(self, computed: Sequence[str]) -> Any:
-        """A session that computes these tensors for any number of samples."""
+    def _joined_part(self, computed: Sequence[str]) -> ir.Model:
+        """A network that computes these tensors for any number of samples."""
         part = piece(self.model, self._names, computed)
         for value in part.graph.inputs:
             if str(value.name) in self._names:
@@ -104,7 +105,10 @@ class DeviceWalk(Walk):
             value.shape = None
         for value in (value for node in part.graph for value in node.outputs):
             value.shape = None
-        return open_session(part, providers=self._providers, threads=self._threads, has_integer_kernels=False)
+        return part
+
+    def _opened(self, part: ir.Model, providers: Sequence[str]) -> Any:
+        return open_session(part, providers=providers, threads=self._threads, has_integer_kernels=False)
 
     def _held(self, number: int, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
         """What is remembered of a group of samples, on the device."""
@@ -153,10 +157,14 @@ class _Remembered:
 
 
 class _JoinedRun:
-    """A session between tensors of torch. The first sample, computed alone, says the shapes of all."""
+    """A session between tensors of torch. The first sample, computed alone, says the shapes of all. `alone` computes
+    the same on the processor: on the GPU, another batch size would be planned anew, which takes longer than its run."""
 
-    def __init__(self, session: Any, first: Mapping[str, Array], outputs: Sequence[str], device: torch.device) -> None:
-        self._session, self._outputs, self._device = session, outputs, device
+    def __init__(
+        self, session: Any, alone: Any, first: Mapping[str, Array], outputs: Sequence[str], device: torch.device
+    ) -> None:
+        self._session, self._alone_session = session, alone
+        self._outputs, self._device = outputs, device
         self._types = {each.name: first[each.name].dtype for each in session.get_inputs()}
         self._first = self._alone(first)
         for name, array in (*self._first.items(), *((name, first[name]) for name in self._types)):
@@ -169,7 +177,7 @@ class _JoinedRun:
 
     def _alone(self, sample: Mapping[str, Array]) -> dict[str, Array]:
         with running("a part of the network"):
-            values = self._session.run(list(self._outputs), {name: sample[name] for name in self._types})
+            values = self._alone_session.run(list(self._outputs), {name: sample[name] for name in self._types})
         return dict(zip(self._outputs, values, strict=True))
 
     def __call__(self, held: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
@@ -210,6 +218,17 @@ def can_be_joined(samples: Sequence[Mapping[str, Array]]) -> bool:
     """True if there are several samples, all of the same shapes."""
     shapes = {tuple((name, array.shape) for name, array in samples[index].items()) for index in range(len(samples))}
     return len(samples) > 1 and len(shapes) == 1 and all(shape for _, shape in shapes.pop())
+
+
+def together(count: int) -> int:
+    """How many of so many samples a run has: if possible, the same number in every run. Each size is planned anew in
+    every session on a GPU.
+
+    >>> together(1000), together(128), together(61), together(67)
+    (50, 64, 61, 64)
+    """
+    sizes = range(min(TOGETHER, count), min(FEWEST_TOGETHER, count) - 1, -1)
+    return next((size for size in sizes if size and count % size == 0), TOGETHER)
 
 
 def free_memory(device: torch.device) -> float:
