@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from quark.errors import InvalidValueError, ModelError
 from quark.torch.capture.signature import PLAIN
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position and by name
 DynamicShapes = Mapping[str, Mapping[int, Any] | Sequence[Any] | None]
 _LIMIT = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")  # as torch suggests it for an axis by name
 _NOT_THE_MODELS = (Path(torch.__file__).parent, Path(__file__).parents[1])  # code of torch and of quark.torch
@@ -76,16 +77,7 @@ def export_for_training(
 
         longer, longer_named = pytree.tree_map(repeated, given)
         if dynamic_shapes is not None:
-            shapes = _named_shapes(model, given, dynamic_shapes, {})
-            is_free = any(axes and axes.get(0) is not None for axes in (*shapes[0], *shapes[1].values()))
-            example = (longer, longer_named) if is_free else given
-            try:
-                return _export(model, *example, shapes)
-            except ModelError as error:
-                limits = _suggested_limits(str(error.__cause__))
-                if not limits:
-                    raise
-                return _export(model, *example, _named_shapes(model, given, dynamic_shapes, limits))
+            return _export_named(model, given, (longer, longer_named), dynamic_shapes)
         shapes = pytree.tree_map(lambda value: free_axes(value, bool(lengths)), given)
         try:
             program = _export(model, longer, longer_named, shapes)
@@ -100,6 +92,22 @@ def export_for_training(
             return program
         warnings.warn(f"{type(model).__name__} fixes its batch: it was exported for a batch of {batch}", stacklevel=2)
         return _export(model, *given)
+
+
+def _export_named(
+    model: nn.Module, given: Arguments, longer: Arguments, dynamic_shapes: DynamicShapes
+) -> ExportedProgram:
+    """Export with the axes that are named; `longer` is the example for a free batch."""
+    shapes = _named_shapes(model, given, dynamic_shapes, {})
+    is_free = any(axes and axes.get(0) is not None for axes in (*shapes[0], *shapes[1].values()))
+    example = longer if is_free else given
+    try:
+        return _export(model, *example, shapes)
+    except ModelError as error:
+        limits = _suggested_limits(str(error.__cause__))
+        if not limits:
+            raise
+        return _export(model, *example, _named_shapes(model, given, dynamic_shapes, limits))
 
 
 def _has_free_axis(program: ExportedProgram, axis: int) -> bool:
@@ -123,7 +131,7 @@ def _suggested_limits(message: str) -> dict[str, dict[str, int]]:
 
 def _named_shapes(
     model: nn.Module,
-    given: tuple[tuple[Any, ...], dict[str, Any]],
+    given: Arguments,
     shapes: DynamicShapes,
     limits: Mapping[str, Mapping[str, int]],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
