@@ -166,15 +166,9 @@ def _show(error: click.ClickException) -> None:
 
 def _reporting(ctx: click.Context, invoke: Any) -> Any:
     """Invoke a command, and turn any exception into the error line that click prints."""
-    logger = logging.getLogger("quark")
-    if ctx.params.get("debug"):
-        logger.setLevel(logging.DEBUG)
-        logger.addHandler(logging.StreamHandler())
-    elif not logger.handlers:
-        # the summary has the warnings; without a handler Python would also print them, in the middle of the output
-        logger.addHandler(logging.NullHandler())
     try:
-        return invoke(ctx)
+        with _logging(is_debug=bool(ctx.params.get("debug"))):
+            return invoke(ctx)
     except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
@@ -187,6 +181,23 @@ def _reporting(ctx: click.Context, invoke: Any) -> Any:
         if root.params.get("debug") or root.meta.get("quark.debug"):
             raise
         raise click.ClickException(error_line(error)) from error
+
+
+@contextmanager
+def _logging(*, is_debug: bool) -> Iterator[None]:
+    """Show all messages, or none: the summary has the warnings, which Python would otherwise print in the middle of the
+    output. A program that calls a command gets its logger back as it was."""
+    logger = logging.getLogger("quark")
+    handler = logging.StreamHandler() if is_debug else logging.NullHandler()
+    level = logger.level
+    if is_debug:
+        logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def error_line(error: Exception) -> str:
