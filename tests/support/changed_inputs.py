@@ -38,7 +38,7 @@ WIDTH, LAYERS = 192, 4
 OLD = b"what was here before"
 STEPS = (
     *("optimize", "call", "protected_run", "place", "measure", "decide"),
-    *("insert", "finish", "compare_executions"),
+    *("insert", "finish", "compare_held_out"),
 )
 
 
