@@ -66,7 +66,7 @@ from quark.report.quantities import count_of, listed, size_text
 
 USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
 VERDICT_MACS = 15_000_000_000  # of all samples together that only the verdict runs
-FEWEST_JUDGED = 32  # samples, as far as VERDICT_MACS allows: of a tenth that went wrong, 3 show on average
+FEWEST_JUDGED = 16  # samples, as far as VERDICT_MACS allows: of a tenth that went wrong, four times in five one shows
 _FEWER_PASSES = (
     "the verdict was computed without ONNX Runtime's optimizations of layouts and of float operators, which take "
     "minutes in a network of this many quantized tensors; its integer kernels were used"
