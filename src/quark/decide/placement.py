@@ -178,9 +178,9 @@ class _Placer:
         return [SkippedNode(node.label, node.op_type, "the body of an If, Loop or Scan reads it") for node in dropped]
 
     def drop_captured_weights(self) -> list[SkippedNode]:
-        """Take out the layers whose weight an If, Loop or Scan also reads in float, because it would be stored twice:
-        in a body that is not quantized, or as an input, which is no constant to its body. An NPU needs such a layer
-        all the same."""
+        """Leave a layer in float if the body of an If, Loop or Scan reads its weight in float as well: the file would
+        hold the weight twice, in float and quantized. The body reads it in float if bodies are not quantized, or if
+        the weight is handed to it as an input. For an NPU the layer stays quantized."""
         if self._is_trained or self._options.target is Target.NPU_CNN:
             return []
         has_bodies = self._options.selection.has_bodies

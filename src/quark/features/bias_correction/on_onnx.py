@@ -322,8 +322,9 @@ def _statistics(
 
 
 def unmeasured(work: Decision, options: BiasCorrectionOptions) -> dict[str, TapMeans]:
-    """What correction will want to know of the float network, for whoever runs that anyway to fill in from
-    `options.sample_limit` samples; correction does not run it again then. Empty if it is known already."""
+    """Return the statistics of the float network that correction uses, by tensor. A feature that runs that network
+    anyway fills them in from `options.sample_limit` samples, so that correction need not run it again. Empty if they
+    are known already."""
     key, statistics = _statistics(work, options, _layers(work.model, work.plan)[0])
     return {} if key in work.measured else work.measured.setdefault(key, statistics)
 

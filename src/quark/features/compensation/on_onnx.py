@@ -92,7 +92,8 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
 
 
 def _layers_at_a_time(sums: Mapping[str, Sums]) -> int:
-    """As many as there are processors for, and memory. It makes no difference to the result."""
+    """How many layers are rounded side by side: one for each processor, if they fit into the free memory. The result
+    is the same for any number."""
     most, free = min(processor_count(), MOST_LAYERS), free_memory()
     if free is None:
         return most

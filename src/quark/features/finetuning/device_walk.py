@@ -157,8 +157,9 @@ class _Remembered:
 
 
 class _JoinedRun:
-    """A session between tensors of torch. The first sample, computed alone, says the shapes of all. `alone` computes
-    the same on the processor: on the GPU, another batch size would be planned anew, which takes longer than its run."""
+    """Runs a session on many samples at once, from tensors of torch to tensors of torch. `alone` is the same network on
+    the processor, for one sample at a time: it tells the shapes of the outputs, and joined samples are compared with
+    it. On the GPU, ONNX Runtime would prepare its kernels again for a batch of one, which takes longer than the run."""
 
     def __init__(
         self, session: Any, alone: Any, first: Mapping[str, Array], outputs: Sequence[str], device: torch.device
@@ -221,8 +222,8 @@ def can_be_joined(samples: Sequence[Mapping[str, Array]]) -> bool:
 
 
 def together(count: int) -> int:
-    """How many of so many samples a run has: if possible, the same number in every run. Each size is planned anew in
-    every session on a GPU.
+    """The number of samples in a run, so that every run has as many if possible. On a GPU, every session prepares its
+    kernels again for each batch size.
 
     >>> together(1000), together(128), together(61), together(67)
     (50, 64, 61, 64)

@@ -1,4 +1,4 @@
-"""Fit one layer, and take the result back if it is not better.
+"""Fit the weights of one layer. The layer keeps its old weights where the new ones are no better.
 
 Most layers are fitted on the processor by compiled code (compiled_fit.py). torch is then not even imported, which takes
 a second. It fits the others (torch_fit.py): on a GPU, behind activations other than bounds, with inputs of both

@@ -1,5 +1,5 @@
-"""Fast finetuning: layer by layer, from the first to the last, each fitted to what the float network computes there
-from what the quantized network, finetuned so far, hands it.
+"""Fast finetuning, layer by layer, from the first to the last. A layer's inputs are those of the quantized network as
+finetuned so far, and its weights are fitted so that its outputs are those of the float network.
 
 A finished layer is kept on disk. The result as a whole is taken back if it is no closer to the float network than
 without it, on samples that no layer was fitted to.
