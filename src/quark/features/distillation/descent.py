@@ -145,21 +145,6 @@ class Descent:
 
 
 @contextmanager
-def fast_kernels(device: torch.device) -> Iterator[None]:
-    """On a GPU: products in TF32, which holds numbers of up to 11 bits exactly."""
-    if device.type != "cuda":
-        yield
-        return
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32, convolutions.allow_tf32 = True, True
-    try:
-        yield
-    finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
-
-
-@contextmanager
 def fastest_convolutions(*, is_on: bool) -> Iterator[None]:
     """Measure which of cuDNN's convolutions are fastest, which takes seconds for each shape."""
     convolutions = torch.backends.cudnn

@@ -6,22 +6,19 @@ itself a batch counts as its rows. On a GPU with room for all samples, they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from quark.features.finetuning.quantizers import tensor_of
+from quark.features.finetuning.network import Sample, Tensors, stacked
 from quark.text import get_logger
 
 _LOG = get_logger(__name__)
 
 SHARE_OF_MEMORY = 0.25  # of what is free on the GPU, for samples
 _ALMOST = 1e-2  # relative: a batch that differs so little from its samples one by one only rounds differently
-
-Sample = Mapping[str, Any]
-Tensors = dict[str, torch.Tensor]
 
 
 class Feed:
@@ -58,16 +55,6 @@ def rows_of(sample: Sample) -> list[Sample]:
     if others or count < 2:
         return [sample]
     return [{name: np.asarray(each)[row : row + 1] for name, each in sample.items()} for row in range(count)]
-
-
-def stacked(samples: Sequence[Sample], device: torch.device) -> Tensors:
-    """The samples as one batch."""
-    found = {}
-    for name in samples[0]:
-        arrays = [np.asarray(sample[name]) for sample in samples]
-        whole = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-        found[name] = tensor_of(whole, device) if whole.dtype.kind == "f" else torch.tensor(whole, device=device)
-    return found
 
 
 @torch.no_grad()

@@ -18,10 +18,10 @@ import torch
 from quark.account import AlgorithmFacts
 from quark.errors import InvalidValueError, ModelError
 from quark.features.bias_correction.on_onnx import give_biases
-from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
 from quark.features.distillation.training import Distillation
 from quark.features.finetuning.checkpoint import user_cache
+from quark.features.finetuning.network import OnnxNetwork, choices_of
 from quark.onnx.calibrate.runner import FloatRunner
 from quark.onnx.deciding import Decision, Work, quantized_errors
 from quark.onnx.progress import track

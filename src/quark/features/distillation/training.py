@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from quark.errors import ModelError
 from quark.features.distillation.augmentation import Augmentation, coloured, cut_and_mirrored, mixed, takes_images
-from quark.features.distillation.descent import Descent, fast_kernels
-from quark.features.distillation.feed import Feed, Sample, Tensors, can_stack
-from quark.features.distillation.network import OnnxNetwork
+from quark.features.distillation.descent import Descent
+from quark.features.distillation.feed import Feed, can_stack
 from quark.features.distillation.options import DistillationOptions
+from quark.features.finetuning.network import OnnxNetwork, Sample, Tensors, tensor_float32
 from quark.files.output import complete
 from quark.plan import Choice
 from quark.text import get_logger
@@ -111,7 +111,7 @@ class Distillation:
 
     def run(self, advance: Callable[[], None] = lambda: None) -> Distilled:
         """Train; `advance` is called after each step."""
-        with fast_kernels(self._device):
+        with tensor_float32(is_on=True):
             return self._run(advance)
 
     def _run(self, advance: Callable[[], None]) -> Distilled:

@@ -1,38 +1,91 @@
-"""A walk whose tensors stay on the device that trains, with many samples in a run.
+"""A walk whose tensors stay on the GPU that trains, computed by torch for many samples at once.
 
-Copying activations to the processor and back, and starting a network of one sample a thousand times, would take most of
-the time of finetuning on a GPU. Here ONNX Runtime reads and writes memory of torch, and samples are joined along their
-first axis. Not every network takes that: some samples are computed alone as well, and if the results differ, or the
-network refuses the joined samples, the walk goes on one by one. Tensors that would take too much of the device's memory
-are remembered elsewhere, as without a GPU.
+ONNX Runtime would have to open a session for every part of the network, and prepare its kernels again in each, which
+takes longer than computing the parts. torch computes the same nodes (network.py) without any preparation, and no tensor
+leaves the GPU. Samples are joined along their first axis. `why_not` says which networks and samples do not allow that;
+they are walked through one by one, in ONNX Runtime (walk.py). Tensors that would take too much of the GPU's memory are
+kept in main memory or in files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 
 from quark.errors import ModelError
-from quark.features.finetuning.walk import See, Walk, numbers_of
-from quark.onnx.graph import piece
-from quark.onnx.session import open_session, running
-from quark.text import get_logger
+from quark.features.finetuning.network import OnnxNetwork, Place, stacked, tensor_float32
+from quark.features.finetuning.walk import See, Walk, numbers_of, with_rounded_constants
+from quark.onnx.graph import add_node, input_value, piece, replace_input
+from quark.plan import Choice, DynamicChoice, QuantizationPlan, Role
 
-Array = NDArray[Any]
-_LOG = get_logger(__name__)
+Roundings = Mapping[Place, Sequence[Choice]]
 TOGETHER = 64  # samples of a run at most
 FEWEST_TOGETHER = 32  # rather than this few, the last run has fewer samples than the others
 MOST_MEMORY = 0.3  # of what is free on the device, for what one walk remembers
 MOST_ERROR = 1e-3  # of the squares: rounding to another code now and then, not another function
 
 
+def network_with_roundings(model: ir.Model, plan: QuantizationPlan) -> tuple[ir.Model, Roundings]:
+    """What the quantized network computes, as torch computes it: a copy in which rounded activations are outputs of
+    Identity nodes, with how the input of each is rounded. Constants are rounded, and can still change."""
+    copy = with_rounded_constants(model.clone(), plan)
+    nodes = {str(node.name): node for node in copy.graph}
+    roundings: dict[Place, Sequence[Choice]] = {}
+    for each in plan:
+        choices = [choice for choice in (each.first, each.choice) if choice is not None]
+        places = [reader for reader in each.readers if reader.node in nodes]
+        if each.role is not Role.ACTIVATION or not places or any(isinstance(one, DynamicChoice) for one in choices):
+            continue
+        source = input_value(nodes[places[0].node], places[0].index)
+        assert source is not None, each.tensor
+        first = next(node for node in copy.graph if any(node is nodes[place.node] for place in places))
+        identity = add_node(copy, "Identity", [source], before=first, name=f"{each.tensor}_rounded")
+        identity.outputs[0].shape = source.shape
+        roundings[str(identity.name), 0] = tuple(choices)
+        for place in places:
+            replace_input(nodes[place.node], place.index, identity.outputs[0])
+    return copy, roundings
+
+
+@torch.no_grad()
+def why_not(model: ir.Model, roundings: Roundings, samples: Any, device: str) -> str | None:
+    """Why torch cannot walk through a network with joined samples; None if it can."""
+    every = (samples[index] for index in range(len(samples)))
+    kinds = {tuple((name, array.dtype.kind, array.shape) for name, array in sample.items()) for sample in every}
+    if len(samples) < 2:
+        return "there are fewer than two"
+    if len(kinds) > 1:
+        return "they differ in shape"
+    for name, kind, shape in kinds.pop():
+        if kind not in "fiub" or not shape:
+            return f"input '{name}' has no first axis, or its numbers are of a type that torch does not have"
+    where, first_two = torch.device(device), [samples[0], samples[1]]
+    try:
+        network = OnnxNetwork(model, roundings).to(where)
+        tensors = [str(value.name) for node in model.graph for value in node.outputs]
+        with tensor_float32(is_on=False):
+            alone, both = (network.tensors(stacked(some, where), tensors) for some in (first_two[1:], first_two))
+    except ModelError as error:
+        return str(error)
+    for name, own in alone.items():
+        if not own.is_floating_point():  # shapes, which belong to the samples that are computed together
+            continue
+        joined = both[name]
+        if joined.dim() == 0 or joined.shape != (2 * own.shape[0], *own.shape[1:]):
+            return f"'{name}' does not have the samples along its first axis"
+        difference = (joined[len(own) :] - own).double().square().sum()
+        if not difference <= MOST_ERROR * own.double().square().sum():  # NaN is no agreement
+            return f"'{name}' has other values if samples are computed together"
+    return None
+
+
 class DeviceWalk(Walk):
-    """A walk on the device that trains."""
+    """A walk on the device that trains. `roundings` are those of `network_with_roundings`."""
 
     def __init__(
         self,
@@ -40,93 +93,57 @@ class DeviceWalk(Walk):
         samples: Any,
         make_store: Callable[[], Any],
         *,
-        device: str | torch.device,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-        workers: int = 2,
-        threads: int = 1,
-        little: int = 0,
+        device: str,
+        roundings: Roundings = MappingProxyType({}),
     ) -> None:
-        super().__init__(
-            model, samples, make_store, providers=providers, workers=workers, threads=threads, little=little
-        )
-        self._device = torch.device(device)
+        self._roundings, self._device = roundings, torch.device(device)
+        super().__init__(model, samples, make_store, little=int(MOST_MEMORY * free_memory(self._device)))
         count = len(samples)
         size = together(count)
         self._groups = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        self._is_joined = can_be_joined(samples)
+        if count and count * sum(array.nbytes for array in samples[0].values()) <= self._little:
+            self._samples, self._is_own = _Remembered(self._groups), True
+            for group in self._groups:
+                self._samples.keep(group, stacked([samples[index] for index in group], self._device))
 
     def visit(self, tensors: Sequence[str], see: See) -> None:
-        if not self._is_visited(tensors, see):
-            super().visit(tensors, see)
-
-    def is_little(self, done: Iterable[str], to_come: Iterable[str]) -> bool:
-        return False  # sessions on a device take long to open, and it computes fast
-
-    def _is_visited(self, tensors: Sequence[str], see: See) -> bool:
-        """True if the tensors were computed for groups of samples. If not, nothing was seen, and none ever will be."""
-        reason = self._visit_joined(tensors, see) if self._is_joined else ""
-        if reason:
-            _LOG.info("finetuning: samples are computed one by one, since %s", reason)
-            self._is_joined = False
-        return reason is None
-
-    def _visit_joined(self, tensors: Sequence[str], see: See) -> str | None:
-        """Compute the tensors for groups of samples; why not, if they cannot be joined. Then nothing was seen."""
         known = [name for name in tensors if name in self._names]
         computed = [name for name in tensors if name not in self._names]
-        if not computed:
+        network, read = None, known
+        if computed:
+            part = piece(self.model, self._names, computed)
+            network = OnnxNetwork(part, self._roundings).to(self._device)
+            inputs = {str(value.name) for node in part.graph for value in node.inputs if value is not None}
+            read = list(dict.fromkeys([*known, *(name for name in network.input_names if name in inputs)]))
+        with torch.no_grad(), tensor_float32(is_on=False):
             for number, group in enumerate(self._groups):
-                held = self._held(number, known)
-                see(group, {name: held[name] for name in known})
-            return None
-        try:
-            part = self._joined_part(computed)
-            session, alone = (self._opened(part, each) for each in (self._providers, ("cpu",)))
-            run = _JoinedRun(session, alone, self._samples[0], computed, self._device)
-            held = self._held(0, [*known, *run.inputs])
-            values = run(held, len(self._groups[0]))
-            are_same = all(run.agrees(values, self._samples[index], index) for index in (0, self._groups[0][-1]))
-        except (ModelError, ValueError) as error:
-            return str(error)
-        if not are_same:
-            return "together they give other results"
-        see(self._groups[0], {**{name: held[name] for name in known}, **values})
-        for number, group in enumerate(self._groups[1:], 1):
-            held = self._held(number, [*known, *run.inputs])
-            see(group, {**{name: held[name] for name in known}, **run(held, len(group))})
-        return None
-
-    def _joined_part(self, computed: Sequence[str]) -> ir.Model:
-        """A network that computes these tensors for any number of samples."""
-        part = piece(self.model, self._names, computed)
-        for value in part.graph.inputs:
-            if str(value.name) in self._names:
-                value.dtype = ir.DataType.from_numpy(self._samples[0][str(value.name)].dtype)
-            value.shape = None
-        for value in (value for node in part.graph for value in node.outputs):
-            value.shape = None
-        return part
-
-    def _opened(self, part: ir.Model, providers: Sequence[str]) -> Any:
-        return open_session(part, providers=providers, threads=self._threads, has_integer_kernels=False)
+                held = self._held(number, read)
+                values = {name: held[name] for name in known}
+                see(group, values if network is None else {**values, **network.tensors(held, computed)})
 
     def _held(self, number: int, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
         """What is remembered of a group of samples, on the device."""
         if isinstance(self._samples, _Remembered):
             return self._samples.groups[number]
         samples = [self._samples[index] for index in self._groups[number]]
-        joined = {name: np.concatenate([np.atleast_1d(each[name]) for each in samples]) for name in names}
-        return {name: torch.from_numpy(array).to(self._device) for name, array in joined.items()}
+        return stacked([{name: sample[name] for name in names} for sample in samples], self._device)
 
     def _remembered(self, tensors: Sequence[str], others: Sequence[str] = (), see: See | None = None) -> Any:
-        if see is not None:
-            self.visit(others, see)
         values = [self.value(name) for name in tensors]
         needed = 4 * len(self._samples) * sum(map(numbers_of, values))
+        are_shapes = any(value is not None and value.dtype not in (None, ir.DataType.FLOAT) for value in values)
+        # shapes belong to a group of samples, so they cannot be kept sample by sample
+        if needed > MOST_MEMORY * free_memory(self._device) and not are_shapes:
+            return super()._remembered(tensors, others, see)
         store = _Remembered(self._groups)
-        if needed < MOST_MEMORY * free_memory(self._device) and self._is_visited(tensors, store.keep):
-            return store
-        return super()._remembered(tensors)
+
+        def keep(samples: range, found: Mapping[str, Any]) -> None:
+            store.keep(samples, {name: found[name] for name in tensors})
+            if see is not None:
+                see(samples, found)
+
+        self.visit(list(dict.fromkeys([*tensors, *others])), keep)
+        return store
 
     def empty(self, count: int) -> Any:
         return torch.empty(count, device=self._device)
@@ -146,7 +163,7 @@ class _Remembered:
     def __len__(self) -> int:
         return sum(map(len, self._ranges))
 
-    def __getitem__(self, index: int) -> dict[str, Array]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         number = next(number for number, each in enumerate(self._ranges) if index in each)
         place, count = index - self._ranges[number][0], len(self._ranges[number])
         group = self.groups[number].items()
@@ -156,74 +173,9 @@ class _Remembered:
         self.groups.clear()
 
 
-class _JoinedRun:
-    """Runs a session on many samples at once, from tensors of torch to tensors of torch. `alone` is the same network on
-    the processor, for one sample at a time: it tells the shapes of the outputs, and joined samples are compared with
-    it. On the GPU, ONNX Runtime would prepare its kernels again for a batch of one, which takes longer than the run."""
-
-    def __init__(
-        self, session: Any, alone: Any, first: Mapping[str, Array], outputs: Sequence[str], device: torch.device
-    ) -> None:
-        self._session, self._alone_session = session, alone
-        self._outputs, self._device = outputs, device
-        self._types = {each.name: first[each.name].dtype for each in session.get_inputs()}
-        self._first = self._alone(first)
-        for name, array in (*self._first.items(), *((name, first[name]) for name in self._types)):
-            if array.dtype.kind not in "fiub" or not array.ndim:
-                raise ValueError(f"'{name}' of type {array.dtype} and shape {array.shape} cannot be joined")
-
-    @property
-    def inputs(self) -> list[str]:
-        return list(self._types)
-
-    def _alone(self, sample: Mapping[str, Array]) -> dict[str, Array]:
-        with running("a part of the network"):
-            values = self._alone_session.run(list(self._outputs), {name: sample[name] for name in self._types})
-        return dict(zip(self._outputs, values, strict=True))
-
-    def __call__(self, held: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-        binding = self._session.io_binding()
-        where = (self._device.type, self._device.index or 0)
-        kept = {name: held[name].contiguous() for name in self._types}  # until the run has ended
-        for name, tensor in kept.items():
-            binding.bind_input(name, *where, self._types[name].type, tuple(tensor.shape), tensor.data_ptr())
-        values = {}
-        for name in self._outputs:
-            first = self._first[name]
-            shape, dtype = (count * first.shape[0], *first.shape[1:]), torch.from_numpy(first[:0]).dtype
-            values[name] = torch.empty(shape, dtype=dtype, device=self._device)
-            binding.bind_output(name, *where, first.dtype.type, shape, values[name].data_ptr())
-        if self._device.type != "cpu":  # the runtime works on a stream of its own
-            torch.cuda.current_stream(self._device).synchronize()
-        with running("a part of the network"):
-            self._session.run_with_iobinding(binding)
-        return values
-
-    def agrees(self, values: Mapping[str, torch.Tensor], sample: Mapping[str, Array], index: int) -> bool:
-        """True if sample number `index` of those that were joined has the values that it has alone."""
-        for name, alone in self._alone(sample).items():
-            found = values[name][index * len(alone) : (index + 1) * len(alone)].cpu().numpy()
-            if found.shape != alone.shape:
-                return False
-            if alone.dtype.kind != "f":
-                if not np.array_equal(found, alone):
-                    return False
-                continue
-            wide = alone.astype(np.float64)
-            if not np.square(found - wide).sum() <= MOST_ERROR * np.square(wide).sum():  # NaN is no agreement
-                return False
-        return True
-
-
-def can_be_joined(samples: Sequence[Mapping[str, Array]]) -> bool:
-    """True if there are several samples, all of the same shapes."""
-    shapes = {tuple((name, array.shape) for name, array in samples[index].items()) for index in range(len(samples))}
-    return len(samples) > 1 and len(shapes) == 1 and all(shape for _, shape in shapes.pop())
-
-
 def together(count: int) -> int:
-    """The number of samples in a run, so that every run has as many if possible. On a GPU, every session prepares its
-    kernels again for each batch size.
+    """The number of samples in a run, so that every run has as many if possible: a GPU prepares its kernels again for
+    each batch size.
 
     >>> together(1000), together(128), together(61), together(67)
     (50, 64, 61, 64)
@@ -232,6 +184,6 @@ def together(count: int) -> int:
     return next((size for size in sizes if size and count % size == 0), TOGETHER)
 
 
-def free_memory(device: torch.device) -> float:
+def free_memory(device: torch.device) -> int:
     """Bytes that are free on the device; the processor's memory is not limited here."""
-    return float("inf") if device.type == "cpu" else float(torch.cuda.mem_get_info(device)[0])
+    return sys.maxsize if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])

@@ -49,7 +49,7 @@ from quark.onnx.load import load
 from quark.onnx.optimize import optimize
 from quark.onnx.progress import track
 from quark.onnx.versions import versions
-from quark.plan import SkippedNode
+from quark.plan import QuantizationPlan, SkippedNode
 from quark.rounded import rounded
 from quark.text import get_logger, printable
 
@@ -186,11 +186,6 @@ class _Finetuning:
         self.changed: list[str] = []
         self.steps: list[tuple[str, ...]] = []
         self._choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
-        self._copy = quantized_copy(model, plan)
-        walked = quantized_copy(model, plan) if options.is_parallel else self._copy
-        self._nodes, self._copied, self._exact = (
-            {str(node.name): node for node in each.graph} for each in (model, self._copy, exact)
-        )
         self._samples = SampleStore(options.memory_limit // 8)
         limit = None if options.data_size is None else samples.batches(options.data_size)
         for sample in itertools.islice(samples, limit):
@@ -200,25 +195,13 @@ class _Finetuning:
         environment = [repr(sorted(versions().items())), fitting.arithmetic()]
         # everything that a finetuned layer follows from
         self.checkpoint = Checkpoint(options.folder, [*digests, plan.digest, samples.digest(), settings, *environment])
-        processors, providers = processor_count(), (options.infer_device,)
-        settings_of_walk: dict[str, Any] = {
-            "providers": providers,
-            "workers": min(2, processors),
-            "threads": max(1, processors // 2),
-            "little": min(LITTLE_MEMORY, options.memory_limit // 4),
-        }
-        kind: type[Walk] = Walk
-        if shares_memory(options):
-            from quark.features.finetuning.device_walk import DeviceWalk  # imports torch, which takes a second
-
-            kind, settings_of_walk["device"] = DeviceWalk, options.fit.device
-        self._walks = tuple(
-            kind(network, self._samples, lambda: SampleStore(options.memory_limit // 4), **settings_of_walk)
-            for network in (exact, walked)
-        )
+        self._copy = quantized_copy(model, plan)
+        self._copies = [(self._copy, _nodes_by_name(self._copy))]  # the networks that follow what is fitted
+        self._walks = self._device_walks(exact, plan) or self._plain_walks(exact, plan)
         float_walk, quantized_walk = self._walks
+        self._nodes, self._copied, self._exact = map(_nodes_by_name, (model, quantized_walk.model, exact))
         # with inputs of both networks mixed, the float network's are needed until a stage is fitted
-        is_free = kind is Walk and options.fit.drop_ratio == 1
+        is_free = type(float_walk) is Walk and options.fit.drop_ratio == 1
         self._looks_ahead = is_free and options.reconstruction is Reconstruction.LAYER
         self._background = ThreadPoolExecutor(1)
         self._gatherer = Gatherer(float_walk, quantized_walk, len(self._samples), options)
@@ -227,8 +210,47 @@ class _Finetuning:
         self._judged = _judged_outputs(model, options.output_index)
         self._clock = {"inference": 0.0, "training": 0.0}
 
+    def _plain_walks(self, exact: ir.Model, plan: QuantizationPlan) -> tuple[Walk, Walk]:
+        """Walks through both networks in ONNX Runtime, one sample at a time."""
+        options, processors = self._options, processor_count()
+        settings: dict[str, Any] = {
+            "providers": (options.infer_device,),
+            "workers": min(2, processors),
+            "threads": max(1, processors // 2),
+            "little": min(LITTLE_MEMORY, options.memory_limit // 4),
+        }
+        walked = quantized_copy(self._model, plan) if options.is_parallel else self._copy
+        return (
+            Walk(exact, self._samples, self._make_store, **settings),
+            Walk(walked, self._samples, self._make_store, **settings),
+        )
+
+    def _device_walks(self, exact: ir.Model, plan: QuantizationPlan) -> tuple[Walk, Walk] | None:
+        """Walks that stay on the GPU that trains, where ONNX Runtime is to compute there too; None if torch cannot
+        compute one of the networks for joined samples."""
+        if not shares_memory(self._options):
+            return None
+        from quark.features.finetuning import device_walk  # imports torch, which takes a second
+
+        device, samples = self._options.fit.device, self._samples
+        copy, roundings = device_walk.network_with_roundings(self._model, plan)
+        for network, own in ((exact, {}), (copy, roundings)):
+            reason = device_walk.why_not(network, own, samples, device)
+            if reason is not None:
+                _LOG.info("finetuning: samples are computed one by one, since %s", reason)
+                return None
+        if not self._options.is_parallel:
+            self._copies.append((copy, _nodes_by_name(copy)))
+        return (
+            device_walk.DeviceWalk(exact, samples, self._make_store, device=device),
+            device_walk.DeviceWalk(copy, samples, self._make_store, device=device, roundings=roundings),
+        )
+
+    def _make_store(self) -> SampleStore:
+        return SampleStore(self._options.memory_limit // 4)
+
     def _keep_largest(self) -> None:
-        nodes = {str(node.name): node for node in self._model.graph}
+        nodes = _nodes_by_name(self._model)
         sizes = [_numbers_around(nodes[layer.name]) for layer in self.layers]
         largest = self.layers[sizes.index(max(sizes))]
         reason = f"only '{largest.name}', which takes the most memory, was asked for"
@@ -450,7 +472,8 @@ class _Finetuning:
             set_constant(self._model, self._nodes[layer.name], index, new)
             choice = self._choices.get((layer.name, index))
             seen = new if choice is None else rounded(new, choice).astype(old.dtype)
-            set_constant(self._copy, self._copied[layer.name], index, seen)
+            for copy, nodes in self._copies:
+                set_constant(copy, nodes[layer.name], index, seen)
 
     def _network_errors(self) -> OutputErrors:
         """The errors of the network's outputs on held-out samples; none unless `is_selective`."""
@@ -473,6 +496,10 @@ class _Finetuning:
         for walk in self._walks:
             walk.close()
         self._samples.close()
+
+
+def _nodes_by_name(model: ir.Model) -> dict[str, ir.Node]:
+    return {str(node.name): node for node in model.graph}
 
 
 def _numbers_around(node: ir.Node) -> int:

@@ -5,7 +5,7 @@
 
 What is remembered are tensors between two layers: beyond a limit they go to a temporary file. A piece is a model of its
 own that ONNX Runtime computes, with what is remembered as its inputs. `stages` says where to stop to remember. On a GPU
-that also trains, all of it stays there (device_walk.py).
+that also trains, torch computes the pieces, and all of it stays there (device_walk.py).
 
 A layer is fitted to rows of what the quantized network hands it, and what the float network computes there, which
 `Gatherer` finds. Every eighth sample is held out from training; of a lone sample, every eighth row. Rows of training
@@ -386,13 +386,21 @@ def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """A network that computes what the quantized one does, with constants that can still change: activations have their
     quantizers, weights and biases are plain numbers, rounded. What is quantized at run time stays float."""
     copy = model.clone()
-    known = tuple(each for each in plan if not isinstance(each.choice, DynamicChoice))
-    insert(copy, QuantizationPlan(tuple(each for each in known if each.role is Role.ACTIVATION)), InsertOptions())
-    nodes = {str(node.name): node for node in copy.graph}
-    for each in known:
+    activations = (each for each in plan if each.role is Role.ACTIVATION)
+    known = tuple(each for each in activations if not isinstance(each.choice, DynamicChoice))
+    insert(copy, QuantizationPlan(known), InsertOptions())
+    return with_rounded_constants(copy, plan)
+
+
+def with_rounded_constants(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
+    """The model with every constant that the plan quantizes rounded in place."""
+    nodes = {str(node.name): node for node in model.graph}
+    for each in plan:
+        if isinstance(each.choice, DynamicChoice):
+            continue
         for reader in each.readers:
             node = nodes.get(reader.node)
             values = None if node is None else constant(input_value(node, reader.index))
             if node is not None and values is not None:
-                set_constant(copy, node, reader.index, rounded(values, each.choice).astype(values.dtype))
-    return copy
+                set_constant(model, node, reader.index, rounded(values, each.choice).astype(values.dtype))
+    return model

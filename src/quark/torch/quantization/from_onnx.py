@@ -6,7 +6,7 @@ import os
 
 import onnx
 
-from quark.features.distillation.network import OnnxNetwork
+from quark.features.finetuning.network import OnnxNetwork
 from quark.onnx.load import load
 
 

@@ -9,7 +9,8 @@ One row for each operator: those of finetuning, and here those that work with sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from quark.errors import InvalidValueError, ModelError
 from quark.features.finetuning.operators import OPERATORS
-from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straight_through
+from quark.features.finetuning.quantizers import Quantizer, quantizer_of, straight_through, tensor_of
 from quark.formats.block import BlockQuantizer
 from quark.formats.spec import ScaleRule
 from quark.onnx.graph import attribute, constant
@@ -34,6 +35,8 @@ Array = NDArray[Any]
 Attributes = Mapping[str, Any]
 Row = Callable[[Sequence[Any], Attributes], Any]
 Place = tuple[str, int]  # a node and the number of its input; '' and the number of an output of the graph
+Sample = Mapping[str, Any]  # arrays by the name of the input
+Tensors = dict[str, torch.Tensor]
 
 _STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4), ("Resize", 1), ("Resize", 2), ("Pad", 2)}
 # Inputs that say how to compute. They are lists, and stay on the host: reading them from a GPU would wait for it.
@@ -240,6 +243,9 @@ class OnnxNetwork(torch.nn.Module):
                 if index in _LISTS.get(node.op_type, ()):
                     self._lists[str(node.name), index] = _tensor(values.reshape(-1))
                 self._add(str(value.name), node, index, values)
+        for value in model.graph.inputs:
+            if value.const_value is not None:  # a default, for callers that do not give it
+                self._register(str(value.name), _tensor(value.const_value.numpy()), is_trained=False)
         self._add_returned_constants()
         self._last_use = self._find_last_uses()
 
@@ -319,7 +325,7 @@ class OnnxNetwork(torch.nn.Module):
         if len(given) > len(self.input_names):
             raise InvalidValueError(f"{len(given)} inputs: expected {len(self.input_names)}: {self.input_names}")
         inputs = {**dict(zip(self.input_names, given, strict=False)), **named}
-        if set(inputs) != set(self.input_names):
+        if not set(self.input_names) - set(self.constants) <= set(inputs) <= set(self.input_names):
             raise InvalidValueError(f"inputs {sorted(inputs)}: expected {self.input_names}")
         return inputs
 
@@ -387,7 +393,7 @@ class OnnxNetwork(torch.nn.Module):
         if place in self._lists:
             return self._lists[place]
         name = str(value.name)
-        x = getattr(self, self.constants[name]) if name in self.constants else values[name]
+        x = values[name] if name in values else getattr(self, self.constants[name])
         choices = self._choices.get(place)
         if not choices:
             return x
@@ -441,3 +447,26 @@ def _tensor(values: Array) -> torch.Tensor:
         return torch.from_numpy(np.array(values))
     is_integer = values.dtype.kind in "iu"
     return torch.from_numpy(np.array(values, np.int64 if is_integer else np.float32))
+
+
+def stacked(samples: Sequence[Sample], device: torch.device) -> Tensors:
+    """The samples as one batch on the device, joined along the first axis."""
+    found = {}
+    for name in samples[0]:
+        arrays = [np.asarray(sample[name]) for sample in samples]
+        whole = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        found[name] = tensor_of(whole, device) if whole.dtype.kind == "f" else torch.tensor(whole, device=device)
+    return found
+
+
+@contextmanager
+def tensor_float32(*, is_on: bool) -> Iterator[None]:
+    """Compute products on a GPU in TF32, which holds numbers of up to 11 bits exactly, or in float32. torch's own
+    default is TF32 for convolutions alone."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = is_on
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
