@@ -15,13 +15,14 @@ from onnx_models import Net, random_feed, residual, run_model, transformer_block
 from quark.demo import network_path
 from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError, ModelError
-from quark.features.distillation import network, training
+from quark.features.distillation import training
 from quark.features.distillation.augmentation import Augmentation, cut_and_mirrored, mixed, takes_images
 from quark.features.distillation.descent import Descent
 from quark.features.distillation.feed import Feed
-from quark.features.distillation.network import OnnxNetwork, choices_of
 from quark.features.distillation.options import DistillationOptions
 from quark.features.distillation.training import Distillation, Distilled, OutputKind, kind_of, output_loss
+from quark.features.finetuning import network
+from quark.features.finetuning.network import OnnxNetwork, choices_of
 from quark.features.finetuning.operators import OPERATORS
 from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
@@ -248,6 +249,24 @@ def test_weights_that_were_rounded_already_are_trained_from_what_they_were() -> 
         np.testing.assert_array_equal(found.weights[name], array)
 
 
+def test_a_share_of_the_activations_is_not_rounded_while_it_trains() -> None:
+    plan = quantize(network_path(), images(16), get_default_config("MXFP4E2M1")).report.plan
+    x, student = torch.from_numpy(images(1)[0]["input"]), OnnxNetwork(load(network_path()).model, choices_of(plan))
+    weights = OnnxNetwork(load(network_path()).model, {k: v for k, v in choices_of(plan).items() if k[1]})
+    with torch.no_grad():
+        plain = student(x)
+    student.unrounded, student.chance = 0.5, torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        torch.testing.assert_close(student(x), plain, rtol=0, atol=0)  # not where it is judged
+    first, second = student(x).detach(), student(x).detach()
+    assert not torch.equal(first, plain)
+    assert not torch.equal(first, second)
+    student.chance.manual_seed(0)
+    torch.testing.assert_close(student(x).detach(), first, rtol=0, atol=0)
+    student.unrounded = 1 - 1e-9  # weights stay rounded
+    torch.testing.assert_close(student(x).detach(), weights(x).detach())
+
+
 class InterruptionError(Exception):
     pass
 
@@ -255,7 +274,7 @@ class InterruptionError(Exception):
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "KEPT_EVERY", 0.0)
     torch.set_num_threads(1)
-    options = DistillationOptions(steps=20, batch_size=16, rate_share=0.01)
+    options = DistillationOptions(steps=20, batch_size=16, rate_share=0.01, unrounded_share=0.25)
     config = get_default_config("MXFP4E2M1")
     plan = quantize(network_path(), images(16), config).report.plan
     model = load(network_path()).model

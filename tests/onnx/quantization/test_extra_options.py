@@ -188,6 +188,7 @@ def settings_with_config_of(base: Settings, options: dict[str, object]) -> Setti
         ("DistillationRate", 0.1),
         ("DistillationFeatures", 0.5),
         ("DistillationMixing", 0.1),
+        ("DistillationUnrounded", 0.1),
         ("DistillationAugmentation", "none"),
         ("DistillationDevice", "cuda"),
         ("DistillationSeed", 1),

@@ -90,6 +90,7 @@ TWO_VALUES = {
     "DistillationRate": (0.1, 0.2),
     "DistillationFeatures": (0.2, 0.3),
     "DistillationMixing": (0.1, 0.2),
+    "DistillationUnrounded": (0.1, 0.2),
     "DistillationAugmentation": ("images", "none"),
     "DistillationDevice": ("cuda", "cuda:1"),
     "DistillationSeed": (1, 2),

@@ -28,13 +28,20 @@ Loss = Callable[[Tensors], torch.Tensor]
 
 
 class Descent:
-    """Trains `parameters` with a learning rate each. `loss` of a batch must not depend on anything else."""
+    """Trains `parameters` with a learning rate each. `loss` of a batch must not depend on anything else, except for
+    random numbers of `chance`."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], rates: Mapping[str, float], loss: Loss) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        rates: Mapping[str, float],
+        loss: Loss,
+        chance: torch.Generator | None = None,
+    ) -> None:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._rates = [rates[name] for name in self._names]
-        self._loss = loss
+        self._loss, self._chance = loss, chance
         self.reset()
         device = self._parameters[0].device
         self._pace, self._share = (torch.zeros((), device=device) for _ in range(2))
@@ -118,6 +125,8 @@ class Descent:
         self._ordinary_left = -1
         self._batch = {name: x.clone() for name, x in batch.items()}
         graph = torch.cuda.CUDAGraph()
+        if self._chance is not None:
+            graph.register_generator_state(self._chance)  # every replay draws other numbers
         try:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # a graph has memory of its own

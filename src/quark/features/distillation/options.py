@@ -35,6 +35,11 @@ class DistillationOptions:
         "images: samples are cut, mirrored and recoloured at random; none; auto: where every input is a batch of "
         "colour images",
     )
+    unrounded_share: float = setting(
+        "DistillationUnrounded",
+        0.0,
+        "the share of the numbers of activations that a training step leaves unrounded, drawn at random",
+    )
     device: str = setting("DistillationDevice", "cpu", "where it trains: cpu, cuda, cuda:1 ...")
     seed: int = setting("DistillationSeed", 1705472343, "decides which samples are in which batch, and how they mix")
     folder: str = setting(
@@ -57,6 +62,10 @@ class DistillationOptions:
             raise InvalidValueError(f"DistillationRate {self.rate_share}: expected a number above 0, up to 1")
         if not 0 <= self.mixed_share <= 1:
             raise InvalidValueError(f"DistillationMixing {self.mixed_share}: expected a number from 0 to 1")
+        if not 0 <= self.unrounded_share < 1:
+            raise InvalidValueError(
+                f"DistillationUnrounded {self.unrounded_share}: expected a number of at least 0, below 1"
+            )
         if self.augmentation not in ("auto", "images", "none"):
             raise InvalidValueError(f"DistillationAugmentation '{self.augmentation}': expected auto, images or none")
         if self.feature_weight < 0:

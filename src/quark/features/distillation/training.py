@@ -16,6 +16,7 @@ gradients are in no fixed order there.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +91,8 @@ class Distillation:
         self.student, self.teacher = student.to(self._device), teacher.to(self._device)
         for parameter in (*teacher.parameters(), *student.parameters()):
             parameter.requires_grad_(False)
+        self._chance = torch.Generator(self._device).manual_seed(options.seed)
+        student.unrounded, student.chance = options.unrounded_share, self._chance
         self._rates = rates_of(student, teacher, options.rate_share)
         constants = student.trained_constants()
         self._parameters = {name: constants[name].requires_grad_() for name in self._rates}
@@ -121,7 +124,8 @@ class Distillation:
             return Distilled(None, before, before, 0)
         self._put(self._starts)
         self._least = self.divergence() if self._starts else before  # of training, which says when it gets no better
-        descent = Descent(self._parameters, self._rates, lambda batch: self._loss(batch, has_features=True))
+        loss = functools.partial(self._loss, has_features=True)
+        descent = Descent(self._parameters, self._rates, loss, self._chance)
         period, (idle, step) = max(1, options.steps // LOOKS), self._restored(descent)
         begin, first = time.monotonic(), step
         for _ in range(step):
@@ -156,6 +160,8 @@ class Distillation:
     def _step(self, descent: Descent, step: int) -> None:
         options = self._options
         chance = np.random.default_rng([options.seed % (1 << 32), step])  # so that a run can go on at any step
+        if self._device.type == "cpu":
+            self._chance.manual_seed(options.seed + step)
         count = min(options.batch_size, len(self._training))
         numbers = chance.choice(len(self._training), count, replace=False).tolist()
         is_mixed = chance.random() < options.mixed_share

@@ -218,7 +218,8 @@ class OnnxNetwork(torch.nn.Module):
     """Computes what an ONNX network does. Call it with the inputs in their order, or by name; it returns the output, or
     a tuple of several. `choices` says how inputs of nodes are rounded, one rounding after the other.
 
-    Parameters have the names of the constants, with '_' for '.'; `constants` says which is which.
+    Parameters have the names of the constants, with '_' for '.'; `constants` says which is which. While gradients are
+    computed, the share `unrounded` of the numbers of an activation, drawn with `chance`, is not rounded.
     """
 
     def __init__(self, model: ir.Model, choices: Mapping[Place, Sequence[Choice]] | None = None) -> None:
@@ -227,6 +228,8 @@ class OnnxNetwork(torch.nn.Module):
         if missing:
             raise ModelError(f"the network has operators that torch is not taught here: {', '.join(missing)}")
         self._model, self._choices = model, dict(choices or {})
+        self.unrounded = 0.0
+        self.chance: torch.Generator | None = None
         self._quantizers: dict[tuple[Choice, tuple[int, ...], torch.device], Quantizer] = {}
         self.input_names = [str(value.name) for value in model.graph.inputs]
         self.output_names = [str(value.name) for value in model.graph.outputs]
@@ -398,9 +401,13 @@ class OnnxNetwork(torch.nn.Module):
         if not choices:
             return x
         if (name, choices) not in seen:
+            rounded = x
             for choice in choices:
-                x = straight_through(x, self.quantizer(choice, x))
-            seen[name, choices] = x
+                rounded = straight_through(rounded, self.quantizer(choice, rounded))
+            if self.unrounded and name not in self.constants and torch.is_grad_enabled():
+                is_kept = torch.empty_like(x).bernoulli_(self.unrounded, generator=self.chance)
+                rounded = torch.lerp(rounded, x, is_kept)
+            seen[name, choices] = rounded
         return seen[name, choices]
 
     def quantizer(self, choice: Choice, x: torch.Tensor) -> Quantizer:

@@ -146,10 +146,10 @@ def finetuned(base: Preset, algorithm: str, name: str = "") -> Preset:
     )
 
 
-def distilled(base: Preset, steps: int, rate: float) -> Preset:
+def distilled(base: Preset, settings: Mapping[str, Any]) -> Preset:
     """The base, with all weights trained together to give the float network's outputs."""
     description = f"{base.description}, refined by distillation"
-    options = {"Distillation": True, "DistillationSteps": steps, "DistillationRate": rate}
+    options = {"Distillation": True, **{f"Distillation{name}": value for name, value in settings.items()}}
     return Preset(f"{base.name}_DISTILL", description, base.fields, {**base.options, **options})
 
 
@@ -271,9 +271,16 @@ MIXED_BLOCK_PRESETS = (
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
 WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS, *FP8_PRESETS, A8W4, A16W4,
     *TWO_BLOCK_PRESETS)
-# What rounding costs most, and what NPUs compute: steps and learning rate. Coarse formats need more of both.
-DISTILLATION = {"XINT8": (500, 0.004), "A8W4": (500, 0.003), "MX4": (1500, 0.006), "MX6": (1000, 0.01),
-    "MXFP6E3M2": (1000, 0.01), "MXFP4E2M1": (1500, 0.005), "NVFP4": (500, 0.003)}
+# What rounding costs most, and what NPUs compute. Coarse formats need more steps at a higher rate.
+DISTILLATION = {
+    "XINT8": {"Steps": 500, "Rate": 0.004},
+    "A8W4": {"Steps": 500, "Rate": 0.003},
+    "MX4": {"Steps": 1500, "Rate": 0.006},
+    "MX6": {"Steps": 1000, "Rate": 0.01},
+    "MXFP6E3M2": {"Steps": 1000, "Rate": 0.01},
+    "MXFP4E2M1": {"Steps": 1500, "Rate": 0.005, "Features": 0.5, "Unrounded": 0.25},
+    "NVFP4": {"Steps": 500, "Rate": 0.003},
+}
 WITH_DISTILLATION = tuple(row for row in (XINT8, A8W4, *BLOCK_PRESETS) if row.name in DISTILLATION)
 
 # fmt: on
@@ -337,7 +344,7 @@ _ROWS = (
     ),
     *(finetuned(row, "AdaRound") for row in WITH_ADAROUND),
     *(finetuned(row, "AdaQuant") for row in WITH_ADAQUANT),
-    *(distilled(row, *DISTILLATION[row.name]) for row in WITH_DISTILLATION),
+    *(distilled(row, DISTILLATION[row.name]) for row in WITH_DISTILLATION),
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({row.name: row for row in _ROWS})

@@ -299,6 +299,7 @@ class DistillationConfig(AlgoConfig):
     rate: float = DistillationOptions.rate_share
     features: float = DistillationOptions.feature_weight
     mixing: float = DistillationOptions.mixed_share
+    unrounded: float = DistillationOptions.unrounded_share
     augmentation: str = DistillationOptions.augmentation
     device: str = DistillationOptions.device
     seed: int = DistillationOptions.seed
