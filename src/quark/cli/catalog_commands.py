@@ -45,13 +45,13 @@ def presets(name: str | None, has_all_fields: bool, as_json: bool) -> None:
             heading = f"# {name}: {PRESETS[name].description}\n"
             say_lines(heading + (yaml.safe_dump(content, sort_keys=False) if content else "{}\n"))
     elif as_json:
-        say_json({"presets": {each.name: each.description for each in PRESETS.values()}})
+        say_json({"presets": {preset.name: preset.description for preset in PRESETS.values()}})
     else:
         table = plain_table()
         table.add_column("preset", no_wrap=True)
         table.add_column("numbers, ranges and purpose")
-        for each in PRESETS.values():
-            table.add_row(each.name, each.description)
+        for preset in PRESETS.values():
+            table.add_row(preset.name, preset.description)
         Console().print(table)
 
 

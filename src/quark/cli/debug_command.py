@@ -86,7 +86,7 @@ def debug(
 
     start = time.monotonic()
     calibration = Calibration(calib, count, preprocess=preprocess, is_random=is_random)
-    found = diagnose(
+    diagnosis = diagnose(
         float_model,
         quantized,
         calib,
@@ -96,27 +96,31 @@ def debug(
         has_sensitivity=False,
         use_random_data=is_random,
     )
-    if is_trying or (is_trying is None and found.verdict is not Verdict.OK):
-        found = with_suggestions(found, float_model, quantized, calibration, time.monotonic() - start)
-    divergence = first_divergence(found, below_db=below)
+    if is_trying or (is_trying is None and diagnosis.verdict is not Verdict.OK):
+        diagnosis = with_suggestions(diagnosis, float_model, quantized, calibration, time.monotonic() - start)
+    divergence = first_divergence(diagnosis, below_db=below)
     if not as_json:
-        _show(found, divergence, below, suggestion_lines(found, float_model, quantized, calibration))
+        _show(diagnosis, divergence, below, suggestion_lines(diagnosis, float_model, quantized, calibration))
         return
     content: dict[str, Any] | None = None
     if divergence is not None:
         content = {**asdict(divergence), "layer": divergence.layer.name, "worst": divergence.worst.name}
-    say_json({"below_db": below, "divergence": json_value(content), "diagnosis": found.to_dict()})
+    say_json({"below_db": below, "divergence": json_value(content), "diagnosis": diagnosis.to_dict()})
 
 
-def _show(found: Diagnosis, divergence: Divergence | None, below: float, suggestions: list[str]) -> None:
+def _show(diagnosis: Diagnosis, divergence: Divergence | None, below: float, suggestions: list[str]) -> None:
     console = Console()
 
     def say(text: str = "", style: str = "") -> None:
         console.print(cell(text, style))
 
-    outputs = ", ".join(f"{each.name} {sqnr_text(each.sqnr_db)} dB" for each in found.outputs) or "nothing to compare"
-    say(f"{found.source.name} and {found.result.name} on {found.basis.data}: {found.verdict.value} ({outputs})")
-    parts = [(output, part) for output in found.outputs for part in output.parts]
+    outputs = (
+        ", ".join(f"{output.name} {sqnr_text(output.sqnr_db)} dB" for output in diagnosis.outputs)
+        or "nothing to compare"
+    )
+    names = f"{diagnosis.source.name} and {diagnosis.result.name}"
+    say(f"{names} on {diagnosis.basis.data}: {diagnosis.verdict.value} ({outputs})")
+    parts = [(output, part) for output in diagnosis.outputs for part in output.parts]
     for output, part in sorted(parts, key=lambda pair: -pair[1].severity)[:MOST_PARTS]:
         say(f"  {part.verdict.value}: output '{output.name}' {part.text()}")
     if divergence is None:
@@ -130,10 +134,10 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float, suggest
         lost = f"{divergence.loss_db:.1f} dB less than before it"
         say(f"no layer is below {below:g} dB; most is lost at {layer.op_type} '{layer.name}': {lost}", "bold")
     say(_origin(divergence))
-    console.print(_table(found, divergence))
+    console.print(_table(diagnosis, divergence))
     for cause in layer.causes:
         say(f"  - {cause}")
-    if any(each.outcome is not Outcome.UNTRIED for each in found.suggestions):
+    if any(suggestion.outcome is not Outcome.UNTRIED for suggestion in diagnosis.suggestions):
         for line in suggestions:
             console.say(line)
     elif layer.remedies:
@@ -141,7 +145,7 @@ def _show(found: Diagnosis, divergence: Divergence | None, below: float, suggest
         say(f"what to try{where} (not tried):")
         for remedy in layer.remedies:
             console.say(f"  - {remedy.text}" + (f": {remedy.arguments}" if remedy.arguments else ""))
-    for remark in found.remarks:
+    for remark in diagnosis.remarks:
         say(f"note: {remark}", "dim")
 
 
@@ -155,13 +159,13 @@ def _origin(divergence: Divergence) -> str:
     return f"{own}; the rest is inherited, and the largest error so far is that of '{worst.name}'{local}"
 
 
-def _table(found: Diagnosis, divergence: Divergence) -> Table:
+def _table(diagnosis: Diagnosis, divergence: Divergence) -> Table:
     table = plain_table(("", "layer", "operator", "weights, inputs"), ("local dB", "accumulated dB"))
     first = max(0, divergence.index - LINES_AROUND)
-    for index, each in enumerate(found.layers[first : divergence.index + LINES_AROUND + 1], first):
+    for index, layer in enumerate(diagnosis.layers[first : divergence.index + LINES_AROUND + 1], first):
         is_it = index == divergence.index
-        formats = ", ".join(filter(None, (each.weights, each.inputs))) or "float"
-        cells = [">" if is_it else "", each.name, each.op_type, formats]
-        cells += ["-" if figure is None else sqnr_text(figure.sqnr_db) for figure in (each.local, each.accumulated)]
+        formats = ", ".join(filter(None, (layer.weights, layer.inputs))) or "float"
+        cells = [">" if is_it else "", layer.name, layer.op_type, formats]
+        cells += ["-" if figure is None else sqnr_text(figure.sqnr_db) for figure in (layer.local, layer.accumulated)]
         table.add_row(*(cell(text, "bold" if is_it else "") for text in cells))
     return table

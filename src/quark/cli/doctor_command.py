@@ -24,15 +24,15 @@ def doctor(as_json: bool, has_paths: bool) -> None:
     """
     findings = examine()
     if as_json:
-        shown = findings if has_paths else [each.without_paths() for each in findings]
-        say_json({"healthy": is_healthy(findings), "findings": [each.to_json() for each in shown]})
+        shown = findings if has_paths else [finding.without_paths() for finding in findings]
+        say_json({"healthy": is_healthy(findings), "findings": [finding.to_json() for finding in shown]})
     else:
-        width = max(len(each.check) for each in findings)
-        for each in findings:  # plain lines: the package that prints tables may be the broken one
-            mark, colour = MARKS[each.health.value]
-            line = printable(f"{each.check:<{width}}  {each.detail}")
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:  # plain lines: the package that prints tables may be the broken one
+            mark, colour = MARKS[finding.health.value]
+            line = printable(f"{finding.check:<{width}}  {finding.detail}")
             click.echo(f"{click.style(f'{mark:<7}', fg=colour)}  {line}")  # noqa: TID251, for the colour
-            for words, text in (("leads to", each.consequence), ("fix", each.remedy)):
+            for words, text in (("leads to", finding.consequence), ("fix", finding.remedy)):
                 if text:
                     say(f"{'':<7}  {'':<{width}}  {words}: {text}")
     if not is_healthy(findings):

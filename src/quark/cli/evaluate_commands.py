@@ -104,7 +104,7 @@ def compare(
     console.print(cell(f"{overall_verdict(result.outputs).value}: {worst_text(result.outputs)}"))
     if result.measure is not None:
         console.print(cell(f"measure: {result.measure}"))
-    for remark in filter(None, [each.remark for each in networks]):
+    for remark in filter(None, [network.remark for network in networks]):
         say(f"note: {remark}", err=True)
 
 

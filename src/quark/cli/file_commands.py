@@ -83,22 +83,22 @@ def lint(model: Path, as_json: bool, strict: bool, has_all: bool, has_nodes: boo
     """
 
     findings = find(model)
-    counts = {level.value: sum(each.level is level for each in findings) for level in Level}
+    counts = {level.value: sum(finding.level is level for finding in findings) for level in Level}
     if as_json:
-        nodes = [asdict(each) for each in places(model, findings)]
-        say_json({"findings": [asdict(each) for each in findings], "summary": counts, "nodes": nodes})
+        nodes = [asdict(place) for place in places(model, findings)]
+        say_json({"findings": [asdict(finding) for finding in findings], "summary": counts, "nodes": nodes})
     elif findings and not has_all and (purpose := other_purpose(model)):
         say(f"{model.name} was not made for AMD's NPU: {purpose}. {LINT_ADVICE}")
     else:
         console = Console()
         if findings:
             console.print(_findings_table(findings))
-        found = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
-        console.print(", ".join(found) or "no findings: the NPU accepts this model")
+        levels = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+        console.print(", ".join(levels) or "no findings: the NPU accepts this model")
         found_places = places(model, findings)
         if has_nodes:
             console.print(_places_table(found_places))
-        is_quantized = not any(each.rule == "Quantized" for each in findings)
+        is_quantized = not any(finding.rule == "Quantized" for finding in findings)
         if is_quantized:
             console.say(f"nodes by these rules: {_summed_places(found_places)}")
         for line in BF16_SESSION if is_bfloat16(read_graph(model)) else NPU_SESSION:
@@ -107,39 +107,41 @@ def lint(model: Path, as_json: bool, strict: bool, has_all: bool, has_nodes: boo
         raise SystemExit(HAS_FINDINGS)
 
 
-def _summed_places(found: Sequence[Place]) -> str:
+def _summed_places(all_places: Sequence[Place]) -> str:
     words = {Where.NPU: "on the NPU", Where.UNKNOWN: "on either, by the compiler's release", Where.CPU: "on the CPU"}
     parts = []
     for where, word in words.items():
-        kinds = Counter(each.op_type for each in found if each.where is where)
+        kinds = Counter(place.op_type for place in all_places if place.where is where)
         if kinds or where is Where.NPU:
             names = listed(f"{count} {kind}" for kind, count in kinds.most_common())
             parts.append(f"{kinds.total()} {word}" + ("" if where is Where.NPU else f" ({names})"))
     return ", ".join(parts)
 
 
-def _places_table(found: Sequence[Place]) -> Table:
+def _places_table(all_places: Sequence[Place]) -> Table:
     table = plain_table(("node", "operator", "where", "why"), ())
-    for each in found:
-        table.add_row(cell(each.node), cell(each.op_type), each.where.value, cell(each.reason))
+    for place in all_places:
+        table.add_row(cell(place.node), cell(place.op_type), place.where.value, cell(place.reason))
     return table
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:
     """One row for places with the same message, errors first."""
     table = Table.grid(padding=(0, 2))
-    rules = list(dict.fromkeys(each.rule for each in findings))
+    rules = list(dict.fromkeys(finding.rule for finding in findings))
     alike: dict[tuple[str, int, str, str], list[Finding]] = {}
-    for each in findings:
-        alike.setdefault((each.level.value, rules.index(each.rule), each.message, each.fix), []).append(each)
+    for finding in findings:
+        alike.setdefault((finding.level.value, rules.index(finding.rule), finding.message, finding.fix), []).append(
+            finding
+        )
     seen: Counter[int] = Counter()
     totals = Counter(rule for _, rule, _, _ in alike)
-    for (level, rule, message, fix), found in sorted(alike.items(), key=lambda item: item[0][:2]):
+    for (level, rule, message, fix), alike_findings in sorted(alike.items(), key=lambda item: item[0][:2]):
         seen[rule] += 1
         name = cell(rules[rule], "bold")
         if seen[rule] <= ROWS_PER_RULE:
-            where = " ".join(dict.fromkeys(name for name in (found[0].node, found[0].tensor) if name))
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            where = " ".join(dict.fromkeys(name for name in (alike_findings[0].node, alike_findings[0].tensor) if name))
+            more = f" and {len(alike_findings) - 1} more" if len(alike_findings) > 1 else ""
             detail = cell(f"{where}{more}{': ' if where else ''}{message}").append("\n").append_text(cell(fix))
             detail.overflow = "fold"
             table.add_row(cell(level, "bold red" if level == "error" else "yellow"), name, detail)
@@ -184,11 +186,11 @@ def pack(model: Path, output: Path, profile: str, as_json: bool) -> None:
 def _packed_table(facts: PackFacts) -> Table:
     table = plain_table(("packed as",), ("weights", "bits", "before", "after"))
     groups: dict[tuple[str, str], list[PackedWeight]] = defaultdict(list)
-    for each in facts.packed:
-        groups[each.format, each.note].append(each)
+    for weight in facts.packed:
+        groups[weight.format, weight.note].append(weight)
     for (name, note), weights in groups.items():
-        before, after = sum(each.bytes_before for each in weights), sum(each.bytes_after for each in weights)
-        count = sum(each.bytes_after * 8 / each.bits for each in weights)
+        before, after = sum(weight.bytes_before for weight in weights), sum(weight.bytes_after for weight in weights)
+        count = sum(weight.bytes_after * 8 / weight.bits for weight in weights)
         cells = [str(len(weights)), f"{after * 8 / count:.2f}", size_text(before), size_text(after)]
         table.add_row(cell(f"{name} ({note})" if note else name), *cells)
     return table
@@ -197,11 +199,11 @@ def _packed_table(facts: PackFacts) -> Table:
 def _left_table(facts: PackFacts) -> Table:
     table = plain_table(("not packed",), ("weights", "size"))
     groups: dict[str, list[LeftWeight]] = defaultdict(list)
-    for each in facts.left:
-        groups[each.reason].append(each)
+    for weight in facts.left:
+        groups[weight.reason].append(weight)
     for reason, weights in groups.items():
-        names = listed((each.name for each in weights), MOST_LEFT)
-        size = size_text(sum(each.bytes for each in weights))
+        names = listed((weight.name for weight in weights), MOST_LEFT)
+        size = size_text(sum(weight.bytes for weight in weights))
         table.add_row(cell(f"{reason}: {names}"), str(len(weights)), size)
     return table
 
@@ -274,20 +276,22 @@ def reproduce(
                  3 the bytes differ; the differences are listed
     """
 
-    found = read_card(card)
-    if found.card.torch is None:
+    found_card = read_card(card)
+    if found_card.card.torch is None:
         if module is not None or state is not None:
             raise click.UsageError("--module and --state are for exports of torch modules: leave them out")
         result = rebuild(card, model, calib, output)
-    elif found.card.torch.request:
+    elif found_card.card.torch.request:
         if module is not None or state is not None:
             raise click.UsageError("quark quantize-torch made this file: leave --module and --state out")
         from quark.cli.quantize_torch_command import request_of
         from quark.vision.quantizing import reproduce_classifier
 
-        weights, images = find_source(found, model), find_data(found, calib).source
+        weights, images = find_source(found_card, model), find_data(found_card, calib).source
         with scratch_folder() as folder:
-            result = reproduce_classifier(found, request_of(found.card, weights, Path(images), folder), output)
+            result = reproduce_classifier(
+                found_card, request_of(found_card.card, weights, Path(images), folder), output
+            )
     else:
         from quark.torch.export.reproduction import reproduce_export
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 DROP_EXCEEDED = 3  # exit status
 AUTO = "auto"
-TARGETS = tuple(each.value for each in Target)
+TARGETS = tuple(target.value for target in Target)
 UNTRAINED = "A8W8"  # a preset that trains nothing, like all defaults of targets
 
 
@@ -242,12 +242,12 @@ def device_changes(config: str | None, changes: tuple[Change, ...], device: str)
     wanted: list[Change] = [("InferDevice", device)]
     if isinstance(changed, QConfig):  # entries have their own devices, which an option would contradict
         entries = [
-            replace(each, optim_device=device)
-            if isinstance(each, AdaRoundConfig) and each.optim_device == "cpu"
-            else replace(each, device=torch_device)
-            if isinstance(each, DistillationConfig) and each.device == "cpu"
-            else each
-            for each in changed.algo_config
+            replace(config, optim_device=device)
+            if isinstance(config, AdaRoundConfig) and config.optim_device == "cpu"
+            else replace(config, device=torch_device)
+            if isinstance(config, DistillationConfig) and config.device == "cpu"
+            else config
+            for config in changed.algo_config
         ]
         if entries != changed.algo_config:
             wanted.append(("algo_config", QConfig(algo_config=entries).to_dict()["algo_config"]))
@@ -256,7 +256,7 @@ def device_changes(config: str | None, changes: tuple[Change, ...], device: str)
     if changed.extra_options.get("Distillation"):
         wanted.append(("DistillationDevice", torch_device))
     given = {key for key, _ in changes}
-    return tuple(each for each in wanted if each[0] not in given)
+    return tuple(change for change in wanted if change[0] not in given)
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class Quantization:
     def _config_lines(self) -> list[str]:
         """Return the lines that make the changed config."""
 
-        known = {each.name for each in fields(QuantizationConfig)}
+        known = {field.name for field in fields(QuantizationConfig)}
         base, changes = self._base()
         if is_file_name(base):
             lines = ["from quark.onnx.quantization.config.files import load_config"]

@@ -83,13 +83,18 @@ def quantize_llm(folder: Path, out: Path | None, list_schemes: bool, as_json: bo
 
         disable_progress_bar()  # type: ignore[no-untyped-call] # there is one of our own
 
-    def tell(found: Perplexity) -> None:
+    def tell(perplexity: Perplexity) -> None:
         if not as_json:
-            say(f"{found.name}: perplexity {found.value:.4f}")
+            say(f"{perplexity.name}: perplexity {perplexity.value:.4f}")
 
     result = quantize_folder(_request(folder, out, options), tell)
     if as_json:
-        say_json({"path": str(result.path), "perplexity": {each.name: each.value for each in result.perplexities}})
+        say_json(
+            {
+                "path": str(result.path),
+                "perplexity": {perplexity.name: perplexity.value for perplexity in result.perplexities},
+            }
+        )
     else:
         say(f"written: {result.path}")
 

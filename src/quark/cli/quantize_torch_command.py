@@ -210,14 +210,14 @@ def _show(result: QuantizedClassifier) -> None:
     for heading in ("top-1", "top-5", "to float", "same class as before"):
         table.add_column(heading, justify="right")
     before = first
-    for each in result.measured:
-        accuracy, pair = each.scores.accuracy, first.paired_with(each.scores)
+    for measured in result.measured:
+        accuracy, pair = measured.scores.accuracy, first.paired_with(measured.scores)
         cells = [f"{100 * accuracy.top1:.2f} %", f"{100 * accuracy.top5:.2f} %"]
-        if each.scores is not first:
+        if measured.scores is not first:
             cells.append(f"{100 * pair.top1_difference:+.2f} +- {100 * pair.standard_error:.2f}")
-            cells.append(f"{100 * before.agreement(each.scores):.2f} %")
-        table.add_row(each.name, *cells)
-        before = each.scores
+            cells.append(f"{100 * before.agreement(measured.scores):.2f} %")
+        table.add_row(measured.name, *cells)
+        before = measured.scores
     console = Console()
     console.print(table)
     if result.training is not None:

@@ -259,7 +259,7 @@ def suggestion_lines(diagnosis: Diagnosis, float_model: Path, model: Path, calib
     for step in diagnosis.steps[:MOST_SUGGESTIONS]:
         command = suggested_command(step, float_model, model, calibration)
         lines += [f"suggestion: {step.text}", f"  {command}"] if command else [f"suggestion: {step.line()}"]
-    counts = {kind: sum(each.outcome is kind for each in diagnosis.suggestions) for kind in Outcome}
+    counts = {kind: sum(suggestion.outcome is kind for suggestion in diagnosis.suggestions) for kind in Outcome}
     tried = counts[Outcome.HELPED] + counts[Outcome.NO_GAIN]
     if tried:
         left = f", {counts[Outcome.UNTRIED]} were not" if counts[Outcome.UNTRIED] else ""
@@ -296,23 +296,23 @@ def _summary(diagnosis: Diagnosis, float_model: Path, model: Path, calibration: 
     doubt = ", on random numbers, which says little" if diagnosis.basis.is_random else ""
     lines = [f"{diagnosis.verdict.value.upper()}: {diagnosis.result.name} against {diagnosis.source.name}{doubt}"]
     lines += [
-        f"output '{each.name}': SQNR in dB {sqnr_text(each.sqnr_db)}, cosine {each.cosine:.4f}"
-        for each in sorted(diagnosis.outputs, key=lambda each: -each.severity)[:3]
+        f"output '{output.name}': SQNR in dB {sqnr_text(output.sqnr_db)}, cosine {output.cosine:.4f}"
+        for output in sorted(diagnosis.outputs, key=lambda output: -output.severity)[:3]
     ]
     if any(output.parts for output in diagnosis.outputs):
         lines.append(f"worst part: {worst_text(diagnosis.outputs)}")
     if diagnosis.accuracy is not None:
-        found = diagnosis.accuracy
+        accuracy = diagnosis.accuracy
         lines.append(
-            f"top-1 {100 * found.float_top1:.2f} -> {100 * found.quantized_top1:.2f} % "
-            f"(+- {100 * found.standard_error:.2f} points)"
+            f"top-1 {100 * accuracy.float_top1:.2f} -> {100 * accuracy.quantized_top1:.2f} % "
+            f"(+- {100 * accuracy.standard_error:.2f} points)"
         )
     if diagnosis.measure is not None:
         lines.append(f"measure: {diagnosis.measure}")
     lines += [
-        f"sensitive: {each.name} ({each.op_type}), {100 * (each.share or 0):.1f} % of the output error"
-        for each in diagnosis.ranked[:3]
-        if each.share
+        f"sensitive: {layer.name} ({layer.op_type}), {100 * (layer.share or 0):.1f} % of the output error"
+        for layer in diagnosis.ranked[:3]
+        if layer.share
     ]
     return lines + suggestion_lines(diagnosis, float_model, model, calibration)
 
@@ -326,7 +326,7 @@ def making_of(
     differences from the preset, or from the most similar one; `notes` say what is not known, and why.
     """
 
-    metadata = {each.key: each.value for each in read_proto(model).metadata_props}
+    metadata = {prop.key: prop.value for prop in read_proto(model).metadata_props}
     beside, notes = _report_beside(model, facts)
     card = beside.get("card") or _json_of(metadata.get(f"{METADATA}card", ""))
     card = card if isinstance(card, Mapping) else {}
@@ -357,8 +357,8 @@ def making_of(
             for key, value in metadata.items()
             if key.startswith(METADATA) and key.endswith("_sha256")
         },
-        "algorithms": [_algorithm_line(each) for each in _mappings(beside.get("algorithms"))],
-        "rewrites": [f"{each.get('count')} {each.get('name')}" for each in _mappings(beside.get("rewrites"))],
+        "algorithms": [_algorithm_line(mapping) for mapping in _mappings(beside.get("algorithms"))],
+        "rewrites": [f"{mapping.get('count')} {mapping.get('name')}" for mapping in _mappings(beside.get("rewrites"))],
         "notes": notes,
     }
     return {key: value for key, value in made.items() if value or key == "config_changes"}
@@ -388,7 +388,7 @@ def _json_of(text: str) -> Any:
 
 
 def _mappings(value: Any) -> list[Any]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
 
 
 def _made_by(card: Mapping[str, Any]) -> str:
@@ -424,16 +424,16 @@ def _configuration(name: str, config: Any) -> dict[str, Any]:
         return {}
 
     here = dict(_flat(config))
-    found: dict[str, list[dict[str, Any]]] = {}
-    for each in [name] if name in PRESETS else PRESETS:
-        preset = dict(_flat(plain(vars(get_default_config(each)), "", str)))
+    changes_of: dict[str, list[dict[str, Any]]] = {}
+    for preset_name in [name] if name in PRESETS else PRESETS:
+        preset = dict(_flat(plain(vars(get_default_config(preset_name)), "", str)))
         keys = sorted(key for key in {*preset, *here} if preset.get(key) != here.get(key))
-        found[each] = [{"option": key, "preset": preset.get(key), "here": here.get(key)} for key in keys]
-    nearest = min(found, key=lambda each: len(found[each]))
-    if len(found[nearest]) > MOST_CHANGES:
+        changes_of[preset_name] = [{"option": key, "preset": preset.get(key), "here": here.get(key)} for key in keys]
+    nearest = min(changes_of, key=lambda preset: len(changes_of[preset]))
+    if len(changes_of[nearest]) > MOST_CHANGES:
         return {"config": dict(config)}
     same = {} if nearest == name else {"nearest_preset": nearest}
-    return {"config": dict(config), "config_changes": found[nearest], **same}
+    return {"config": dict(config), "config_changes": changes_of[nearest], **same}
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -97,8 +97,8 @@ def lint_remarks(model: Path) -> tuple[Remark, ...] | None:
     findings = lint_npu_file(model)
     if findings is None:
         return None
-    names = [" ".join(dict.fromkeys(name for name in (each.node, each.tensor) if name)) for each in findings]
+    names = [" ".join(dict.fromkeys(name for name in (finding.node, finding.tensor) if name)) for finding in findings]
     return tuple(
-        Remark(each.level.value, each.rule, name, each.message, each.fix)
-        for each, name in zip(findings, names, strict=True)
+        Remark(finding.level.value, finding.rule, name, finding.message, finding.fix)
+        for finding, name in zip(findings, names, strict=True)
     )

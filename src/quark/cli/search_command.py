@@ -160,7 +160,7 @@ def _show(result: SearchResult) -> None:
         reason, count = Counter(reason for _, reason in result.skipped).most_common(1)[0]
         if count > 1:
             console.say(f"  {count} of them: {reason}")
-    console.say(f"front: {', '.join(each.name for each in result.front) or 'none'}")
+    console.say(f"front: {', '.join(trial.name for trial in result.front) or 'none'}")
     console.say(f"plot:  {result.folder / 'search.html'}")
     console.say(f"best:  {result.recommendation()}")
 
@@ -170,7 +170,7 @@ def _table(result: SearchResult) -> Table:
     drop = ("measure", "drop %") if has_metric else ("drop",)
     table = plain_table(("configuration",), ("size", "of float", *drop, "KL", "ms/sample", "s"), is_rigid=True)
     table.add_column("", no_wrap=True)
-    front = {each.name for each in result.front}
+    front = {trial.name for trial in result.front}
     for trial in result.trials:
         figures = trial.measured
         if figures is None:

@@ -113,7 +113,7 @@ def showcase(presets: Iterable[str] = PRESETS) -> Iterator[Row]:
 
 def _calibration(training: Digits) -> list[dict[str, NDArray[np.float32]]]:
     chosen = training.images[np.linspace(0, len(training) - 1, CALIBRATION_COUNT).astype(int)]
-    return [{"input": each} for each in np.split(chosen, CALIBRATION_COUNT // CALIBRATION_BATCH)]
+    return [{"input": part} for part in np.split(chosen, CALIBRATION_COUNT // CALIBRATION_BATCH)]
 
 
 def _named_digits(model: onnx.ModelProto, digits: Digits) -> NDArray[np.int64]:
@@ -131,9 +131,11 @@ def _packed_bytes(result: QuantizedModel) -> int:
 
 def _bits(report: Report, role: Role) -> float | None:
     """Return the bits of most tensors of a role."""
-    choices = [each.choice for each in report.plan if each.role is role]
-    formats = [each.quantizer.format if isinstance(each, BlockChoice) else FORMATS[each.format] for each in choices]
-    bits = [each.bits_per_element for each in formats]
+    choices = [tensor.choice for tensor in report.plan if tensor.role is role]
+    formats = [
+        choice.quantizer.format if isinstance(choice, BlockChoice) else FORMATS[choice.format] for choice in choices
+    ]
+    bits = [fmt.bits_per_element for fmt in formats]
     return max(set(bits), key=bits.count) if bits else None
 
 
@@ -152,7 +154,7 @@ def showcase_table(rows: Iterable[Row]) -> Table:
     for row in rows:
         bits = (row.weight_bits, row.activation_bits)
         cells = [
-            "/".join("-" if each is None else f"{each:g}" for each in bits),
+            "/".join("-" if count is None else f"{count:g}" for count in bits),
             f"{row.bytes / 1000:.0f}",
             f"{row.packed_bytes / 1000:.0f}",
             f"{100 * row.accuracy:.2f}",

@@ -74,8 +74,8 @@ def _by_reason(facts: AlgorithmFacts) -> list[tuple[str, int]]:
     """
     told: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    for each in facts.left:
-        reason = each.reason.replace(f" {each.op_type}", "") if each.op_type else each.reason
+    for node in facts.left:
+        reason = node.reason.replace(f" {node.op_type}", "") if node.op_type else node.reason
         counts[_NAMES_AND_NUMBERS.sub("", reason)] += 1
         told.setdefault(_NAMES_AND_NUMBERS.sub("", reason), reason)
     return [(told[key], count) for key, count in counts.most_common()]

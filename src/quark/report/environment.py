@@ -41,7 +41,7 @@ def _outcome(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
 
 def is_healthy(findings: list[Finding]) -> bool:
     """True if nothing is broken."""
-    return all(each.health is not Health.BROKEN for each in findings)
+    return all(finding.health is not Health.BROKEN for finding in findings)
 
 
 def python() -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def memory() -> Iterator[Finding]:
     if not known:
         yield Finding("memory", Health.INFO, "the amount is unknown on this system")
         return
-    words = min(known, key=lambda each: known[each])
+    words = min(known, key=lambda key: known[key])
     detail = f"{words} {size_text(known[words])}"
     if known[words] < LEAST_MEMORY_BYTES:
         consequence = "the process may be killed while it calibrates or finetunes"
@@ -135,9 +135,11 @@ def _address_space_bytes() -> int | None:
 
 def _cgroup_memory_bytes() -> int | None:
     """Return the smallest limit of the process's control group and its parents."""
-    words = [_words(each / name) for name in ("memory.max", "memory.limit_in_bytes") for each in _own_groups("memory")]
-    limits = [int(each[0]) for each in words if each and each[0].isdigit()]
-    return min((each for each in limits if each < _NO_LIMIT), default=None)
+    words = [
+        _words(group / name) for name in ("memory.max", "memory.limit_in_bytes") for group in _own_groups("memory")
+    ]
+    limits = [int(word[0]) for word in words if word and word[0].isdigit()]
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def _cgroup_processors() -> float | None:
@@ -146,7 +148,7 @@ def _cgroup_processors() -> float | None:
     for group in _own_groups("cpu"):
         quota, period = [*_words(group / "cpu.max"), "", ""][:2]  # version 2: 'max 100000' or '150000 100000'
         if not quota:
-            quota, period = ("".join(_words(group / f"cpu.cfs_{each}_us")) for each in ("quota", "period"))
+            quota, period = ("".join(_words(group / f"cpu.cfs_{value}_us")) for value in ("quota", "period"))
         if quota.isdigit() and period.isdigit():
             shares.append(int(quota) / int(period))
     return min(shares, default=None)
@@ -154,14 +156,14 @@ def _cgroup_processors() -> float | None:
 
 def _own_groups(controller: str) -> list[Path]:
     """Return the existing folders of the process's control group and its parents, of both versions."""
-    found = [CGROUPS, CGROUPS / controller]
+    groups = [CGROUPS, CGROUPS / controller]
     for line in _lines(OWN_CGROUPS):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         root = CGROUPS if not controllers else CGROUPS / controller
         if not controllers or controller in controllers.split(","):
             own = root / path.strip("/")
-            found += [each for each in (own, *own.parents) if each.is_relative_to(root)]
-    return [each for each in dict.fromkeys(found) if each.is_dir()]
+            groups += [parent for parent in (own, *own.parents) if parent.is_relative_to(root)]
+    return [group for group in dict.fromkeys(groups) if group.is_dir()]
 
 
 def _lines(path: Path) -> list[str]:

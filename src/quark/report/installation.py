@@ -110,7 +110,7 @@ class Finding:
             return f"<...>/{path.name}"
 
         texts = (self.detail, self.consequence, self.remedy)
-        detail, consequence, remedy = (_PATH.sub(last_name, each) for each in texts)
+        detail, consequence, remedy = (_PATH.sub(last_name, text) for text in texts)
         return replace(self, detail=detail, consequence=consequence, remedy=remedy)
 
 
@@ -131,8 +131,8 @@ class Requirement:
         >>> [Requirement("onnx-ir", "1.1", "2").is_met_by(each) for each in ("1.0.9", "1.1.0", "1.10rc1", "2.0")]
         [False, True, True, False]
         """
-        found = version_numbers(version)
-        return version_numbers(self.least) <= found and (not self.below or found < version_numbers(self.below))
+        version_ = version_numbers(version)
+        return version_numbers(self.least) <= version_ and (not self.below or version_ < version_numbers(self.below))
 
 
 def requirements(extra: str = "") -> list[Requirement]:
@@ -142,7 +142,7 @@ def requirements(extra: str = "") -> list[Requirement]:
     except importlib.metadata.PackageNotFoundError:
         return []
     parsed = [parse(line) for line in lines if ">=" in line]
-    return [each for each in parsed if each.extra == extra]
+    return [requirement for requirement in parsed if requirement.extra == extra]
 
 
 def parse(line: str) -> Requirement:
@@ -236,7 +236,9 @@ def shadowing_file(module: str) -> Path | None:
 
 def onnxruntime() -> Iterator[Finding]:
     """Check for a single distribution of ONNX Runtime that is complete, new enough and runs on the CPU."""
-    names = sorted({_canonical_name(each) for each in importlib.metadata.distributions()} & ONNXRUNTIMES)
+    names = sorted(
+        {_canonical_name(distribution) for distribution in importlib.metadata.distributions()} & ONNXRUNTIMES
+    )
     if len(names) > 1:
         removal = shell_command(["pip", "uninstall", "--yes", *names])
         installation = shell_command(["pip", "install", names[0]])
@@ -273,12 +275,12 @@ def _onnxruntime_module(name: str) -> Finding:
 
 def torch() -> Iterator[Finding]:
     """Check torch. Problems are warnings, since quark.onnx does not need it."""
-    found = next((each for each in requirements("torch") if each.name == "torch"), None)
+    requirement = next((requirement for requirement in requirements("torch") if requirement.name == "torch"), None)
     if importlib.util.find_spec("torch") is None:
         yield Finding("torch", Health.INFO, "not installed; quark.onnx does not need it")
         return
     consequence = "quark.torch and finetuning do not work; the rest does"
-    finding = _check_package(found or Requirement("torch", "2.6"), consequence, Health.WARNING)
+    finding = _check_package(requirement or Requirement("torch", "2.6"), consequence, Health.WARNING)
     yield finding
     if finding.health is not Health.OK:
         return
@@ -299,12 +301,12 @@ def gpu() -> Iterator[Finding]:
     from quark.devices import CUDA_PROVIDER, INSTALL, driver
     from quark.formats.native import cuda_problem
 
-    found = driver()
-    if found.trouble:
-        yield Finding("GPU", Health.INFO, f"{found.trouble}: networks run on the CPU")
+    version = driver()
+    if version.trouble:
+        yield Finding("GPU", Health.INFO, f"{version.trouble}: networks run on the CPU")
         return
-    listed = ", ".join(f"cuda:{number} {name}" for number, name in enumerate(found.devices))
-    yield Finding("GPU", Health.OK, f"{listed}; the driver is for CUDA {found.version}")
+    listed = ", ".join(f"cuda:{number} {name}" for number, name in enumerate(version.devices))
+    yield Finding("GPU", Health.OK, f"{listed}; the driver is for CUDA {version.version}")
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         detail = f"this ONNX Runtime has no {CUDA_PROVIDER}"
         yield Finding("onnxruntime on CUDA", Health.WARNING, detail, "networks run on the CPU", INSTALL["cuda"])
@@ -333,7 +335,7 @@ def _canonical_name(distribution: importlib.metadata.Distribution) -> str:
 def amd_quark() -> Iterator[Finding]:
     """Check that the package folder contains only our files: AMD's package also installs into a folder `quark`."""
     mixed = "an import may find the files of either package"
-    installed = {_canonical_name(each): each for each in importlib.metadata.distributions()}
+    installed = {_canonical_name(distribution): distribution for distribution in importlib.metadata.distributions()}
     if THEIRS in installed:
         detail = f"{THEIRS} {installed[THEIRS].version} is installed here, and also imports as 'quark'"
         remedy = f"pip uninstall --yes {THEIRS} {OURS}, install the one you want; both: separate virtual environments"
@@ -354,15 +356,15 @@ def foreign_files(folder: Path, distribution: importlib.metadata.Distribution | 
 
     Empty for an editable install, whose files are the sources that run now.
     """
-    record = [Path(str(each)) for each in (distribution.files or [])] if distribution is not None else []
-    ours = {each.as_posix() for each in record if each.parts[:1] == ("quark",) and each.suffix == ".py"}
+    record = [Path(str(file)) for file in (distribution.files or [])] if distribution is not None else []
+    ours = {file.as_posix() for file in record if file.parts[:1] == ("quark",) and file.suffix == ".py"}
     if ours:
-        found = {each.relative_to(folder.parent).as_posix() for each in folder.rglob("*.py")}
-        return sorted(each.removeprefix("quark/") for each in found - ours)
+        present = {file.relative_to(folder.parent).as_posix() for file in folder.rglob("*.py")}
+        return sorted(name.removeprefix("quark/") for name in present - ours)
     folder = Path(str(distribution.locate_file("quark"))) if distribution is not None else folder
     if not folder.is_dir() or folder.resolve() == PACKAGE_FOLDER:
         return []
-    return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*.py"))
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.py"))
 
 
 def native_library() -> Iterator[Finding]:

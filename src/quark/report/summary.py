@@ -108,8 +108,8 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
         yield ""
         yield mixed_table(report.mixed)
     rows_of_their_own = (NPU_POSITIONS, MIXED_PRECISION)  # whose remarks say something else
-    said = {idle_remark(each) for each in report.algorithms if each.name not in rows_of_their_own}
-    remarks = [each for each in report.remarks if each not in said]
+    said = {idle_remark(algorithm) for algorithm in report.algorithms if algorithm.name not in rows_of_their_own}
+    remarks = [remark for remark in report.remarks if remark not in said]
     if remarks:
         yield ""
         yield _remarks(remarks)
@@ -186,10 +186,10 @@ def _fact_rows(report: Report) -> Iterator[tuple[str, str]]:
     if facts.preprocessing:
         yield "images", facts.preprocessing
     if report.rewrites:
-        yield "rewrites", listed(f"{each.count} {each.name.replace('_', ' ')}" for each in report.rewrites)
+        yield "rewrites", listed(f"{rewrite.count} {rewrite.name.replace('_', ' ')}" for rewrite in report.rewrites)
     algorithms = (
-        mixed_line(report.mixed) if each.name == MIXED_PRECISION and report.mixed else algorithm_line(each)
-        for each in report.algorithms
+        mixed_line(report.mixed) if algorithm.name == MIXED_PRECISION and report.mixed else algorithm_line(algorithm)
+        for algorithm in report.algorithms
     )
     yield from _with_heading("algorithms", algorithms)
 
@@ -234,7 +234,7 @@ def _protected_lines(report: Report) -> Iterator[str]:
     for reason, op_types in _by_reason(nodes):
         yield f"{_counts(op_types)}: {reason.removeprefix(PROTECTED)}"
     if facts.layers:
-        names = [f"'{each.node}' ({each.op_type}, {_percent(each.mac_share)})" for each in facts.layers]
+        names = [f"'{layer.node}' ({layer.op_type}, {_percent(layer.mac_share)})" for layer in facts.layers]
         title = f"{count_of(len(names), 'sensitive layer')} in float, with percent of all multiply-accumulates"
         yield f"{title}: {listed(names, MOST_LAYERS)}"
     if facts.methods:
@@ -244,8 +244,8 @@ def _protected_lines(report: Report) -> Iterator[str]:
         yield f"{share}, which adds {size_text(facts.extra_weight_bytes)} of weights"
     if facts.tried:
         before = facts.before.partition(" ")[2]  # after the severity
-        found = f"without protection: {before}" if facts.after else "no change in 8 bits was better"
-        yield f"{count_of(len(facts.tried), 'network')} tried; {found}"
+        outcome = f"without protection: {before}" if facts.after else "no change in 8 bits was better"
+        yield f"{count_of(len(facts.tried), 'network')} tried; {outcome}"
     if report.verdict is not Verdict.OK:
         for name, figures in _measured_alternatives(report):
             yield f"{name} was measured ok: {figures}"
@@ -258,10 +258,10 @@ def _percent(share: float) -> str:
 def _outputs(outputs: tuple[OutputFidelity, ...]) -> RenderableType:
     table = plain_table(("output",), ("cosine", "SQNR dB", "same class", "largest error"))
     table.add_column("verdict")
-    worst_first = sorted(outputs, key=lambda each: -each.severity) if len(outputs) > MOST_OUTPUTS else outputs
-    for each in worst_first[:MOST_OUTPUTS]:
-        figures = (f"{each.cosine:.4f}", sqnr_text(each.sqnr_db), agreement_text(each), f"{each.max_error:.3g}")
-        table.add_row(cell(each.name), *figures, cell(each.verdict.value, COLOURS[each.verdict]))
+    worst_first = sorted(outputs, key=lambda output: -output.severity) if len(outputs) > MOST_OUTPUTS else outputs
+    for output in worst_first[:MOST_OUTPUTS]:
+        figures = (f"{output.cosine:.4f}", sqnr_text(output.sqnr_db), agreement_text(output), f"{output.max_error:.3g}")
+        table.add_row(cell(output.name), *figures, cell(output.verdict.value, COLOURS[output.verdict]))
     if len(outputs) > MOST_OUTPUTS:
         table.add_row(f"and {len(outputs) - MOST_OUTPUTS} more, all better")
     return table
@@ -301,7 +301,7 @@ def advice(report: Report) -> list[str]:
     tips = []
     if alternatives := _measured_alternatives(report):
         name, figures = alternatives[0]
-        others = [each for each, _ in alternatives[1:]]
+        others = [alternative for alternative, _ in alternatives[1:]]
         also = f"; {' and '.join(others)} {'were' if len(others) > 1 else 'was'} ok too" if others else ""
         tips.append(f"take {name}, which was measured ok ({figures}){also}")
     tips += [*_about_data(report), *_about_algorithms(report), *_about_formats(report)]
@@ -314,7 +314,7 @@ def _measured_alternatives(report: Report) -> list[tuple[str, str]]:
     A trial reads "A16W8: 0.05 ok, output 'logits' (classes): SQNR 34.1 dB".
     """
     facts = report.protection
-    trials = (each.partition(": ") for each in (facts.alternatives if facts else ()))
+    trials = (alternative.partition(": ") for alternative in (facts.alternatives if facts else ()))
     return [(name, text.partition(", ")[2]) for name, _, text in trials]
 
 
@@ -339,44 +339,47 @@ def _about_algorithms(report: Report) -> list[str]:
     """Suggest algorithms that take seconds, were not requested, and have something to do."""
     if report.calibration.is_random:
         return []  # they would fit the network to noise
-    requested = {each.name for each in report.algorithms}
+    requested = {algorithm.name for algorithm in report.algorithms}
     op_types = set(report.op_types.values())
     # correcting biases made weights in blocks of four bits or less (MX4) worse
     is_coarse = any(
-        isinstance(each.choice, BlockChoice) and FORMATS[each.choice.format].bits_per_element <= 4
-        for each in report.plan
-        if each.role is Role.WEIGHT
+        isinstance(tensor.choice, BlockChoice) and FORMATS[tensor.choice.format].bits_per_element <= 4
+        for tensor in report.plan
+        if tensor.role is Role.WEIGHT
     )
     # equalizing channels helps tensors whose channels share a scale
-    shared = {each.role for each in report.plan if isinstance(each.choice, AffineChoice) and each.choice.axis is None}
+    shared = {
+        tensor.role for tensor in report.plan if isinstance(tensor.choice, AffineChoice) and tensor.choice.axis is None
+    }
     useful = {
         "BiasCorrection=true": BIAS_CORRECTION not in requested and op_types & PRODUCTS and not is_coarse,
         "include_cle=true": CROSS_LAYER not in requested and op_types & CONVOLUTIONS and Role.WEIGHT in shared,
         "include_sq=true": SMOOTH not in requested and op_types & NORMALIZATIONS and Role.ACTIVATION in shared,
     }
     wanted = [name for name, is_useful in useful.items() if is_useful]
-    return [f"recover accuracy without training: {' '.join(f'--set {each}' for each in wanted)}"] if wanted else []
+    return [f"recover accuracy without training: {' '.join(f'--set {option}' for option in wanted)}"] if wanted else []
 
 
 def _about_formats(report: Report) -> list[str]:
     facts = report.protection
-    tried = {each.partition(": ")[0] for each in (facts.tried if facts else ())}
-    weights = [each.choice for each in report.plan if each.role is Role.WEIGHT]
-    activations = [each.choice for each in report.plan if each.role is Role.ACTIVATION]
-    if any(isinstance(each, BlockChoice) for each in weights + activations):
+    tried = {attempt.partition(": ")[0] for attempt in (facts.tried if facts else ())}
+    weights = [tensor.choice for tensor in report.plan if tensor.role is Role.WEIGHT]
+    activations = [tensor.choice for tensor in report.plan if tensor.role is Role.ACTIVATION]
+    if any(isinstance(weight, BlockChoice) for weight in weights + activations):
         # protection measured other formats, or protects these
         return [] if tried else ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
-    if all(isinstance(each, FloatChoice) for each in weights + activations):
+    if all(isinstance(weight, FloatChoice) for weight in weights + activations):
         return ["take BF16, whose range is that of float32, in place of FP16"]
-    affine = [each for each in weights if isinstance(each, AffineChoice)]
+    affine = [weight for weight in weights if isinstance(weight, AffineChoice)]
     tips = []
-    if affine and all(each.axis is None for each in affine):
+    if affine and all(choice.axis is None for choice in affine):
         tips.append("give each channel its own scale: --config INT8_CNN_DEFAULT, or --set per_channel=true")
     is_narrow = any(
-        isinstance(each, AffineChoice) and FORMATS[each.format].bits_per_element <= 8 for each in activations
+        isinstance(activation, AffineChoice) and FORMATS[activation.format].bits_per_element <= 8
+        for activation in activations
     )
     if is_narrow and "A16W8" not in tried:
         tips.append("take 16-bit activations: --config A16W8, or U16S8_AAWS")
-    if any(each.endswith(("sensitive layer in float", "sensitive layers in float")) for each in tried):
+    if any(attempt.endswith(("sensitive layer in float", "sensitive layers in float")) for attempt in tried):
         return [*tips, "let protection keep more layers in float: --set ProtectBudget=0.3, of multiply-accumulates"]
     return [*tips, "leave the most sensitive nodes in float ('quark report' finds them): --set nodes_to_exclude=[NAME]"]
