@@ -61,7 +61,7 @@ def tensors_to_measure(placement: Placement) -> list[RangeKey]:
 
 def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:
     """The members of a tensor's group that determine the others' ranges; all of them if none does."""
-    members = [(name, each) for name, each in placement.groups.members((tensor, spec)) if is_measured(each)]
+    members = [(name, member) for name, member in placement.groups.members((tensor, spec)) if is_measured(member)]
     return [key for key in members if key[0] not in placement.derived] or members
 
 
@@ -85,14 +85,14 @@ def decide(
     """A decision for every request but those of biases that have to stay float; the graph is not touched. `kept` has
     choices for weights, with their reasons, that were made before."""
     chooser = _Chooser(graph, placement, ranges, options, kept)
-    return [each for each in map(chooser.decide, placement.requests) if each is not None]
+    return [decision for decision in map(chooser.decide, placement.requests) if decision is not None]
 
 
 def choose(
     graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
 ) -> QuantizationPlan:
     """The plan; the graph is not touched."""
-    decided = [_tensor_choice(each) for each in decide(graph, placement, ranges, options)]
+    decided = [_tensor_choice(decision) for decision in decide(graph, placement, ranges, options)]
     before = choices_before_clips(graph, placement.fused, decided) if options.target is Target.ONNX_RUNTIME else {}
     return QuantizationPlan(_merged([*decided, *before.values()], frozenset(before)), placement.skipped)
 
@@ -107,14 +107,18 @@ def rechoose(
 ) -> QuantizationPlan:
     """The plan for constants that have other values now. A bias whose scale follows from its layer keeps it."""
     chooser = _Chooser(graph, placement, ranges, options)
-    own = [each for each in placement.requests if each.tensor in tensors and not is_derived_bias(each)]
-    decided = {(each.request.tensor, each.request.reader): each for each in map(chooser.decide, own) if each}
+    own = [request for request in placement.requests if request.tensor in tensors and not is_derived_bias(request)]
+    decided = {
+        (decision.request.tensor, decision.request.reader): decision
+        for decision in map(chooser.decide, own)
+        if decision
+    }
 
-    def renewed(each: TensorChoice) -> TensorChoice:
-        new = decided.get((each.tensor, each.readers[0]))
-        return each if new is None else replace(each, choice=new.choice, reason=new.reason)
+    def renewed(tensor: TensorChoice) -> TensorChoice:
+        new = decided.get((tensor.tensor, tensor.readers[0]))
+        return tensor if new is None else replace(tensor, choice=new.choice, reason=new.reason)
 
-    return replace(plan, tensors=tuple(renewed(each) for each in plan))
+    return replace(plan, tensors=tuple(renewed(tensor) for tensor in plan))
 
 
 def is_derived_bias(request: Request) -> bool:
@@ -125,15 +129,15 @@ def is_derived_bias(request: Request) -> bool:
 def check_overrides(names: Iterable[str], overrides: Iterable[TensorOverride]) -> None:
     """Check that every override names an existing tensor."""
     known = set(names)
-    for each in overrides:
-        if each.tensor not in known:
-            raise unknown_name("tensor (TensorQuantOverrides)", each.tensor, sorted(known))
+    for override in overrides:
+        if override.tensor not in known:
+            raise unknown_name("tensor (TensorQuantOverrides)", override.tensor, sorted(known))
 
 
 def unused_overrides(plan: QuantizationPlan, overrides: Iterable[TensorOverride]) -> list[str]:
     """A remark for every override that the plan shows no trace of."""
-    used = {each.tensor for each in plan if each.reason.startswith(_OVERRIDDEN)}
-    unused = (each.tensor for each in overrides if each.tensor not in used)
+    used = {tensor.tensor for tensor in plan if tensor.reason.startswith(_OVERRIDDEN)}
+    unused = (override.tensor for override in overrides if override.tensor not in used)
     return [f"TensorQuantOverrides of '{name}': nothing reads it quantized with a scale of its own" for name in unused]
 
 
@@ -152,42 +156,42 @@ class _Chooser:
         self._options = options
         self._nodes = graph.by_name
         self._values = graph.constants()
-        self._overrides = {each.tensor: each for each in options.overrides}
-        self._by_consumer = {each.consumer: each for each in placement.requests}
+        self._overrides = {override.tensor: override for override in options.overrides}
+        self._by_consumer = {request.consumer: request for request in placement.requests}
         self._weights: dict[Reader, AffineChoice | None] = {}
         self._plain: dict[tuple[str, TensorSpec, ChannelAxis | None], AffineChoice] = {}
         self._softmaxes = {node.outputs[0].name: node for node in graph if node.op_type == "Softmax"}
         self._ends = {*placement.first_layers, *placement.last_layers}
         self._of_tables: dict[RangeKey, TensorRange] = {}
         self._tables = {  # by the tensor of its rows
-            graph.by_name[each.consumer.node].outputs[0].name: each
-            for each in placement.requests
-            if each.role is Role.WEIGHT and is_embedding(graph.by_name[each.consumer.node])
+            graph.by_name[request.consumer.node].outputs[0].name: request
+            for request in placement.requests
+            if request.role is Role.WEIGHT and is_embedding(graph.by_name[request.consumer.node])
         }
 
     def decide(self, request: Request) -> Decision | None:
         """The choice for one reader, or None where a bias has to stay float."""
-        spec, found = request.spec, None
+        spec, range_ = request.spec, None
         if request.consumer in self._kept:
             return Decision(request, *self._kept[request.consumer])
         if isinstance(spec, BlockSpec):
-            found = self._block(request, spec)
+            range_ = self._block(request, spec)
         elif isinstance(spec, FloatSpec):
-            found = self._float(request, spec)
+            range_ = self._float(request, spec)
         elif isinstance(spec, DynamicSpec):
-            found = DynamicChoice(spec.format), "found at run time"
+            range_ = DynamicChoice(spec.format), "found at run time"
         elif request.role is Role.ACTIVATION:
-            found = self._activation(request.tensor, spec)
+            range_ = self._activation(request.tensor, spec)
         elif request.role is Role.BIAS:
-            found = self._bias(request, spec)
+            range_ = self._bias(request, spec)
         elif (weight := self._weight(request.consumer)) is not None:
             where = "the tensor" if weight.axis is None else f"each channel of axis {weight.axis}"
             if weight.group_size is not None:
                 where = f"each group of {weight.group_size} along axis {weight.axis}"
-            found = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
-        if found is None:
+            range_ = weight, _reason(f"{spec.method} of {where}", self._overrides.get(request.tensor))
+        if range_ is None:
             return None
-        ends, choice, reason = self._options.ends, *found
+        ends, choice, reason = self._options.ends, *range_
         if ends and ends.layer and request.consumer.node in self._ends:
             is_wider = request.spec in (ends.layer.activation, ends.layer.weight)
             reason += f"; {OPTION}" if is_wider else ""
@@ -219,8 +223,8 @@ class _Chooser:
             return quantizer.fixed(array.astype(np.float32, copy=False))
         if not spec.is_calibrated:
             return quantizer
-        found = self._ranges[request.tensor, spec]
-        reach = np.float32(max(-found.lowest, found.highest))
+        range_ = self._ranges[request.tensor, spec]
+        reach = np.float32(max(-range_.lowest, range_.highest))
         return replace(quantizer, tensor_scale=float(reach / np.float32(quantizer.format.reach)))
 
     def _float(self, request: Request, spec: FloatSpec) -> tuple[Choice, str]:
@@ -228,8 +232,8 @@ class _Chooser:
             return FloatChoice(spec.format, spec.is_saturating), _reason("cast", self._type_override(request))
         axis, node = None, self._nodes.get(request.consumer.node)
         if request.role is Role.ACTIVATION:
-            found = self._ranges[request.tensor, spec]
-            low, high = np.array([found.lowest]), np.array([found.highest])
+            range_ = self._ranges[request.tensor, spec]
+            low, high = np.array([range_.lowest]), np.array([range_.highest])
         else:
             constant = self._constant(request.tensor)
             channels = None if node is None else self._channels(node, request, spec, len(constant.shape))
@@ -277,19 +281,19 @@ class _Chooser:
             scales = "channel" if spec.group_size is None else "group"
             raise InvalidValueError(f"activation '{tensor}': {scales} scales, and activations have one")
         members = _measured_members(self._placement, tensor, spec)
-        found = combine_ranges([self._range(key) for key in members])
-        choice = choice_of_range(spec, found, override, self._options.has_unsigned_relu)
+        range_ = combine_ranges([self._range(key) for key in members])
+        choice = choice_of_range(spec, range_, override, self._options.has_unsigned_relu)
         least = self._least_softmax_scale(tensor, spec)
         if override is None and choice.scale[0] < least:
-            found = replace(found, highest=found.highest * least / choice.scale[0])
-            choice = choice_of_range(spec, found, None, self._options.has_unsigned_relu)
-        if spec.learning is not None and not spec.integer.signed and found.lowest < -choice.scale[0] / 2:
+            range_ = replace(range_, highest=range_.highest * least / choice.scale[0])
+            choice = choice_of_range(spec, range_, None, self._options.has_unsigned_relu)
+        if spec.learning is not None and not spec.integer.signed and range_.lowest < -choice.scale[0] / 2:
             raise InvalidValueError(
-                f"tensor '{tensor}' goes down to {found.lowest:.3g}, and {spec.format} codes that learn begin at 0: "
+                f"tensor '{tensor}' goes down to {range_.lowest:.3g}, and {spec.format} codes that learn begin at 0: "
                 f"give its layer int{spec.integer.bits} by layer_quant_config; unsigned types are for what a ReLU gives"
             )
         methods = dict.fromkeys(self._range(key).method or str(spec.method) for key in members)
-        reason = _reason(f"{' and '.join(methods)} {found.lowest:.6g}..{found.highest:.6g}", override)
+        reason = _reason(f"{' and '.join(methods)} {range_.lowest:.6g}..{range_.highest:.6g}", override)
         others = [name for name, _ in members if name != tensor]
         return choice, reason + (f", shared with {', '.join(others[:3])}" if others else "")
 
@@ -300,10 +304,10 @@ class _Chooser:
         scale, as flat distributions have in asymmetric 8 bits, it would give nothing but zeros.
         """
         least = 0.0
-        for name, each in self._placement.groups.members((tensor, spec)):
+        for name, member in self._placement.groups.members((tensor, spec)):
             softmax = self._softmaxes.get(name)
             read = None if softmax is None else self._by_consumer.get(Reader(softmax.name, 0))
-            if softmax is None or read is None or not (_is_byte(each) and _is_byte(read.spec)):
+            if softmax is None or read is None or not (_is_byte(member) and _is_byte(read.spec)):
                 continue
             shape = softmax.outputs[0].shape or (None,)
             axis = softmax.setting("axis", -1)
@@ -324,8 +328,8 @@ class _Chooser:
                 (low,), (high,) = constant.extremes()
                 self._of_tables[key] = TensorRange(float(low), float(high), method=_OF_TABLE)
             else:
-                found = range_of(constant.array(), spec.method, spec.integer, spec.is_symmetric)
-                self._of_tables[key] = replace(found, method=_OF_TABLE)
+                range_ = range_of(constant.array(), spec.method, spec.integer, spec.is_symmetric)
+                self._of_tables[key] = replace(range_, method=_OF_TABLE)
         return self._of_tables[key]
 
     def _weight(self, reader: Reader) -> AffineChoice | None:
@@ -364,7 +368,7 @@ class _Chooser:
         values, bias_values = constant.array(), self._array(bias.tensor)
         fitted = fit_weight_to_bias(choice, values, activation.scale[0], bias_values, is_raised=is_raised)
         if spec.has_int16_scale and fitted is not choice:
-            fitted = replace(fitted, scale=tuple(int16_scale(each, is_upward=True) for each in fitted.scale))
+            fitted = replace(fitted, scale=tuple(int16_scale(scale, is_upward=True) for scale in fitted.scale))
         return fitted
 
     def _channels(self, node: Node, request: Request, spec: AffineSpec | FloatSpec, rank: int) -> ChannelAxis | None:
@@ -471,12 +475,12 @@ def choices_before_clips(
     would change values.
     """
     after: dict[str, set[Choice]] = {}
-    for each in decided:
-        if each.role is Role.ACTIVATION:
-            after.setdefault(each.tensor, set()).update(
-                [each.choice] if each.first is None else [each.choice, each.first]
+    for tensor in decided:
+        if tensor.role is Role.ACTIVATION:
+            after.setdefault(tensor.tensor, set()).update(
+                [tensor.choice] if tensor.first is None else [tensor.choice, tensor.first]
             )
-    found: dict[str, TensorChoice] = {}
+    tensors: dict[str, TensorChoice] = {}
     for pair in fused:
         choices = after.get(pair.output, set())
         choice = next(iter(choices)) if len(choices) == 1 else None
@@ -486,13 +490,15 @@ def choices_before_clips(
         if integer.bits <= 8 and choice.zero_point[0] != integer.qmin:
             reason = "the same as behind the activation, for an integer kernel"
             reader = Reader(pair.activation, 0)
-            found[pair.output] = TensorChoice(pair.tensor, Role.ACTIVATION, choice, (reader,), reason)
-    return found
+            tensors[pair.output] = TensorChoice(pair.tensor, Role.ACTIVATION, choice, (reader,), reason)
+    return tensors
 
 
-def _tensor_choice(each: Decision) -> TensorChoice:
-    readers = (each.request.reader,)
-    return TensorChoice(each.request.tensor, each.request.role, each.choice, readers, each.reason, each.first)
+def _tensor_choice(decision: Decision) -> TensorChoice:
+    readers = (decision.request.reader,)
+    return TensorChoice(
+        decision.request.tensor, decision.request.role, decision.choice, readers, decision.reason, decision.first
+    )
 
 
 def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[TensorChoice, ...]:
@@ -503,9 +509,9 @@ def _merged(decided: Iterable[TensorChoice], separate: frozenset[str]) -> tuple[
     integer kernel of the reader.
     """
     merged: dict[tuple[str, Role, Choice, Choice | None, Reader | None], TensorChoice] = {}
-    for each in decided:
-        apart = each.readers[0] if each.tensor in separate else None
-        key = (each.tensor, each.role, each.choice, each.first, apart)
+    for tensor in decided:
+        apart = tensor.readers[0] if tensor.tensor in separate else None
+        key = (tensor.tensor, tensor.role, tensor.choice, tensor.first, apart)
         first = merged.get(key)
-        merged[key] = each if first is None else replace(first, readers=(*first.readers, *each.readers))
+        merged[key] = tensor if first is None else replace(first, readers=(*first.readers, *tensor.readers))
     return tuple(merged.values())

@@ -80,12 +80,12 @@ class EndLayers:
 
     def remark(self, plan: QuantizationPlan, first: Iterable[str], last: Iterable[str]) -> str:
         """Say in words which layers the plan has wider for this."""
-        kept = {reader.node for each in plan if each.reason.endswith(OPTION) for reader in each.readers}
-        kept |= {each.node for each in plan.skipped if each.reason.startswith(OPTION)}
+        kept = {reader.node for tensor in plan if tensor.reason.endswith(OPTION) for reader in tensor.readers}
+        kept |= {node.node for node in plan.skipped if node.reason.startswith(OPTION)}
         parts = [
-            f"{word} {', '.join(found)}"
+            f"{word} {', '.join(layers)}"
             for word, names in (("first", first), ("last", last))
-            if (found := [name for name in names if name in kept])
+            if (layers := [name for name in names if name in kept])
         ]
         return f"{OPTION} {self.label}: {'; '.join(parts) or 'no first or last layer has narrower types'}"
 
@@ -116,24 +116,24 @@ def first_layers(graph: Graph) -> list[str]:
 
 def last_layers(graph: Graph) -> list[str]:
     """The names of the last layers, in the order of the graph."""
-    found = _ends(
+    ends = _ends(
         list(reversed(graph.nodes)),
         lambda node: [reader for value in node.outputs for reader, _ in value.readers],
     )
-    return list(reversed(found))
+    return list(reversed(ends))
 
 
 def _ends(ordered: Iterable[Node], neighbours: Callable[[Node], list[Node | None]]) -> list[str]:
     """The layers with no other layer behind them in the direction of `neighbours`, which were visited before."""
     has_layer: set[str] = set()  # nodes that are layers, or have one in that direction
-    found = []
+    ends = []
     for node in ordered:
-        is_behind = any(each is not None and each.name in has_layer for each in neighbours(node))
+        is_behind = any(neighbour is not None and neighbour.name in has_layer for neighbour in neighbours(node))
         if _is_layer(node) and not is_behind:
-            found.append(node.name)
+            ends.append(node.name)
         if is_behind or _is_layer(node):
             has_layer.add(node.name)
-    return found
+    return ends
 
 
 def _is_layer(node: Node) -> bool:

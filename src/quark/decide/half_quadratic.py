@@ -32,15 +32,15 @@ def refined(choice: AffineChoice, weight: Array) -> AffineChoice:
         return replace(whole, axis=choice.axis, group_size=None)
     groups = _groups(weight, choice.axis % weight.ndim, choice.group_size)
     integer = integer_format(choice.format)
-    scale, zero_point = (np.array(each, np.float32).reshape(-1, 1) for each in (choice.scale, choice.zero_point))
-    scale, zero_point = (_in_order_of_groups(each, weight, choice) for each in (scale, zero_point))
+    scale, zero_point = (np.array(value, np.float32).reshape(-1, 1) for value in (choice.scale, choice.zero_point))
+    scale, zero_point = (_in_order_of_groups(value, weight, choice) for value in (scale, zero_point))
     is_free = not integer.signed
     count = max(1, _CHUNK // choice.group_size)
     for start in range(0, len(groups), count):
         part = slice(start, start + count)
-        found = _refine(groups[part], scale[part], zero_point[part], integer.qmin, integer.qmax, is_free)
-        scale[part], zero_point[part] = found
-    scale, zero_point = (_in_order_of_groups(each, weight, choice, is_back=True) for each in (scale, zero_point))
+        refined_part = _refine(groups[part], scale[part], zero_point[part], integer.qmin, integer.qmax, is_free)
+        scale[part], zero_point[part] = refined_part
+    scale, zero_point = (_in_order_of_groups(value, weight, choice, is_back=True) for value in (scale, zero_point))
     scales, zero_points = scale.astype(np.float64).ravel().tolist(), zero_point.astype(int).ravel().tolist()
     return AffineChoice(choice.format, tuple(scales), tuple(zero_points), choice.axis, choice.group_size)
 
@@ -97,9 +97,9 @@ def _refine(groups: Array, scale: Array, zero_point: Array, qmin: int, qmax: int
         energy = (steps * steps).sum(axis=1, keepdims=True)
         fitted = (target * steps).sum(axis=1, keepdims=True) / np.where(energy > 0, energy, 1.0)
         scale = np.where((energy > 0) & (fitted * scale > 0), fitted, scale).astype(np.float32)
-        found = loss(scale, zero_point)
-        is_better = found < least
+        current = loss(scale, zero_point)
+        is_better = current < least
         best = (np.where(is_better, scale, best[0]), np.where(is_better, zero_point, best[1]))
-        least = np.where(is_better, found, least)
+        least = np.where(is_better, current, least)
         penalty *= _PENALTY_GROWTH
     return best

@@ -62,7 +62,7 @@ class Quantizers(Protocol):
 
 def npu_operations(graph: Graph, quantizers: Quantizers) -> list[Operation]:
     """The operators that rules are about, in the order of the graph."""
-    found = []
+    operations = []
     for node in graph:
         op_type = node.op_type
         if not node.is_standard or not node.outputs:
@@ -71,7 +71,9 @@ def npu_operations(graph: Graph, quantizers: Quantizers) -> list[Operation]:
             source, weight, bias = (quantizers.read(node, index) for index in range(3))
             operation = Operation(node.label, op_type, (source,), _output_key(node, quantizers), weight, bias)
             readers = (reader for reader, _ in node.outputs[0].readers)
-            operation = replace(operation, is_before_leaky_relu=any(each.op_type == "LeakyRelu" for each in readers))
+            operation = replace(
+                operation, is_before_leaky_relu=any(reader.op_type == "LeakyRelu" for reader in readers)
+            )
         elif op_type in _MANY_INPUTS:
             tensors = [i for i, value in enumerate(node.inputs) if value is None or value.origin is not None]
             inputs = tuple(quantizers.read(node, index) for index in tensors)
@@ -83,8 +85,8 @@ def npu_operations(graph: Graph, quantizers: Quantizers) -> list[Operation]:
             operation = Operation(node.label, op_type, inputs, output, alpha=alpha, beta=beta)
         else:
             continue
-        found.append(operation)
-    return found
+        operations.append(operation)
+    return operations
 
 
 def _output_key(node: Node, quantizers: Quantizers) -> Hashable | None:
@@ -155,31 +157,31 @@ def limit_positions(
     zeros = [key for key, position in before.items() if position == NON_OVERFLOW.zero_position]
     positions.update(dict.fromkeys(zeros, _POSITION_OF_ZEROS))
     operations = npu_operations(graph, quantizers)
-    found = settle(operations, positions, rules_of(options.rules), options.max_rounds)
+    settlement = settle(operations, positions, rules_of(options.rules), options.max_rounds)
     after = {key: positions[key] for key in before}
     for key in quantizers.product_biases & after.keys():  # biases of 32 bits follow the products
         assert key.reader is not None
         factors = [quantizers.at(key.reader.node, index) for index in (0, 1)]
-        known = [after[each] for each in factors if each is not None]
+        known = [after[factor] for factor in factors if factor is not None]
         if len(known) == len(factors):
             after[key] = sum(known)
     movers: dict[PositionKey, dict[str, None]] = {}  # the rules that moved each key, in order
-    for move in found.moves:
+    for move in settlement.moves:
         assert isinstance(move.key, PositionKey)
         for key in ties.members(move.key):
             movers.setdefault(key, {})[move.rule] = None
     rules = dict.fromkeys(zeros, _ZEROS) | {key: " and ".join(names) for key, names in movers.items()}
-    tensors = [part for each in plan for part in _moved(each, before, after, rules)]
+    tensors = [part for tensor in plan for part in _moved(tensor, before, after, rules)]
     op_types = {node.label: node.op_type for node in graph}
     left = [
         SkippedNode(
-            each.operation,
-            op_types.get(each.operation, ""),
-            f"{each.rule}: {each}, after {options.max_rounds} rounds; other rules want it otherwise",
+            violation.operation,
+            op_types.get(violation.operation, ""),
+            f"{violation.rule}: {violation}, after {options.max_rounds} rounds; other rules want it otherwise",
         )
-        for each in found.violations
+        for violation in settlement.violations
     ]
-    roles = {key: each.role.value for each in plan for key, _ in _keys(each)}
+    roles = {key: tensor.role.value for tensor in plan for key, _ in _keys(tensor)}
     changes = [
         f"{rules.get(key, _PRODUCT)} moved {roles[key]} {key.tensor} from {position} to {after[key]}"
         for key, position in before.items()
@@ -197,19 +199,19 @@ class _PlanQuantizers:
         self._read: dict[tuple[str, int], PositionKey] = {}
         self._written: dict[str, PositionKey] = {}
         different: set[PositionKey] = set()
-        for each in plan:
+        for tensor in plan:
             # the position, if the scale is one power of two
-            position, choice = None, each.choice
+            position, choice = None, tensor.choice
             if isinstance(choice, AffineChoice) and len(choice.scale) == 1 and choice.axis is None:
                 significand, exponent = math.frexp(choice.scale[0])
                 position = 1 - exponent if significand == 0.5 else None
-            for key, reader in _keys(each):
+            for key, reader in _keys(tensor):
                 if position is None or self.positions.setdefault(key, position) != position:
                     different.add(key)
                 self._read[reader.node, reader.index] = key
                 if key.reader is None:
                     self._written[key.tensor] = key
-                elif each.role is Role.BIAS and getattr(each.choice, "format", "") == "int32":
+                elif tensor.role is Role.BIAS and getattr(tensor.choice, "format", "") == "int32":
                     self.product_biases.add(key)
         for key in different:
             self.positions.pop(key, None)
@@ -254,9 +256,9 @@ class _TiedPositions(MutableMapping[Hashable, int]):
         return len(self._positions)
 
 
-def _keys(each: TensorChoice) -> Iterator[tuple[PositionKey, Reader]]:
-    for reader in each.readers:
-        yield PositionKey(each.tensor, None if each.role is Role.ACTIVATION else reader), reader
+def _keys(tensor: TensorChoice) -> Iterator[tuple[PositionKey, Reader]]:
+    for reader in tensor.readers:
+        yield PositionKey(tensor.tensor, None if tensor.role is Role.ACTIVATION else reader), reader
 
 
 def _ties(graph: Graph, quantizers: _PlanQuantizers) -> Groups[PositionKey]:
@@ -274,18 +276,18 @@ def _ties(graph: Graph, quantizers: _PlanQuantizers) -> Groups[PositionKey]:
 
 
 def _moved(
-    each: TensorChoice, before: dict[PositionKey, int], after: dict[PositionKey, int], rules: dict[PositionKey, str]
+    tensor: TensorChoice, before: dict[PositionKey, int], after: dict[PositionKey, int], rules: dict[PositionKey, str]
 ) -> Iterator[TensorChoice]:
     """The choice with its new scale; several where readers of a constant now want it differently."""
     parts: dict[tuple[int | None, str], list[Reader]] = {}
-    for key, reader in _keys(each):
+    for key, reader in _keys(tensor):
         is_moved = key in before and before[key] != after[key]
         cause = f"{rules.get(key, _PRODUCT)} moved it from {before[key]} to {after[key]}" if is_moved else ""
         parts.setdefault((after[key] if is_moved else None, cause), []).append(reader)
     for (position, cause), readers in parts.items():
         if position is None:
-            yield replace(each, readers=tuple(readers))
+            yield replace(tensor, readers=tuple(readers))
             continue
-        assert isinstance(each.choice, AffineChoice)
-        choice = replace(each.choice, scale=(scale_of_position(position),))
-        yield replace(each, choice=choice, readers=tuple(readers), reason=f"{each.reason}; {cause}")
+        assert isinstance(tensor.choice, AffineChoice)
+        choice = replace(tensor.choice, scale=(scale_of_position(position),))
+        yield replace(tensor, choice=choice, readers=tuple(readers), reason=f"{tensor.reason}; {cause}")

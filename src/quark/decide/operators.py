@@ -76,7 +76,7 @@ OPERATORS: dict[str, OperatorFacts] = {
 # With a constant they limit what is before them, as a Clip does; with two tensors they are arithmetic.
 BOUNDS = ("Min", "Max")
 
-RECURRENT_TYPES = frozenset(name for name, each in OPERATORS.items() if each.kind is Kind.RECURRENT)
+RECURRENT_TYPES = frozenset(name for name, operator in OPERATORS.items() if operator.kind is Kind.RECURRENT)
 TRANSFORMER_TYPES = frozenset({"Gemm", "MatMul"})  # what an NPU's transformers compute in integers
 
 FEWEST_TABLE_NUMBERS = 1024  # a smaller table is no embedding: nothing is gained by quantizing it
@@ -122,7 +122,7 @@ def has_dynamic_kernel(node: Node) -> bool:
     data, weights = node.input(0), (node.input(1), node.input(2))
     is_plain = node.op_type == "LSTM" and node.setting("layout", 0) == 0
     is_float = data is not None and data.type_name in ("float", "float32")
-    return is_plain and is_float and all(each is not None and each.constant is not None for each in weights)
+    return is_plain and is_float and all(weight is not None and weight.constant is not None for weight in weights)
 
 
 def reduction_axis(node: Node, index: int) -> int | None:

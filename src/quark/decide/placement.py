@@ -74,7 +74,7 @@ class Groups(Generic[Member]):
 
     def unite(self, members: Iterable[Member]) -> None:
         """Merge the groups of all these members."""
-        together = list(dict.fromkeys(each for member in members for each in self.members(member)))
+        together = list(dict.fromkeys(other for member in members for other in self.members(member)))
         for member in together:
             self._group[member] = together
 
@@ -123,7 +123,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
     """Decide where quantizers go; the graph is not touched."""
     specs, skipped = select_nodes(graph, options, vanished)
     unquantized = named_nodes(graph, options.nodes_with_float_output, "NodesToExcludeOutputQuantization", vanished)
-    receivers = tuple(name for each in options.overrides for name in each.receivers)
+    receivers = tuple(name for override in options.overrides for name in override.receivers)
     named_nodes(graph, receivers, "TensorQuantOverrides, recv_nodes", vanished)
     placer = _Placer(graph, options, specs, unquantized)
     captured = [*placer.drop_captured_moves(), *placer.drop_captured_weights()]
@@ -140,7 +140,7 @@ def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) ->
         tuple(_by_value(graph, requests) if options.is_trained else requests),
         placer.groups,
         tuple(placer.fused.values()),
-        tuple(sorted(skipped + captured + idle, key=lambda each: order[each.node])),
+        tuple(sorted(skipped + captured + idle, key=lambda node: order[node.node])),
         frozenset(placer.derived),
         *(options.ends.layers(graph) if options.ends else ()),
     )
@@ -153,7 +153,7 @@ class _Placer:
         self._graph = graph
         self._options = options
         self._is_trained = options.is_trained
-        self._overrides = {each.tensor: each for each in options.overrides}
+        self._overrides = {override.tensor: override for override in options.overrides}
         self._unquantized = unquantized  # nodes whose outputs stay float for everyone
         self.specs = specs
         self.requests: list[Request] = []
@@ -187,9 +187,9 @@ class _Placer:
 
         def is_captured(node: Node) -> bool:
             weights = [node.input(index) for index in self._facts(node).weights]
-            constants = [each for each in weights if each is not None and each.constant is not None]
+            constants = [weight for weight in weights if weight is not None and weight.constant is not None]
             reading = [reader for value in constants for reader, _ in value.readers]
-            return any(each.op_type in WITH_BODIES or (each.is_inner and not has_bodies) for each in reading)
+            return any(reader.op_type in WITH_BODIES or (reader.is_inner and not has_bodies) for reader in reading)
 
         dropped = [node for node in self._graph if node.name in self.specs and is_captured(node)]
         for node in dropped:
@@ -226,7 +226,7 @@ class _Placer:
             for node in ordered:
                 around = list(neighbours(node))
                 around += [far for near in around if near.is_transparent for far in neighbours(near)]
-                if any(each.name in useful for each in around):
+                if any(neighbour.name in useful for neighbour in around):
                     useful.add(node.name)
         idle = [node for node in moving if node.name not in useful]
         for node in idle:
@@ -251,7 +251,7 @@ class _Placer:
         if self._is_trained or not tables or not isinstance(weight, AffineSpec) or weight.group_size is not None:
             return []
         tied = tied_tables(self._graph)
-        return [node for node in tables if any(each.name in self.specs for each in tied.get(node.name, ()))]
+        return [node for node in tables if any(reader.name in self.specs for reader in tied.get(node.name, ()))]
 
     def place_inputs(self, node: Node) -> None:
         known, spec = self._facts(node), self.specs[node.name]
@@ -311,9 +311,9 @@ class _Placer:
     def place_named(self) -> None:
         """A tensor that is given blocks or floats by name is quantized for all its readers, also where the rules above
         would leave it out."""
-        placed = {each.tensor for each in self.requests}
-        named = {name for name, each in self._overrides.items() if each.spec is not None} - placed
-        for value in (each for node in self._graph if named for each in node.outputs if each.name in named):
+        placed = {request.tensor for request in self.requests}
+        named = {name for name, override in self._overrides.items() if override.spec is not None} - placed
+        for value in (output for node in self._graph if named for output in node.outputs if output.name in named):
             override = self._overrides[value.name]
             if not value.is_quantizable or override.spec is None:
                 continue
@@ -396,7 +396,7 @@ class _Placer:
         for node, index in value.readers:
             reader = Reader(node.name, index)
             if node.is_transparent:
-                yield from ((each, i, reader) for each, i, _ in self._readers(node.outputs[0]))
+                yield from ((request, i, reader) for request, i, _ in self._readers(node.outputs[0]))
             else:
                 yield node, index, reader
 
@@ -490,11 +490,11 @@ def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
     are named in this order, and checkpoints of trained networks have those names."""
     positions = {node.name: i for i, node in enumerate(graph)}
 
-    def key(each: Request) -> tuple[int, ...]:
-        if each.role is not Role.ACTIVATION:
-            return positions[each.consumer.node], 1, each.consumer.index
-        reader, consumer = (positions.get(end.node, -1) for end in (each.reader, each.consumer))
-        return positions.get(each.tensor, -1), 0, reader, each.reader.index, consumer, each.consumer.index
+    def key(request: Request) -> tuple[int, ...]:
+        if request.role is not Role.ACTIVATION:
+            return positions[request.consumer.node], 1, request.consumer.index
+        reader, consumer = (positions.get(end.node, -1) for end in (request.reader, request.consumer))
+        return positions.get(request.tensor, -1), 0, reader, request.reader.index, consumer, request.consumer.index
 
     return sorted(requests, key=key)
 
@@ -523,8 +523,8 @@ def _without_short_groups(node: Node, weight: TensorSpec | None) -> TensorSpec |
     )
 
 
-def _is_other_type(one: TensorSpec, other: TensorSpec) -> bool:
-    return type(one) is not type(other) or one.format != other.format
+def _is_other_type(first: TensorSpec, other: TensorSpec) -> bool:
+    return type(first) is not type(other) or first.format != other.format
 
 
 def _with_override(spec: TensorSpec, override: TensorOverride | None) -> TensorSpec:

@@ -58,29 +58,29 @@ class ChannelAxis:
 
 
 def choice_of_range(
-    spec: AffineSpec, found: TensorRange, override: TensorOverride | None = None, has_unsigned_relu: bool = False
+    spec: AffineSpec, range_: TensorRange, override: TensorOverride | None = None, has_unsigned_relu: bool = False
 ) -> AffineChoice:
     """The choice for a tensor with that range. `has_unsigned_relu`: a symmetric unsigned tensor that is never negative
     has no code to lose below zero, so that its zero point is 0 and its scale half as large."""
     integer = spec.integer
     if spec.learning is not None and spec.learning.algorithm is Algorithm.TQT:
-        threshold = max(-found.lowest, found.highest, _SMALLEST_THRESHOLD)
+        threshold = max(-range_.lowest, range_.highest, _SMALLEST_THRESHOLD)
         scale = math.ldexp(1.0, math.ceil(math.log2(threshold)) - integer.qmax.bit_length())
         return AffineChoice(integer.name, (scale,), (0,))
     if spec.learning is not None:
-        step = max(found.highest / integer.qmax, float(np.finfo(np.float32).tiny))
+        step = max(range_.highest / integer.qmax, float(np.finfo(np.float32).tiny))
         return AffineChoice(integer.name, (step,), (0,))
     if override is not None and override.range is not None:  # with powers of two, the smallest that clips nothing of it
         method = NonOverflow() if spec.is_power_of_two else MinMax()
-        found = range_of(np.array(override.range, np.float32), method, integer, spec.is_symmetric)
-    if has_unsigned_relu and found.lowest >= 0 and spec.is_symmetric and not integer.signed:
-        if found.position is not None:
-            return _overridden(AffineChoice(spec.format, (scale_of_position(found.position + 1),), (0,)), override)
+        range_ = range_of(np.array(override.range, np.float32), method, integer, spec.is_symmetric)
+    if has_unsigned_relu and range_.lowest >= 0 and spec.is_symmetric and not integer.signed:
+        if range_.position is not None:
+            return _overridden(AffineChoice(spec.format, (scale_of_position(range_.position + 1),), (0,)), override)
         spec = replace(spec, is_symmetric=False)
-    if spec.is_power_of_two and found.position is not None:
+    if spec.is_power_of_two and range_.position is not None:
         middle = 0 if integer.signed else 1 << (integer.bits - 1)
-        return _overridden(AffineChoice(integer.name, (scale_of_position(found.position),), (middle,)), override)
-    low, high = np.array([found.lowest]), np.array([found.highest])
+        return _overridden(AffineChoice(integer.name, (scale_of_position(range_.position),), (middle,)), override)
+    low, high = np.array([range_.lowest]), np.array([range_.highest])
     return _overridden(_of_ranges(spec, low, high, None), override)
 
 
@@ -129,7 +129,7 @@ def with_lowest_code(choice: AffineChoice, spec: AffineSpec, weight: Constant) -
     scale = np.where(scale < np.finfo(np.float32).tiny, np.array(choice.scale, np.float32), scale)
     full = replace(choice, scale=_floats(scale.astype(np.float32)))
     values = weight.array()
-    errors = [float(np.square(rounded(values, each) - values, dtype=np.float64).sum()) for each in (choice, full)]
+    errors = [float(np.square(rounded(values, value) - values, dtype=np.float64).sum()) for value in (choice, full)]
     return full if errors[1] < errors[0] else choice
 
 
@@ -170,10 +170,10 @@ def _start_of_lsq(spec: AffineSpec, values: Array, channels: ChannelAxis | None)
 
 def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
     """One range for tensors that share a scale: nothing that one of them needs is clipped."""
-    positions = [each.position for each in ranges if each.position is not None]
+    positions = [range_.position for range_ in ranges if range_.position is not None]
     return TensorRange(
-        min(each.lowest for each in ranges),
-        max(each.highest for each in ranges),
+        min(range_.lowest for range_ in ranges),
+        max(range_.highest for range_ in ranges),
         min(positions) if len(positions) == len(ranges) else None,
     )
 
@@ -243,9 +243,9 @@ def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis 
     axis, group_size = (None, None) if channels is None else (channels.axis, channels.group_size)
     scales = _floats(scale)
     if spec.has_int16_scale:
-        scales = tuple(int16_scale(each) for each in scales)
+        scales = tuple(int16_scale(scale) for scale in scales)
     elif spec.is_power_of_two:
-        scales = tuple(math.ldexp(1.0, math.ceil(math.log2(each))) for each in scales)
+        scales = tuple(math.ldexp(1.0, math.ceil(math.log2(scale))) for scale in scales)
     return AffineChoice(integer.name, scales, tuple(np.asarray(zero_point).tolist()), axis, group_size)
 
 
@@ -288,17 +288,17 @@ def _overridden(choice: AffineChoice, override: TensorOverride | None) -> Affine
     if override is None or (override.scale is None and override.zero_point is None):
         return choice
     scale = choice.scale if override.scale is None else override.scale
-    scale = tuple(float(each) for each in np.array(scale, np.float32))
+    scale = tuple(float(factor) for factor in np.array(scale, np.float32))
     zero_point = choice.zero_point if override.zero_point is None else override.zero_point
     subject, count = f"TensorQuantOverrides of '{override.tensor}'", len(choice.scale)
     if len(scale) != count or len(zero_point) != count:
         raise InvalidValueError(
             f"{subject}: {len(scale)} scales and {len(zero_point)} zero points, expected {count} of each"
         )
-    if not all(0 < each < np.inf for each in scale):
+    if not all(0 < factor < np.inf for factor in scale):
         raise InvalidValueError(f"{subject}: scale {scale}, expected finite numbers above zero")
     fmt = AffineSpec(choice.format).integer
-    if not all(fmt.qmin <= each <= fmt.qmax for each in zero_point):
+    if not all(fmt.qmin <= code <= fmt.qmax for code in zero_point):
         raise InvalidValueError(f"{subject}: zero point {zero_point}, {fmt.name} has {fmt.qmin} to {fmt.qmax}")
     return replace(choice, scale=scale, zero_point=zero_point)
 

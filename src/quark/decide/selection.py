@@ -73,14 +73,14 @@ def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: It
     """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error, unless it is
     one of the nodes that a rewrite removed (`vanished`)."""
     gone = [Node(name, "", None, aliases=(name,)) for name in vanished]
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for pattern in patterns:
         named = graph.matching(pattern)
         if not named and not any(graph.matches(pattern, node) for node in (*graph, *gone)):
             known = list(dict.fromkeys(alias for node in graph for alias in node.aliases))
             raise unknown_name(f"{graph.word} ({option})", pattern, known)
-        found.update(dict.fromkeys(named, pattern))
-    return found
+        reasons.update(dict.fromkeys(named, pattern))
+    return reasons
 
 
 class _Selector:
@@ -100,8 +100,8 @@ class _Selector:
             name: (spec, "the plan") for name, spec in options.by_plan
         }
         for pattern, spec in options.by_node:
-            found = self._matching((pattern,), words.by_node)
-            self._by_node.update(dict.fromkeys(found, (spec, f"'{pattern}'")))
+            matching = self._matching((pattern,), words.by_node)
+            self._by_node.update(dict.fromkeys(matching, (spec, f"'{pattern}'")))
         self._ends = (
             frozenset(name for names in options.ends.layers(graph) for name in names) if options.ends else set()
         )
@@ -121,14 +121,14 @@ class _Selector:
         and what it comes from."""
         if node.name in self._by_node:
             return self._by_node[node.name]
-        found: tuple[LayerSpec | None, str] = (self._options.default, "the configuration")
+        result: tuple[LayerSpec | None, str] = (self._options.default, "the configuration")
         for kind, spec in self._options.by_op_type:
             if kind in node.kinds:
-                found = spec, f"'{kind}'"
+                result = spec, f"'{kind}'"
                 break
         if self._options.ends is not None and node.name in self._ends:
-            found = self._options.ends.of(found[0]), OPTION
-        return found
+            result = self._options.ends.of(result[0]), OPTION
+        return result
 
     def obstacle(self, node: Node) -> str:
         """Why the node stays in float; empty if it does not."""
@@ -191,7 +191,7 @@ class _Selector:
             return f"computes on {data[0].type_name}"
         is_compute = known.kind in (Kind.COMPUTE, Kind.RECURRENT)
         constants = [] if is_compute else [value.constant for value in data if value.constant]
-        if not all(bool(np.isfinite(each.array().astype(np.float32, copy=False)).all()) for each in constants):
+        if not all(bool(np.isfinite(constant.array().astype(np.float32, copy=False)).all()) for constant in constants):
             return "one of its constants holds NaN or Inf, which has no scale"
         return "" if has_table else self._why_no_table(node) or self._operand_obstacle(node, is_compute)
 
@@ -223,7 +223,7 @@ class _Selector:
         if self._tied is None:
             self._tied = tied_tables(self._graph)
         tied = self._tied.get(node.name, ())
-        return any(not self.obstacle(each) and self.spec_of(each)[0] == layer for each in tied)
+        return any(not self.obstacle(node) and self.spec_of(node)[0] == layer for node in tied)
 
     def _why_no_table(self, node: Node) -> str:
         """Why a Gather stays in float where tables are quantized and nothing else of it is."""
@@ -310,13 +310,13 @@ def tied_tables(graph: Graph) -> dict[str, list[Node]]:
     """By the name of an embedding, the products that have its table as their weight, as it is or transposed, and sum
     over its rows."""
     products = [(node, weight) for node in graph if (weight := node.input(1)) and node.op_type in ("Gemm", "MatMul")]
-    found: dict[str, list[Node]] = {}
+    readers: dict[str, list[Node]] = {}
     for embedding in filter(is_embedding, graph):
         table = embedding.input(0)
         tied = [node for node, weight in products if table is not None and _is_same_table(table, node, weight)]
         if tied:
-            found[embedding.name] = tied
-    return found
+            readers[embedding.name] = tied
+    return readers
 
 
 def _is_same_table(table: Value, product: Node, weight: Value) -> bool:
@@ -368,21 +368,21 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
         return frozenset(OPERATORS) | selection.extra_op_types
     if is_compute_only(options, layer):
         kinds = (Kind.COMPUTE, Kind.RECURRENT)
-        found = frozenset(name for name, each in OPERATORS.items() if each.kind in kinds)
+        op_types = frozenset(name for name, op_types in OPERATORS.items() if op_types.kind in kinds)
     elif options.target is Target.NPU_TRANSFORMER:
-        found = TRANSFORMER_TYPES | RECURRENT_TYPES
+        op_types = TRANSFORMER_TYPES | RECURRENT_TYPES
     elif options.target is Target.NPU_CNN or not isinstance(layer.activation, AffineSpec):
-        found = frozenset(OPERATORS)
+        op_types = frozenset(OPERATORS)
     else:
-        found = frozenset(name for name, each in OPERATORS.items() if each.is_for_runtime)
-    return found | selection.extra_op_types
+        op_types = frozenset(name for name, operator in OPERATORS.items() if operator.is_for_runtime)
+    return op_types | selection.extra_op_types
 
 
 def is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
     """Whether only products are quantized: block formats where they are placed so, dynamic and weight-only
     quantization, and weights in groups, whose products are summed in float."""
     if options.is_trained:
-        return not any(options.goes_everywhere(each) for each in (layer.activation, layer.output))
+        return not any(options.goes_everywhere(value) for value in (layer.activation, layer.output))
     if layer.activation is None or options.is_weights_only or isinstance(layer.activation, DynamicSpec):
         return True
     if has_groups(layer):

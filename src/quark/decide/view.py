@@ -134,8 +134,8 @@ class Node:
         is a tuple of (axis, before, behind), and `fill` the number that it adds; `transA` of a Gemm is None where its
         data may have any rank. `default` where it is not given; None where it is only known at run time.
         """
-        found = self.settings(name)
-        return default if found is MISSING else found
+        value = self.settings(name)
+        return default if value is MISSING else value
 
     def input(self, index: int) -> Value | None:
         return self.inputs[index] if 0 <= index < len(self.inputs) else None
