@@ -49,14 +49,14 @@ class OutputErrors:
     def add(self, expected: Mapping[str, Array], actual: Mapping[str, Array], classes: frozenset[str]) -> None:
         """Add a sample. `classes` are the outputs with one row of scores; outputs that are not floats do not count."""
         relative, divergence = [], []
-        for name, found in actual.items():
+        for name, output in actual.items():
             wanted = expected[name]
             if name in classes:
-                rows = [each.astype(np.float64).reshape(1, -1) for each in (wanted, found)]
-                relative.append(relative_error_of(*squared_sums(*(each - each.mean() for each in rows))))
+                rows = [value.astype(np.float64).reshape(1, -1) for value in (wanted, output)]
+                relative.append(relative_error_of(*squared_sums(*(row - row.mean() for row in rows))))
                 divergence.append(mean_divergence(*rows))
             elif np.issubdtype(wanted.dtype, np.floating):
-                relative.append(relative_error_of(*squared_sums(wanted, found)))
+                relative.append(relative_error_of(*squared_sums(wanted, output)))
                 divergence.append(relative[-1])
         self.relative.append(sum(relative) / max(1, len(actual)))
         self.divergence.append(sum(divergence) / max(1, len(actual)))

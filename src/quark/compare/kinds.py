@@ -392,12 +392,12 @@ class ClassesMeter(PartMeter):
         worst = int(np.lexsort((self._overlaps, self._agreements))[0])
         severity = severity_of((count * agreement + 1) / (count + 1), *CLASSES)
         severity = max(severity, severity_of(float(np.mean(np.array(self._gaps) < CERTAIN)), *CERTAIN_FLIPS))
-        found = [("agreement of the largest class", agreement, worst, self._agreements[worst], severity)]
+        candidates = [("agreement of the largest class", agreement, worst, self._agreements[worst], severity)]
         distance = mean_relative_error(self.error, self.power)
         if self._is_distribution:
             overlap, worst = float(np.mean(self._overlaps)), int(np.argmin(self._overlaps))
             severity = severity_of(overlap, *CLASS_OVERLAP)
-            found.append(("overlap of the distributions", overlap, worst, self._overlaps[worst], severity))
+            candidates.append(("overlap of the distributions", overlap, worst, self._overlaps[worst], severity))
             distance = 1 - overlap
         else:
             error, power = np.array(self.error), np.maximum(self.power, 1e-30)
@@ -405,8 +405,8 @@ class ClassesMeter(PartMeter):
             own, median = sqnr_of(error[worst], power[worst]), sqnr_of(float(np.median(error / power)), 1.0)
             figure = sqnr_of(float(error.sum()), float(power.sum()))
             severity = max(severity_of(median, *LOGITS), severity_of(figure, *ALL_LOGITS))
-            found.append(("SQNR", figure, worst, own, severity))
-        chosen = max(found, key=lambda each: each[-1])
+            candidates.append(("SQNR", figure, worst, own, severity))
+        chosen = max(candidates, key=lambda candidate: candidate[-1])
         return PartFidelity(self.place.name, self.kind, *chosen, distance)
 
 
@@ -453,7 +453,7 @@ class ValuesMeter(PartMeter):
 
     def result(self) -> PartFidelity:
         error, power = np.array(self.error), np.array(self.power)
-        has_channels = len({each.shape for each in self._channel_sums}) == 1  # not so where every axis is a length
+        has_channels = len({sums.shape for sums in self._channel_sums}) == 1  # not so where every axis is a length
         counts, totals, squares, errors = np.sum(self._channel_sums, 0) if has_channels else np.zeros((4, 1))
         variances = np.maximum(squares - totals**2 / np.maximum(counts, 1e-30), 0.0)
         if self._weights is None and counts[0] >= FEWEST_POSITIONS:
@@ -463,22 +463,22 @@ class ValuesMeter(PartMeter):
         bounds, floor = (NUMBERS, power.mean()) if is_number else (VALUES, 0.25 * power.mean())
         worst = int((error / np.maximum(power, max(floor, 1e-30))).argmax())
         own = sqnr_of(float(error[worst]), max(float(power[worst]), floor))
-        found = [("SQNR", figure, worst, own, bounds.severity(figure, own))]
+        candidates = [("SQNR", figure, worst, own, bounds.severity(figure, own))]
         rows = np.array(self._rows)
         if not np.isnan(rows).any():
             median, worst = float(np.median(rows)), int(rows.argmax())
             figure, own = (sqnr_of(ratio, 1.0) for ratio in (median, float(rows[worst])))
-            found.append(("SQNR of the median row", figure, worst, own, ROWS.severity(figure, own)))
+            candidates.append(("SQNR of the median row", figure, worst, own, ROWS.severity(figure, own)))
         channels = _has_signal(variances)
         if counts[0] >= FEWEST_POSITIONS and channels.sum() >= FEWEST_CHANNELS:
             figure = sqnr_of(float(np.median(errors[channels] / variances[channels])), 1.0)
             severity = severity_of(figure, CHANNELS.ok, CHANNELS.collapsed)
-            found.append(("SQNR of the median channel", figure, found[0][2], figure, severity))
-        chosen = max(found, key=lambda each: each[-1])
+            candidates.append(("SQNR of the median channel", figure, candidates[0][2], figure, severity))
+        chosen = max(candidates, key=lambda candidate: candidate[-1])
         return PartFidelity(self.place.name, self.kind, *chosen, mean_relative_error(error, power))
 
 
 def _has_signal(powers: Array) -> Array:
     """True for rows or channels that are not as good as empty; most of those that are not zero count."""
-    some = powers[powers > 1e-9 * powers.max(initial=0.0)]
-    return np.asarray(powers > 1e-3 * np.median(some)) if some.size else np.zeros(len(powers), bool)
+    strong = powers[powers > 1e-9 * powers.max(initial=0.0)]
+    return np.asarray(powers > 1e-3 * np.median(strong)) if strong.size else np.zeros(len(powers), bool)

@@ -115,8 +115,8 @@ class PairSums:
         """If one side is all zero: 1 if both are, else 0."""
         if self.is_broken:
             return 0.0
-        found = cosine_of(self.dot, self.exact, self.quantized)
-        return float(self.error == 0.0) if found is None else found
+        result = cosine_of(self.dot, self.exact, self.quantized)
+        return float(self.error == 0.0) if result is None else result
 
     @property
     def relative_error(self) -> float:
@@ -324,7 +324,7 @@ def share_divergence(expected: Array, actual: Array) -> float:
         wide = wide - min(float(wide.min(initial=0.0)), 0.0)
         total = float(wide.sum())
         shares.append(wide / total if total > 0 else np.full(wide.shape, 1.0 / max(wide.size, 1)))
-    p, q = (each + SMALLEST_SHARE for each in shares)
+    p, q = (share + SMALLEST_SHARE for share in shares)
     return float((shares[0] * np.log(p / q)).sum())
 
 

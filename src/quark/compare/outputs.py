@@ -45,9 +45,9 @@ def samples_of_batch(outputs: Sample, count: int) -> list[Sample]:
     >>> [each["y"].shape for each in samples_of_batch({"y": np.zeros((2, 5))}, 2)]
     [(1, 5), (1, 5)]
     """
-    if count < 2 or not all(each.ndim and len(each) == count for each in outputs.values()):
+    if count < 2 or not all(output.ndim and len(output) == count for output in outputs.values()):
         return [outputs]
-    return [{name: each[i : i + 1] for name, each in outputs.items()} for i in range(count)]
+    return [{name: output[i : i + 1] for name, output in outputs.items()} for i in range(count)]
 
 
 def have_same_form(expected: Array, actual: Array) -> bool:
@@ -112,10 +112,10 @@ class FidelityMeter:
         agreement = None
         if self._has_classes and (self._rows or self._sums.is_broken):
             agreement = 0.0 if self._sums.is_broken else self._agreeing / self._rows
-        found = OutputFidelity.of(self.name, self._sums, agreement)
+        fidelity = OutputFidelity.of(self.name, self._sums, agreement)
         if agreement is None:
-            return found
-        return replace(found, predictions=self._rows, near_ties=0 if self._sums.is_broken else self._ties)
+            return fidelity
+        return replace(fidelity, predictions=self._rows, near_ties=0 if self._sums.is_broken else self._ties)
 
 
 class OutputsMeter:
@@ -207,23 +207,23 @@ class OutputsMeter:
         self._kept.clear()
 
     def _output(self, name: str) -> OutputFidelity:
-        found = self._whole[name].result()
+        result = self._whole[name].result()
         meters = [meter for meter in self._meters or () if name in meter.outputs]
         parts = [meter.result() for meter in meters]
         distance = sum(part.distance / len(meter.outputs) for part, meter in zip(parts, meters, strict=True))
         if any(meter.are_sets for meter in meters) or name in self._misshapen:
             # Positions mean nothing here: the share of what both have takes the place of the cosine.
             figure = min((part.figure for part in parts), default=0.0)
-            found = OutputFidelity(name, figure, -decibels(distance), max_error=found.max_error)
+            result = OutputFidelity(name, figure, -decibels(distance), max_error=result.max_error)
         broken = self._broken.get(name, [])
         if broken:
             share = 1 - len(broken) / self._count
             part = PartFidelity("", BROKEN, "share of samples without NaN or Inf", share, broken[0], 0.0, 3.0)
             parts.insert(0, part)
-            found = replace(found, cosine=0.0, sqnr_db=-math.inf, max_error=math.inf)
+            result = replace(result, cosine=0.0, sqnr_db=-math.inf, max_error=math.inf)
         worst = max(parts, key=lambda part: part.severity, default=None)
         return replace(
-            found,
+            result,
             kind=", ".join(dict.fromkeys(part.kind for part in parts)),
             parts=tuple(parts),
             worst_sample=None if worst is None else worst.worst_sample,

@@ -144,8 +144,8 @@ def _output_reader(boxes: str, scores: str, classes: str | None, samples: Sequen
     table = [sample[scores] for sample in samples]
     is_unit = _lies_in_unit(table)
     is_sparse = float(np.mean([(x > 0).mean() for x in table if x.size])) < 0.05
-    found = _distribution(scores, table) if is_unit and table[0].ndim > 1 and table[0].shape[-1] > 1 else None
-    background = found.commonest if isinstance(found, DistributionMeter) else None
+    meter = _distribution(scores, table) if is_unit and table[0].ndim > 1 and table[0].shape[-1] > 1 else None
+    background = meter.commonest if isinstance(meter, DistributionMeter) else None
 
     def read(sample: Sample) -> tuple[Array, Array, Array]:
         corners = sample[boxes].reshape(-1, 4)
@@ -204,16 +204,16 @@ def _detection_rows(name: str, samples: Sequence[Sample]) -> DetectionsMeter | N
 
 def _are_boxes(reader: BoxReader, samples: Sequence[Sample]) -> bool:
     """True if some scores fire, and the four numbers beside them can be corners, or a centre and a size."""
-    found = [boxes[scores > FIRING] for boxes, scores, _ in map(reader, samples)]
-    boxes = np.concatenate(found) if found else np.zeros((0, 4))
+    firing = [boxes[scores > FIRING] for boxes, scores, _ in map(reader, samples)]
+    boxes = np.concatenate(firing) if firing else np.zeros((0, 4))
     if not len(boxes) or not np.isfinite(boxes).all():
         return False
     are_corners = has_corners(boxes)
     if not are_corners and ((boxes[:, 2:] > 0).mean() <= 0.99 or (boxes[:, :2] > 0).mean() <= 0.9):
         return False
     # Offsets from anchors may look like boxes that all lie in one place: boxes of different pictures seldom overlap.
-    some = [as_corners(x[:: -(-len(x) // 32)], are_corners) for x in found if len(x)]
-    shares = [overlaps(x, y).mean() for x, y in combinations(some[:8], 2)]
+    corners = [as_corners(x[:: -(-len(x) // 32)], are_corners) for x in firing if len(x)]
+    shares = [overlaps(x, y).mean() for x, y in combinations(corners[:8], 2)]
     return not shares or float(np.mean(shares)) < MOST_OVERLAP
 
 
@@ -234,13 +234,13 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
             is_embedding = is_normed or all(x.size >= 64 and x.size % 64 == 0 for x in arrays)
             return [ValuesMeter(place) if is_embedding else ClassesMeter(place, is_distribution=False)]
         axis = _channel_axis(arrays)
-        found: list[PartMeter] = []
+        part_meters: list[PartMeter] = []
         logits = _logits(name, arrays) if arrays[0].ndim == 3 else None
         if logits is not None:
-            found.append(logits)
+            part_meters.append(logits)
         if _are_score_logits(arrays):
-            found.append(ScoresMeter(place, _map_axes(arrays), are_logits=True))
-        return [*found, ValuesMeter(place, axis, _weights(name, axis, samples))]
+            part_meters.append(ScoresMeter(place, _map_axes(arrays), are_logits=True))
+        return [*part_meters, ValuesMeter(place, axis, _weights(name, axis, samples))]
     meters: list[PartMeter] = []
     scored = ranges
     for index, (start, stop, is_scores) in enumerate(ranges):
@@ -252,7 +252,7 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
         if _are_boxes(reader, samples):
             both = Place(name, axis, boxes.start, scores.stop)
             meters.append(DetectionsMeter(both, both.name, reader, samples, (name,), scores))
-            ranges = [each for each in ranges if each[0] not in (boxes.start, scores.start)]
+            ranges = [range_ for range_ in ranges if range_[0] not in (boxes.start, scores.start)]
             break
     fired = next((Place(name, axis, start, stop) for start, stop, is_scores in scored if is_scores), None)
     for start, stop, is_scores in ranges:
@@ -329,8 +329,8 @@ def _weights(name: str, axis: int, samples: Sequence[Sample]) -> Callable[[Sampl
             if max(map(np.prod, wanted)) < FEWEST_POSITIONS:
                 continue
             if wanted == [positions(other, channels, sample) for sample in samples]:
-                found = None if are_logits else _distribution(other, arrays)
-                background = found.commonest if isinstance(found, DistributionMeter) else None
+                meter = None if are_logits else _distribution(other, arrays)
+                background = meter.commonest if isinstance(meter, DistributionMeter) else None
                 fired = _fired(Place(other), channels, axis, background, samples, are_logits)
                 if fired is not None:
                     return fired

@@ -253,7 +253,7 @@ def execution_gap(optimized: Iterable[OutputFidelity], plain: Iterable[OutputFid
     True
     """
     others = {output.name: output for output in plain}
-    found = [
+    gaps = [
         ExecutionGap(output.name, output.sqnr_db, others[output.name].sqnr_db)
         for output in optimized
         if output.name in others and output.kind not in UNORDERED_KINDS
@@ -263,7 +263,7 @@ def execution_gap(optimized: Iterable[OutputFidelity], plain: Iterable[OutputFid
         low, high = sorted((gap.optimized_sqnr_db, gap.plain_sqnr_db))
         return 0.0 if low >= CLOSE_SQNR_DB else high - low
 
-    largest = max(found, key=size, default=None)
+    largest = max(gaps, key=size, default=None)
     return largest if largest is not None and size(largest) >= EXECUTION_GAP_DB else None
 
 

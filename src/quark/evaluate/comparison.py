@@ -70,7 +70,7 @@ class Comparison:
     @property
     def agreement(self) -> float | None:
         """The share of samples with the same largest class, of the first output that has classes."""
-        return next((each.agreement for each in self.outputs if each.agreement is not None), None)
+        return next((output.agreement for output in self.outputs if output.agreement is not None), None)
 
     def to_json(self) -> dict[str, Any]:
         """Shares are in percent."""
@@ -92,7 +92,7 @@ class Comparison:
             "measure": None if self.measure is None else self.measure.to_dict(),
             "accuracy": accuracy,
             "outputs": [output.to_dict() for output in self.outputs],
-            "ms_per_sample": [each.ms_per_sample for each in self.speeds],
+            "ms_per_sample": [speed.ms_per_sample for speed in self.speeds],
         }
 
 
@@ -110,7 +110,7 @@ def compare(
             f"models '{first.path}' and '{second.path}' have {len(first.outputs)} and {len(second.outputs)} outputs: "
             f"expected as many in both"
         )
-    names = tuple({each.name for each in network.inputs} for network in (first, second))
+    names = tuple({input_.name for input_ in network.inputs} for network in (first, second))
     if names[0] != names[1]:
         raise ModelError(
             f"models '{first.path}' and '{second.path}' have the inputs {', '.join(sorted(names[0]))} and "
@@ -158,9 +158,9 @@ class MeasureMeter:
     def add(self, expected: list[Array], actual: list[Array], count: int) -> None:
         first = samples_of_batch(dict(zip(self._names, expected, strict=True)), count)
         second = samples_of_batch(dict(zip(self._names, actual, strict=True)), count)
-        for one, other in zip(first, second, strict=True):
-            self._float.add(one, one)
-            self._other.add(one, other)
+        for sample, other in zip(first, second, strict=True):
+            self._float.add(sample, sample)
+            self._other.add(sample, other)
 
     def result(self) -> MeasureResult:
         return self._measure.result(self._float.value(), self._other.value())
@@ -187,9 +187,9 @@ class PairMeter:
             self.measure.add(expected, actual, count)
         if labels is not None:
             scores = [as_scores(side[0], model) for side, model in zip((expected, actual), self.models, strict=True)]
-            for meter, each in zip(self.accuracies, scores, strict=True):
-                meter.add(each, labels)
-            was_right, is_right = (ranked(each)[:, 0] == labels for each in scores)
+            for meter, score in zip(self.accuracies, scores, strict=True):
+                meter.add(score, labels)
+            was_right, is_right = (ranked(score)[:, 0] == labels for score in scores)
             self.gained += int(np.sum(is_right & ~was_right))
             self.lost += int(np.sum(was_right & ~is_right))
 

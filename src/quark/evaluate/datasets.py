@@ -83,8 +83,8 @@ class Dataset:
                 yield self._batch(*waiting)
 
     def _batch(self, numbers: range, futures: list[Future[dict[str, Array]]]) -> Batch:
-        samples = [each.result() for each in futures]
-        inputs = {name: np.stack([each[name] for each in samples]) for name in samples[0]}
+        samples = [future.result() for future in futures]
+        inputs = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         return Batch(inputs, None if self.labels is None else self.labels[numbers.start : numbers.stop])
 
 
@@ -101,21 +101,21 @@ def open_dataset(
     check_data(path)
     folders = class_folders(path)
     if folders and labels is None:
-        found = [(image, number) for number, folder in enumerate(folders) for image in images_in(folder)]
+        labelled = [(image, number) for number, folder in enumerate(folders) for image in images_in(folder)]
     else:
-        found = [(image, -1) for image in images_in(path)]
+        labelled = [(image, -1) for image in images_in(path)]
         if labels is not None:
             numbers = _read_numbers(labels)
-            for image, _ in found:
+            for image, _ in labelled:
                 if image.name not in numbers:
                     raise InvalidValueError(f"labels file '{labels}' says nothing of '{image.name}'")
-            found = [(image, numbers[image.name]) for image, _ in found]
-    if not found:
+            labelled = [(image, numbers[image.name]) for image, _ in labelled]
+    if not labelled:
         has_arrays = any(path.glob("*.npz"))
         advice = "; 'quark report --calib FOLDER' compares on .npz samples of any length" if has_arrays else ""
         raise InvalidValueError(f"folder '{path}' holds no images: expected .jpg, .png or the like{advice}")
     port = network.image_input
-    chosen = [found[number] for number in evenly_spaced(len(found), limit)]
+    chosen = [labelled[number] for number in evenly_spaced(len(labelled), limit)]
     loader = image_loader(port, find_preprocessing(preprocess))
     has_labels = bool(folders) or labels is not None
     return Dataset(
@@ -175,7 +175,7 @@ def _open_archive(path: Path, network: Network, limit: int | None) -> Dataset:
             f"data '{path}': array '{LABELS}' holds {labels.dtype} of shape {list(labels.shape)}; expected a list of "
             "integers, the number of the class of each sample"
         )
-    inputs = {each.name for each in network.inputs}
+    inputs = {input_.name for input_ in network.inputs}
     if len(arrays) == 1 and len(inputs) == 1:
         arrays = dict(zip(inputs, arrays.values(), strict=True))
     if set(arrays) != inputs:
@@ -183,7 +183,7 @@ def _open_archive(path: Path, network: Network, limit: int | None) -> Dataset:
             f"data '{path}' has arrays {', '.join(sorted(arrays)) or 'none'}: expected one for each input of the "
             f"model: {', '.join(sorted(inputs))}"
         )
-    counts = {len(each) for each in [*arrays.values(), *([] if labels is None else [labels])] if each.ndim}
+    counts = {len(array) for array in [*arrays.values(), *([] if labels is None else [labels])] if array.ndim}
     if len(counts) != 1 or 0 in counts:
         raise InvalidValueError(f"data '{path}': its arrays must have the same number of samples first, and at least 1")
     chosen = evenly_spaced(counts.pop(), limit)
@@ -227,15 +227,15 @@ def prepare_data(val_data: Path, calib_data: Path, labels: Path | None = None) -
             f"calibration folder '{calib_data}' is inside '{val_data}': it would become a class there"
         )
     moves, plain = [], []  # pairs of a flat file and its destination; files without a class in their name
-    for each in images_in(val_data):
-        match = NAME_WITH_CLASS.match(each.stem)
+    for path in images_in(val_data):
+        match = NAME_WITH_CLASS.match(path.stem)
         if match:
-            moves.append((each, val_data / match["label"] / f"{match['stem']}{each.suffix}"))
+            moves.append((path, val_data / match["label"] / f"{match['stem']}{path.suffix}"))
         else:
-            plain.append(each)
+            plain.append(path)
     if plain:
         classes = _read_labels(_label_file(val_data, labels, plain), plain)
-        moves += [(each, val_data / classes[each.name] / each.name) for each in plain]
+        moves += [(path, val_data / classes[path.name] / path.name) for path in plain]
     taken = [target for _, target in moves if target.exists()]
     if taken:
         raise InvalidValueError(f"file '{taken[0]}' is there already, beside the unsorted one: remove one of them")
@@ -266,7 +266,7 @@ def class_folders(root: Path) -> list[Path]:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the images directly in a folder, sorted by name, without hidden files."""
-    return [each for each in find_files(folder, SUFFIXES, is_deep=False) if not each.name.startswith(".")]
+    return [file for file in find_files(folder, SUFFIXES, is_deep=False) if not file.name.startswith(".")]
 
 
 def _label_file(val_data: Path, labels: Path | None, plain: list[Path]) -> Path:
@@ -274,14 +274,14 @@ def _label_file(val_data: Path, labels: Path | None, plain: list[Path]) -> Path:
         if not labels.is_file():
             raise InvalidValueError(f"labels file '{labels}': there is no such file")
         return labels
-    found = [each for each in sorted(val_data.iterdir()) if each.is_file() and each.suffix.lower() in LABEL_SUFFIXES]
-    if len(found) != 1:
-        which = "no file of labels" if not found else f"{len(found)} files that may hold the labels"
+    files = [file for file in sorted(val_data.iterdir()) if file.is_file() and file.suffix.lower() in LABEL_SUFFIXES]
+    if len(files) != 1:
+        which = "no file of labels" if not files else f"{len(files)} files that may hold the labels"
         raise InvalidValueError(
             f"{len(plain)} images such as '{plain[0].name}' in '{val_data}' do not end in their class (_n01440764), "
             f"and there is {which}; name it with --labels"
         )
-    return found[0]
+    return files[0]
 
 
 def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
@@ -295,24 +295,24 @@ def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
             raise InvalidValueError(
                 f"labels file '{path}' has {len(classes)} lines for {len(images)} images: without names, one line each"
             )
-        if not all(SYNSET.fullmatch(each) for each in classes):
+        if not all(SYNSET.fullmatch(cls) for cls in classes):
             raise InvalidValueError(
                 f"labels file '{path}' has bare numbers, whose order is unknown: expected lines such as n01440764, or "
                 f"'NAME 0' with the number of the class"
             )
         return {image.name: name for image, name in zip(images, classes, strict=True)}
     by_stem = {Path(row[0]).stem: row[1] for row in rows if len(row) > 1}
-    missing = [each.name for each in images if each.stem not in by_stem]
+    missing = [image.name for image in images if image.stem not in by_stem]
     if missing:
         raise InvalidValueError(f"labels file '{path}' says nothing of '{missing[0]}' ({len(missing)} images in all)")
     folders = {}
-    for each in images:
-        label = by_stem[each.stem]
+    for image_file in images:
+        label = by_stem[image_file.stem]
         if label.isdecimal() and len(label) < 10 and int(label) < 100_000:
             label = f"{int(label):05d}"  # so that folders sort in the order of the classes
         elif not SYNSET.fullmatch(label):
             raise InvalidValueError(
                 f"labels file '{path}': label '{label}' is neither a synset (n01440764) nor a number"
             )
-        folders[each.name] = label
+        folders[image_file.name] = label
     return folders

@@ -127,11 +127,11 @@ def measure_in_turns(
 ) -> list[Speed]:
     """Time networks on the same batch in turns, so that whatever slows the computer down for a while affects all."""
     rounds = [
-        [measure_speed(each, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND, clock) for each in networks]
+        [measure_speed(network, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND, clock) for network in networks]
         for _ in range(ROUNDS)
     ]
     return [
-        replace(min(of_one, key=lambda each: each.ms_per_sample), repeats=sum(each.repeats for each in of_one))
+        replace(min(of_one, key=lambda speed: speed.ms_per_sample), repeats=sum(speed.repeats for speed in of_one))
         for of_one in zip(*rounds, strict=True)
     ]
 

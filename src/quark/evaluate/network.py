@@ -44,9 +44,9 @@ class Network:
         with held_still(self._files):
             self._session, self.remark = _opened(model, threads, providers)
         ports = self._session.get_inputs()
-        shapeless = _shapeless(model) if any(not each.shape for each in ports) else ()
-        self.inputs = tuple(_input(each, each.name not in shapeless) for each in ports)
-        self.outputs = tuple(each.name for each in self._session.get_outputs())
+        shapeless = _shapeless(model) if any(not port.shape for port in ports) else ()
+        self.inputs = tuple(_input(port, port.name not in shapeless) for port in ports)
+        self.outputs = tuple(output.name for output in self._session.get_outputs())
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
@@ -57,9 +57,9 @@ class Network:
     def image_input(self) -> InputInfo:
         """The only input; a model with several inputs cannot take images."""
         if len(self.inputs) != 1:
-            found = ", ".join(map(str, self.inputs))
+            inputs = ", ".join(map(str, self.inputs))
             raise ModelError(
-                f"model '{self.path}' takes no images: expected one input, it has {found}; "
+                f"model '{self.path}' takes no images: expected one input, it has {inputs}; "
                 "give a .npz file with an array [n, ...] for each of them"
             )
         return self.inputs[0]
@@ -67,7 +67,7 @@ class Network:
     @property
     def batch_size(self) -> int | None:
         """The fixed batch size of the model, or None if it accepts any."""
-        sizes = {each.batch for each in self.inputs}
+        sizes = {input_.batch for input_ in self.inputs}
         return next(iter(sizes)) if len(sizes) == 1 else None
 
     def run(self, inputs: dict[str, Array]) -> list[Array]:
@@ -79,7 +79,9 @@ class Network:
         pieces = []
         for start in range(0, count, fixed):
             numbers = np.arange(start, start + fixed)
-            pieces.append(self._run({name: each[np.minimum(numbers, len(each) - 1)] for name, each in inputs.items()}))
+            pieces.append(
+                self._run({name: input_[np.minimum(numbers, len(input_) - 1)] for name, input_ in inputs.items()})
+            )
         return [np.concatenate(parts)[:count] for parts in zip(*pieces, strict=True)]
 
     def scores(self, inputs: dict[str, Array]) -> Array:
@@ -87,9 +89,9 @@ class Network:
         return as_scores(self.run(inputs)[0], self.path)
 
     def _run(self, inputs: dict[str, Array]) -> list[Array]:
-        feeds = {each.name: inputs[each.name].astype(each.dtype, copy=False) for each in self.inputs}
+        feeds = {input_.name: inputs[input_.name].astype(input_.dtype, copy=False) for input_ in self.inputs}
         with held_still(self._files), running(f"model '{self.path}'"):
-            return [np.asarray(each) for each in self._session.run(None, feeds)]
+            return [np.asarray(output) for output in self._session.run(None, feeds)]
 
 
 def _opened(
@@ -132,7 +134,7 @@ _TYPES = {"float": "float32", "double": "float64"}
 def _shapeless(model: Path) -> frozenset[str]:
     """The inputs without a shape. ONNX Runtime gives them that of a scalar."""
     inputs = carve(read_source(model)).proto.graph.input
-    return frozenset(each.name for each in inputs if not each.type.tensor_type.HasField("shape"))
+    return frozenset(input_.name for input_ in inputs if not input_.type.tensor_type.HasField("shape"))
 
 
 def _input(port: onnxruntime.NodeArg, has_shape: bool) -> InputInfo:

@@ -111,7 +111,7 @@ def inspect_model(path: Path, read: Reader = read_proto) -> Inspection:
             bytes=_size(path, model),
             producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
             ir_version=model.ir_version,
-            opsets={each.domain or "ai.onnx": each.version for each in model.opset_import},
+            opsets={opset.domain or "ai.onnx": opset.version for opset in model.opset_import},
             inputs=tuple(_port(info) for info in graph.input),
             outputs=tuple(_port(info) for info in graph.output),
             nodes=dict(Counter(_op_name(node) for node in all_nodes(graph.node)).most_common()),
@@ -165,7 +165,10 @@ def _port(info: onnx.ValueInfoProto) -> Port:
             )
             return Port(info.name, f"{words}{name}", None)
     tensor = kind.tensor_type
-    sizes = [each.dim_value if each.HasField("dim_value") else each.dim_param or "?" for each in tensor.shape.dim]
+    sizes = [
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or "?"
+        for dimension in tensor.shape.dim
+    ]
     shape = tuple(sizes) if tensor.HasField("shape") else None
     return Port(info.name, f"{words}{_type_name(tensor.elem_type)}" if words else _type_name(tensor.elem_type), shape)
 
@@ -181,7 +184,7 @@ def _size(path: Path, model: onnx.ModelProto) -> int:
     """The file and the external files that its weights are in."""
     entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
     beside = {os.path.join(path.parent, entry.value) for entry in entries if entry.key == "location"}
-    return path.stat().st_size + sum(os.path.getsize(each) for each in beside if os.path.isfile(each))
+    return path.stat().st_size + sum(os.path.getsize(file) for file in beside if os.path.isfile(file))
 
 
 @functools.cache
@@ -197,21 +200,21 @@ def _quantized(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
     if not any(node.op_type in kinds or is_on_codes(node) for node in all_nodes(model.graph.node)):
         return {}
     whole = bare_graph(model)
-    for value in [each for each in whole.graph.inputs if each.is_initializer()]:
+    for value in [input_ for input_ in whole.graph.inputs if input_.is_initializer()]:
         whole.graph.inputs.remove(value)  # older files list constants as inputs
     with contextlib.suppress(ValueError):  # a cycle
         whole.graph.sort()  # other tools leave that to the runtime
     graph = QuantizedGraph(whole)
-    found: dict[str, Counter[str]] = {}
+    formats: dict[str, Counter[str]] = {}
     for quantizer in graph.quantizers.values():
         counted = _role_and_format(graph, quantizer)
         if counted is not None:
-            found.setdefault(counted[0], Counter())[counted[1]] += 1
+            formats.setdefault(counted[0], Counter())[counted[1]] += 1
     for node in all_nodes(model.graph.node):
         if is_on_codes(node) and node.op_type not in (*PACKED, "QGemm"):
-            found.setdefault("operators", Counter())[_op_name(node)] += 1
+            formats.setdefault("operators", Counter())[_op_name(node)] += 1
     order = ("activations", "weights", "biases", "operators")
-    return {role: dict(found[role].most_common()) for role in order if role in found}
+    return {role: dict(formats[role].most_common()) for role in order if role in formats}
 
 
 def _role_and_format(graph: QuantizedGraph, quantizer: Quantizer) -> tuple[str, str] | None:
@@ -259,7 +262,8 @@ def inspection_table(inspection: Inspection) -> Table:
         "output": _first(list(map(str, inspection.outputs)), MOST_PORTS),
         "nodes": [f"{sum(inspection.nodes.values())}: {counts}"],
         "parameters": [
-            f"{count_of(each.count, 'value')} of {each.type}, {size_text(each.bytes)}" for each in inspection.parameters
+            f"{count_of(parameter.count, 'value')} of {parameter.type}, {size_text(parameter.bytes)}"
+            for parameter in inspection.parameters
         ],
         "functions": [listed(inspection.functions)] if inspection.functions else [],
         "quantized": quantized or ["nothing"],

@@ -85,7 +85,7 @@ class Finding:
     fix: str
 
     def __str__(self) -> str:
-        where = " ".join(f"'{each}'" for each in (self.node, self.tensor) if each)
+        where = " ".join(f"'{value}'" for value in (self.node, self.tensor) if value)
         return f"{self.level.value}: {self.rule}{': ' if where else ''}{where}: {self.message}; {self.fix}"
 
 
@@ -102,13 +102,15 @@ def lint_npu_file(model: str | os.PathLike[str]) -> tuple[Finding, ...] | None:
     wider. None for other files."""
     graph = read_graph(model)
     try:
-        choices = [each.choice for each in QuantizedGraph(graph).plan()]
+        choices = [tensor.choice for tensor in QuantizedGraph(graph).plan()]
     except ModelError:  # numbers that a plan cannot express
         return None
-    narrow = [each for each in choices if not isinstance(each, BlockChoice) and each.format in ("int8", "uint8")]
+    narrow = [
+        choice for choice in choices if not isinstance(choice, BlockChoice) and choice.format in ("int8", "uint8")
+    ]
     is_for_npu = narrow and all(
-        isinstance(each, AffineChoice) and len(each.scale) == 1 and position_of(each.scale[0]) is not None
-        for each in narrow
+        isinstance(choice, AffineChoice) and len(choice.scale) == 1 and position_of(choice.scale[0]) is not None
+        for choice in narrow
     )
     return _lint(graph) if is_for_npu else None
 
@@ -120,14 +122,14 @@ def other_purpose(model: str | os.PathLike[str]) -> str:
     if is_bfloat16(graph):
         return ""
     try:
-        choices = [each.choice for each in QuantizedGraph(graph).plan()]
+        choices = [tensor.choice for tensor in QuantizedGraph(graph).plan()]
     except ModelError:  # numbers that a plan cannot express
         return ""
-    scales = [each.scale for each in choices if isinstance(each, AffineChoice)]
+    scales = [choice.scale for choice in choices if isinstance(choice, AffineChoice)]
     if len(scales) < len(choices) / 2:
-        names = Counter(str(each) for each in choices if not isinstance(each, AffineChoice))
+        names = Counter(str(choice) for choice in choices if not isinstance(choice, AffineChoice))
         return f"most of its tensors are {names.most_common(1)[0][0]}"
-    is_shift = [len(each) == 1 and position_of(each[0]) is not None for each in scales]
+    is_shift = [len(scale) == 1 and position_of(scale[0]) is not None for scale in scales]
     if not scales or sum(is_shift) >= len(scales) / 2:
         return ""
     return f"{is_shift.count(False)} of its {len(scales)} scales are not powers of two, or are per channel"
@@ -154,9 +156,11 @@ class Place:
 def places(model: str | os.PathLike[str] | onnx.ModelProto | bytes, findings: Iterable[Finding]) -> tuple[Place, ...]:
     """Return where each node would run by these findings, without those that quantize or round."""
     reasons: dict[str, tuple[Where, str]] = {}
-    for each in findings:
-        if each.node and (each.level is Level.ERROR or each.rule in ("Operator", "Unlisted")):
-            reasons.setdefault(each.node, (Where.UNKNOWN if each.rule == "Unlisted" else Where.CPU, each.message))
+    for finding in findings:
+        if finding.node and (finding.level is Level.ERROR or finding.rule in ("Operator", "Unlisted")):
+            reasons.setdefault(
+                finding.node, (Where.UNKNOWN if finding.rule == "Unlisted" else Where.CPU, finding.message)
+            )
     nodes = [node for node in read_graph(model).graph if node.op_type not in ROUNDING_TYPES]
     return tuple(Place(str(node.name), node.op_type, *reasons.get(str(node.name), (Where.NPU, ""))) for node in nodes)
 
@@ -254,15 +258,15 @@ class FileQuantizers:
     def __init__(self, model: ir.Model) -> None:
         self.view = view_of(model)
         graph = QuantizedGraph(model)
-        linear = (each for each in graph.quantizers.values() if each.node.op_type in QUANTIZER_TYPES)
-        found = [_npu_quantizer(graph, each) for each in linear if each.node.graph is model.graph]
-        self._by_node = {each.node: each for each in found}
+        linear = (quantizer for quantizer in graph.quantizers.values() if quantizer.node.op_type in QUANTIZER_TYPES)
+        quantizers = [_npu_quantizer(graph, quantizer) for quantizer in linear if quantizer.node.graph is model.graph]
+        self._by_node = {quantizer.node: quantizer for quantizer in quantizers}
         self._nodes = {node.origin: node for node in self.view}
-        self.all = tuple(found)
+        self.all = tuple(quantizers)
         self.positions: dict[Hashable, int] = {}
-        for each in self.all:
-            if each.position is not None:
-                self.positions.setdefault(each.key, each.position)
+        for quantizer in self.all:
+            if quantizer.position is not None:
+                self.positions.setdefault(quantizer.key, quantizer.position)
 
     def of(self, value: ir.Value | None) -> NpuQuantizer | None:
         """The DequantizeLinear whose result the value is."""
@@ -271,12 +275,12 @@ class FileQuantizers:
 
     def read(self, node: Node, index: int) -> TensorKey | None:
         value = node.input(index)
-        found = None if value is None else self.of(value.origin)
-        return None if found is None else found.key
+        quantizer = None if value is None else self.of(value.origin)
+        return None if quantizer is None else quantizer.key
 
     def written(self, value: Value) -> TensorKey | None:
-        found = (self._by_node.get(reader.origin) for reader, _ in value.readers if is_quantize(reader.origin))
-        return next((each.key for each in found if each is not None), None)
+        quantizers = (self._by_node.get(reader.origin) for reader, _ in value.readers if is_quantize(reader.origin))
+        return next((quantizer.key for quantizer in quantizers if quantizer is not None), None)
 
     def source(self, value: Value) -> Value:
         for is_one in (is_dequantize, is_quantize):
@@ -287,8 +291,8 @@ class FileQuantizers:
 
     def is_constant_factor(self, node: ir.Node) -> bool:
         """True if the node stands for the NPU's constant of the operator before it."""
-        found = self._nodes.get(node)
-        return found is not None and is_constant_factor(found, self)
+        node_of_factor = self._nodes.get(node)
+        return node_of_factor is not None and is_constant_factor(node_of_factor, self)
 
 
 def _npu_quantizer(graph: QuantizedGraph, quantizer: Quantizer) -> NpuQuantizer:
@@ -376,7 +380,9 @@ def check_attention(model: ir.Model, _: FileQuantizers) -> Iterator[Finding]:
     """A product with what Softmax gives, as in attention: AMD compiles transformers in BF16, and INT8 is for CNNs."""
     for node in model.graph:
         writers = [_writer(value) for value in node.inputs[:2]] if node.op_type == "MatMul" else []
-        if node.op_type in FUSED_ATTENTION or any(each is not None and each.op_type == "Softmax" for each in writers):
+        if node.op_type in FUSED_ATTENTION or any(
+            writer is not None and writer.op_type == "Softmax" for writer in writers
+        ):
             message = "the network has attention; AMD's documents name BF16 for transformers, INT8 for CNNs only"
             fix = "quantize the float model with BF16 and BF16QDQToCast: true, and lint that file"
             yield Finding("Transformer", str(node.name), "", Level.WARNING, message, fix)
@@ -445,8 +451,8 @@ def _is_integer(node: ir.Node) -> bool:
 def _per_channel_bounds(node: ir.Node, quantizers: FileQuantizers) -> Iterator[Finding]:
     """Equalization turns a Clip into a Min with a bound for each channel; the NPU has one for a tensor."""
     for value in node.inputs:
-        found = quantizers.of(value)
-        bound = found.node.inputs[0] if found is not None and found.is_constant else value
+        quantizer = quantizers.of(value)
+        bound = quantizer.node.inputs[0] if quantizer is not None and quantizer.is_constant else value
         size = 1 if bound is None or bound.const_value is None or not is_constant(bound) else bound.const_value.size
         if size > 1:
             message = f"{node.op_type} with a bound for each of {size} channels, expected a Clip with one bound"
@@ -504,61 +510,65 @@ def check_numbers(_: ir.Model, quantizers: FileQuantizers) -> Iterator[Finding]:
     activations      uint8 with zero point 128, or int8 with 0: the same numbers
     weights, biases  int8 with zero point 0
     """
-    for each in quantizers.all:
-        if each.is_constant or is_quantize(each.node):  # the second of a pair is checked for being the same
-            if each.scale is None:
+    for quantizer in quantizers.all:
+        if quantizer.is_constant or is_quantize(quantizer.node):  # the second of a pair is checked for being the same
+            if quantizer.scale is None:
                 message = "the scale is computed at run time, expected a constant"
-                yield each.finding("PowerOfTwoScale", message, f"{_XINT8}: the NPU takes no dynamic quantization")
-            elif each.scale.size > 1:
-                message = f"{each.scale.size} scales, expected one for the tensor"
-                yield each.finding("PerTensor", message, "quantize with per_channel=False, as XINT8 does")
-            elif each.position is None:
-                message = f"scale {float(each.scale.reshape(())):.9g} is no power of two"
-                yield each.finding("PowerOfTwoScale", message, "quantize with PowerOfTwoMethod.MinMSE, as XINT8 does")
-            yield from _check_codes(each)
+                yield quantizer.finding("PowerOfTwoScale", message, f"{_XINT8}: the NPU takes no dynamic quantization")
+            elif quantizer.scale.size > 1:
+                message = f"{quantizer.scale.size} scales, expected one for the tensor"
+                yield quantizer.finding("PerTensor", message, "quantize with per_channel=False, as XINT8 does")
+            elif quantizer.position is None:
+                message = f"scale {float(quantizer.scale.reshape(())):.9g} is no power of two"
+                yield quantizer.finding(
+                    "PowerOfTwoScale", message, "quantize with PowerOfTwoMethod.MinMSE, as XINT8 does"
+                )
+            yield from _check_codes(quantizer)
     first: dict[object, NpuQuantizer] = {}
-    for each in quantizers.all:
-        other = first.setdefault(each.key, each)
-        if each.parameters != other.parameters:
-            message = f"quantized differently by '{other.node.name}' and '{each.node.name}', expected one scale"
+    for quantizer in quantizers.all:
+        other = first.setdefault(quantizer.key, quantizer)
+        if quantizer.parameters != other.parameters:
+            message = f"quantized differently by '{other.node.name}' and '{quantizer.node.name}', expected one scale"
             fix = f"{_XINT8}; where layers have configs of their own, give neighbours the same"
-            yield each.finding("OneScale", message, fix)
+            yield quantizer.finding("OneScale", message, fix)
 
 
-def _check_codes(each: NpuQuantizer) -> Iterator[Finding]:
-    known, name = [operator_facts(node) for node, _ in each.uses], each.codes.name.lower()
+def _check_codes(quantizer: NpuQuantizer) -> Iterator[Finding]:
+    known, name = [operator_facts(node) for node, _ in quantizer.uses], quantizer.codes.name.lower()
     # constant operands of Add, Mul and the like may have the codes of an activation
     is_operand = bool(known) and all(fact is not None and fact.kind is not Kind.COMPUTE for fact in known)
-    is_weight = each.role is not Role.ACTIVATION and not is_operand
+    is_weight = quantizer.role is not Role.ACTIVATION and not is_operand
     wanted = "int8" if is_weight else "uint8 or int8"
     if name not in wanted.split(" or "):
-        fix = "leave Int32Bias and Int16Bias out, as XINT8 does" if each.role is Role.BIAS else _XINT8
-        yield each.finding("Int8", f"{each.role.value} of {name}, expected {wanted}", fix)
+        fix = "leave Int32Bias and Int16Bias out, as XINT8 does" if quantizer.role is Role.BIAS else _XINT8
+        yield quantizer.finding("Int8", f"{quantizer.role.value} of {name}, expected {wanted}", fix)
         return
-    zero_points = [0] if each.zero_point is None else sorted({int(number) for number in each.zero_point.ravel()})
-    middle = _MIDDLE[each.codes]
+    zero_points = (
+        [0] if quantizer.zero_point is None else sorted({int(number) for number in quantizer.zero_point.ravel()})
+    )
+    middle = _MIDDLE[quantizer.codes]
     if zero_points != [middle]:
         fix = f"quantize with {'WeightSymmetric' if is_weight else 'ActivationSymmetric'}, as XINT8 does"
         if zero_points == [0]:
             fix += " and without UseUnsignedReLU"
         shown = ", ".join(map(str, zero_points[:3]))
-        yield each.finding("Symmetric", f"zero point {shown} of {name}, expected {middle}", fix)
+        yield quantizer.finding("Symmetric", f"zero point {shown} of {name}, expected {middle}", fix)
 
 
 def check_positions(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Finding]:
     """The ten rules on positions, `quark.npu.RULES`, for every operator of a file."""
     for operation in npu_operations(quantizers.view, quantizers):
         for rule in RULES:
-            for found in rule.check(operation, quantizers.positions):
-                bound = found.bound
+            for violation in rule.check(operation, quantizers.positions):
+                bound = violation.bound
                 assert isinstance(bound.key, TensorKey)
                 before = quantizers.positions[bound.key]
                 after = before - bound.direction * bound.excess
                 fix = (
-                    f"quantize with {found.rule} and NPULimitationCheck on, as XINT8 has them: it goes from {before} "
-                    f"to {after}"
+                    f"quantize with {violation.rule} and NPULimitationCheck on, as XINT8 has them: it goes from "
+                    f"{before} to {after}"
                 )
-                yield Finding(found.rule, found.operation, bound.key.tensor, Level.ERROR, str(found), fix)
+                yield Finding(violation.rule, violation.operation, bound.key.tensor, Level.ERROR, str(violation), fix)
 
 
 def check_constants(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Finding]:
@@ -592,12 +602,12 @@ def check_constants(model: ir.Model, quantizers: FileQuantizers) -> Iterator[Fin
 
 def _check_factor(node: ir.Node, wanted: float, quantizers: FileQuantizers, option: str) -> Iterator[Finding]:
     """The result of the node is multiplied by the factor."""
-    found = 1.0
+    total = 1.0
     for reader, _ in readers(node.outputs[0]):
         factor = constant(input_value(reader, 1)) if quantizers.is_constant_factor(reader) else None
-        found = found if factor is None else float(factor.reshape(()))
-    if not math.isclose(found, wanted, rel_tol=_TOLERANCE):
-        message = f"the NPU gives {wanted:.6g} times the result, expected a Mul by that; there is {found:.6g}"
+        total = total if factor is None else float(factor.reshape(()))
+    if not math.isclose(total, wanted, rel_tol=_TOLERANCE):
+        message = f"the NPU gives {wanted:.6g} times the result, expected a Mul by that; there is {total:.6g}"
         yield _constant_finding(node, message, option)
 
 

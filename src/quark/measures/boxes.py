@@ -69,7 +69,7 @@ def detections(output: Array, layout: Layout, threshold: float, nms_iou: float =
     images = output[None] if output.ndim == 2 else output
     if layout is not Layout.ROWS and images.shape[1] < images.shape[2]:
         images = images.swapaxes(1, 2)
-    found = []
+    boxes = []
     for values in images.astype(np.float64):
         if layout is Layout.ROWS:
             rows = values
@@ -79,8 +79,8 @@ def detections(output: Array, layout: Layout, threshold: float, nms_iou: float =
             rows = np.column_stack([centre - half, centre + half, scores.max(1), scores.argmax(1)])
         rows = rows[np.isfinite(rows).all(1) & (rows[:, 4] > threshold)]
         rows = rows[np.argsort(-rows[:, 4], kind="stable")][:MOST_CANDIDATES]
-        found.append(rows if layout is Layout.ROWS else _suppressed(rows, nms_iou))
-    return found
+        boxes.append(rows if layout is Layout.ROWS else _suppressed(rows, nms_iou))
+    return boxes
 
 
 def _suppressed(rows: Array, limit: float) -> Array:
@@ -94,11 +94,11 @@ def _suppressed(rows: Array, limit: float) -> Array:
     return rows[kept]
 
 
-def count_matches(truth: Array, found: Array, limit: float = MATCH_IOU) -> int:
+def count_matches(truth: Array, predicted: Array, limit: float = MATCH_IOU) -> int:
     """Count the found boxes, best first, that overlap an unmatched true box of their class."""
     is_free = np.ones(len(truth), bool)
     matches = 0
-    for box in found:
+    for box in predicted:
         shares = np.where(is_free & (truth[:, 5] == box[5]), overlaps(box[None], truth)[0], -1.0)
         if len(shares) and shares.max() >= limit:
             is_free[shares.argmax()] = False

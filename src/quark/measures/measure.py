@@ -308,14 +308,14 @@ class Judge:
         assert isinstance(self.measure, OutputMeasure)
         meter = self.measure.meter()
         for sample, first, second in zip(self._samples, self._expected, actual, strict=True):
-            sizes = {len(each) if np.ndim(each) else 1 for each in sample.values()}  # of the inputs' first axes
+            sizes = {len(array) if np.ndim(array) else 1 for array in sample.values()}  # of the inputs' first axes
             count = sizes.pop() if len(sizes) == 1 else 1
-            for one, other in zip(samples_of_batch(first, count), samples_of_batch(second, count), strict=True):
-                meter.add(one, other)
+            for before, other in zip(samples_of_batch(first, count), samples_of_batch(second, count), strict=True):
+                meter.add(before, other)
         return meter.value()
 
     def _outputs(self, session: Session, network: str) -> Iterator[Outputs]:
-        names = [each.name for each in session.get_outputs()]
+        names = [output.name for output in session.get_outputs()]
         assert isinstance(self.measure, OutputMeasure)
         wanted = [output_of(self.measure, dict.fromkeys(names))]
         for sample in self._samples:
@@ -324,7 +324,7 @@ class Judge:
             except Exception as error:  # ONNX Runtime's exceptions have no other common base
                 text = " ".join(str(error).split())
                 raise ModelError(f"measure '{self.measure.name}': {network} cannot be run: {text}") from error
-            yield dict(zip(wanted, (np.asarray(each) for each in results), strict=True))
+            yield dict(zip(wanted, (np.asarray(result) for result in results), strict=True))
 
 
 def output_of(measure: OutputMeasure, outputs: Mapping[str, Any]) -> str:
@@ -342,7 +342,7 @@ def measure_names() -> dict[str, str]:
     >>> measure_names()["ssim"]
     'images: structural similarity'
     """
-    return {name: each.line for name, each in BUILT_IN.items()}
+    return {name: measure.line for name, measure in BUILT_IN.items()}
 
 
 def check_count(measure: Measure, count: int) -> None:
@@ -398,15 +398,15 @@ def load_function(text: str, what: str = "measure") -> tuple[Callable[..., Any],
         fingerprint = hashlib.sha256(file.read_bytes()).hexdigest()
     else:
         module, name, fingerprint = _module_by_name(place, text, what), text, ""
-    found: Any = module
+    target: Any = module
     for part in path.split("."):
-        if not hasattr(found, part):
-            known = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
+        if not hasattr(target, part):
+            known = [name for name, value in vars(target).items() if callable(value) and not name.startswith("_")]
             raise unknown_name(f"function in '{place}' called", path, known)
-        found = getattr(found, part)
-    if not callable(found):
-        raise UnsupportedTypeError(f"{what} '{text}': '{path}' is of type {type(found).__name__}: expected a function")
-    return found, name, fingerprint
+        target = getattr(target, part)
+    if not callable(target):
+        raise UnsupportedTypeError(f"{what} '{text}': '{path}' is of type {type(target).__name__}: expected a function")
+    return target, name, fingerprint
 
 
 def _module_of_file(file: Path, text: str, what: str) -> Any:

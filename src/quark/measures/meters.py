@@ -70,7 +70,7 @@ class RankMeter(Meter):
             vectors.append(_pooled(output))
 
     def result(self) -> float:
-        first, second = (_similarities(np.stack(each)) for each in self._vectors)
+        first, second = (_similarities(np.stack(vector)) for vector in self._vectors)
         if not np.isfinite(second).all() or np.ptp(second) == 0.0:
             return 0.0
         if not np.isfinite(first).all() or np.ptp(first) == 0.0:
@@ -131,13 +131,13 @@ class BoxMeter(Meter):
     def add(self, expected: Array, actual: Array) -> None:
         if self._resolved is None:  # once, from the float network: a broken output may look like another layout
             self._resolved = find_layout(expected, self.layout)
-        pairs = [detections(each, self._resolved, self.threshold, self.nms) for each in (expected, actual)]
+        pairs = [detections(value, self._resolved, self.threshold, self.nms) for value in (expected, actual)]
         if len(pairs[0]) != len(pairs[1]):
             raise ModelError(f"outputs of shapes {list(expected.shape)} and {list(actual.shape)} cannot be compared")
-        for truth, found in zip(*pairs, strict=True):
-            self._matches += count_matches(truth, found, self.iou)
+        for truth, predicted in zip(*pairs, strict=True):
+            self._matches += count_matches(truth, predicted, self.iou)
             self._expected += len(truth)
-            self._actual += len(found)
+            self._actual += len(predicted)
 
     def result(self) -> float:
         if not self._expected:
@@ -199,7 +199,7 @@ class SsimMeter(Meter):
     def add(self, expected: Array, actual: Array) -> None:
         if expected.ndim < 2 or (self._layout == "nhwc" and expected.ndim < 3):
             raise ModelError(f"an output of shape {list(expected.shape)} is not an image: expected [n, channels, h, w]")
-        y, z = (_planes(each, self._layout) for each in (expected, actual))
+        y, z = (_planes(value, self._layout) for value in (expected, actual))
         if not np.isfinite(z).all():
             self._values.append(0.0)
             return
@@ -232,11 +232,13 @@ class ErrorRateMeter(Meter):
         first, second = self._decoded(expected), self._decoded(actual)
         if len(first) != len(second):
             raise ModelError(f"outputs of shapes {list(expected.shape)} and {list(actual.shape)} cannot be compared")
-        for wanted, found in zip(first, second, strict=True):
+        for wanted, predicted in zip(first, second, strict=True):
             if self.has_words:
-                wanted, found = self._words(wanted), self._words(found)
+                wanted, predicted = self._words(wanted), self._words(predicted)
             numbers: dict[Any, int] = {}
-            sides = [np.array([numbers.setdefault(each, len(numbers)) for each in ids], int) for ids in (wanted, found)]
+            sides = [
+                np.array([numbers.setdefault(word, len(numbers)) for word in ids], int) for ids in (wanted, predicted)
+            ]
             self._edits += edit_distance(*sides)
             self._length += len(wanted)
 
@@ -260,16 +262,16 @@ class ErrorRateMeter(Meter):
         sequences = []
         for best in scores.argmax(-1):
             starts = np.flatnonzero(np.diff(best, prepend=-1))  # a class that repeats counts once
-            sequences.append([int(each) for each in best[starts] if each != self.blank])
+            sequences.append([int(label) for label in best[starts] if label != self.blank])
         return sequences
 
     def _words(self, ids: Sequence[Any]) -> list[Any]:
         words: list[list[Any]] = [[]]
-        for each in ids:
-            if each == self.separator:
+        for token in ids:
+            if token == self.separator:
                 words.append([])
             else:
-                words[-1].append(each)
+                words[-1].append(token)
         return [tuple(word) for word in words if word]
 
 
@@ -337,7 +339,7 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "threshold": Parameter(float, 0.25, lowest=0, highest=1),
             "iou": Parameter(float, MATCH_IOU, lowest=0, highest=1),
             "nms": Parameter(float, NMS_IOU, lowest=0, highest=1),
-            "layout": Parameter(str, "auto", choices=("auto", *(each.value for each in Layout))),
+            "layout": Parameter(str, "auto", choices=("auto", *(layout.value for layout in Layout))),
         },
     ),
     "mask_iou": BuiltIn(

@@ -146,8 +146,8 @@ class PositionRule:
 
 def _known(keys: Sequence[Hashable | None], positions: Positions) -> list[Hashable] | None:
     """The keys; None if one of them is missing or has no position."""
-    found = [key for key in keys if key is not None and key in positions]
-    return found if found and len(found) == len(keys) else None
+    known = [key for key in keys if key is not None and key in positions]
+    return known if known and len(known) == len(keys) else None
 
 
 def _aligned(operation: Operation, positions: Positions) -> Iterator[Bound]:
@@ -285,5 +285,7 @@ def settle(
         moves += moved
         if not moved:
             break
-    violations = [each for rule in rules for operation in operations for each in rule.check(operation, positions)]
+    violations = [
+        violation for rule in rules for operation in operations for violation in rule.check(operation, positions)
+    ]
     return Settlement(tuple(moves), tuple(violations))

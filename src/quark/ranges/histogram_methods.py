@@ -76,8 +76,8 @@ class LayerwisePercentile(HistogramMethod):
 
     def range_of_histogram(self, histogram: Histogram, integer: IntFormat, is_symmetric: bool) -> TensorRange:
         ranges = self.ranges_of_histogram(histogram, integer, is_symmetric)
-        lowest = np.array([each.lowest for each in ranges])
-        highest = np.array([each.highest for each in ranges])
+        lowest = np.array([range_.lowest for range_ in ranges])
+        highest = np.array([range_.highest for range_ in ranges])
         errors = expected_errors(histogram, lowest, highest, integer, is_symmetric, is_squared=self.is_squared)
         return ranges[int(np.argmin(errors))]
 
@@ -88,7 +88,7 @@ class LayerwisePercentile(HistogramMethod):
 
     def __str__(self) -> str:
         metric = ("" if self.is_squared else ", mean absolute error") + (", exact" if self.is_exact else "")
-        return f"LayerwisePercentile of {', '.join(f'{each:.10g}' for each in self.candidates)}{metric}"
+        return f"LayerwisePercentile of {', '.join(f'{candidate:.10g}' for candidate in self.candidates)}{metric}"
 
 
 class ExactPercentileObserver(HistogramObserver):
@@ -111,8 +111,8 @@ class ExactPercentileObserver(HistogramObserver):
         row, ranges = as_float32(x).reshape(1, -1), self._ranges()
         if self._errors is None:
             self._errors = np.zeros(len(ranges))
-        for index, each in enumerate(ranges if len(ranges) > 1 else ()):
-            ends = np.array([each.lowest]), np.array([each.highest])
+        for index, range_ in enumerate(ranges if len(ranges) > 1 else ()):
+            ends = np.array([range_.lowest]), np.array([range_.highest])
             self._errors[index] += _channel_errors(
                 row, *ends, self._integer, self._is_symmetric, is_squared=self._method.is_squared
             )[0]
@@ -135,8 +135,8 @@ class ExactPercentileObserver(HistogramObserver):
             return ranges[0]
         if self._errors is None:
             raise InvalidValueError("this method needs the data three times: call observe_finally with all of it")
-        found = ranges[int(np.argmin(self._errors))]
-        return replace(found, observed=(self._extremes.lowest, self._extremes.highest))
+        range_ = ranges[int(np.argmin(self._errors))]
+        return replace(range_, observed=(self._extremes.lowest, self._extremes.highest))
 
 
 _EMPTY_LEVEL = 0.5
@@ -168,8 +168,8 @@ class Entropy(HistogramMethod):
         magnitudes = histogram.magnitudes
         if levels >= len(magnitudes.counts):
             return TensorRange(histogram.lowest, histogram.highest)
-        found = divergences(magnitudes.counts, levels)
-        best = len(found) - 1 - int(np.argmin(found[::-1]))
+        distances = divergences(magnitudes.counts, levels)
+        best = len(distances) - 1 - int(np.argmin(distances[::-1]))
         reach = float(magnitudes.edges[levels + best])
         return histogram.clip(-reach, reach)
 
@@ -298,12 +298,12 @@ class CandidateObserver(HistogramObserver):
         """The range of each method, by the method's name; all the same for data of a single value."""
         lowest, highest = self._extremes.lowest, self._extremes.highest
         if lowest == highest:
-            found = {str(method): TensorRange(lowest, highest) for method in (MinMax(), *CANDIDATES)}
+            ranges = {str(method): TensorRange(lowest, highest) for method in (MinMax(), *CANDIDATES)}
         else:
-            found = {str(MinMax()): TensorRange(lowest, highest, observed=(lowest, highest))}
+            ranges = {str(MinMax()): TensorRange(lowest, highest, observed=(lowest, highest))}
             for method in CANDIDATES:
-                found[str(method)] = method.range_of_histogram(self.histogram, self._integer, self._is_symmetric)
-        return {name: replace(each, method=name) for name, each in found.items()}
+                ranges[str(method)] = method.range_of_histogram(self.histogram, self._integer, self._is_symmetric)
+        return {name: replace(range_, method=name) for name, range_ in ranges.items()}
 
 
 def range_of(array: Any, method: RangeMethod, integer: IntFormat, is_symmetric: bool) -> TensorRange:
@@ -345,13 +345,13 @@ def ranges_of_channels(
     if isinstance(method, MinMSE):
         return _least_errors(rows, integer, is_symmetric)
     ranges = [range_of(row, method, integer, is_symmetric) for row in rows]
-    lowest, highest = ([getattr(each, end) for each in ranges] for end in ("lowest", "highest"))
+    lowest, highest = ([getattr(range_, end) for range_ in ranges] for end in ("lowest", "highest"))
     return np.array(lowest, np.float32), np.array(highest, np.float32)
 
 
 def _least_errors(rows: Floats, integer: IntFormat, is_symmetric: bool) -> tuple[Floats, Floats]:
     """The extremes of each channel, reduced by the factor with the smallest squared error."""
-    lowest, highest = (each.astype(np.float64) for each in find_ranges(rows, axis=0))
+    lowest, highest = (range_.astype(np.float64) for range_ in find_ranges(rows, axis=0))
     best = np.ones(len(rows))
     least = _channel_errors(rows, lowest, highest, integer, is_symmetric)
     for factor in np.unique(np.concatenate((np.linspace(0.98, 0.3, 35), COARSE[8:21])))[::-1]:
@@ -369,8 +369,8 @@ def _exact_range(row: Floats, integer: IntFormat, is_symmetric: bool) -> TensorR
     (lowest,), (highest,) = ranges_of_channels(row, 0, MinMSE(), integer, is_symmetric)
     tried = TensorRange(float(lowest), float(highest), observed=predicted.observed)
 
-    def error(found: TensorRange) -> float:
-        ends = np.array([found.lowest]), np.array([found.highest])
+    def error(range_: TensorRange) -> float:
+        ends = np.array([range_.lowest]), np.array([range_.highest])
         return float(_channel_errors(row, *ends, integer, is_symmetric)[0])
 
     return min((tried, predicted), key=error)

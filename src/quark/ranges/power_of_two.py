@@ -123,8 +123,8 @@ class PositionedObserver(Observer):
         self.inner.merge(other.inner)
 
     def result(self) -> TensorRange:
-        found = self.inner.result()
-        return replace(found, position=range_with_position(found.lowest, found.highest, self._bits).position)
+        range_ = self.inner.result()
+        return replace(range_, position=range_with_position(range_.lowest, range_.highest, self._bits).position)
 
 
 def histogram_observer(observer: Observer) -> HistogramObserver | None:
@@ -186,10 +186,12 @@ class LeastErrorObserver(Observer):
         if len(self._errors) == 1:
             return
         positions = tuple(self._errors)
-        found = squared_errors(as_float32(x), self._bits, positions)
+        added = squared_errors(as_float32(x), self._bits, positions)
         limit = self._elements * math.ldexp(1.0, -2 * positions[0] - 2) * (1 + _SUM_TOLERANCE)
-        sums = {each: self._errors[each] + float(error) for each, error in zip(positions, found, strict=True)}
-        self._errors = {each: total for each, total in sums.items() if each == positions[0] or total <= limit}
+        sums = {
+            position: self._errors[position] + float(error) for position, error in zip(positions, added, strict=True)
+        }
+        self._errors = {name: total for name, total in sums.items() if name == positions[0] or total <= limit}
 
     def merge(self, other: Observer) -> None:
         if not isinstance(other, LeastErrorObserver) or other._bits != self._bits:
@@ -202,7 +204,7 @@ class LeastErrorObserver(Observer):
             raise InvalidValueError("errors at different positions: merge after the first pass, then sum both")
         mine, others = self._errors, other._errors
         if mine is not None and others is not None:
-            self._errors = {each: total + others[each] for each, total in mine.items() if each in others}
+            self._errors = {name: total + others[name] for name, total in mine.items() if name in others}
         elif others is not None:
             self._errors = dict(others)
 
@@ -241,7 +243,7 @@ class MostCommonObserver(Observer):
     def result(self) -> TensorRange:
         if not self._votes:
             return _range_at(self._extremes, self._bits, NON_OVERFLOW.zero_position)
-        return _range_at(self._extremes, self._bits, min(self._votes, key=lambda each: (-self._votes[each], each)))
+        return _range_at(self._extremes, self._bits, min(self._votes, key=lambda vote: (-self._votes[vote], vote)))
 
 
 def _candidates(seen: Extremes, bits: int) -> tuple[int, ...]:

@@ -45,14 +45,14 @@ def extremes(x: Floats) -> tuple[float, float] | None:
         return None
     native = native_statistics()
     if native is not None:
-        found = native.extremes(x)
+        bounds = native.extremes(x)
     else:
         lowest, highest = float(x.min()), float(x.max())
-        found = (lowest, highest) if math.isfinite(lowest) and math.isfinite(highest) else None
-    if found is None:
+        bounds = (lowest, highest) if math.isfinite(lowest) and math.isfinite(highest) else None
+    if bounds is None:
         count = x.size - np.count_nonzero(np.isfinite(x))
         raise InvalidValueError(f"{count} of {x.size} values are NaN or Inf, which have no range")
-    return found
+    return bounds
 
 
 def add_to_histogram(x: Floats, lowest: float, highest: float, counts: Counts) -> None:
@@ -137,9 +137,9 @@ class NativeStatistics:
 
     def extremes(self, x: Floats) -> tuple[float, float] | None:
         """None if x holds NaN or Inf."""
-        found = (ctypes.c_float * 2)()
-        status = self._library.quark_extremes(x.ctypes.data, x.size, ctypes.addressof(found))
-        return (found[0], found[1]) if status == 0 else None
+        bounds = (ctypes.c_float * 2)()
+        status = self._library.quark_extremes(x.ctypes.data, x.size, ctypes.addressof(bounds))
+        return (bounds[0], bounds[1]) if status == 0 else None
 
     def add_to_histogram(self, x: Floats, lowest: float, per_unit: float, counts: Counts) -> None:
         status = self._library.quark_add_to_histogram(

@@ -75,7 +75,10 @@ def is_rounded_bias(facts: LayerFacts) -> bool:
 
 def _bias_bits(facts: LayerFacts) -> float:
     site = facts.site
-    return min((each.element_bits for each in site.operands if each.is_constant and site.is_bias(each)), default=32.0)
+    return min(
+        (operand.element_bits for operand in site.operands if operand.is_constant and site.is_bias(operand)),
+        default=32.0,
+    )
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
@@ -86,17 +89,19 @@ def find_causes(facts: LayerFacts, share: float | None) -> tuple[str, ...]:
     is_costly = share is not None and share >= LARGE_SHARE
     if facts.local.sqnr_db >= FINE_DB and not is_costly:
         return ()
-    found = list(_causes(facts))
+    causes = list(_causes(facts))
     if facts.local.sqnr_db == -math.inf:
-        found.insert(0, "its result is not finite, or unrelated to the float network's")
-    elif not found and facts.site.is_result_rounded:
-        found.append("its result is quantized too, and may be clipped")
-    elif not found and is_rounded_bias(facts):
-        found.append(f"neither its weight nor its input accounts for it, and its bias has {_bias_bits(facts):.0f} bits")
+        causes.insert(0, "its result is not finite, or unrelated to the float network's")
+    elif not causes and facts.site.is_result_rounded:
+        causes.append("its result is quantized too, and may be clipped")
+    elif not causes and is_rounded_bias(facts):
+        causes.append(
+            f"neither its weight nor its input accounts for it, and its bias has {_bias_bits(facts):.0f} bits"
+        )
     if share is not None and is_costly and facts.local.sqnr_db >= 20:
         figures = f"{facts.local.sqnr_db:.0f} dB, {100 * share:.0f} % of the output error"
-        found.append(f"the output is sensitive to this layer: {figures}")
-    return tuple(found)
+        causes.append(f"the output is sensitive to this layer: {figures}")
+    return tuple(causes)
 
 
 def _causes(facts: LayerFacts) -> Iterator[str]:
@@ -211,14 +216,14 @@ def _exclude(facts: LayerFacts, share: float | None) -> Remedy:
 
 def first_steps(layers: Sequence[LayerDiagnosis]) -> tuple[Step, ...]:
     """Suggest to leave the worst layers in float, if they account for much of the error."""
-    costly = [each for each in layers if each.share and each.weights]
-    worst = sorted(costly, key=lambda each: -(each.share or 0))[:WORST]
-    share = sum(each.share or 0 for each in worst)
+    costly = [layer for layer in layers if layer.share and layer.weights]
+    worst = sorted(costly, key=lambda layer: -(layer.share or 0))[:WORST]
+    share = sum(layer.share or 0 for layer in worst)
     if not worst or share < WORTH_IT:
         return ()
-    parameters = sum(each.parameters for each in layers) or 1
-    cost = 100 * sum(each.parameters for each in worst) / parameters
-    names = [node for each in worst for node in each.nodes]
+    parameters = sum(layer.parameters for layer in layers) or 1
+    cost = 100 * sum(layer.parameters for layer in worst) / parameters
+    names = [node for layer in worst for node in layer.nodes]
     which = "most sensitive layer" if len(worst) == 1 else f"{len(worst)} most sensitive layers"
     text = (
         f"leave the {which} in float ({100 * share:.0f} % of the output error, {cost:.1f} % of the parameters; not "
@@ -233,7 +238,7 @@ def first_steps(layers: Sequence[LayerDiagnosis]) -> tuple[Step, ...]:
 def find_remarks(
     sites: Sites,
     factors: Factors,
-    found: Sensitivities | None,
+    sensitivities: Sensitivities | None,
     wanted_samples: int,
     unusable: Sequence[str],
     restored: Restored,
@@ -255,8 +260,9 @@ def find_remarks(
         )
     if unusable:
         yield f"not compared, because shapes differ: {listed(unusable, 3)}"
-    if found is not None and found.samples < wanted_samples:
-        yield f"sensitivities are of {count_of(found.samples, 'sample')}, because more would have taken too long"
+    if sensitivities is not None and sensitivities.samples < wanted_samples:
+        count = count_of(sensitivities.samples, "sample")
+        yield f"sensitivities are of {count}, because more would have taken too long"
     if restored.activations:
         what = count_of(restored.activations, "Relu or Clip node")
         yield f"{what} that the file leaves to the quantizers behind were put back to compare"

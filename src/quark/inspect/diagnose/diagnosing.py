@@ -106,8 +106,8 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
     release_memory()
     facts = [find_facts(site, compared, exact.model, other.model, factors) for site in sites.sites]
     skipped = find_skipped(other)
-    found = _Found(exact, other, sites, factors, sensitivities, facts, {each.node for each in skipped})
-    layers = tuple(_layers(found, _first(samples, HISTOGRAM_SAMPLES), histograms))
+    findings = _Found(exact, other, sites, factors, sensitivities, facts, {node.node for node in skipped})
+    layers = tuple(_layers(findings, _first(samples, HISTOGRAM_SAMPLES), histograms))
     check_unchanged((*exact.files, *other.files))
     remarks = find_remarks(
         sites, factors, sensitivities, min(sensitivity_samples, compared.samples), unusable, restored
@@ -127,7 +127,11 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
         skipped,
         find_weight_facts(exact.model, other.model, facts),
         steps=first_steps(layers),
-        remarks=(*(f"float model: {each}" for each in exact.remarks), *remarks, *map(numberless_remark, numberless)),
+        remarks=(
+            *(f"float model: {remark}" for remark in exact.remarks),
+            *remarks,
+            *map(numberless_remark, numberless),
+        ),
     )
 
 
@@ -176,16 +180,16 @@ class _Found:
     in_float: Collection[str]
 
 
-def _layers(found: _Found, samples: Sequence[Sample], histograms: int) -> Iterator[LayerDiagnosis]:
+def _layers(findings: _Found, samples: Sequence[Sample], histograms: int) -> Iterator[LayerDiagnosis]:
     """Put together what is known of each layer, with histograms for the worst."""
-    models = found.exact.model, found.other.model
-    costs = {} if found.sensitivities is None else found.sensitivities.values
+    models = findings.exact.model, findings.other.model
+    costs = {} if findings.sensitivities is None else findings.sensitivities.values
     ranked = sorted(costs, key=lambda name: -costs[name])
-    worst = ranked or [f.site.tensor for f in sorted(found.facts, key=lambda each: each.local.sqnr_db)]
-    chosen: list[Site] = [site for site in found.sites.sites if site.tensor in worst[:histograms]]
-    pictures = input_histograms(chosen, *models, found.sites, found.factors, samples)
+    worst = ranked or [f.site.tensor for f in sorted(findings.facts, key=lambda fact: fact.local.sqnr_db)]
+    chosen: list[Site] = [site for site in findings.sites.sites if site.tensor in worst[:histograms]]
+    pictures = input_histograms(chosen, *models, findings.sites, findings.factors, samples)
     total = sum(costs.values())
-    for facts in found.facts:
+    for facts in findings.facts:
         site, weight, cost = facts.site, facts.site.weight, costs.get(facts.site.tensor)
         share = None
         if cost is not None:
@@ -196,7 +200,7 @@ def _layers(found: _Found, samples: Sequence[Sample], histograms: int) -> Iterat
             site.tensor,
             site.order,
             "" if weight is None else weight.format,
-            ", ".join(dict.fromkeys(each.format for each in site.inputs)),
+            ", ".join(dict.fromkeys(input_.format for input_ in site.inputs)),
             facts.parameters,
             None if weight is None else weight.bits,
             facts.local,
@@ -206,8 +210,8 @@ def _layers(found: _Found, samples: Sequence[Sample], histograms: int) -> Iterat
             share=share,
             clipped=facts.clipped,
             causes=find_causes(facts, share),
-            remedies=find_remedies(facts, found.other.config, share, found.in_float),
+            remedies=find_remedies(facts, findings.other.config, share, findings.in_float),
             nodes=site.nodes,
-            weight_histogram=weight_histogram(site, *models, found.factors) if site in chosen else None,
+            weight_histogram=weight_histogram(site, *models, findings.factors) if site in chosen else None,
             input_histogram=pictures.get(site.tensor),
         )

@@ -83,9 +83,9 @@ def find_factors(exact: ir.Model, quantized: ir.Model, sites: Sites, turn: Turn)
     factors = walk.through(measured)
     for _ in range(MOST_TURNS):
         sums = turn(factors)
-        found = walk.through(_measured(sums))
-        is_settled = found.keys() == factors.keys() and all(np.allclose(found[n], factors[n], rtol=0.02) for n in found)
-        factors = found
+        known = walk.through(_measured(sums))
+        is_settled = known.keys() == factors.keys() and all(np.allclose(known[n], factors[n], rtol=0.02) for n in known)
+        factors = known
         if is_settled or not walk.others:
             break
     closer = [_error(sums[name], factors[name]) < _error(plain[name], np.ones(1)) for name in factors]
@@ -133,28 +133,28 @@ def read_factors(value: ir.Value, known: Factors) -> Array | None:
             gained = scale if gained is None else gained * scale
         elif not (is_quantizer(node) or node.op_type in PASSING):
             break
-        before = next((each for each in node.inputs if each is not None and constant(each) is None), None)
+        before = next((input_ for input_ in node.inputs if input_ is not None and constant(input_) is None), None)
         if before is None:
             break
         value = before
-    found = known.get(str(value.name))
-    if gained is None or found is None or found.size != gained.size:
-        return found if gained is None else gained
-    return np.asarray(found * gained)
+    known_factors = known.get(str(value.name))
+    if gained is None or known_factors is None or known_factors.size != gained.size:
+        return known_factors if gained is None else gained
+    return np.asarray(known_factors * gained)
 
 
 def _constant_factor(node: ir.Node) -> Array | None:
     """What a Mul multiplies the channels with."""
     if node.op_type != "Mul":
         return None
-    held = [each for each in (constant(input_value(node, 0)), constant(input_value(node, 1))) if each is not None]
+    held = [value for value in (constant(input_value(node, 0)), constant(input_value(node, 1))) if value is not None]
     is_vector = len(held) == 1 and held[0].size > 1 and held[0].size == max(held[0].shape)
     return held[0].reshape(-1).astype(np.float64) if is_vector and (held[0] > 0).all() else None
 
 
 def _measured(sums: Mapping[str, ChannelSums]) -> dict[str, Array]:
     """Factors from what layers compute, if nothing is rounded but their inputs."""
-    return {name: _believed(each, FEW, 8.0) for name, each in sums.items()}
+    return {name: _believed(pair, FEW, 8.0) for name, pair in sums.items()}
 
 
 def _believed(sums: ChannelSums, count: int, bits: float) -> Array:
@@ -196,43 +196,43 @@ class _Walk:
     def has_rescaled_weights(self) -> bool:
         """True if the weights of some layer are the float file's times factors, whatever its input has."""
         weights = (self._by_weights(name, {}) for name in self._order)
-        found = any(factors is not None and is_surely_rescaled(factors) for factors in weights)
+        is_rescaled = any(factors is not None and is_surely_rescaled(factors) for factors in weights)
         self._release()
-        return found
+        return is_rescaled
 
     def through(self, measured: Mapping[str, Array]) -> Factors:
         """Factors of all shared tensors in the order of the graph; `measured` for `others`."""
-        found: Factors = {}
+        result: Factors = {}
         for name in self._order:
             if name in self._outputs:
                 continue
-            factors, node = self._by_weights(name, found), self._maker(name)
+            factors, node = self._by_weights(name, result), self._maker(name)
             if factors is None and node is not None and node.op_type in PASSING:
-                known = [read_factors(value, found) for value in node.inputs if value is not None]
-                factors = next((each for each in known if each is not None), np.ones(1))
+                known = [read_factors(value, result) for value in node.inputs if value is not None]
+                factors = next((factor for factor in known if factor is not None), np.ones(1))
             if factors is None and name in self.others:
                 factors = measured.get(name)
             # a Reshape may leave the tensor with other channels than those that came in
             is_fitting = factors is not None and name in measured and factors.size == measured[name].size
             if factors is not None and is_fitting and (factors != 1).any():
-                found[name] = factors
+                result[name] = factors
         self._release()
-        return found
+        return result
 
     def _release(self) -> None:
         """Let go of the pages of mapped files that were read: they would count as memory in use."""
-        for value in (each for model in self._models for each in model.graph.initializers.values()):
+        for value in (initializer for model in self._models for initializer in model.graph.initializers.values()):
             if isinstance(value.const_value, MappedTensor):
                 value.const_value.release()
 
-    def _by_weights(self, name: str, found: Factors) -> Array | None:
+    def _by_weights(self, name: str, factors: Factors) -> Array | None:
         site = self._sites.get(name)
         weights = None if site is None else layer_weights(site, *self._models)
         if site is None or weights is None or weights.exact is None:
             return None
         data, weight = site.node.inputs[0], site.weight
         bits = 8.0 if weight is None else weight.element_bits
-        return factors_by_weights(weights, None if data is None else read_factors(data, found), bits)
+        return factors_by_weights(weights, None if data is None else read_factors(data, factors), bits)
 
     def _maker(self, name: str) -> ir.Node | None:
         node = self._values[name].producer()
@@ -265,13 +265,13 @@ def layer_weights(site: Site, exact: ir.Model, quantized: ir.Model) -> LayerWeig
     operand = site.weight
     if operand is None or site.node.op_type not in ("Conv", "Gemm", "MatMul"):
         return None
-    found = _arranged(site.node, operand.index, _rounded_weight(operand, quantized))
-    if found is None:
+    weight = _arranged(site.node, operand.index, _rounded_weight(operand, quantized))
+    if weight is None:
         return None
     reference = _exact_weight(exact, site.tensor)
-    is_same = reference is not None and reference.shape == found.shape
+    is_same = reference is not None and reference.shape == weight.shape
     groups = int(attribute(site.node, "group", 1)) if site.node.op_type == "Conv" else 1
-    return LayerWeights(found, reference if is_same else None, groups)
+    return LayerWeights(weight, reference if is_same else None, groups)
 
 
 def _rounded_weight(operand: Operand, model: ir.Model) -> Array:
@@ -308,9 +308,9 @@ def _exact_weight(model: ir.Model, tensor: str) -> Array | None:
         return None
     for index in (1, 0):
         held = constant(input_value(node, index))
-        found = None if held is None else _arranged(node, index, held)
-        if found is not None:
-            return found if scale is None else np.asarray(found * scale[:, None, None], np.float32)
+        weight = None if held is None else _arranged(node, index, held)
+        if weight is not None:
+            return weight if scale is None else np.asarray(weight * scale[:, None, None], np.float32)
     return None
 
 

@@ -109,7 +109,7 @@ def check_pair(exact: Side, quantized: Side) -> None:
             for graph in (exact.model.graph, quantized.model.graph)
         ]
         if set(names[0]) != set(names[1]):
-            shown = [", ".join(f"'{name}'" for name in each) or "none" for each in names]
+            shown = [", ".join(f"'{name}'" for name in side) or "none" for side in names]
             raise InvalidValueError(
                 f"the {kind} differ: '{exact.facts.name}' has {shown[0]}, '{quantized.facts.name}' has {shown[1]}. "
                 "Give two forms of one network"
@@ -138,11 +138,11 @@ def restore(exact: ir.Model, quantized: ir.Model) -> Restored:
             result.name = name
     known = {str(value.name): value for node in exact.graph for value in node.outputs}
     codes = sum(_open_codes(quantized, node, known) for node in nodes(quantized) if node.op_type in OUTPUT_SCALES)
-    found = {str(value.name): value for node in quantized.graph for value in node.outputs}
+    values = {str(value.name): value for node in quantized.graph for value in node.outputs}
     activations = sum(
-        _bound(quantized, found[name], value)
+        _bound(quantized, values[name], value)
         for name, value in known.items()
-        if name in found and not found[name].is_graph_output()
+        if name in values and not values[name].is_graph_output()
     )
     return Restored(activations, codes)
 
@@ -151,7 +151,7 @@ def _open_codes(model: ir.Model, node: ir.Node, known: dict[str, ir.Value]) -> b
     index = OUTPUT_SCALES[node.op_type]
     scale, zero_point = input_value(node, index), input_value(node, index + 1)
     name = str(scale.name or "").removesuffix("_scale") if scale is not None else ""
-    taken = {str(value.name) for each in model.graph for value in each.outputs}
+    taken = {str(value.name) for node in model.graph for value in node.outputs}
     if scale is None or zero_point is None or name not in known or name in taken:
         return False
     result = node.outputs[0]
@@ -172,14 +172,14 @@ def _bound(model: ir.Model, value: ir.Value, exact: ir.Value) -> bool:
     uses = readers(value)
     if maker is None or wanted is None or wanted.op_type not in BOUNDING:
         return False
-    if maker.op_type in BOUNDING or is_quantizer(maker) or not all(is_quantize(each) for each, _ in uses):
+    if maker.op_type in BOUNDING or is_quantizer(maker) or not all(is_quantize(use) for use, _ in uses):
         return False
     bounds = _bounds(wanted)
     if bounds is None or not uses:
         return False
     name = str(value.name)
     value.name = f"{name}/unbounded"
-    limits = [add_initializer(model, f"{name}_bound", np.float32(each)) for each in bounds]
+    limits = [add_initializer(model, f"{name}_bound", np.float32(bound)) for bound in bounds]
     node = add_node(model, "Clip", [value, *limits], after=maker)
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
     for reader, place in uses:
@@ -207,7 +207,7 @@ def find_skipped(side: Side) -> tuple[SkippedNode, ...]:
             content = Fields(read_json(path, path.name, REPORT), path.name)
             if content.mapping("result").text("sha256") == side.facts.sha256:
                 rows = content.mapping("plan").mappings("skipped")
-                return tuple(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")) for each in rows)
+                return tuple(SkippedNode(row.text("node"), row.text("op_type"), row.text("reason")) for row in rows)
         except InvalidValueError:
             pass  # some other file of that name
     graph = QuantizedGraph(side.model)

@@ -60,7 +60,7 @@ def find_facts(site: Site, compared: Compared, exact: ir.Model, quantized: ir.Mo
     """Compute the figures of one layer; reads its weights."""
     local = OutputFidelity.of(site.tensor, compared.local[site.tensor])
     accumulated = OutputFidelity.of(site.tensor, compared.accumulated[site.tensor])
-    data = next((each for each in site.inputs), None)
+    data = next((input_ for input_ in site.inputs), None)
     seen = None if data is None else compared.seen.get(str(data.source.name))
     clipped, tail, input_db = (None, None, None) if data is None or seen is None else _of_input(data, seen)
     weights = layer_weights(site, exact, quantized)
@@ -92,7 +92,7 @@ def _expected_weight(site: Site, weights: LayerWeights, factors: Factors) -> Arr
     if weights.exact is None:
         return None
     expected = weights.exact
-    data = next((each for each in site.inputs), None)
+    data = next((input_ for input_ in site.inputs), None)
     before = None if data is None else read_factors(data.source, factors)
     if before is not None and before.size == expected.shape[1] * weights.groups:
         expected = expected / weights.inputs_of(before)[:, :, None]
@@ -123,20 +123,20 @@ def _parameters(site: Site) -> int:
         return 0
     shape = weight.value.shape
     stored = weight.source.const_value
-    if shape is not None and all(isinstance(each, int) for each in shape):
-        return math.prod(int(each) for each in shape if isinstance(each, int))
+    if shape is not None and all(isinstance(size, int) for size in shape):
+        return math.prod(int(size) for size in shape if isinstance(size, int))
     return int(stored.size) if stored is not None else 0
 
 
 def weight_histogram(site: Site, exact: ir.Model, quantized: ir.Model, factors: Factors) -> Histogram | None:
     """The float file's weight and what it became, or only the latter if the float file's is not known."""
-    weight, found = site.weight, layer_weights(site, exact, quantized)
-    if weight is None or found is None:
+    weight, weights = site.weight, layer_weights(site, exact, quantized)
+    if weight is None or weights is None:
         return None
-    expected, name = _expected_weight(site, found, factors), str(weight.source.name)
+    expected, name = _expected_weight(site, weights, factors), str(weight.source.name)
     if expected is None:
-        return _histogram(name, found.quantized, None, weight.limits)
-    return _histogram(name, expected, found.quantized, weight.limits)
+        return _histogram(name, weights.quantized, None, weight.limits)
+    return _histogram(name, expected, weights.quantized, weight.limits)
 
 
 def input_histograms(
@@ -155,8 +155,8 @@ def input_histograms(
     operands = {site.tensor: site.inputs[0] for site in chosen if site.inputs}
     if not operands or not samples:
         return {}
-    values = list(dict.fromkeys(str(each.value.name) for each in operands.values()))
-    sources = dict.fromkeys(str(each.source.name) for each in operands.values())
+    values = list(dict.fromkeys(str(operand.value.name) for operand in operands.values()))
+    sources = dict.fromkeys(str(operand.source.name) for operand in operands.values())
     inner = [name for name in sources if name not in given and name not in sites.shared]
     cut = piece(quantized, sites.shared, [*values, *inner])
     give_types(cut, exact)
@@ -167,43 +167,43 @@ def input_histograms(
     before = Run(piece(exact, [], computed), "the float model") if computed else None
     parts: dict[str, list[tuple[Array, Array]]] = {name: [] for name in operands}
 
-    def one(index: int, sample: Sample) -> dict[str, tuple[Array, Array]]:
+    def run_sample(index: int, sample: Sample) -> dict[str, tuple[Array, Array]]:
         tensors: dict[str, Array] = {**sample, **({} if before is None else before(sample, computed))}
         scaled = {
             name: times(tensors[name], factors.get(name), sites.channel_axis(name, tensors[name].ndim))
             for name in rounding.inputs
         }
         read = {**scaled, **rounding(scaled, [*results.values(), *inner])}
-        found = {}
-        for name, each in operands.items():
-            source, result = read[str(each.source.name)], read[results[str(each.value.name)]]
+        histograms = {}
+        for name, operand in operands.items():
+            source, result = read[str(operand.source.name)], read[results[str(operand.value.name)]]
             places = kept_places(source.size, index)
-            found[name] = (source.reshape(-1)[places], result.reshape(-1)[places])
-        return found
+            histograms[name] = (source.reshape(-1)[places], result.reshape(-1)[places])
+        return histograms
 
-    def see(found: Mapping[str, tuple[Array, Array]]) -> None:
-        for name, each in found.items():
-            parts[name].append(each)
+    def see(pairs: Mapping[str, tuple[Array, Array]]) -> None:
+        for name, pair in pairs.items():
+            parts[name].append(pair)
 
-    each_in_order(one, samples, see)
+    each_in_order(run_sample, samples, see)
     return {
         name: _histogram(
             str(operands[name].source.name),
-            np.concatenate([each[0] for each in found]),
-            np.concatenate([each[1] for each in found]),
+            np.concatenate([part[0] for part in of_operand]),
+            np.concatenate([part[1] for part in of_operand]),
             operands[name].limits,
         )
-        for name, found in parts.items()
+        for name, of_operand in parts.items()
     }
 
 
 def _histogram(name: str, values: Array, quantized: Array | None, clip: tuple[float, float] | None) -> Histogram:
-    arrays = [each[np.isfinite(each)].ravel() for each in (values, quantized) if each is not None]
-    lowest = min((float(each.min()) for each in arrays if each.size), default=0.0)
-    highest = max((float(each.max()) for each in arrays if each.size), default=1.0)
+    arrays = [value[np.isfinite(value)].ravel() for value in (values, quantized) if value is not None]
+    lowest = min((float(array.min()) for array in arrays if array.size), default=0.0)
+    highest = max((float(array.max()) for array in arrays if array.size), default=1.0)
     if not highest > lowest:
         highest = lowest + 1.0
-    counts = [tuple(int(n) for n in np.histogram(each, BINS, (lowest, highest))[0]) for each in arrays]
+    counts = [tuple(int(n) for n in np.histogram(array, BINS, (lowest, highest))[0]) for array in arrays]
     return Histogram(name, lowest, highest, counts[0], counts[1] if quantized is not None else None, clip)
 
 
@@ -214,13 +214,15 @@ def find_weight_facts(exact: ir.Model, quantized: ir.Model, layers: list[LayerFa
     network without parameters.
     """
     held = [value.const_value for value in exact.graph.initializers.values()]
-    floats = [each for each in held if each is not None and each.dtype in FLOAT_TYPES]
-    parameters = sum(int(each.size) for each in floats)
+    floats = [array for array in held if array is not None and array.dtype in FLOAT_TYPES]
+    parameters = sum(int(array.size) for array in floats)
     if not parameters:
         return None
-    float_bits = 8 * sum(int(each.nbytes) for each in floats) / parameters
-    by_weight = {id(each.site.weight.source): each for each in layers if each.site.weight is not None}
-    counted = [(each.parameters, each.site.weight.bits) for each in by_weight.values() if each.site.weight is not None]
+    float_bits = 8 * sum(int(array.nbytes) for array in floats) / parameters
+    by_weight = {id(layer.site.weight.source): layer for layer in layers if layer.site.weight is not None}
+    counted = [
+        (layer.parameters, layer.site.weight.bits) for layer in by_weight.values() if layer.site.weight is not None
+    ]
     in_formats = min(parameters, sum(count for count, _ in counted))
     format_bits = (sum(count * bits for count, bits in counted) + (parameters - in_formats) * float_bits) / parameters
     stored = sum(

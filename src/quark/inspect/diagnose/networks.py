@@ -60,7 +60,7 @@ class Networks:
     def quantized_inside(self) -> list[str]:
         """What quantizers of layers read that the float network does not have, such as a centered input."""
         given = {str(value.name) for value in self._models[1].graph.inputs}
-        read = dict.fromkeys(str(each.source.name) for site in self.sites.sites for each in site.inputs)
+        read = dict.fromkeys(str(input_.source.name) for site in self.sites.sites for input_ in site.inputs)
         return [name for name in read if name not in given and name not in self.sites.makers]
 
     def exact(self, sample: Sample, names: Sequence[str]) -> dict[str, Array]:
@@ -82,8 +82,8 @@ class Networks:
             if name in exact:
                 feeds[name] = times(exact[name], known.get(name), self.axis(name, exact[name]))
         computed = {name: f"{name}{COMPUTED}" if name in self.sites.makers else name for name in names}
-        found = run(feeds, list(computed.values()))
-        given = {name: found[each] for name, each in computed.items()}
+        arrays = run(feeds, list(computed.values()))
+        given = {name: arrays[output] for name, output in computed.items()}
         return given if factors is not None else {name: self.unscaled(name, array) for name, array in given.items()}
 
     def unscaled(self, name: str, array: Array) -> Array:
@@ -102,7 +102,7 @@ class Networks:
             total: dict[str, ChannelSums] = {}
             varying: set[str] = set()  # as many channels as a sample is long: nothing to equalize
 
-            def one(_: int, sample: Sample) -> dict[str, ChannelSums]:
+            def run_sample(_: int, sample: Sample) -> dict[str, ChannelSums]:
                 with waiting:
                     exact = self.exact(sample, shared)
                     actual = self.by_layers(sample, exact, shared, factors)
@@ -113,14 +113,14 @@ class Networks:
                     }
 
             def see(sums: dict[str, ChannelSums]) -> None:
-                for name, each in sums.items():
-                    if name in total and total[name].exact.size != each.exact.size:
+                for name, pair in sums.items():
+                    if name in total and total[name].exact.size != pair.exact.size:
                         varying.add(name)
                     else:
-                        total[name] = total[name] + each if name in total else each
+                        total[name] = total[name] + pair if name in total else pair
 
-            each_in_order(one, samples[:FACTOR_SAMPLES], see)
-            return {name: each for name, each in total.items() if name not in varying}
+            each_in_order(run_sample, samples[:FACTOR_SAMPLES], see)
+            return {name: sums for name, sums in total.items() if name not in varying}
 
         self.factors = find_factors(*self._models, self.sites, turn)
 
@@ -200,27 +200,27 @@ def compare_networks(networks: Networks, samples: Callable[[], Iterable[Sample]]
     _compare_layers(networks, samples(), ends, result)
     networks.close(BY_LAYERS)
 
-    def one(_: int, sample: Sample) -> dict[str, PairSums]:
+    def run_sample(_: int, sample: Sample) -> dict[str, PairSums]:
         exact, whole = networks.exact(sample, ends), networks.whole(sample, ends)
         return {name: fast_pair_sums(exact[name], whole[name]) for name in ends}
 
-    def see(found: dict[str, PairSums]) -> None:
+    def see(sums_of_sample: dict[str, PairSums]) -> None:
         for name in ends:
-            result.accumulated[name] = result.accumulated.get(name, PairSums()) + found[name]
+            result.accumulated[name] = result.accumulated.get(name, PairSums()) + sums_of_sample[name]
 
-    each_in_order(one, samples(), see)
+    each_in_order(run_sample, samples(), see)
     networks.close()
     return result
 
 
 def _compare_layers(networks: Networks, samples: Iterable[Sample], ends: list[str], result: Compared) -> None:
     """Measure the local errors; keep the float network's outputs and the values that layers read."""
-    read = {str(each.source.name) for site in networks.sites.sites for each in site.inputs}
+    read = {str(input_.source.name) for site in networks.sites.sites for input_ in site.inputs}
     wanted = list(dict.fromkeys([*ends, *networks.read_by_layers, *networks.outputs]))
     inside = networks.quantized_inside
     turn = threading.Lock()  # one runs the layers while the other runs the float network: as fast, with less memory
 
-    def one(index: int, sample: Sample) -> tuple[dict[str, Array], dict[str, PairSums], dict[str, Looked]]:
+    def run_sample(index: int, sample: Sample) -> tuple[dict[str, Array], dict[str, PairSums], dict[str, Looked]]:
         exact = networks.exact(sample, wanted)
         outputs = {name: exact[name].copy() for name in networks.outputs}
         for name, array in outputs.items():
@@ -237,15 +237,15 @@ def _compare_layers(networks: Networks, samples: Iterable[Sample], ends: list[st
             seen.update({name: _look_at(networks, name, layers[name], index) for name in inside})
             return outputs, {name: fast_pair_sums(exact[name], layers[name]) for name in ends}, seen
 
-    def see(found: tuple[dict[str, Array], dict[str, PairSums], dict[str, Looked]]) -> None:
+    def see(results: tuple[dict[str, Array], dict[str, PairSums], dict[str, Looked]]) -> None:
         result.samples += 1
-        result.outputs.append(found[0])
+        result.outputs.append(results[0])
         for name in ends:
-            result.local[name] = result.local.get(name, PairSums()) + found[1][name]
-        for name, each in found[2].items():
-            result.seen.setdefault(name, SeenValues()).add(each)
+            result.local[name] = result.local.get(name, PairSums()) + results[1][name]
+        for name, look in results[2].items():
+            result.seen.setdefault(name, SeenValues()).add(look)
 
-    each_in_order(one, samples, see)
+    each_in_order(run_sample, samples, see)
 
 
 def _look_at(networks: Networks, name: str, array: Array, index: int) -> Looked:
@@ -259,7 +259,7 @@ def _look_at(networks: Networks, name: str, array: Array, index: int) -> Looked:
         return float(array.min()), float(array.max()), values
     axis = networks.axis(name, array)
     inner = int(np.prod(array.shape[axis + 1 :]))
-    others = tuple(each for each in range(array.ndim) if each != axis)
+    others = tuple(index for index in range(array.ndim) if index != axis)
     lowest, highest = array.min(axis=others) * factors, array.max(axis=others) * factors
     values = (values * factors[places // inner % array.shape[axis]]).astype(np.float32)
     return float(lowest.min()), float(highest.max()), values

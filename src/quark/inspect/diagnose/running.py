@@ -43,10 +43,10 @@ class Run:
             model, extra_outputs=extra, threads=THREADS, has_integer_kernels=has_integer_kernels
         )
         release_memory()  # what folding constants took: as much as the weights
-        self.names: list[str] = [each.name for each in self._session.get_outputs()]
-        self.inputs: list[str] = [each.name for each in self._session.get_inputs()]
+        self.names: list[str] = [output.name for output in self._session.get_outputs()]
+        self.inputs: list[str] = [input_.name for input_ in self._session.get_inputs()]
         self._floats = {
-            each.name: FLOATS[each.type] for each in self._session.get_inputs() if each.type in FLOATS
+            input_.name: FLOATS[input_.type] for input_ in self._session.get_inputs() if input_.type in FLOATS
         }  # a network of float16 is quantized as one of float32, which is fed the tensors of the other
 
     def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:
@@ -73,5 +73,5 @@ def each_in_order(
             while running:
                 see(running.pop(0).result())
         finally:
-            for each in running:  # after an interrupt, do not wait for work that has not begun
-                each.cancel()
+            for future in running:  # after an interrupt, do not wait for work that has not begun
+                future.cancel()

@@ -83,9 +83,9 @@ def find_sensitivities(
             empty = DistanceMeter([references[index] for index in range(len(samples))], counts)
         following = SampleStore()
 
-        def see(found: tuple[dict[str, DistanceMeter], dict[str, Array]], store: SampleStore = following) -> None:
-            store.append(found[1])
-            for name, meter in found[0].items():
+        def see(result: tuple[dict[str, DistanceMeter], dict[str, Array]], store: SampleStore = following) -> None:
+            store.append(result[1])
+            for name, meter in result[0].items():
                 measured[name].append(meter)
 
         def compute(
@@ -161,13 +161,13 @@ class _Pieces:
         if self._before is not None:
             values |= self._before(sample, self._wanted)
         feeds = {name: self._scaled(name, values[name]) for name in self._layers.inputs}
-        found = self._layers(feeds)
+        layers = self._layers(feeds)
         expected = {**reference, **self._run_rest(sample, {})}
         meters: dict[str, DistanceMeter] = {}
         for name in self._group:
             if addition(name) not in self._zeros:
                 continue  # no output depends on it
-            array, factors = found[f"{name}{COMPUTED}"], self._factors.get(name)
+            array, factors = layers[f"{name}{COMPUTED}"], self._factors.get(name)
             inverse, axis = None if factors is None else 1 / factors, self._sites.channel_axis(name, array.ndim)
             with np.errstate(invalid="ignore"):  # Inf - Inf is NaN, and then the output is NaN too
                 error = times(array, inverse, axis) - values[name]

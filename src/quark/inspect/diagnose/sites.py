@@ -99,12 +99,12 @@ class Site:
         """Its weight, if that is quantized."""
         if self.node.op_type not in COMPUTING:
             return None
-        return next((each for each in self.operands if each.is_constant and not self.is_bias(each)), None)
+        return next((operand for operand in self.operands if operand.is_constant and not self.is_bias(operand)), None)
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
         """Its quantized activations."""
-        return tuple(each for each in self.operands if not each.is_constant)
+        return tuple(operand for operand in self.operands if not operand.is_constant)
 
     def is_bias(self, operand: Operand) -> bool:
         return operand.index == 2 and self.node.op_type in WITH_BIAS
@@ -145,12 +145,12 @@ def find_sites(exact: ir.Model, quantized: ir.Model, unusable: Collection[str] =
     sites, makers = [], {}
     for order, name in enumerate(shared):
         node = _maker(values[name], set(shared) - {name})
-        found = () if node is None else operands(node, graph)
+        own = () if node is None else operands(node, graph)
         makers[name] = "" if node is None else node.op_type
-        is_layer = bool(found) or is_quantizer(values[name].producer())
+        is_layer = bool(own) or is_quantizer(values[name].producer())
         if node is not None and (is_layer or (is_plain and node.op_type in COMPUTING)):
             activation = _activation(values[name], node)
-            sites.append(Site(node, name, order, found, is_quantizer(values[name].producer()), activation))
+            sites.append(Site(node, name, order, own, is_quantizer(values[name].producer()), activation))
     made = {id(site.node) for site in sites}
     lost = [
         str(node.name)
@@ -170,9 +170,9 @@ def operands(node: ir.Node, graph: QuantizedGraph) -> tuple[Operand, ...]:
     form = CODE_OPERATORS.get(node.op_type)
     if form is not None and len(form.factors) > 1:
         factors = ((index, node.inputs[index], graph.factor(node, index)) for index in form.factors)
-        return tuple(_affine(i, value, each, graph) for i, value, each in factors if value is not None and each)
-    found = (_operand(index, value, graph) for index, value in enumerate(node.inputs) if value is not None)
-    return tuple(each for each in found if each is not None)
+        return tuple(_affine(i, value, factor, graph) for i, value, factor in factors if value is not None and factor)
+    candidates = (_operand(index, value, graph) for index, value in enumerate(node.inputs) if value is not None)
+    return tuple(operand for operand in candidates if operand is not None)
 
 
 def _operand(index: int, value: ir.Value, graph: QuantizedGraph) -> Operand | None:
@@ -240,12 +240,12 @@ def _narrowest_bits(value: ir.Value) -> float:
     widths, pending, seen = [], [value], 0
     while pending and seen < 4096:
         seen += 1
-        each = pending.pop()
-        node = each.producer()
+        current = pending.pop()
+        node = current.producer()
         if node is not None:
-            pending.extend(one for one in node.inputs if one is not None)
-        elif each.const_value is not None:
-            widths.append(each.const_value.dtype.bitwidth)
+            pending.extend(input_ for input_ in node.inputs if input_ is not None)
+        elif current.const_value is not None:
+            widths.append(current.const_value.dtype.bitwidth)
     return float(min(widths, default=32))
 
 
