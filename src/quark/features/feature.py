@@ -28,8 +28,8 @@ class Feature:
 
     def settings(self) -> dict[str, tuple[str, Any, str]]:
         """The extra options of its settings: the field, its default, and what it does."""
-        rows = [each for each in fields(self.options) if "option" in each.metadata] if self.switch else []
-        return {each.metadata["option"]: (each.name, each.default, each.metadata["doc"]) for each in rows}
+        rows = [field for field in fields(self.options) if "option" in field.metadata] if self.switch else []
+        return {row.metadata["option"]: (row.name, row.default, row.metadata["doc"]) for row in rows}
 
 
 def setting(option: str, default: Any, doc: str) -> Any:

@@ -68,17 +68,17 @@ def call(road: str, function: str, work: Work, features: Sequence[Feature] = FEA
 
 def options_in_use(settings: Settings) -> tuple[Any, ...]:
     """The options of all features that are on."""
-    found = (settings.options_of(feature.folder) for feature in FEATURES)
-    return tuple(each for each in found if each is not None)
+    options = (settings.options_of(feature.folder) for feature in FEATURES)
+    return tuple(chosen for chosen in options if chosen is not None)
 
 
 def data_uses(settings: Settings) -> tuple[str, ...]:
     """Why the features that are on need calibration data, where random numbers cannot take its place."""
-    on = (each for each in FEATURES if settings.options_of(each.folder) is not None)
-    return tuple(each.data_use for each in on if each.data_use)
+    on = (feature for feature in FEATURES if settings.options_of(feature.folder) is not None)
+    return tuple(feature.data_use for feature in on if feature.data_use)
 
 
 def features_missing(road: str, settings: Settings) -> tuple[str, ...]:
     """The folders of features that are on and do nothing on that road."""
-    on = (each.folder for each in FEATURES if settings.options_of(each.folder) is not None)
+    on = (feature.folder for feature in FEATURES if settings.options_of(feature.folder) is not None)
     return tuple(folder for folder in on if find_spec(f"quark.features.{folder}.on_{road}") is None)

@@ -41,18 +41,18 @@ def before_rounding(work: LayerWork, options: ActivationAwareOptions) -> list[Al
     if not own.has_scales:
         return []
     groups, left = scaled_groups(work, own.groups)
-    groups = tuple(each for each in groups if _rounded_linears(work, each))
+    groups = tuple(group for group in groups if _rounded_linears(work, group))
     if not groups:
         return [AlgorithmFacts(NAME, (), left)] if left else []
-    sums = input_sums(work, [each.input for each in groups], own.sample_limit, is_quantized=False, is_exact=False)
+    sums = input_sums(work, [group.input for group in groups], own.sample_limit, is_quantized=False, is_exact=False)
     changed: list[str] = []
     skipped = list(left)
     for group in groups:
         names = ", ".join(work.full_name(path) for path in group.linears)
-        found = _find(work, group, sums[group.input])
-        if found.error < found.error_before:
-            divide(work, group, found.scales)
-            gain = found.error / found.error_before
+        scaling = _find(work, group, sums[group.input])
+        if scaling.error < scaling.error_before:
+            divide(work, group, scaling.scales)
+            gain = scaling.error / scaling.error_before
             changed.append(f"{names}: folded into {group.source}, squared error {gain:.3g} of what it was")
         else:
             skipped.append(SkippedNode(names, "Linear", "no scales are better than none"))
@@ -77,9 +77,9 @@ def round_weights(work: LayerWork, options: ActivationAwareOptions) -> list[Algo
             for path in wanted:
                 spec, weight = work.targets[path].weight, matrix(work, path)
                 assert spec is not None
-                found = round_matrix(weight, weight, gram, spec, plain.damping, plain)
-                work.set_rounded(path, found.weight)
-                changed.append(f"{work.full_name(path)}: squared error {found.ratio:.3g} of what it was")
+                rounding = round_matrix(weight, weight, gram, spec, plain.damping, plain)
+                work.set_rounded(path, rounding.weight)
+                changed.append(f"{work.full_name(path)}: squared error {rounding.ratio:.3g} of what it was")
     return [AlgorithmFacts(RANGES, tuple(changed))] if changed else []
 
 
@@ -109,7 +109,7 @@ def _inspected(work: LayerWork, group: ScaledGroup, paths: list[str], magnitudes
     """The scales with the least squared error of what the inspected module returns."""
     expected = outputs_of(work, group, INSPECTED_BATCHES)
     weights = {path: matrix(work, path) for path in paths}
-    power = sum(float(each.double().square().sum()) for each in expected) or 1.0
+    power = sum(float(output.double().square().sum()) for output in expected) or 1.0
 
     def error(scales: Array) -> float:
         rounded = {}
@@ -120,14 +120,14 @@ def _inspected(work: LayerWork, group: ScaledGroup, paths: list[str], magnitudes
         for path in set(group.linears) - set(paths):
             rounded[path] = torch.from_numpy(matrix(work, path) * scales)
         with tried(work, group, scales, rounded):
-            found = outputs_of(work, group, INSPECTED_BATCHES)
-        return sum(float((a - b).double().square().sum()) for a, b in zip(found, expected, strict=True)) / power
+            outputs = outputs_of(work, group, INSPECTED_BATCHES)
+        return sum(float((a - b).double().square().sum()) for a, b in zip(outputs, expected, strict=True)) / power
 
     best = before = Scaling(np.ones(len(magnitudes)), 0.0, (start := error(np.ones(len(magnitudes)))), start)
     for exponent in FEW_EXPONENTS:
         for scales in scaling_candidates(list(weights.values()), magnitudes, exponent):
             own = group.tied(scales)
-            found = error(own)
-            if found < best.error:
-                best = Scaling(own, exponent, found, before.error)
+            current = error(own)
+            if current < best.error:
+                best = Scaling(own, exponent, current, before.error)
     return best

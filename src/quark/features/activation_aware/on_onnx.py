@@ -67,14 +67,14 @@ def before_calibration(work: Work, options: ActivationAwareOptions) -> list[Algo
     wanted = {
         value.name: InputMoments(layers[0].axis, count) for group in groups for value, layers in group.tensors.items()
     }
-    found: dict[str, InputMoments] = {}
+    moments: dict[str, InputMoments] = {}
     if wanted:
         calibrate = work.settings.calibrate
         with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
-            found = survey(runner, wanted, work.samples, calibrate, sample_limit=options.sample_limit)
+            moments = survey(runner, wanted, work.samples, calibrate, sample_limit=options.sample_limit)
     changed: list[str] = []
     for group in reversed(groups):  # so that the columns of a layer have their final scales when its rows are scaled
-        change = _find_change(group, road, found, quantize)
+        change = _find_change(group, road, moments, quantize)
         if isinstance(change, str):
             left += [SkippedNode(layer.node.label, layer.node.op_type, change) for layer in group.layers]
         else:
@@ -98,7 +98,7 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
     errors = quantized_errors(work) if work.expected else OutputErrors()  # while there are no sums in memory
     _, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit)
     nodes = {str(node.name): node for node in work.model.graph}
-    rounded_data = {reader.node for each in work.plan for reader in each.readers if reader.index == 0}
+    rounded_data = {reader.node for tensor in work.plan for reader in tensor.readers if reader.index == 0}
     choices: dict[str, AffineChoice] = {}
     changed: list[str] = []
     for layer, sums in ((layer, sums) for layers, sums in surveys for layer in layers):
@@ -110,14 +110,16 @@ def after_choosing(work: Decision, options: ActivationAwareOptions) -> list[Algo
             continue
         gram = sums.pop(layer.name).inner
         choices[layer.name] = searched(choice, weight, gram[0])
-        matrices = (layer.layout.to_matrices(rounded(weight, each) - weight) for each in (choice, choices[layer.name]))
-        before, after = (float(squared_error(each.astype(np.float64), gram).sum()) for each in matrices)
+        matrices = (
+            layer.layout.to_matrices(rounded(weight, value) - weight) for value in (choice, choices[layer.name])
+        )
+        before, after = (float(squared_error(matrix.astype(np.float64), gram).sum()) for matrix in matrices)
         changed.append(f"{layer.name}: squared error {after / before if before > 0 else 1.0:.3g} of what it was")
     work.plan = with_weight_choices(plan, choices)
     if changed and work.expected and not quantized_errors(work).is_no_worse_than(errors):
         work.plan = plan
         reason = "the outputs on held-out samples got worse with it"
-        left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
+        left += [SkippedNode(change.partition(": ")[0], "", reason) for change in changed]
         changed.clear()
     return [AlgorithmFacts(RANGES, tuple(changed), tuple(left))]
 
@@ -175,11 +177,11 @@ def rounding_of(spec: TensorSpec | None) -> Quantize | None:
 
 def _groups(work: Work, road: OnnxRoad) -> tuple[list[Group], list[SkippedNode]]:
     """The groups of layers that can be rescaled, and the layers that cannot, with the reason."""
-    found, others = find_groups(view_of(work.model), road.obstacle)
+    possible, others = find_groups(view_of(work.model), road.obstacle)
     left = [SkippedNode(node.label, node.op_type, reason) for node, reason in others if node.op_type in LAYER_TYPES]
     tied = tied_products(work.model, work.settings.choose)
     groups = []
-    for group in found:
+    for group in possible:
         reason = ""
         if any(layer.node.op_type not in LAYER_TYPES for layer in group.layers):
             continue
@@ -210,9 +212,9 @@ def _find_change(
 ) -> tuple[Scaling, list[Fold | None]] | str:
     """The scales of the group, and how each of its tensors is divided by them (None: by a Mul), or why it stays."""
     known = [moments[value.name] for value in group.tensors if value.name in moments]
-    if len(known) < len(group.tensors) or not all(each.count for each in known):
+    if len(known) < len(group.tensors) or not all(moment.count for moment in known):
         return "its input was not looked at"
-    inputs = functools.reduce(_Inputs.with_other, [_Inputs(each.magnitudes, each.gram) for each in known])
+    inputs = functools.reduce(_Inputs.with_other, [_Inputs(moment.magnitudes, moment.gram) for moment in known])
     distinct = {layer.weight: layer for layer in group.layers}.values()
     weights = [_matrix(layer) for layer in distinct]
     scaling = find_scaling(weights, inputs.magnitudes, inputs.gram, quantize)

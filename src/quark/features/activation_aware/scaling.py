@@ -72,34 +72,34 @@ def find_scaling(
     (True, True)
     """
     rounds = [quantize] * len(weights) if callable(quantize) else list(quantize)
-    some = [np.asarray(each, np.float64)[:: -(-len(each) // MOST_OUTPUTS)] for each in weights]
+    sampled = [np.asarray(weight, np.float64)[:: -(-len(weight) // MOST_OUTPUTS)] for weight in weights]
     gram = np.asarray(gram, np.float64)
-    powers = [_power(each, gram) for each in some]
+    powers = [_power(weight, gram) for weight in sampled]
 
     def error(scales: Array) -> float:
-        pairs = zip(some, rounds, powers, strict=True)
-        found = [_power(_rounded(w, scales, rounding) - w, gram) / power for w, rounding, power in pairs if power > 0]
-        return float(np.mean(found)) if found else 0.0
+        pairs = zip(sampled, rounds, powers, strict=True)
+        shares = [_power(_rounded(w, scales, rounding) - w, gram) / power for w, rounding, power in pairs if power > 0]
+        return float(np.mean(shares)) if shares else 0.0
 
     size = gram.shape[0]
     best = (error(np.ones(size)), 0.0, np.ones(size))
     before = best[0]
     for exponent in exponents:
-        for candidate in scaling_candidates(some, magnitudes, exponent):
+        for candidate in scaling_candidates(sampled, magnitudes, exponent):
             scales = tie(candidate)
-            found = error(scales)
-            if found < best[0]:
-                best = (found, exponent, scales)
+            current = error(scales)
+            if current < best[0]:
+                best = (current, exponent, scales)
     return Scaling(best[2], best[1], best[0], before)
 
 
 def scaling_candidates(weights: Sequence[Array], magnitudes: Array, exponent: float) -> list[Array]:
     """The scales of both formulas for an exponent."""
     loud = _logarithm(magnitudes)
-    shares = [np.abs(each).mean(axis=0) / (np.abs(each).max() or 1.0) for each in weights]
+    shares = [np.abs(weight).mean(axis=0) / (np.abs(weight).max() or 1.0) for weight in weights]
     of_weights = _logarithm(np.mean(shares, axis=0))
     logarithms = (exponent * loud, exponent * loud - (1 - exponent) * of_weights)
-    return [np.exp2(each - each.mean()) for each in logarithms]
+    return [np.exp2(logarithm - logarithm.mean()) for logarithm in logarithms]
 
 
 def clipped(

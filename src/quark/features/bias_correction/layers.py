@@ -66,7 +66,7 @@ def corrected_layers(
 ) -> tuple[list[Layer], list[SkippedNode]]:
     """The quantized layers whose bias can take a correction; the others with the reason. `choices` says how operands
     are read, `obstacle` why a layer cannot be corrected for a reason that its inputs do not show."""
-    found: list[Layer] = []
+    layers: list[Layer] = []
     left: list[SkippedNode] = []
     for node in graph:
         if node.op_type not in LAYER_TYPES or not node.is_standard:
@@ -78,8 +78,8 @@ def corrected_layers(
         if isinstance(place, str):
             left.append(SkippedNode(node.label, node.op_type, place))
         else:
-            found.append(Layer(node, data, weight, *place))
-    return found, left
+            layers.append(Layer(node, data, weight, *place))
+    return layers, left
 
 
 def bias_place(node: Node, obstacle: Callable[[Node], str | None]) -> tuple[Node, int] | str:

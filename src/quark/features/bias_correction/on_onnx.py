@@ -94,12 +94,12 @@ def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
     graph = view_of(work.model)
     nodes = [node for node in graph if node.op_type in LAYER_TYPES and node.is_standard]
     nodes = [node for node in nodes if (weight := node.input(1)) is not None and weight.constant is not None]
-    found = [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
-    found += [value.name for value in pooled_activations(graph)]
+    data = [value.name for node in nodes if (value := node.input(0)) is not None and value.constant is None]
+    data += [value.name for value in pooled_activations(graph)]
     if options.inputs is CorrectionInputs.QUANTIZED:
         places = (bias_place(node, _obstacle) for node in nodes)
-        found += [place[0].outputs[0].name for place in places if not isinstance(place, str)]
-    return list(dict.fromkeys(found))
+        data += [place[0].outputs[0].name for place in places if not isinstance(place, str)]
+    return list(dict.fromkeys(data))
 
 
 @one_blas_thread()
@@ -112,8 +112,8 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
     is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
     before = quantized_errors(work) if is_guarded else OutputErrors()
     corrected, left, means = _correct(work, options)
-    facts = [AlgorithmFacts(NAME, tuple(each.phrase for each in corrected), tuple(left))]
-    changed = frozenset(each.tensor for each in corrected)
+    facts = [AlgorithmFacts(NAME, tuple(layer.phrase for layer in corrected), tuple(left))]
+    changed = frozenset(layer.tensor for layer in corrected)
     if options.inputs is CorrectionInputs.QUANTIZED:
         followed, also = _follow(work, options)
         facts, changed = [*facts, followed], changed | also
@@ -123,8 +123,8 @@ def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[Algor
         return facts
     kept = _best_quarters(work, corrected, (plan, positions), before)
     reason = "the outputs on held-out samples got worse with it"
-    left += [SkippedNode(each.layer, "", reason) for each in corrected if each not in kept]
-    return [AlgorithmFacts(NAME, tuple(each.phrase for each in kept), tuple(left))]
+    left += [SkippedNode(layer.layer, "", reason) for layer in corrected if layer not in kept]
+    return [AlgorithmFacts(NAME, tuple(corrected.phrase for corrected in kept), tuple(left))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,23 +146,23 @@ def _best_quarters(
     """Undo the corrections, except for those quarters of them that lower the error of the outputs. `earlier` are plan
     and positions from before, and `errors` those with them. Returns the corrections that are left."""
     values = work.model.graph.initializers
-    new = {each.tensor: values[each.tensor].const_value for each in corrected}
+    new = {layer.tensor: values[layer.tensor].const_value for layer in corrected}
 
     def apply(chosen: Sequence[_Corrected]) -> None:
-        for each in corrected:
-            values[each.tensor].const_value = new[each.tensor] if each in chosen else each.before
+        for layer in corrected:
+            values[layer.tensor].const_value = new[layer.tensor] if layer in chosen else layer.before
         work.plan, work.positions = earlier
         if chosen:
-            work.rechoose([each.tensor for each in chosen])
+            work.rechoose([layer.tensor for layer in chosen])
 
     kept: list[_Corrected] = []
     size = max(1, -(-len(corrected) // QUARTERS))
     for start in range(0, len(corrected), size):
         tried = [*kept, *corrected[start : start + size]]
         apply(tried)
-        found = quantized_errors(work)
-        if found.mean < errors.mean and found.is_no_worse_than(errors):
-            kept, errors = tried, found
+        current_errors = quantized_errors(work)
+        if current_errors.mean < errors.mean and current_errors.is_no_worse_than(errors):
+            kept, errors = tried, current_errors
     apply(kept)
     return kept
 
@@ -203,7 +203,7 @@ def _obstacle(node: Node) -> str | None:
 
 
 def _layers(model: ir.Model, plan: QuantizationPlan) -> tuple[list[Layer], list[SkippedNode]]:
-    choices = {reader: each.choice for each in plan for reader in each.readers}
+    choices = {reader: tensor.choice for tensor in plan for reader in tensor.readers}
     return corrected_layers(view_of(model), choices, _obstacle)
 
 
@@ -242,15 +242,15 @@ class TapMeans:
         pass
 
     def merge(self, other: TapMeans) -> None:
-        for key, found in other._means.items():
-            self._means[key] += found
+        for key, mean in other._means.items():
+            self._means[key] += mean
         self._within += other._within
         self._shape = self._shape or other._shape
 
     def means(self, taps: Taps, choice: Choice | None) -> tuple[Array, Array]:
         """The mean taps of the tensor, and of the error, [samples, channels, *kernel]."""
-        found = self._means[taps, choice]
-        return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
+        pairs = self._means[taps, choice]
+        return np.concatenate([exact for exact, _ in pairs]), np.concatenate([quantized for _, quantized in pairs])
 
     def share_within(self) -> Array | None:
         """The share of positions strictly within the bounds, by channel; None without bounds."""
@@ -269,8 +269,8 @@ def _correct(
 ) -> tuple[list[_Corrected], list[SkippedNode], Mapping[str, TapMeans]]:
     """Correct biases from the float network's activations; also returns the layers that were left out, and what was
     measured, by tensor."""
-    found, left = _layers(work.model, work.plan)
-    key, statistics = _statistics(work, options, found)
+    layers, left = _layers(work.model, work.plan)
+    key, statistics = _statistics(work, options, layers)
     if key not in work.measured:
         work.measured[key] = survey(
             work.runner,
@@ -284,8 +284,8 @@ def _correct(
     changed: list[_Corrected] = []
     # a feature before this one may have rounded the weights
     originals = {} if work.exact is None else view_of(work.exact).by_name
-    exact = {layer.name: _weights(originals.get(layer.node.name, layer.node)) for layer in found}
-    for layer in found:
+    exact = {layer.name: _weights(originals.get(layer.node.name, layer.node)) for layer in layers}
+    for layer in layers:
         correction = mean_error(layer, exact[layer.name], *means[layer.input].means(_taps(layer), layer.data))
         bias = layer.bias.array()
         assert bias is not None, layer.name
@@ -311,7 +311,7 @@ def _statistics(
         by_tensor.setdefault(layer.input, []).append((_taps(layer), layer.data))
         value = layer.node.inputs[0]
         bounds[layer.input] = bounds_of(None if value is None else value.producer)
-    if any(is_coarse(each.choice) for each in work.plan if each.role is Role.BIAS):
+    if any(is_coarse(tensor.choice) for tensor in work.plan if tensor.role is Role.BIAS):
         for value in pooled_activations(view_of(work.model)):
             by_tensor.setdefault(value.name, [])
             bounds[value.name] = bounds_of(value.producer)
@@ -332,10 +332,10 @@ def unmeasured(work: Decision, options: BiasCorrectionOptions) -> dict[str, TapM
 def _make_up_for_rounding(work: Decision, means: Mapping[str, TapMeans]) -> None:
     """Let layers make up for what the rounding of the biases before them shifts. Scales stay as they are: what is added
     is a small part of a step, and a bias near the end of its range is rounded as it would be anyway."""
-    choices = {reader: each.choice for each in work.plan for reader in each.readers if each.role is Role.BIAS}
+    choices = {reader: tensor.choice for tensor in work.plan for reader in tensor.readers if tensor.role is Role.BIAS}
     if not any(map(is_coarse, choices.values())):
         return
-    shares = {name: share for name, each in means.items() if (share := each.share_within()) is not None}
+    shares = {name: share for name, mean in means.items() if (share := mean.share_within()) is not None}
     shifts = Shifts(shares)
     for layer in _layers(work.model, work.plan)[0]:
         bias, choice = layer.bias.array(), choices.get(Reader(layer.adder.name, layer.bias_index))
@@ -365,18 +365,18 @@ def _follow(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFa
     """Correct biases from the quantized network's activations, layer by layer, if that helps; also returns the names of
     the constants that changed."""
     model, held_out = work.model, work.samples.held_out
-    found, left = _layers(model, work.plan)
-    network = _OpenBiases(model, work.plan, found, work.settings.calibrate.providers)
+    layers, left = _layers(model, work.plan)
+    network = _OpenBiases(model, work.plan, layers, work.settings.calibrate.providers)
     seen = list(islice(work.samples, work.samples.batches(options.sample_limit)))
     before = dict(network.biases)
     try:
         error = network.output_error(held_out, work.expected)
-        with track(len(found), "following the quantized network") as advance:
-            for layer in found:
+        with track(len(layers), "following the quantized network") as advance:
+            for layer in layers:
                 runner = work.runner
                 name = layer.output
                 difference = np.concatenate(
-                    [_channel_means(layer, runner.tensors(each, [name])[name].array) for each in seen]
+                    [_channel_means(layer, runner.tensors(sample, [name])[name].array) for sample in seen]
                 ) - network.means(seen, layer)
                 network.biases[layer.name] += np.median(difference, axis=0)
                 advance()
@@ -388,7 +388,7 @@ def _follow(work: Decision, options: BiasCorrectionOptions) -> tuple[AlgorithmFa
         return AlgorithmFacts(FOLLOWING, (), (*left, SkippedNode("", "", reason))), frozenset()
     changed = []
     tensors = []
-    for layer in found:
+    for layer in layers:
         values = network.biases[layer.name]
         _, dtype = network.inputs[layer.name]
         tensors.append(str(set_constant(model, layer.adder.origin, layer.bias_index, values.astype(dtype)).name))
@@ -401,7 +401,7 @@ class _OpenBiases:
     no further than the layer that is looked at. `biases` are by layer, in float64, `inputs` their names and types."""
 
     def __init__(
-        self, model: ir.Model, plan: QuantizationPlan, found: Sequence[Layer], providers: Sequence[str]
+        self, model: ir.Model, plan: QuantizationPlan, layers: Sequence[Layer], providers: Sequence[str]
     ) -> None:
         import onnxruntime
 
@@ -409,7 +409,7 @@ class _OpenBiases:
         nodes = {str(node.name): node for node in copy.graph}
         self.biases: dict[str, Array] = {}
         self.inputs: dict[str, tuple[str, Any]] = {}
-        for layer in found:
+        for layer in layers:
             value = nodes[layer.adder.name].inputs[layer.bias_index]
             values = constant(value)
             assert value is not None, layer.name
@@ -420,9 +420,9 @@ class _OpenBiases:
             value.const_value = None
             copy.graph.inputs.append(value)
         opened = {name for name, _ in self.inputs.values()}
-        rest = tuple(each for each in plan if each.role is not Role.BIAS and each.tensor not in opened)
+        rest = tuple(tensor for tensor in plan if tensor.role is not Role.BIAS and tensor.tensor not in opened)
         insert(copy, QuantizationPlan(rest), InsertOptions())
-        self._outputs = {layer.name: str(nodes[layer.adder.name].outputs[0].name) for layer in found}  # insert renames
+        self._outputs = {layer.name: str(nodes[layer.adder.name].outputs[0].name) for layer in layers}  # insert renames
         runnable = finish(copy, {}, SaveOptions(has_portable_functions=False)).to_graph()
         extra = list(dict.fromkeys(self._outputs.values()))
         self._session: Any = open_session(runnable, extra_outputs=extra, providers=providers)
@@ -432,7 +432,7 @@ class _OpenBiases:
     def means(self, samples: Sequence[Sample], layer: Layer) -> Array:
         """The mean output of the layer, [samples, channels]."""
         name = self._outputs[layer.name]
-        return np.concatenate([_channel_means(layer, self._run(each, [name])[0]) for each in samples])
+        return np.concatenate([_channel_means(layer, self._run(sample, [name])[0]) for sample in samples])
 
     def output_error(self, samples: Sequence[Sample], expected: Sequence[Sample]) -> float:
         """The sum of squared differences of all float outputs, each output relative to its size."""

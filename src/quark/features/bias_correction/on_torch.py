@@ -69,8 +69,8 @@ def after_choosing(work: Decision, options: TorchBiasCorrectionOptions) -> list[
     if work.batches is None:
         return []
     chosen = work.decisions.chosen
-    weighted = {each.request.consumer.node for each in chosen if each.request.role is Role.WEIGHT}
-    choices = {each.request.consumer: each.choice for each in chosen if each.request.consumer.node in weighted}
+    weighted = {tensor.request.consumer.node for tensor in chosen if tensor.request.role is Role.WEIGHT}
+    choices = {tensor.request.consumer: tensor.choice for tensor in chosen if tensor.request.consumer.node in weighted}
     roundings = bias_roundings(work.placement)
     facts = correct_biases(work.network, choices, work.batches, options, roundings, work.exact)
     work.choose()
@@ -91,11 +91,11 @@ def give_biases(network: fx.GraphModule) -> None:
             channels = int(weight.shape[1]) * int(groups)
         # beside the weight, under a name of its own: layers may share a weight
         path = str(node.args[1].target).rpartition(".")[0]
-        taken = {str(each.target) for each in network.graph.nodes if each.op == "get_attr"}
+        taken = {str(node.target) for node in network.graph.nodes if node.op == "get_attr"}
         taken |= {name for name, _ in (*network.named_parameters(), *network.named_buffers())}
         stem = f"{path}.bias" if path else f"{node.name}_bias"
         names = (stem, *(f"{stem}_{number}" for number in range(1, len(taken) + 2)))
-        name = next(each for each in names if each not in taken)
+        name = next(name for name in names if name not in taken)
         zeros = torch.zeros(channels, dtype=weight.dtype, device=weight.device)
         set_attribute(network, name, nn.Parameter(zeros, requires_grad=weight.requires_grad))
         with network.graph.inserting_before(node):
@@ -123,13 +123,13 @@ class TorchLayer(Layer):
 
     def weight_now(self) -> torch.Tensor:
         """The weight that inference multiplies by."""
-        found = self.parameters
-        return (found.folded_weight() if isinstance(found, ConvBatchNorm) else found[0]).detach()
+        numbers = self.parameters
+        return (numbers.folded_weight() if isinstance(numbers, ConvBatchNorm) else numbers[0]).detach()
 
     def bias_now(self) -> torch.Tensor:
         """The bias that inference adds."""
-        found = self.parameters
-        return (found.folded_bias() if isinstance(found, ConvBatchNorm) else found[1]).detach()
+        numbers = self.parameters
+        return (numbers.folded_bias() if isinstance(numbers, ConvBatchNorm) else numbers[1]).detach()
 
     def add_to_bias(self, correction: torch.Tensor) -> bool:
         """Add a number to the bias of each channel; returns False, and changes nothing, if its type cannot hold it."""
@@ -154,22 +154,22 @@ def torch_layers(
         if node.origin.kwargs or node.op_type == "MatMul":
             return "its weight or bias is computed" if node.origin.kwargs else "no bias is added to its result"
         tensor = None if bias is None or bias.constant is None else parameter_of(network, bias.name)
-        names = [each for each in network.graph.nodes if tensor is not None and attribute_of(network, each) is tensor]
-        return "its bias is shared with another layer" if sum(len(each.users) for each in names) > 1 else None
+        names = [node for node in network.graph.nodes if tensor is not None and attribute_of(network, node) is tensor]
+        return "its bias is shared with another layer" if sum(len(name.users) for name in names) > 1 else None
 
-    found, left = corrected_layers(view_of(network), choices, obstacle)
+    corrected, left = corrected_layers(view_of(network), choices, obstacle)
     layers = []
-    for each in found:
-        node: fx.Node = each.node.origin
+    for layer in corrected:
+        node: fx.Node = layer.node.origin
         module = module_of(network, node)
         if isinstance(module, ConvBatchNorm):
-            layers.append(TorchLayer(each.node, each.data, each.weight, each.adder, 2, module.operation, module))
+            layers.append(TorchLayer(layer.node, layer.data, layer.weight, layer.adder, 2, module.operation, module))
             continue
         weight, bias = attribute_of(network, node.args[1]), attribute_of(network, node.args[2])
         assert weight is not None
         assert bias is not None
         operation = LinearOperation(node.target, tuple(node.args[3:]))  # type: ignore[arg-type]
-        layers.append(TorchLayer(each.node, each.data, each.weight, each.adder, 2, operation, (weight, bias)))
+        layers.append(TorchLayer(layer.node, layer.data, layer.weight, layer.adder, 2, operation, (weight, bias)))
     return layers, left
 
 
@@ -197,12 +197,14 @@ def correct_biases(
         network.train(was_training)
     errors = _of_all_ranks(comparison.errors)
     corrections = {
-        name: torch.from_numpy(middle_mean(torch.cat(each).double().numpy())) for name, each in errors.items() if each
+        name: torch.from_numpy(middle_mean(torch.cat(error).double().numpy()))
+        for name, error in errors.items()
+        if error
     }
     if roundings:
         batch = _first(next(iter(batches)), COMPENSATION_SAMPLES)
         shifts = compensations(network, layers, corrections, roundings, batch)
-        for name, of_ranks in _of_all_ranks({name: [each] for name, each in shifts.items()}).items():
+        for name, of_ranks in _of_all_ranks({name: [shift] for name, shift in shifts.items()}).items():
             if name in corrections:
                 corrections[name] = corrections[name] + torch.stack(of_ranks).mean(dim=0)
     changed: list[str] = []
@@ -219,13 +221,13 @@ def correct_biases(
 
 def _first(batch: Batch, samples: int) -> Batch:
     """The first samples of a batch, if the first axis of all its tensors counts samples."""
-    sizes = {int(each.shape[0]) if each.dim() else 0 for each in batch}
-    return tuple(each[:samples] for each in batch) if len(sizes) == 1 and samples < max(sizes) else batch
+    sizes = {int(tensor.shape[0]) if tensor.dim() else 0 for tensor in batch}
+    return tuple(tensor[:samples] for tensor in batch) if len(sizes) == 1 and samples < max(sizes) else batch
 
 
 def _of_all_ranks(errors: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
     ranks = gathered(errors)
-    return {name: [each for one in ranks for each in one[name]] for name in errors}
+    return {name: [value for rank in ranks for value in rank[name]] for name in errors}
 
 
 class _Comparison(fx.Interpreter):
@@ -238,12 +240,12 @@ class _Comparison(fx.Interpreter):
         self.errors: dict[str, list[torch.Tensor]] = {layer.node.name: [] for layer in layers}
         self._layers = {layer.node.name: layer for layer in layers}
         self._weights = {layer.node.name: rounded(layer.weight_now(), layer.weight) for layer in layers}
-        self._device = next((each.device for each in network.parameters()), torch.device("cpu"))
+        self._device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
     def over(self, batch: Batch) -> int:
         """Run one batch; returns the number of its samples."""
         with torch.no_grad():
-            self.run(*(each.to(self._device) for each in batch), enable_io_processing=False)
+            self.run(*(tensor.to(self._device) for tensor in batch), enable_io_processing=False)
         return int(batch[0].shape[0]) if batch and batch[0].dim() else 1
 
     def run_node(self, n: fx.Node) -> Any:
@@ -256,7 +258,7 @@ class _Comparison(fx.Interpreter):
         if error.dim() == -layer.output_axis:
             error = error.unsqueeze(0)  # one sample without a batch
         axis = layer.output_axis % error.dim()
-        others = [each for each in range(1, error.dim()) if each != axis]
+        others = [index for index in range(1, error.dim()) if index != axis]
         mean = error.double().mean(dim=others) if others else error.double()
         if not bool(torch.isfinite(mean).all()):
             raise InvalidValueError(f"layer '{layer.name}': NaN or Inf in its output on calibration data")
@@ -273,20 +275,20 @@ def compensations(
 ) -> dict[str, torch.Tensor]:
     """d for each layer, by its node. `roundings` says how a bias is rounded; layers without one pass shifts on."""
     with_rounding = {layer.node.name: layer for layer in layers if layer.node.name in roundings}
-    device = next((each.device for each in network.parameters()), torch.device("cpu"))
-    exact, shifted = (_Step(network, tuple(each.to(device) for each in batch)) for _ in range(2))
-    found: dict[str, torch.Tensor] = {}
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    exact, shifted = (_Step(network, tuple(tensor.to(device) for tensor in batch)) for _ in range(2))
+    shifts: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for node in network.graph.nodes:
             value, moved = exact.run_node(node), shifted.run_node(node)
             layer = with_rounding.get(node.name)
             if layer is not None:
                 difference, shift = _shift(layer, value, moved, corrections.get(node.name), roundings[node.name])
-                found[node.name] = difference.cpu()
+                shifts[node.name] = difference.cpu()
                 moved = moved + shift
             exact.keep(node, value)
             shifted.keep(node, moved)
-    return found
+    return shifts
 
 
 class _Step(fx.Interpreter):
@@ -300,8 +302,8 @@ class _Step(fx.Interpreter):
     def keep(self, node: fx.Node, value: Any) -> None:
         """Set what later nodes see of this one, and forget values that are not read any more."""
         self.env[node] = value
-        for each in self.user_to_last_uses.get(node, ()):
-            del self.env[each]
+        for used in self.user_to_last_uses.get(node, ()):
+            del self.env[used]
 
 
 def _shift(
@@ -313,12 +315,12 @@ def _shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """d, and what to add to the shifted result: d and what rounding leaves of the bias, in its shape."""
     axis = layer.output_axis % exact.dim()
-    others = [each for each in range(exact.dim()) if each != axis]
+    others = [index for index in range(exact.dim()) if index != axis]
     error = exact.double() - shifted.double()
     difference = error.mean(dim=others) if others else error
     wanted = layer.bias_now().double() + difference
     if correction is not None:
         wanted = wanted + correction.to(wanted.device)
     left = rounding(wanted) - wanted
-    shape = [-1 if each == axis else 1 for each in range(exact.dim())]
+    shape = [-1 if index == axis else 1 for index in range(exact.dim())]
     return difference, (difference + left).reshape(shape).to(exact.dtype)

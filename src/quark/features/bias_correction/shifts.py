@@ -49,14 +49,14 @@ def bounds_of(node: Node | None) -> tuple[float, float] | None:
         return None
     if node.op_type == "Relu":
         return 0.0, math.inf
-    found: tuple[float, float] | None = node.setting("bounds", (-math.inf, math.inf))
-    return found
+    bounds: tuple[float, float] | None = node.setting("bounds", (-math.inf, math.inf))
+    return bounds
 
 
 def pooled_activations(graph: Graph) -> list[Value]:
     """What a Relu or Clip gives to a pooling: no layer reads it, and its share within the bounds is to be known."""
-    found = [node.inputs[0] for node in graph if node.op_type in POOLS and node.inputs]
-    return [value for value in found if value is not None and bounds_of(value.producer) is not None]
+    pooled = [node.inputs[0] for node in graph if node.op_type in POOLS and node.inputs]
+    return [value for value in pooled if value is not None and bounds_of(value.producer) is not None]
 
 
 @dataclass
@@ -88,16 +88,16 @@ class Shifts:
         return None if before is None or share is None or share.shape != before.shape else before * share
 
     def of_sum(self, node: Node) -> Array | None:
-        found = [each for each in map(self.of, node.inputs) if each is not None]
-        return None if not found or len({each.shape for each in found}) > 1 else np.sum(found, axis=0)
+        shifts = [shift for shift in map(self.of, node.inputs) if shift is not None]
+        return None if not shifts or len({shift.shape for shift in shifts}) > 1 else np.sum(shifts, axis=0)
 
     def of_parts(self, node: Node) -> Array | None:
         sizes = [None if value is None else value.size(1) for value in node.inputs]
-        found = list(map(self.of, node.inputs))
-        if node.setting("axis") != 1 or None in sizes or all(each is None for each in found):
+        shifts = list(map(self.of, node.inputs))
+        if node.setting("axis") != 1 or None in sizes or all(shift is None for shift in shifts):
             return None
-        pairs = zip(found, sizes, strict=True)
-        return np.concatenate([np.zeros(size or 0) if each is None else each for each, size in pairs])
+        pairs = zip(shifts, sizes, strict=True)
+        return np.concatenate([np.zeros(size or 0) if pair is None else pair for pair, size in pairs])
 
 
 RULES: Mapping[str, Callable[[Shifts, Node], Array | None]] = {

@@ -71,13 +71,13 @@ class Window:
         if self.is_transposed:
             count = self.stride * (size - 1) + self.output_padding + reach - begin - end
             ahead = np.arange(max(count, 0))[:, None] + begin - taps
-            found = np.where(ahead % self.stride == 0, ahead // self.stride, -1)
+            sources = np.where(ahead % self.stride == 0, ahead // self.stride, -1)
         else:
             count = (size + begin + end - reach) // self.stride + 1
-            found = np.arange(max(count, 0))[:, None] * self.stride + taps - begin
-        found = np.where((found >= 0) & (found < size), found, -1)
-        found.flags.writeable = False
-        return found
+            sources = np.arange(max(count, 0))[:, None] * self.stride + taps - begin
+        sources = np.where((sources >= 0) & (sources < size), sources, -1)
+        sources.flags.writeable = False
+        return sources
 
     def _padding(self, size: int) -> tuple[int, int]:
         if not self.same:

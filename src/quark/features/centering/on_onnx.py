@@ -97,12 +97,12 @@ def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmF
     wanted = {str(node.inputs[0].name): _Means() for node in layers if node.inputs[0] is not None}
     calibrate = work.settings.calibrate
     with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
-        found = survey(runner, wanted, work.samples, calibrate, sample_limit=options.sample_limit)
+        surveyed = survey(runner, wanted, work.samples, calibrate, sample_limit=options.sample_limit)
     changed = []
     for node in layers:
         value = node.inputs[0]
         assert value is not None
-        means = found[str(value.name)]
+        means = surveyed[str(value.name)]
         weight = constant(input_value(node, 1))
         assert weight is not None
         centers = _centers(means, weight, int(attribute(node, "group", 1)))
@@ -155,7 +155,7 @@ def center(model: ir.Model, node: ir.Node, centers: Array) -> None:
     total = offset if bias is None else bias.astype(np.float64) + offset
     set_constant(model, node, 2, total.astype(np.float32), f"{node.name}_bias")
     source, shape = value, value.shape
-    pads = [int(each) for each in attribute(node, "pads", [0] * 2 * spatial)]
+    pads = [int(pad) for pad in attribute(node, "pads", [0] * 2 * spatial)]
     if any(pads) and attribute(node, "auto_pad", "NOTSET") == "NOTSET":
         sizes = np.array([0, 0, *pads[:spatial], 0, 0, *pads[spatial:]], np.int64)
         pad = add_node(

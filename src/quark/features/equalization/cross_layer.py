@@ -147,17 +147,17 @@ def equalize_cross_layer(graph: Graph, options: CrossLayerOptions, extremes: Ext
     weights = Weights(road)
     rescalings = [Rescaling(region, weights, road, options) for region in possible]
     if options.clip is ClipTreatment.CALIBRATED:
-        for each in rescalings:
-            for clip, bound in each.region.clips.items():
-                each.limit(*limits_of_clip(*extremes[_before(clip)], bound))
+        for rescaling in rescalings:
+            for clip, bound in rescaling.region.clips.items():
+                rescaling.limit(*limits_of_clip(*extremes[_before(clip)], bound))
     chains = _chains_of(rescalings)
     for _ in range(MAX_SWEEPS if options.steps < 0 else options.steps):
         if sweep(chains, options.weight_threshold) < options.settled_at:
             break
     road.write(rescalings, weights)
-    changed = [each.phrase for each in rescalings if each.is_changed]
+    changed = [rescaling.phrase for rescaling in rescalings if rescaling.is_changed]
     why = "its channels are as even as they can be" if options.steps else "CLESteps is 0: nothing may be rescaled"
-    left += [left_alone(each.region, why) for each in rescalings if not each.is_changed]
+    left += [left_alone(rescaling.region, why) for rescaling in rescalings if not rescaling.is_changed]
     return Equalized(rescalings, changed, left)
 
 
@@ -189,13 +189,17 @@ def _before(clip: Node) -> str:
 
 def _chains_of(rescalings: Sequence[Rescaling]) -> list[list[Rescaling]]:
     """The regions that a depthwise layer alone connects, in a row."""
-    by_source = {next(iter(each.region.sources)): each for each in rescalings if len(each.region.sources) == 1}
+    by_source = {
+        next(iter(rescaling.region.sources)): rescaling
+        for rescaling in rescalings
+        if len(rescaling.region.sources) == 1
+    }
     following: dict[Rescaling, Rescaling] = {}
-    for each in rescalings:
-        sinks = [layer for layer, _ in each.region.sinks.values()]
+    for rescaling in rescalings:
+        sinks = [layer for layer, _ in rescaling.region.sinks.values()]
         behind = by_source.get(sinks[0].node) if len(sinks) == 1 and sinks[0].is_depthwise else None
-        if behind is not None and behind is not each:
-            following[each] = behind
+        if behind is not None and behind is not rescaling:
+            following[rescaling] = behind
     return scales.chains_of(rescalings, following)
 
 

@@ -56,8 +56,11 @@ def before_calibration(work: Work, options: CrossLayerOptions) -> list[Algorithm
     if wanted:
         calibrate = work.settings.calibrate
         with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
-            found = survey(runner, wanted, work.samples, calibrate, sample_limit=CLIP_SAMPLES)
-        extremes = {name: (each.lowest, each.highest) for name, each in found.items()}
+            surveyed = survey(runner, wanted, work.samples, calibrate, sample_limit=CLIP_SAMPLES)
+        extremes = {
+            name: (extremes_of_tensor.lowest, extremes_of_tensor.highest)
+            for name, extremes_of_tensor in surveyed.items()
+        }
     return [equalize(work.model, options, extremes)]
 
 
@@ -75,10 +78,10 @@ def tensors_to_survey(model: ir.Model, options: CrossLayerOptions) -> dict[str, 
 
 def equalize(model: ir.Model, options: CrossLayerOptions, extremes: Extremes) -> AlgorithmFacts:
     """Equalize in place; `extremes` are the lowest and highest values by channel of `tensors_to_survey`."""
-    found = equalize_cross_layer(view_of(model), options, extremes, OnnxRoad(model))
+    equalized = equalize_cross_layer(view_of(model), options, extremes, OnnxRoad(model))
     if options.has_bias_absorption:
-        _absorb_all(model, found, extremes)
-    return found.facts
+        _absorb_all(model, equalized, extremes)
+    return equalized.facts
 
 
 @dataclass(frozen=True)
@@ -113,24 +116,26 @@ class OnnxRoad:
             view *= magnitudes.multiplied.reshape(layer.groups, 1, layer.inputs, 1).astype(dtype)
             view /= magnitudes.divided.reshape(layer.groups, layer.outputs, 1, 1).astype(dtype)
             value.const_value = ir.Tensor(scaled.astype(array.dtype, copy=False), name=value.name)
-        for each in rescalings:
-            if each.is_changed:
-                self._write_constants(each)
+        for rescaling in rescalings:
+            if rescaling.is_changed:
+                self._write_constants(rescaling)
 
-    def _write_constants(self, each: Rescaling) -> None:
-        for node in each.region.sources:
+    def _write_constants(self, rescaling: Rescaling) -> None:
+        for node in rescaling.region.sources:
             bias = constant(input_value(node.origin, 2))
             if bias is not None:
-                shape = np.broadcast_shapes(bias.shape, each.scales.shape)  # a Gemm takes one number for all channels
-                set_constant(self.model, node.origin, 2, _divided(np.broadcast_to(bias, shape), each.scales))
-        for (node, index), channels in each.region.constants.items():
+                shape = np.broadcast_shapes(
+                    bias.shape, rescaling.scales.shape
+                )  # a Gemm takes one number for all channels
+                set_constant(self.model, node.origin, 2, _divided(np.broadcast_to(bias, shape), rescaling.scales))
+        for (node, index), channels in rescaling.region.constants.items():
             array = constant(input_value(node.origin, index))
             assert array is not None
-            divided = _divided(array, _along(each.scales, channels, array.ndim))
+            divided = _divided(array, _along(rescaling.scales, channels, array.ndim))
             set_constant(self.model, node.origin, index, divided)
-        if each.options.clip is ClipTreatment.PER_CHANNEL:
-            for clip, bound in each.region.clips.items():
-                self._clip_by_channel(clip.origin, bound / each.scales, each.region.members[clip.outputs[0]])
+        if rescaling.options.clip is ClipTreatment.PER_CHANNEL:
+            for clip, bound in rescaling.region.clips.items():
+                self._clip_by_channel(clip.origin, bound / rescaling.scales, rescaling.region.members[clip.outputs[0]])
 
     def _clip_by_channel(self, clip: ir.Node, bounds: Array, channels: Channels) -> None:
         """Clip(x, 0, c) as Min(Relu(x), bounds): exact, whatever the bounds."""
@@ -156,17 +161,17 @@ def _divided(array: Array, scales: Array) -> Array:
 # --- bias absorption
 
 
-def _absorb_all(model: ir.Model, found: Equalized, extremes: Extremes) -> None:
-    for each in found.rescalings:
-        reason = reason_against_absorbing(each.region)
-        known = extremes.get(_absorbed_tensor(each.region).name) if reason is None else None
+def _absorb_all(model: ir.Model, equalized: Equalized, extremes: Extremes) -> None:
+    for rescaling in equalized.rescalings:
+        reason = reason_against_absorbing(rescaling.region)
+        known = extremes.get(_absorbed_tensor(rescaling.region).name) if reason is None else None
         if known is None:
             why = f"bias not absorbed: {reason or 'its values were not measured'}"
-            found.left.append(left_alone(each.region, why))
+            equalized.left.append(left_alone(rescaling.region, why))
             continue
-        count = _absorb(model, each.region, known[0] / each.scales)
+        count = _absorb(model, rescaling.region, known[0] / rescaling.scales)
         if count:
-            found.changed.append(f"{ends_of(each.region)}: biases of {count} channels absorbed")
+            equalized.changed.append(f"{ends_of(rescaling.region)}: biases of {count} channels absorbed")
 
 
 def reason_against_absorbing(region: Region) -> str | None:

@@ -64,8 +64,8 @@ class TorchRoad:
         if node.kwargs:
             return "its weight is not constant"
         module, weight, bias = self._parameters(layer)
-        for each in (weight, bias):
-            others = [] if each is None else [other for other in self._readers.get(id(each), ()) if other is not node]
+        for value in (weight, bias):
+            others = [] if value is None else [other for other in self._readers.get(id(value), ()) if other is not node]
             if others:
                 return f"its weight or bias is also read by '{others[0].name}'"
         if is_source and module is not None and not module.batch_norm.affine:
@@ -89,13 +89,13 @@ class TorchRoad:
                 self._multiply(weight, layer, magnitudes.multiplied.reshape(inputs))
                 if module is None:
                     self._multiply(weight, layer, (1 / magnitudes.divided).reshape(outputs))
-            for each in rescalings:
-                for layer in each.region.sources.values():
+            for rescaling in rescalings:
+                for layer in rescaling.region.sources.values():
                     module, _, bias = self._parameters(layer)
                     added = (bias,) if module is None else (module.batch_norm.weight, module.batch_norm.bias)
                     for value in added:
                         if value is not None:
-                            value.div_(torch.from_numpy(each.scales).to(value))
+                            value.div_(torch.from_numpy(rescaling.scales).to(value))
 
     def _multiply(self, weight: torch.Tensor, layer: Layer, factors: Array) -> None:
         view: Any = layer.view(weight) * torch.from_numpy(factors).to(weight)  # type: ignore[arg-type]

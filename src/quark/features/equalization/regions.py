@@ -191,13 +191,13 @@ class _Growth:
                 raise CannotScaleError(obstacle)
             self._end_at_source(layer, channels) if is_source else self._end_at_sink(layer, value, channels)
             return
-        found = passage(node, value, channels)
-        self.pending.extend(found.links)
-        if found.links:
+        way = passage(node, value, channels)
+        self.pending.extend(way.links)
+        if way.links:
             self.region.passed[node] = None
-        if found.bound is not None:
-            self.region.clips[node] = found.bound
-        for index, where in found.constants:
+        if way.bound is not None:
+            self.region.clips[node] = way.bound
+        for index, where in way.constants:
             self.region.constants[node, index] = where
 
     def _end_at_source(self, layer: Layer, channels: Channels) -> None:
@@ -210,7 +210,7 @@ class _Growth:
         self.pending.extend(twin.result for twin in self._twins(layer))
 
     def _end_at_sink(self, layer: Layer, value: Value, channels: Channels) -> None:
-        if any(value is each for each in layer.node.inputs[1:]):
+        if any(value is input_ for input_ in layer.node.inputs[1:]):
             raise CannotScaleError("reads it as something other than its data")
         size = self.region.count * channels.width
         if channels.axis != layer.source[1].axis or layer.groups * layer.inputs != size:
@@ -267,7 +267,7 @@ def _first(node: Node) -> Value:
 
 def _same(node: Node, value: Value, channels: Channels) -> Passage:
     links = (_first(node), channels), (node.outputs[0], channels)
-    if all(value is not each for each, _ in links):
+    if all(value is not link for link, _ in links):
         raise CannotScaleError(f"{node.op_type} reads it as something other than its data")
     return Passage(links)
 
@@ -303,7 +303,7 @@ def _clip(node: Node, value: Value, channels: Channels) -> Passage:
 
 def _factor(node: Node, value: Value, channels: Channels) -> Passage:
     """Multiplied or divided by a constant: linear, so that the constant stays."""
-    indexes = [i for i in (0, 1) if (each := node.input(i)) is None or each.constant is None]
+    indexes = [i for i in (0, 1) if (input_ := node.input(i)) is None or input_.constant is None]
     if len(indexes) != 1 or (node.op_type == "Div" and indexes != [0]):
         raise CannotScaleError(f"{node.op_type} of two activations")
     data, result = node.input(indexes[0]), node.outputs[0]
@@ -322,21 +322,21 @@ def _together(node: Node, value: Value, channels: Channels) -> Passage:
     from_end = channels.axis - own  # broadcasting counts from the end
     links: list[Link] = [(node.outputs[0], Channels(total + from_end, channels.width))]
     constants = []
-    for index, each in enumerate(node.inputs):
-        if each is None:
+    for index, input_ in enumerate(node.inputs):
+        if input_ is None:
             continue
-        shape: Shape | None = each.shape if each.constant is None else each.constant.shape
+        shape: Shape | None = input_.shape if input_.constant is None else input_.constant.shape
         axis = -1 if shape is None else len(shape) + from_end
         known = shape[axis] if shape is not None and 0 <= axis < len(shape) else None
         if known == size:
             target = Channels(axis, channels.width)
-            if each.constant is None:
-                links.append((each, target))
+            if input_.constant is None:
+                links.append((input_, target))
             else:
                 constants.append((index, target))
-        elif each.constant is None or each.constant.array().any():
+        elif input_.constant is None or input_.constant.array().any():
             raise CannotScaleError(f"{node.op_type} with something that has no such channels")
-    if any(each.size(where.axis) not in (size, None) for each, where in links):
+    if any(link.size(where.axis) not in (size, None) for link, where in links):
         raise CannotScaleError(f"{node.op_type} changes the number of channels")
     return Passage(tuple(links), tuple(constants))
 
@@ -345,9 +345,9 @@ def _concat(node: Node, value: Value, channels: Channels) -> Passage:
     axis = node.setting("axis", 0)
     if value.rank is None or axis is None or int(axis) % value.rank == channels.axis:
         raise CannotScaleError("Concat joins channels")
-    inputs = [(index, each) for index, each in enumerate(node.inputs) if each is not None]
-    links = [(each, channels) for _, each in inputs if each.constant is None]
-    constants = tuple((index, channels) for index, each in inputs if each.constant is not None)
+    inputs = [(index, input_) for index, input_ in enumerate(node.inputs) if input_ is not None]
+    links = [(input_, channels) for _, input_ in inputs if input_.constant is None]
+    constants = tuple((index, channels) for index, input_ in inputs if input_.constant is not None)
     return Passage(((node.outputs[0], channels), *links), constants)
 
 
@@ -355,7 +355,7 @@ def _split(node: Node, value: Value, channels: Channels) -> Passage:
     axis = node.setting("axis", 0)
     if value.rank is None or axis is None or int(axis) % value.rank == channels.axis:
         raise CannotScaleError("Split takes channels apart")
-    return Passage(((_first(node), channels), *((each, channels) for each in node.outputs)))
+    return Passage(((_first(node), channels), *((output, channels) for output in node.outputs)))
 
 
 def _over_other_axes(node: Node, value: Value, channels: Channels) -> Passage:

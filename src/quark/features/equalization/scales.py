@@ -89,13 +89,13 @@ class ChannelMagnitudes:
 
 def combine(ranges: Sequence[Array]) -> Array:
     """One range for each channel out of those of several tensors; a tensor of zeros does not count."""
-    levels = [float(each.max(initial=0)) for each in ranges]
-    alive = [(each, level) for each, level in zip(ranges, levels, strict=True) if level > 0]
+    levels = [float(range_.max(initial=0)) for range_ in ranges]
+    alive = [(range_, level) for range_, level in zip(ranges, levels, strict=True) if level > 0]
     if not alive:
         return np.zeros_like(ranges[0])
     if len(alive) == 1:
         return alive[0][0]
-    relative: Array = np.max([each / level for each, level in alive], axis=0)
+    relative: Array = np.max([factors / level for factors, level in alive], axis=0)
     return relative * float(np.exp(np.mean([np.log(level) for _, level in alive])))
 
 
@@ -116,8 +116,8 @@ def scales_towards_mean(first: Array, rest: Sequence[Array]) -> Array:
     """
     chain = [first, *rest]
     with np.errstate(all="ignore"):
-        scales = first / np.exp(np.mean([np.log(each) for each in chain], axis=0))
-    is_alive = np.all([each > 0 for each in chain], axis=0) & np.isfinite(scales) & (scales > 0)
+        scales = first / np.exp(np.mean([np.log(link) for link in chain], axis=0))
+    is_alive = np.all([link > 0 for link in chain], axis=0) & np.isfinite(scales) & (scales > 0)
     return np.where(is_alive, scales, 1.0)
 
 
@@ -160,7 +160,7 @@ class Rescaling:
             if self._has_appended_bias and bias is not None:
                 ranges[-1] = np.maximum(ranges[-1], bias / weight.divided * BIAS_SHARE)
         if self._has_appended_bias:
-            added = (each / self.scales * BIAS_SHARE for each in self._ranges.added)
+            added = (share / self.scales * BIAS_SHARE for share in self._ranges.added)
             ranges[0] = np.max([ranges[0], *added], axis=0)
         return combine(ranges)
 
@@ -201,12 +201,12 @@ def sweep(chains: Sequence[Sequence[Rescaling]], weight_threshold: float) -> flo
     ranges add up to less than the threshold stays as it is."""
     changes = [np.zeros(0)]
     for chain in chains:
-        first, behind = chain[0].source_ranges(), [each.sink_ranges() for each in chain]
-        for index, each in enumerate(chain):
+        first, behind = chain[0].source_ranges(), [link.sink_ranges() for link in chain]
+        for index, link in enumerate(chain):
             rest = [later.beside_held(ranges) for later, ranges in zip(chain[index:], behind[index:], strict=True)]
-            wanted = scales_towards_mean(each.beside_held(first), rest)
+            wanted = scales_towards_mean(link.beside_held(first), rest)
             is_small = first + np.sum(behind[index:], axis=0) < weight_threshold
-            scales = each.scale(np.where(is_small, 1.0, wanted))
+            scales = link.scale(np.where(is_small, 1.0, wanted))
             changes.append(np.abs(scales - 1))
             first = behind[index] * scales  # where the chain goes on, what is behind is a depthwise layer
     every = np.concatenate(changes)
@@ -216,13 +216,13 @@ def sweep(chains: Sequence[Sequence[Rescaling]], weight_threshold: float) -> flo
 def chains_of(sets: Sequence[Set], following: Mapping[Set, Set]) -> list[list[Set]]:
     """The sets in rows, each behind the one that it follows; most are one or two long."""
     chains = []
-    for start in (each for each in sets if each not in following.values()):
+    for start in (region for region in sets if region not in following.values()):
         chain = [start]
         while chain[-1] in following:
             chain.append(following[chain[-1]])
         chains.append(chain)
-    placed = {each for chain in chains for each in chain}
-    return chains + [[each] for each in sets if each not in placed]  # a ring of depthwise layers has no start
+    placed = {link for chain in chains for link in chain}
+    return chains + [[region] for region in sets if region not in placed]  # a ring of depthwise layers has no start
 
 
 def largest_of_pairs(weight: Array) -> Array:

@@ -37,8 +37,8 @@ def round_weights(work: LayerWork, options: LowRankOptions) -> list[AlgorithmFac
                 wanted.append(path)
         if wanted:
             sums = None if work.streams is None else input_sums(work, wanted[:1], is_exact=False)[wanted[0]]
-            some = _of_search(work, wanted[0], options, sums)
-            changed += [f"{work.full_name(path)}: {_round(work, path, sums, some, options)}" for path in wanted]
+            searched = _of_search(work, wanted[0], options, sums)
+            changed += [f"{work.full_name(path)}: {_round(work, path, sums, searched, options)}" for path in wanted]
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
@@ -59,17 +59,19 @@ def _of_search(work: LayerWork, path: str, options: LowRankOptions, sums: InputS
     assert work.streams is not None
     if options.searched_batches >= len(work.streams):
         return sums
-    sequences = sum(each.shape[0] for each in work.streams.seen[: options.searched_batches])
+    sequences = sum(hidden.shape[0] for hidden in work.streams.seen[: options.searched_batches])
     return input_sums(work, [path], sequences, is_exact=False)[path]
 
 
-def _round(work: LayerWork, path: str, sums: InputSums | None, some: InputSums | None, options: LowRankOptions) -> str:
+def _round(
+    work: LayerWork, path: str, sums: InputSums | None, searched: InputSums | None, options: LowRankOptions
+) -> str:
     weight, spec = matrix(work, path), work.targets[path].weight
     assert spec is not None
     alpha = options.alpha
-    if some is not None:
-        errors = {each: _error(weight, some, spec, each, options.rank) for each in options.alphas}
-        alpha = min(errors, key=lambda each: errors[each])
+    if searched is not None:
+        errors = {alpha: _error(weight, searched, spec, alpha, options.rank) for alpha in options.alphas}
+        alpha = min(errors, key=lambda error: errors[error])
     scales = np.ones(weight.shape[1]) if sums is None else branch_scales(sums.largest, weight, alpha)
     down, up = branch(weight, scales, options.rank)
     residual = weight - up @ down
@@ -81,7 +83,7 @@ def _round(work: LayerWork, path: str, sums: InputSums | None, some: InputSums |
             block_size=options.block_size,
         )
         rounded = round_matrix(residual, residual, sums.inner, spec, own.damping, own).weight
-    work.set_rounded(path, rounded, tuple(torch.from_numpy(np.ascontiguousarray(each)) for each in (down, up)))
+    work.set_rounded(path, rounded, tuple(torch.from_numpy(np.ascontiguousarray(value)) for value in (down, up)))
     return f"rank {len(down)}" if sums is None else f"rank {len(down)}, alpha {alpha:g}"
 
 

@@ -89,16 +89,16 @@ class MixedNetworks:
         usual = {name for name, spec in specs.items() if spec == settings.choose.default}
         possible = candidates(model, usual, settings.mix)
         targets = range(len(settings.mix.targets))
-        low = [self._placed({each.layer: target for each in possible}) for target in targets]
-        requests = (each for placement in (self._high, *low) for each in placement.requests)
-        self._quantized = {each.reader.node for each in requests} | set(specs)
-        before, after = _by_node(self._high), [_by_node(each) for each in low]
+        low = [self._placed({node.layer: target for node in possible}) for target in targets]
+        requests = (request for placement in (self._high, *low) for request in placement.requests)
+        self._quantized = {request.reader.node for request in requests} | set(specs)
+        before, after = _by_node(self._high), [_by_node(placement) for placement in low]
         self.layers = tuple(
-            each
-            for each in possible
-            if any(found.get(each.layer) not in (None, before.get(each.layer)) for found in after)
+            layer
+            for layer in possible
+            if any(lowered.get(layer.layer) not in (None, before.get(layer.layer)) for lowered in after)
         )
-        self._low = [self._placed({each.layer: target for each in self.layers}) for target in targets]
+        self._low = [self._placed({layer.layer: target for layer in self.layers}) for target in targets]
         self._wanted = [key for placement in (self._high, *self._low) for key in tensors_to_measure(placement)]
         watched = [name for name, _ in self._wanted]
         watched += call("onnx", "watched", Work(model, samples, self.trial_settings))
@@ -124,9 +124,10 @@ class MixedNetworks:
         """The float network except for these layers, which have the types of that number."""
         outputs = {str(value.name) for layer in layers for value in self._nodes[layer].outputs}
         mine = [
-            each
-            for each in self._low[target].requests
-            if each.reader.node in layers or (each.tensor in outputs and each.reader.node not in self._quantized)
+            request
+            for request in self._low[target].requests
+            if request.reader.node in layers
+            or (request.tensor in outputs and request.reader.node not in self._quantized)
         ]
         # nothing fused: a quantizer before an activation would be seen by those that read it in float
         alone = replace(self._low[target], requests=tuple(mine), fused=())
@@ -155,7 +156,7 @@ class MixedNetworks:
         """A digest of all that sensitivities follow from: the model, the plan with all layers lowered, the samples."""
         digests = []
         for target, placement in enumerate(self._low):
-            low = self.options({each.layer: target for each in self.layers})
+            low = self.options({layer.layer: target for layer in self.layers})
             digests.append(choose(view_of(self._model), placement, self.ranges, low).digest)
         state = hashlib.sha256(f"{self.model_digest()};{';'.join(digests)};{output};".encode())
         for sample in seen:
@@ -193,13 +194,13 @@ def candidates(model: ir.Model, names: Collection[str], options: MixOptions) -> 
             return False
 
     def matching(patterns: Sequence[str], option: str) -> set[str]:
-        found: set[str] = set()
+        precisions: set[str] = set()
         for pattern in patterns:
             matches = [pattern] if pattern in every_name else [name for name in every_name if is_match(pattern, name)]
             if not matches:
                 raise unknown_name(f"node ({option})", pattern, every_name)
-            found.update(matches)
-        return found
+            precisions.update(matches)
+        return precisions
 
     for name, _ in options.by_layer:
         matching([name], "TargetLayerConfig")
@@ -222,7 +223,7 @@ def _shares_input(node: ir.Node) -> bool:
 
 def _by_node(placement: Placement) -> dict[str, set[tuple[int, Any]]]:
     """The inputs of each node that are quantized, with their specs."""
-    found: dict[str, set[tuple[int, Any]]] = {}
-    for each in placement.requests:
-        found.setdefault(each.reader.node, set()).add((each.reader.index, each.spec))
-    return found
+    specs: dict[str, set[tuple[int, Any]]] = {}
+    for request in placement.requests:
+        specs.setdefault(request.reader.node, set()).add((request.reader.index, request.spec))
+    return specs

@@ -63,7 +63,9 @@ class Mixed:
     @property
     def facts(self) -> AlgorithmFacts:
         types = self.types or (self.plan.low,)
-        changed = tuple(f"{each.layer}: {types[each.target]}" for each in self.plan.layers if each.choice is self.given)
+        changed = tuple(
+            f"{layer.layer}: {types[layer.target]}" for layer in self.plan.layers if layer.choice is self.given
+        )
         reason = "no layer can have the lower types within the targets"
         if self.is_analysis_only:
             reason = "layers were only ranked"
@@ -71,8 +73,8 @@ class Mixed:
             reason = "stays at the lower types"
         elif changed:
             reason = "stays at the higher types"
-        others = (each for each in self.plan.layers if each.choice is not self.given)
-        left = tuple(SkippedNode(each.layer, each.op_type, reason) for each in others)
+        others = (layer for layer in self.plan.layers if layer.choice is not self.given)
+        left = tuple(SkippedNode(other.layer, other.op_type, reason) for other in others)
         return AlgorithmFacts(MIXED_PRECISION, changed, left)
 
     @property
@@ -84,8 +86,8 @@ class Mixed:
         if self.quality is None:
             return self
         with Network(message.to_graph(), settings.calibrate.providers) as network:
-            figures = {each.metric: each for each in self.quality.figures(network)}
-        plan = replace(self.plan, figures=tuple(figures.get(each.metric, each) for each in self.plan.figures))
+            figures = {figure.metric: figure for figure in self.quality.figures(network)}
+        plan = replace(self.plan, figures=tuple(figures.get(figure.metric, figure) for figure in self.plan.figures))
         if settings.mix is not None and settings.mix.plan_file is not None:
             write_text(plan.to_json(), settings.mix.plan_file)
         return replace(self, plan=plan, quality=None)
@@ -139,19 +141,19 @@ def _given(options: MixOptions) -> Precision:
 
 def _mixed_layers(plan: MixedPlan, options: MixOptions) -> dict[str, int]:
     """The layers that get other types than the default ones, with the number of these types."""
-    return {each.layer: each.target for each in plan.layers if each.choice is _given(options)}
+    return {layer.layer: layer.target for layer in plan.layers if layer.choice is _given(options)}
 
 
 def _units(networks: MixedNetworks, model: ir.Model, options: MixOptions) -> dict[str, tuple[str, ...]]:
     """The layers that are mixed together, by the name of their subgraph; each by itself if there is no such file."""
-    names = [each.layer for each in networks.layers]
+    names = [layer.layer for layer in networks.layers]
     if options.subgraphs is None:
         return {name: (name,) for name in names}
     units = {}
     for name, nodes in read_subgraphs(options.subgraphs, model).items():
-        units[name] = tuple(each for each in names if each in nodes)
-    grouped = {each for unit in units.values() for each in unit}
-    units[UNGROUPED] = tuple(each for each in names if each not in grouped)
+        units[name] = tuple(name for name in names if name in nodes)
+    grouped = {name for unit in units.values() for name in unit}
+    units[UNGROUPED] = tuple(name for name in names if name not in grouped)
     return {name: unit for name, unit in units.items() if unit}
 
 
@@ -159,7 +161,7 @@ def _of_tensors(
     plan: MixedPlan, networks: MixedNetworks, model: ir.Model, options: MixOptions, choose: ChoiceOptions
 ) -> Mixed:
     """The tensors that are named get the types, and so do the layers among the names."""
-    layers = {each.layer for each in plan.layers}
+    layers = {layer.layer for layer in plan.layers}
     tensors = tensor_names(model)
     for name in options.tensors:
         if name not in tensors and name not in layers:
@@ -222,7 +224,7 @@ class _Mixer:
 
     def _numbered(self, plan: MixedPlan) -> list[str]:
         """The layers that the user numbers, in the order of the graph."""
-        names = [each.layer for each in plan.layers]
+        names = [layer.layer for layer in plan.layers]
         wanted = self._options.indices or self._options.excluded_indices
         for index in wanted:
             if index >= len(names):
@@ -234,7 +236,7 @@ class _Mixer:
 
     def _order(self, plan: MixedPlan) -> list[str]:
         """The units by rising rank, without those that the user keeps as they are."""
-        ranks = {each.layer: each.rank for each in plan.layers}
+        ranks = {layer.layer: layer.rank for layer in plan.layers}
         order = sorted(self._units, key=lambda unit: ranks[self._units[unit][0]])
         return [unit for unit in order if unit not in self._pinned]
 
@@ -242,13 +244,13 @@ class _Mixer:
         return [layer for unit in units for layer in self._units.get(unit, (unit,))]
 
     def _targets(self, plan: MixedPlan, units: Iterable[str]) -> dict[str, int]:
-        targets = {each.layer: each.target for each in plan.layers}
+        targets = {layer.layer: layer.target for layer in plan.layers}
         return {layer: targets[layer] for layer in self._layers(units)}
 
     def _with_mixed(self, plan: MixedPlan, units: Iterable[str], figures: tuple[Figure, ...] = ()) -> MixedPlan:
         layers = self._layers(units)
         if self._options.is_upward:
-            layers = [each.layer for each in plan.layers if each.layer not in layers]
+            layers = [layer.layer for layer in plan.layers if layer.layer not in layers]
         return plan.with_lowered(layers, figures)
 
     def _with_sensitivities(self, plan: MixedPlan, given: MixedPlan | None) -> MixedPlan:
@@ -260,19 +262,21 @@ class _Mixer:
         options = self._options
         if options.score or options.others or options.subgraphs is not None or options.cache_file is not None:
             return self._with_scores(plan, basis)
-        known = {} if given is None else {each.layer: each.sensitivity for each in given.layers}
+        known = {} if given is None else {layer.layer: layer.sensitivity for layer in given.layers}
         if given is not None:
-            if given.basis == basis and all(known.get(each.layer) is not None for each in plan.layers):
-                return replace(plan, layers=tuple(replace(each, sensitivity=known[each.layer]) for each in plan.layers))
+            if given.basis == basis and all(known.get(layer.layer) is not None for layer in plan.layers):
+                return replace(
+                    plan, layers=tuple(replace(layer, sensitivity=known[layer.layer]) for layer in plan.layers)
+                )
             self.notes.append(
                 f"PlanFile '{self._options.plan_file}': its sensitivities are of another model, other types or other "
                 "samples, and were measured anew"
             )
         layers = []
         with track(len(plan.layers), "measuring sensitivities") as advance:
-            for each in plan.layers:
-                with self._networks.alone([each.layer]) as network:
-                    layers.append(replace(each, sensitivity=self._quality.error(network)))
+            for layer in plan.layers:
+                with self._networks.alone([layer.layer]) as network:
+                    layers.append(replace(layer, sensitivity=self._quality.error(network)))
                 advance()
         return replace(plan, layers=tuple(layers))
 
@@ -283,30 +287,30 @@ class _Mixer:
         content = f"{basis};{kind};{self._options.is_upward};{sorted(self._units.items())}"
         key = hashlib.sha256(content.encode()).hexdigest()
         known = None if path is None else read_scores(path)
-        found = known[1] if known is not None and known[0] == key else None
-        if known is not None and found is None:
+        scores = known[1] if known is not None and known[0] == key else None
+        if known is not None and scores is None:
             self.notes.append(
                 f"SensitivityCacheFile '{path}': its scores are of another model, other types, layers or samples, and "
                 "were measured anew"
             )
-        if found is None or set(found) != set(self._units):
-            found = self._measured_scores()
+        if scores is None or set(scores) != set(self._units):
+            scores = self._measured_scores()
             if path is not None:
-                write_scores(path, key, list(found.values()))
-        self._pinned = {name for name, each in found.items() if not each.is_enabled}
-        by_layer = {layer: found[unit] for unit, layers in self._units.items() for layer in layers}
+                write_scores(path, key, list(scores.values()))
+        self._pinned = {name for name, score in scores.items() if not score.is_enabled}
+        by_layer = {layer: scores[unit] for unit, layers in self._units.items() for layer in layers}
         layers = []
-        for each in plan.layers:
-            value, target = by_layer[each.layer].score, by_layer[each.layer].target
+        for planned in plan.layers:
+            value, target = by_layer[planned.layer].score, by_layer[planned.layer].target
             is_error = score is None  # the errors of layers are their sensitivities
             known_error, known_score = (value, None) if is_error else (None, value)
-            layers.append(replace(each, sensitivity=known_error, score=known_score, target=target))
+            layers.append(replace(planned, sensitivity=known_error, score=known_score, target=target))
         return replace(plan, layers=tuple(layers))
 
     def _measured_scores(self) -> dict[str, UnitScore]:
         measure = self._quality.error if self._options.score is None else self._quality.score
         targets = range(len(self._options.targets))
-        found = {}
+        measured = {}
         with track(len(self._units) * len(targets), "measuring sensitivities") as advance:
             for name, layers in self._units.items():
                 scores = []
@@ -317,17 +321,17 @@ class _Mixer:
                     with opened as network:
                         scores.append(measure(network))
                     advance()
-                found[name] = UnitScore(name, layers, tuple(scores), scores.index(min(scores)))
-        return found
+                measured[name] = UnitScore(name, layers, tuple(scores), scores.index(min(scores)))
+        return measured
 
     def _within_budget(self, plan: MixedPlan) -> MixedPlan:
         if self._options.weight_bits is not None:
             metric, unit, limit = Metric.BITS, 1.0, self._options.weight_bits
             at_high, at_low = self._high[1], self._low[1]  # bits of a weight
-            sizes = [each.weights for each in plan.layers]
+            sizes = [layer.weights for layer in plan.layers]
         else:
             assert self._options.bit_operations is not None
-            unknown = [each.layer for each in plan.layers if each.macs is None]
+            unknown = [layer.layer for layer in plan.layers if layer.macs is None]
             if unknown:
                 raise ModelError(
                     f"AutoMixprecision.BitOperationsTarget: the shapes around layer '{unknown[0]}' are not known, so "
@@ -335,9 +339,9 @@ class _Mixer:
                 )
             at_high, at_low = (activation * weight for activation, weight in (self._high, self._low))
             metric, unit, limit = Metric.BIT_OPERATIONS, at_high, self._options.bit_operations * at_high
-            sizes = [each.macs or 0 for each in plan.layers]
-        saved = [each * (at_high - at_low) for each in sizes]
-        harm = [0.0 if each.rank == math.inf else each.rank for each in plan.layers]
+            sizes = [layer.macs or 0 for layer in plan.layers]
+        saved = [size * (at_high - at_low) for size in sizes]
+        harm = [0.0 if layer.rank == math.inf else layer.rank for layer in plan.layers]
         solve = least_harm if self._options.method is Method.INTEGER else least_harm_greedy
         total = sum(sizes)
         numbers = solve(harm, saved, total * (at_high - limit))
@@ -377,8 +381,8 @@ def _read_plan(options: MixOptions) -> MixedPlan | None:
 
 def _as_given(plan: MixedPlan, given: MixedPlan, targets: int) -> tuple[MixedPlan, tuple[str, ...]]:
     """The choices of a plan file for the layers of this model, which can have so many types."""
-    known = {each.layer: each for each in given.layers}
-    names = [each.layer for each in plan.layers]
+    known = {layer.layer: layer for layer in given.layers}
+    names = [layer.layer for layer in plan.layers]
     for name in known:
         if name not in names:
             raise unknown_name("layer (AutoMixprecision.PlanFile) that can have the lower types", name, names)
@@ -400,9 +404,9 @@ def _as_given(plan: MixedPlan, given: MixedPlan, targets: int) -> tuple[MixedPla
         if theirs and theirs != mine:
             notes.append(f"PlanFile was made for '{theirs}', and its choices were taken for '{mine}'")
     layers = tuple(
-        replace(known[each.layer], op_type=each.op_type, weights=each.weights, macs=each.macs)
-        if each.layer in known
-        else each
-        for each in plan.layers
+        replace(known[layer.layer], op_type=layer.op_type, weights=layer.weights, macs=layer.macs)
+        if layer.layer in known
+        else layer
+        for layer in plan.layers
     )
     return replace(plan, layers=layers, basis=given.basis, samples=given.samples), tuple(notes)

@@ -111,7 +111,7 @@ class MixOptions:
     def has_quality(self) -> bool:
         limit = None if self.score is None else self.score.limit
         targets = (self.accuracy_drop, self.measure_drop, self.l2, self.sqnr_db, limit)
-        return any(each is not None for each in targets)
+        return any(target is not None for target in targets)
 
     @property
     def sensitivity_samples(self) -> int:

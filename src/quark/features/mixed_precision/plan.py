@@ -138,18 +138,18 @@ class MixedPlan:
 
     @property
     def lowered(self) -> tuple[str, ...]:
-        return tuple(each.layer for each in self.layers if each.choice is Precision.LOW)
+        return tuple(layer.layer for layer in self.layers if layer.choice is Precision.LOW)
 
     @property
     def missed(self) -> tuple[Figure, ...]:
         """The figures that are not what was wanted."""
-        return tuple(each for each in self.figures if not each.is_met)
+        return tuple(figure for figure in self.figures if not figure.is_met)
 
     def with_lowered(self, lowered: Collection[str], figures: tuple[Figure, ...] = ()) -> MixedPlan:
         """The same layers with these lowered and no others."""
         names = frozenset(lowered)
         choices = {True: Precision.LOW, False: Precision.HIGH}
-        layers = tuple(replace(each, choice=choices[each.layer in names]) for each in self.layers)
+        layers = tuple(replace(layer, choice=choices[layer.layer in names]) for layer in self.layers)
         return replace(self, layers=layers, figures=figures)
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,15 +158,15 @@ class MixedPlan:
             "version": VERSION,
             "high": self.high,
             "low": self.low,
-            "figures": [{key: _plain(value) for key, value in asdict(each).items()} for each in self.figures],
+            "figures": [{key: _plain(value) for key, value in asdict(figure).items()} for figure in self.figures],
             "measured": {"model": self.model, "basis": self.basis, "samples": self.samples},
-            "layers": [_layer_fields(each) for each in self.layers],
+            "layers": [_layer_fields(layer) for layer in self.layers],
         }
 
     def to_json(self) -> str:
         """The plan as text, with a line for each layer."""
         content = self.to_dict()
-        layers = ",\n".join(f"  {json.dumps(each, allow_nan=False)}" for each in content.pop("layers"))
+        layers = ",\n".join(f"  {json.dumps(layer, allow_nan=False)}" for layer in content.pop("layers"))
         head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
         return f'{head},\n "layers": [\n{layers}\n ]\n}}\n'
 
@@ -183,14 +183,14 @@ class MixedPlan:
             raise InvalidValueError(f"{label}: not a plan of mixed precision: expected a list of 'layers'")
         if fields.content.get("version", VERSION) != VERSION:
             raise InvalidValueError(f"{label} has version {short(fields.value('version'))}: expected {VERSION}")
-        layers = tuple(_layer(each, label) for each in fields.mappings("layers"))
+        layers = tuple(_layer(mapping, label) for mapping in fields.mappings("layers"))
         names: set[str] = set()
-        for each in layers:
-            if each.layer in names:
+        for layer in layers:
+            if layer.layer in names:
                 raise InvalidValueError(
-                    f"{label}: layer '{each.layer}' is in it more than once: leave one of the lines"
+                    f"{label}: layer '{layer.layer}' is in it more than once: leave one of the lines"
                 )
-            names.add(each.layer)
+            names.add(layer.layer)
         measured = fields.mapping("measured") if "measured" in fields else Fields({}, label, "measured")
         return MixedPlan(
             layers,
@@ -219,7 +219,7 @@ def _layer(content: Fields, label: str) -> LayerPrecision:
     name = content.text("layer")
     if not name:
         content.refuse("layer", "the name of a layer")
-    known = [each.name for each in fields(LayerPrecision)]
+    known = [field.name for field in fields(LayerPrecision)]
     for key in content:
         if key not in known:
             raise unknown_name(f"field of layer '{name}'", key, known)
@@ -231,7 +231,7 @@ def _layer(content: Fields, label: str) -> LayerPrecision:
         layer.number("sensitivity", 0, is_finite=False) if layer.has("sensitivity") else None,
         layer.integer("weights") if layer.has("weights") else 0,
         layer.integer("macs") if layer.has("macs") else None,
-        Precision(layer.text("choice", [each.value for each in Precision])),
+        Precision(layer.text("choice", [precision.value for precision in Precision])),
         layer.number("score", is_finite=False) if layer.has("score") else None,
         layer.integer("target") if layer.has("target") else 0,
     )
@@ -240,4 +240,4 @@ def _layer(content: Fields, label: str) -> LayerPrecision:
 def _figure(content: Fields) -> Figure:
     value, limit = (content.number(name, is_finite=False) for name in ("value", "limit"))
     reference = content.number("reference", is_finite=False) if content.has("reference") else None
-    return Figure(Metric(content.text("metric", [each.value for each in Metric])), value, limit, reference)
+    return Figure(Metric(content.text("metric", [metric.value for metric in Metric])), value, limit, reference)

@@ -77,18 +77,18 @@ class Quality:
         if self._judge is not None and options.measure_drop is not None:
             figures.append(Figure(Metric.MEASURE_DROP, self._judge.drop(network), options.measure_drop))
         if self._has_distances:
-            found = _distances(self._distant, network)
+            sums = _distances(self._distant, network)
             if options.l2 is not None:
-                figures.append(Figure(Metric.L2, found.mean_l2, options.l2))
+                figures.append(Figure(Metric.L2, sums.mean_l2, options.l2))
             if options.sqnr_db is not None:
-                figures.append(Figure(Metric.SQNR, found.sqnr_db, options.sqnr_db))
+                figures.append(Figure(Metric.SQNR, sums.sqnr_db, options.sqnr_db))
         return tuple(figures)
 
     def _evaluated(self, network: Network) -> float:
         assert self._options.evaluate is not None
         parts = list(network.outputs(self._samples.in_order(), self.output))
         try:
-            joined = np.concatenate([np.atleast_1d(each) for each in parts])
+            joined = np.concatenate([np.atleast_1d(part) for part in parts])
         except ValueError as error:
             raise ModelError(
                 f"output '{self.output}' cannot be joined over samples for EvaluateFunction: {error}"
@@ -120,7 +120,7 @@ class _MeasureJudge:
             return self._judge.judge(network.session).drop
         output = self._expected.output
         outputs = network.outputs(self._expected.samples(), output)
-        return self._judge.judge_outputs({output: each} for each in outputs).drop
+        return self._judge.judge_outputs({output: value} for value in outputs).drop
 
 
 class _Again:
@@ -143,11 +143,11 @@ class Expected:
         number = samples.count if self._limit is None else min(self._limit, samples.count)
         self._chosen = {i * samples.count // number for i in range(number)}
         self._kept = SampleStore()
-        for each in network.outputs(self.samples(), output):
-            self._kept.append({output: np.asarray(each)})
+        for value in network.outputs(self.samples(), output):
+            self._kept.append({output: np.asarray(value)})
 
     def outputs(self) -> Iterator[Sample]:
-        return ({self.output: each} for each in self)
+        return ({self.output: value} for value in self)
 
     def samples(self) -> Iterator[Sample]:
         return (sample for i, sample in enumerate(self._samples) if i in self._chosen)

@@ -29,7 +29,9 @@ def mixed_line(plan: MixedPlan) -> str:
     parts = [f"{lowered} of {count_of(total, 'layer')} in {plan.low}"]
     if lowered < total:
         parts.append(f"{total - lowered} in {plan.high}")
-    figures = [f"{each} (wanted {each.wanted})" if isfinite(each.limit) else str(each) for each in plan.figures]
+    figures = [
+        f"{figure} (wanted {figure.wanted})" if isfinite(figure.limit) else str(figure) for figure in plan.figures
+    ]
     return f"mixed precision: {'; '.join([', '.join(parts), *figures])}"
 
 
@@ -40,24 +42,24 @@ def mixed_table(plan: MixedPlan) -> RenderableType:
     table.add_column("layer", overflow="fold")
     table.add_column("sensitivity", justify="right")
     table.add_column("choice")
-    falling = sorted(plan.layers, key=lambda each: 0.0 if each.rank == inf else -each.rank)
-    high = [each for each in falling if each.choice is Precision.HIGH][:MOST_HIGH]
-    low = [each for each in falling if each.choice is Precision.LOW][:MOST_LOW]
-    shown = [each for each in falling if each in high or each in low]
-    for each in shown:
-        types = plan.high if each.choice is Precision.HIGH else plan.low
-        known = "-" if each.rank == inf else f"{each.rank:.2e}"
-        table.add_row(cell(each.layer), known, cell(f"{each.choice.value}: {types}"))
+    falling = sorted(plan.layers, key=lambda layer: 0.0 if layer.rank == inf else -layer.rank)
+    high = [layer for layer in falling if layer.choice is Precision.HIGH][:MOST_HIGH]
+    low = [layer for layer in falling if layer.choice is Precision.LOW][:MOST_LOW]
+    shown = [layer for layer in falling if layer in high or layer in low]
+    for layer in shown:
+        types = plan.high if layer.choice is Precision.HIGH else plan.low
+        known = "-" if layer.rank == inf else f"{layer.rank:.2e}"
+        table.add_row(cell(layer.layer), known, cell(f"{layer.choice.value}: {types}"))
     rest = len(plan.layers) - len(shown)
     if rest:
-        more = sum(each.choice is Precision.HIGH for each in plan.layers if each not in shown)
+        more = sum(layer.choice is Precision.HIGH for layer in plan.layers if layer not in shown)
         table.add_row(f"and {rest} more" + (f", {more} of them high" if more else ""))
     return table
 
 
 def missed_remarks(plan: MixedPlan) -> list[str]:
     """A remark for each target that was missed, with both numbers."""
-    return [f"mixed precision: {each}, wanted {each.wanted}: {_reason(plan, each)}" for each in plan.missed]
+    return [f"mixed precision: {figure}, wanted {figure.wanted}: {_reason(plan, figure)}" for figure in plan.missed]
 
 
 def _reason(plan: MixedPlan, figure: Figure) -> str:

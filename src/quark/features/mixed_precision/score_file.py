@@ -46,30 +46,32 @@ def read_scores(path: Path) -> tuple[str, dict[str, UnitScore]] | None:
             raise InvalidValueError(f"{label}: there is no folder '{path.parent}'")
         return None
     content = Fields(read_json(path, label, REPORT), label)
-    found = {}
-    for each in content.mappings("results"):
-        scores = [float(x) if isinstance(x, (int, float)) else math.nan for x in each.array("all_config_scores")]
-        target = each.integer("best_config_index")
+    read = {}
+    for mapping in content.mappings("results"):
+        scores = [float(x) if isinstance(x, (int, float)) else math.nan for x in mapping.array("all_config_scores")]
+        target = mapping.integer("best_config_index")
         if not scores or any(map(math.isnan, scores)) or target >= len(scores):
-            each.refuse("all_config_scores", "a list of numbers, one for each of the types, and the index of the best")
-        is_enabled = each.boolean("enabled") if each.has("enabled") else True
-        name = each.text("name")
-        found[name] = UnitScore(name, each.texts("candidate_nodes"), tuple(scores), target, is_enabled)
-    return content.text("cache_key"), found
+            mapping.refuse(
+                "all_config_scores", "a list of numbers, one for each of the types, and the index of the best"
+            )
+        is_enabled = mapping.boolean("enabled") if mapping.has("enabled") else True
+        name = mapping.text("name")
+        read[name] = UnitScore(name, mapping.texts("candidate_nodes"), tuple(scores), target, is_enabled)
+    return content.text("cache_key"), read
 
 
 def write_scores(path: Path, key: str, scores: Sequence[UnitScore]) -> None:
     """Write the scores, the smallest first."""
     results = [
         {
-            "name": each.name,
-            "candidate_nodes": list(each.layers),
-            "score": _finite(each.score),
-            "all_config_scores": [_finite(score) for score in each.scores],
-            "best_config_index": each.target,
-            "enabled": each.is_enabled,
+            "name": entry.name,
+            "candidate_nodes": list(entry.layers),
+            "score": _finite(entry.score),
+            "all_config_scores": [_finite(score) for score in entry.scores],
+            "best_config_index": entry.target,
+            "enabled": entry.is_enabled,
         }
-        for each in sorted(scores, key=lambda each: each.score)
+        for entry in sorted(scores, key=lambda score: score.score)
     ]
     write_text(json.dumps({"version": VERSION, "cache_key": key, "results": results}, indent=2) + "\n", path)
 

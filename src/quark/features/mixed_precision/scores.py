@@ -36,9 +36,9 @@ def score_of(score: Score, expected: Outputs, actual: Iterator[Array]) -> float:
     """The score of outputs, one for each sample, against the float network's."""
     if score.kind in _OF_A_SAMPLE:
         measure = _OF_A_SAMPLE[score.kind]
-        found = [measure(mine, theirs) for mine, theirs in zip(expected(), actual, strict=True)]
-        return sum(found) / max(len(found), 1)
-    mine, theirs = [[each] for each in expected()], [[each] for each in actual]
+        distances = [measure(mine, theirs) for mine, theirs in zip(expected(), actual, strict=True)]
+        return sum(distances) / max(len(distances), 1)
+    mine, theirs = [[sample] for sample in expected()], [[sample] for sample in actual]
     if score.kind is ScoreKind.DISTANCE:
         return _called(score, "MetricDistanceFn", mine, theirs)
     return _called(score, "MetricEvaluateFn", mine) - _called(score, "MetricEvaluateFn", theirs)

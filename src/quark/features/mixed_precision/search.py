@@ -40,12 +40,12 @@ class Trial:
 
     @property
     def is_met(self) -> bool:
-        return all(each.is_met for each in self.figures)
+        return all(figure.is_met for figure in self.figures)
 
     @property
     def rank(self) -> tuple[float, ...]:
         """Less is better: more layers lowered, then less harm."""
-        return (-len(self.lowered), *(each.harm for each in self.figures))
+        return (-len(self.lowered), *(figure.harm for figure in self.figures))
 
 
 Judge = Callable[[tuple[str, ...]], tuple[Figure, ...]]
@@ -53,7 +53,7 @@ Judge = Callable[[tuple[str, ...]], tuple[Figure, ...]]
 
 def rising(layers: Iterable[LayerPrecision]) -> list[str]:
     """The names by rising sensitivity; equal ones stay in the order of the graph, those not measured come last."""
-    return [each.layer for each in sorted(layers, key=lambda each: each.rank)]
+    return [layer.layer for layer in sorted(layers, key=lambda layer: layer.rank)]
 
 
 def lower_most(
@@ -194,7 +194,7 @@ def _most_avoided(values: Array, costs: Array, room: float) -> set[int]:
     candidates = [i for i in np.flatnonzero(costs > 0) if costs[i] <= room]
     order = np.array(sorted(candidates, key=lambda i: (-values[i] / costs[i], i)), np.int64)
     # of the items that were not looked at yet, by falling value for their cost
-    sum_of_values, sum_of_costs = (np.concatenate([[0.0], np.cumsum(each[order])]) for each in (values, costs))
+    sum_of_values, sum_of_costs = (np.concatenate([[0.0], np.cumsum(value[order])]) for value in (values, costs))
     density = np.concatenate([values[order] / costs[order], [0.0]])
     taken_cost, taken_value = np.zeros(1), np.zeros(1)
     steps: list[tuple[Array, Array]] = []  # for each set, the one that it came from, and whether it took the item

@@ -32,18 +32,18 @@ def read_subgraphs(path: Path, model: ir.Model) -> dict[str, frozenset[str]]:
             f"{label}: num_subgraphs is {content.integer('num_subgraphs')}, and it has {len(entries)} subgraphs"
         )
     nodes = {str(node.name): node for node in model.graph}
-    found: dict[str, frozenset[str]] = {}
+    subgraphs: dict[str, frozenset[str]] = {}
     taken: set[str] = set()
     for entry in entries:
         name, first, last = entry.text("name"), entry.texts("start_nodes"), entry.texts("end_nodes")
-        if name in found or name == UNGROUPED:
+        if name in subgraphs or name == UNGROUPED:
             raise InvalidValueError(f"{label}: the name '{name}' is taken: expected another one for each subgraph")
         for node in (*first, *last):
             if node not in nodes:
                 raise unknown_name(f"node of subgraph '{name}' ({label})", node, nodes)
-        found[name] = frozenset(_between(nodes, first, last) - taken)
-        taken |= found[name]
-    return found
+        subgraphs[name] = frozenset(_between(nodes, first, last) - taken)
+        taken |= subgraphs[name]
+    return subgraphs
 
 
 def _between(nodes: dict[str, ir.Node], first: Sequence[str], last: Sequence[str]) -> set[str]:

@@ -119,19 +119,19 @@ def protect_structures(model: ir.Model, settings: Settings) -> tuple[ChoiceOptio
         return options, Structures()
     if not is_protectable(settings):
         return options, Structures()
-    found = find_structures(model, Target.NPU_CNN if runs_on_npu(options) else options.target)
-    selection = replace(options.selection, kept_float=tuple(found.kept_float.items()))
-    aligned = options.aligned - {"Concat"} if found.has_own_concat_scales else options.aligned
-    has_float_products = options.has_float_products or found.has_float_products
+    structures = find_structures(model, Target.NPU_CNN if runs_on_npu(options) else options.target)
+    selection = replace(options.selection, kept_float=tuple(structures.kept_float.items()))
+    aligned = options.aligned - {"Concat"} if structures.has_own_concat_scales else options.aligned
+    has_float_products = options.has_float_products or structures.has_float_products
     weight_only = LayerSpec(None, options.default.weight)
     protected = replace(
         options,
         selection=selection,
         aligned=aligned,
         has_float_products=has_float_products,
-        by_plan=(*options.by_plan, *((name, weight_only) for name in found.weights_only)),
+        by_plan=(*options.by_plan, *((name, weight_only) for name in structures.weights_only)),
     )
-    return protected, found
+    return protected, structures
 
 
 def structure_facts(model: ir.Model, structures: Structures) -> ProtectionFacts | None:
@@ -243,13 +243,13 @@ def protected_run(
     known = run.ranges
     if not run.is_trained and needs_protection(run.outputs):
         plain = settings.without_training()
-        found = protect(Work(model, samples, plain), run.ranges, structures, vanished, settings_of)
-        second = carry_out(model.clone(), replace(plain, choose=found.choose), found.ranges, None)
+        protected = protect(Work(model, samples, plain), run.ranges, structures, vanished, settings_of)
+        second = carry_out(model.clone(), replace(plain, choose=protected.choose), protected.ranges, None)
         if is_better(second.judged, run.judged):
-            run, facts, known = second, found.facts, found.ranges
-            settings = replace(settings, choose=found.choose)
+            run, facts, known = second, protected.facts, protected.ranges
+            settings = replace(settings, choose=protected.choose)
         else:  # the search had no effect
-            of_search = found.facts
+            of_search = protected.facts
             facts = replace(
                 facts or ProtectionFacts(),
                 before=of_search.before,
@@ -277,7 +277,7 @@ def protect(
         place(view_of(model), options, vanished)
         for options in (settings.choose, _between_products(model, settings.choose))
     ]
-    wanted = list(dict.fromkeys(key for each in placements for key in tensors_to_measure(each)))
+    wanted = list(dict.fromkeys(key for placement in placements for key in tensors_to_measure(placement)))
     watched = call("onnx", "watched", Work(model, work.samples, settings.for_trials()))
     names = dict.fromkeys([*(name for name, _ in wanted), *tensors_to_size(model), *watched])
     with FloatRunner(model, names, providers=settings.calibrate.providers) as runner:
@@ -296,7 +296,7 @@ def protect(
 def _between_products(model: ir.Model, options: ChoiceOptions) -> ChoiceOptions:
     """The options with everything but products, and operators that only move their values, in float."""
     known = ((str(node.name), operator_facts(node)) for node in model.graph)
-    rest = [name for name, each in known if each and each.kind is Kind.ARITHMETIC]
+    rest = [name for name, operator in known if operator and operator.kind is Kind.ARITHMETIC]
     return replace(_with_float(options, rest, BETWEEN_PRODUCTS), has_float_products=True)
 
 
@@ -349,7 +349,7 @@ class _Search:
                 by_method.append((self._judged(f"ranges by {name}", self.best.choose, ranges), ranges))
                 advance()
             by_method.append((self._first, self._ranges))
-            by_method.sort(key=lambda each: (each[0].severity > 1, each[0].distance))
+            by_method.sort(key=lambda attempt: (attempt[0].severity > 1, attempt[0].distance))
             if by_method[0][0].beats(self.best):
                 self.best = by_method[0][0]
             rival = next((ranges for trial, ranges in by_method if trial is not self.best), None)
@@ -360,7 +360,7 @@ class _Search:
             size = math.ceil(len(ordered) / STRETCHES) or 1
             for number, start in enumerate(range(0, len(ordered), size), start=1):
                 tensors, now = set(ordered[start : start + size]), self.best.ranges.items()
-                changed = {key: rival.get(key, each) if key[0] in tensors else each for key, each in now}
+                changed = {key: rival.get(key, range_) if key[0] in tensors else range_ for key, range_ in now}
                 self._try(f"other ranges in part {number} of {STRETCHES}", self.best.choose, changed)
                 advance()
 
@@ -409,30 +409,30 @@ class _Search:
 
         A range that clips outliers may be better while a sensitive layer has 8 bits, and worse once it has not.
         """
-        is_changed = any(self.best.ranges.get(key, each) != each for key, each in self._ranges.items())
+        is_changed = any(self.best.ranges.get(key, range_) != range_ for key, range_ in self._ranges.items())
         if self._layers and is_changed:
             self._try("the same layers, ranges as configured", self.best.choose, dict(self._ranges))
 
     def alternatives(self, settings_of: Callable[[str], Settings]) -> tuple[str, ...]:
         """Presets with wider types that turn out to be ok, for a network that 8 bits do not suit."""
-        found = []
+        lines = []
         for name in WIDER_PRESETS:
             # without features: the runner watches other tensors than they need
             wider = replace(settings_of(name), refine=RefineOptions())
             trial = self._judged(name, wider.choose, {}, wider)
             if overall_verdict(trial.outputs) is Verdict.OK:
-                found.append(str(trial))
-        return tuple(found)
+                lines.append(str(trial))
+        return tuple(lines)
 
     def result(self, structures: Structures, alternatives: tuple[str, ...]) -> Protected:
         best, total = self.best, sum(self._macs.values()) or 1
         kept = dict(best.choose.selection.kept_float)
-        methods = Counter(found.method or str(spec.method) for (_, spec), found in best.ranges.items())
+        methods = Counter(range_.method or str(spec.method) for (_, spec), range_ in best.ranges.items())
         facts = ProtectionFacts(
             structures=tuple(structures.kept_float),
             layers=tuple(self._layers),
             is_float_between_products=BETWEEN_PRODUCTS in kept.values(),
-            methods=dict(methods) if any(each.method for each in best.ranges.values()) else {},
+            methods=dict(methods) if any(range_.method for range_ in best.ranges.values()) else {},
             float_mac_share=sum(count for name, count in self._macs.items() if name in kept) / total,
             extra_weight_bytes=_extra_bytes(self._nodes[name] for name in kept if name in self._nodes),
             before=str(self._first).partition(": ")[2],
@@ -470,7 +470,7 @@ class _Search:
         """The network as it would be written, with biases corrected by a few samples, and without finetuning."""
         copy = self._model.clone()
         placement = place(view_of(copy), settings.choose, self._vanished)
-        simulate(copy, settings.simulate, [each.node for each in placement.skipped])
+        simulate(copy, settings.simulate, [node.node for node in placement.skipped])
         settings = settings.for_trials(CORRECTION_SAMPLES)
         decision = Decision(copy, self._samples, settings, placement, ranges, self._runner)
         decide(decision)
@@ -479,12 +479,12 @@ class _Search:
 
     def _candidates(self) -> dict[str, Ranges]:
         """The ranges of all tensors by each method, by the name of the method."""
-        if any(each.position is not None for each in self._ranges.values()):
+        if any(range_.position is not None for range_ in self._ranges.values()):
             return {
                 name: {
-                    key: replace(each, position=each.position + step, method=f"{key[1].method}, {name}")
-                    for key, each in self._ranges.items()
-                    if each.position is not None
+                    key: replace(range_, position=range_.position + step, method=f"{key[1].method}, {name}")
+                    for key, range_ in self._ranges.items()
+                    if range_.position is not None
                 }
                 for name, step in (("one position coarser", -1), ("one position finer", 1))
             }
@@ -494,13 +494,16 @@ class _Search:
             for name, spec in reversed(list(self._ranges))
             if name in watched
         }
-        observed = {name: each.observed for (name, _), each in self._ranges.items() if each.observed is not None}
-        found = calibrate_candidates(self._runner, wanted, observed, self._samples, self._settings.calibrate)
+        observed = {name: range_.observed for (name, _), range_ in self._ranges.items() if range_.observed is not None}
+        candidates = calibrate_candidates(self._runner, wanted, observed, self._samples, self._settings.calibrate)
         self._runner.release()
         own = {str(spec.method) for _, spec in self._ranges}
         return {
-            method: {key: found[key[0]][method] if key[0] in found else each for key, each in self._ranges.items()}
-            for method in dict.fromkeys(method for each in found.values() for method in each)
+            method: {
+                key: candidates[key[0]][method] if key[0] in candidates else range_
+                for key, range_ in self._ranges.items()
+            }
+            for method in dict.fromkeys(method for range_by_method in candidates.values() for method in range_by_method)
             if method not in own
         }
 
@@ -511,7 +514,7 @@ class _Search:
         sites = find_sites(self._model, quantized)
         layers = max(len(sites.sites), 1)
         count = max(1, min(SENSITIVITY_SAMPLES, len(self._seen), 2 * self._samples.count // layers))
-        found = find_sensitivities(self._model, quantized, sites, {}, self._seen[:count])
+        sensitivities = find_sensitivities(self._model, quantized, sites, {}, self._seen[:count])
         kept = dict(self.best.choose.selection.kept_float)
         costs: dict[tuple[str, ...], float] = {}
         by_name = {site.name: site for site in sites.sites}
@@ -524,7 +527,7 @@ class _Search:
             for owner in owners:
                 if owner.name in self._nodes and owner.name not in kept:
                     nodes = tuple(name for name in owner.nodes if name in self._nodes)
-                    costs[nodes] = costs.get(nodes, 0.0) + found.values.get(site.tensor, 0.0)
+                    costs[nodes] = costs.get(nodes, 0.0) + sensitivities.values.get(site.tensor, 0.0)
         return costs
 
 

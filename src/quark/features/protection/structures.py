@@ -96,8 +96,8 @@ def find_structures(model: ir.Model, target: Target) -> Structures:
     nodes = list(model.graph)
     kept: dict[str, str] = {}
 
-    def keep(found: Iterable[ir.Node], reason: str) -> None:
-        for node in found:
+    def keep(matching: Iterable[ir.Node], reason: str) -> None:
+        for node in matching:
             kept.setdefault(str(node.name), reason)
 
     keep(_post_processing(nodes), POST_PROCESSING)
@@ -173,39 +173,39 @@ def _post_processing(nodes: list[ir.Node]) -> list[ir.Node]:
 
 def _attention(nodes: list[ir.Node]) -> list[ir.Node]:
     """Softmax nodes, and the nodes that large negative constants pass through on their way to one."""
-    found = [node for node in nodes if node.op_type in ("Softmax", "LogSoftmax")]
+    softmaxes = [node for node in nodes if node.op_type in ("Softmax", "LogSoftmax")]
     masked: set[ir.Node] = set()
     for node in nodes:
         is_reached = any(producer in masked for producer in _producers(node))
         if node.op_type in PASSING_MASKS and (is_reached or any(_holds_mask(value) for value in node.inputs)):
             masked.add(node)
-    softmax = _closure(found, lambda node: [each for each in _producers(node) if each in masked])
+    softmax = _closure(softmaxes, lambda node: [producer for producer in _producers(node) if producer in masked])
     return [node for node in nodes if node in softmax]
 
 
 def _long_attention(nodes: list[ir.Node]) -> list[ir.Node]:
     """The products that read a Softmax over many positions."""
-    found: list[ir.Node] = []
+    attention: list[ir.Node] = []
     for node in nodes:
         sizes = dimensions(node.outputs[0]) if node.op_type == "Softmax" else None
         if not sizes:
             continue
         positions = sizes[int(attribute(node, "axis", -1))]
         if positions is not None and positions > MOST_POSITIONS:
-            found += [reader for reader in _readers(node) if reader.op_type == "MatMul"]
-    return found
+            attention += [reader for reader in _readers(node) if reader.op_type == "MatMul"]
+    return attention
 
 
 def _vocabularies(nodes: list[ir.Node]) -> list[ir.Node]:
     """Products over many classes that lead to no further layer."""
-    found: list[ir.Node] = []
+    products: list[ir.Node] = []
     for node in (node for node in nodes if node.op_type in ("MatMul", "Gemm") and len(node.inputs) > 1):
         sizes, weight = dimensions(node.outputs[0]), node.inputs[1]
         if not sizes or (sizes[-1] or 0) < FEWEST_WORDS or weight is None or not is_constant(weight):
             continue
         if not any(map(_is_layer, _closure([node], _readers) - {node})):
-            found.append(node)
-    return found
+            products.append(node)
+    return products
 
 
 def _holds_mask(value: ir.Value | None) -> bool:
@@ -219,7 +219,7 @@ def _holds_mask(value: ir.Value | None) -> bool:
 
 def _gated_activations(nodes: list[ir.Node]) -> list[ir.Node]:
     """Sigmoid and Mul of SiLU, HardSigmoid and Mul of HardSwish or x clip(x + 3, 0, 6) / 6, and the nodes of a GELU."""
-    found: set[ir.Node] = set()
+    gates: set[ir.Node] = set()
     for node in nodes:
         if node.op_type not in GATES | {"Clip"} or node.inputs[0] is None:
             continue
@@ -232,12 +232,12 @@ def _gated_activations(nodes: list[ir.Node]) -> list[ir.Node]:
             inner = _nodes_of_gate(step, path[-2], source) if step.op_type == "Mul" else None
             if inner is not None:
                 made = [source.producer(), *_producers(step)]
-                found.update(path, inner, (each for each in made if each is not None and _is_scaling(each)))
-                found.update(each for each in _readers(step) if _is_scaling(each) and len(_readers(step)) == 1)
+                gates.update(path, inner, (node for node in made if node is not None and _is_scaling(node)))
+                gates.update(reader for reader in _readers(step) if _is_scaling(reader) and len(_readers(step)) == 1)
                 break
             if step.op_type not in ("Add", "Mul", "Sub", "Div", "Tanh"):
                 break
-    return [node for node in nodes if node in found]
+    return [node for node in nodes if node in gates]
 
 
 def _nodes_of_gate(mul: ir.Node, gate: ir.Node, source: ir.Value) -> list[ir.Node] | None:
@@ -263,7 +263,7 @@ def _nodes_of_gate(mul: ir.Node, gate: ir.Node, source: ir.Value) -> list[ir.Nod
             return None
         if node not in inner:
             inner.append(node)
-            pending += [each for each in node.inputs if each is not None]
+            pending += [input_ for input_ in node.inputs if input_ is not None]
     return inner
 
 
@@ -276,15 +276,15 @@ def _is_scaling(node: ir.Node) -> bool:
 
 def _rotary_embeddings(nodes: list[ir.Node]) -> list[ir.Node]:
     """The nodes of x cos + rotated(x) sin, where half of x is negated and changes places with the other half."""
-    found: set[ir.Node] = set()
+    rotary: set[ir.Node] = set()
     for total in (node for node in nodes if node.op_type == "Add"):
         products = [node for node in _producers(total) if node.op_type == "Mul"]
         for product in products:
             source, rotation = _rotation(product)
             others = [node for node in products if node is not product and source in node.inputs]
             if source is not None and others:
-                found.update((total, product, *others, *rotation))
-    return [node for node in nodes if node in found]
+                rotary.update((total, product, *others, *rotation))
+    return [node for node in nodes if node in rotary]
 
 
 def _rotation(product: ir.Node) -> tuple[ir.Value | None, list[ir.Node]]:
@@ -364,7 +364,7 @@ def _is_of_means(value: ir.Value | None) -> bool:
         elif node.op_type in ("Reshape", "Expand", "Unsqueeze"):
             pending.append((node.inputs[0], True))
         elif node.op_type in ("Cast", "Max", "Clip", "Relu") or node.op_type in ARITHMETIC:
-            pending += [(each, has_shape) for each in node.inputs]
+            pending += [(input_, has_shape) for input_ in node.inputs]
         else:
             return False
     return means > 0 and not pending
@@ -373,7 +373,7 @@ def _is_of_means(value: ir.Value | None) -> bool:
 def _without_gain(value: ir.Value | None) -> ir.Value | None:
     """What a product with a constant was computed from: the gain may come before the product with x."""
     product = made_by(value, "Mul")
-    rest = [] if product is None else [each for each in product.inputs if each is None or not is_constant(each)]
+    rest = [] if product is None else [input_ for input_ in product.inputs if input_ is None or not is_constant(input_)]
     return rest[0] if len(rest) == 1 else value
 
 
@@ -385,32 +385,32 @@ def _without_cast(value: ir.Value | None) -> ir.Value | None:
 def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
     """Everything before a logarithm in the midst of a network: few layers, or any number without an activation; and
     everything before the magnitudes of a spectrum, if there is no activation."""
-    found: set[ir.Node] = set()
+    front_end: set[ir.Node] = set()
     for node in nodes:
         if node.op_type != "Log" and not _is_magnitude(node):
             continue
         before = _closure([node], _producers)
         behind = _closure([node], _readers)
         layers_behind = sum(map(_is_layer, behind))
-        is_spectrum = layers_behind > 0 and not any(each.op_type in ACTIVATIONS for each in before)
+        is_spectrum = layers_behind > 0 and not any(node.op_type in ACTIVATIONS for node in before)
         if is_spectrum or (node.op_type == "Log" and sum(map(_is_layer, before)) < layers_behind):
-            found |= before
-    return [node for node in nodes if node in found]
+            front_end |= before
+    return [node for node in nodes if node in front_end]
 
 
 def _is_magnitude(node: ir.Node) -> bool:
     """True for sqrt(x^2 + y^2), with or without a small constant added."""
     total = made_by(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
     if total is not None and any(map(is_constant, total.inputs)):
-        total = next((each for each in _producers(total) if each.op_type == "Add"), None)
-    return total is not None and all(squared(each) is not None for each in total.inputs)
+        total = next((producer for producer in _producers(total) if producer.op_type == "Add"), None)
+    return total is not None and all(squared(input_) is not None for input_ in total.inputs)
 
 
 def _has_constant_operand(node: ir.Node) -> bool:
     """True for arithmetic of a tensor with a constant; the bias of a product belongs to the product."""
     if node.op_type not in ("Add", "Sub", "Mul", "Div") or not any(is_constant(value) for value in node.inputs):
         return False
-    return not (node.op_type == "Add" and any(each.op_type in PRODUCTS for each in _producers(node)))
+    return not (node.op_type == "Add" and any(producer.op_type in PRODUCTS for producer in _producers(node)))
 
 
 def _has_no_kernel(node: ir.Node) -> bool:

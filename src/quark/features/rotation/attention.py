@@ -50,15 +50,15 @@ class Attention:
 
 def find_attention(graph: Graph) -> list[Attention]:
     """All products of probabilities and values, in the order of the graph."""
-    found = []
+    attentions = []
     for node in graph:
         softmax = _softmax_before(node) if _is_dynamic_product(node) else None
         if softmax is not None:
             attention = Attention(node, _product_before(softmax))
             _trace_values(attention)
             _trace_outputs(attention)
-            found.append(attention)
-    return found
+            attentions.append(attention)
+    return attentions
 
 
 def find_down_projections(graph: Graph, attentions: Iterable[Attention]) -> list[Node]:
@@ -94,7 +94,9 @@ def _softmax_before(node: Node) -> Node | None:
         if producer is None or producer.op_type == "Softmax":
             return producer
         if producer.op_type == "Where":
-            value = next((each for each in producer.inputs[1:] if each is not None and each.constant is None), None)
+            value = next(
+                (input_ for input_ in producer.inputs[1:] if input_ is not None and input_.constant is None), None
+            )
         elif producer.op_type in _MOVES:
             value = producer.input(0)
         else:
@@ -139,7 +141,7 @@ def _trace_values(attention: Attention) -> None:
     else:
         attention.writer = node
     leaves = _leaves(source)
-    attention.others = [each for each in leaves if each[1] != (attention.product, 1)]
+    attention.others = [leaf for leaf in leaves if leaf[1] != (attention.product, 1)]
     if any(value.outputs for value in _moved(source)):
         attention.obstacle = "the values are a graph output, such as a cache, whose meaning would change"
 
@@ -161,30 +163,30 @@ def _trace_outputs(attention: Attention) -> None:
 
 def _sources(value: Value | None) -> list[Value]:
     """The tensors that a tensor is moved together from."""
-    found: dict[Value, None] = {}
+    sources: dict[Value, None] = {}
     pending, seen = [value], set()
     while pending:
-        each = pending.pop()
-        if each is None or each in seen:
+        current = pending.pop()
+        if current is None or current in seen:
             continue
-        seen.add(each)
-        node = each.producer
+        seen.add(current)
+        node = current.producer
         if node is not None and node.op_type in _MOVES and node.is_standard:
             pending += node.inputs if node.op_type == "Concat" else node.inputs[:1]
         else:
-            found[each] = None
-    return list(found)
+            sources[current] = None
+    return list(sources)
 
 
 def _moved(source: Value) -> list[Value]:
     """A tensor, and what it is moved to."""
-    found = [source]
-    for value in found:
+    values = [source]
+    for value in values:
         for node, index in value.readers:
             is_move = node.op_type in _MOVES and node.is_standard and not node.is_inner
             if is_move and (index == 0 or node.op_type == "Concat"):
-                found += [each for each in node.outputs if each not in found]
-    return found
+                values += [output for output in node.outputs if output not in values]
+    return values
 
 
 def _leaves(source: Value) -> list[tuple[Value, Place]]:
@@ -195,7 +197,7 @@ def _leaves(source: Value) -> list[tuple[Value, Place]]:
         (value, (node, index))
         for value in moved
         for node, index in value.readers
-        if node.op_type not in ("Shape", "Size") and not any(each in inside for each in node.outputs)
+        if node.op_type not in ("Shape", "Size") and not any(output in inside for output in node.outputs)
     ]
 
 
@@ -220,7 +222,7 @@ def _reaches_residual(value: Value) -> bool:
         if len(value.readers) != 1:
             return False
         node = value.readers[0][0]
-        if node.op_type == "Add" and all(each is not None and each.constant is None for each in node.inputs):
+        if node.op_type == "Add" and all(input_ is not None and input_.constant is None for input_ in node.inputs):
             return True
         if node.op_type not in ("Add", "Mul", "Identity", "Dropout", "Cast", "Reshape") or node.is_inner:
             return False

@@ -112,9 +112,9 @@ class Edits:
                 count = width[-1]
                 self.edit(node, 2, lambda b: np.broadcast_to(b, (*b.shape[:-1], count)))
             return node, 2
-        found = readers(node.outputs[0])
-        if node.op_type == "MatMul" and len(found) == 1 and found[0][0].op_type == "Add":
-            add, index = found[0]
+        uses = readers(node.outputs[0])
+        if node.op_type == "MatMul" and len(uses) == 1 and uses[0][0].op_type == "Add":
+            add, index = uses[0]
             values = constant(input_value(add, 1 - index))
             if values is not None and values.shape[-1:] == (channels,) and values.size == channels:
                 return add, 1 - index
@@ -178,8 +178,8 @@ class Edits:
         output, value.name = value.name, fresh_name(self.model, f"{value.name}_rotated")
         result.name = output
         graph = self.model.graph
-        for index, each in enumerate(graph.outputs):
-            if each is value:
+        for index, graph_output in enumerate(graph.outputs):
+            if graph_output is value:
                 graph.outputs[index] = result
         for node, index in others:
             replace_input(node, index, result)

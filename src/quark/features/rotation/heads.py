@@ -52,15 +52,15 @@ def find_heads(
     work: Work, attentions: Sequence[Attention], sample: Mapping[str, Array] | None
 ) -> Iterator[tuple[Attention, Heads | str]]:
     """The heads of every attention, or the reason why its values cannot be rotated."""
-    possible = [each for each in attentions if not each.obstacle]
-    found = {} if sample is None or not possible else _sent_through(work, possible, sample)
+    possible = [attention for attention in attentions if not attention.obstacle]
+    sent = {} if sample is None or not possible else _sent_through(work, possible, sample)
     for attention in attentions:
         if attention.obstacle:
             yield attention, attention.obstacle
         elif sample is None:
             yield attention, "there is no sample to follow the channels of its heads with"
         else:
-            yield attention, _heads(attention, found)
+            yield attention, _heads(attention, sent)
 
 
 def _sent_through(work: Work, attentions: Sequence[Attention], sample: Mapping[str, Array]) -> dict[str, Array]:
@@ -85,8 +85,8 @@ def _sent_through(work: Work, attentions: Sequence[Attention], sample: Mapping[s
         wanted += [value.name for value in (*read, *(value for value, _ in attention.others)) if value is not None]
     names = list(dict.fromkeys(renamed.get(name, name) for name in wanted))
     with FloatRunner(model, names, providers=work.settings.calibrate.providers) as runner:
-        found = {name: each.array.copy() for name, each in runner.tensors(sample, names).items()}
-    return {name: found[renamed.get(name, name)] for name in dict.fromkeys(wanted)}
+        tensors = {name: tensors.array.copy() for name, tensors in runner.tensors(sample, names).items()}
+    return {name: tensors[renamed.get(name, name)] for name in dict.fromkeys(wanted)}
 
 
 def _replaced_by_columns(model: ir.Model, value: ir.Value, columns: int) -> str:
@@ -105,10 +105,10 @@ def _replaced_by_places(model: ir.Model, value: ir.Value) -> str:
     assert value.dtype is not None
     producer = value.producer()
     read = readers(value)
-    zero, one = (add_initializer(model, "number", np.array(number, np.int64)) for number in (0, 1))
+    zero, one_ = (add_initializer(model, "number", np.array(number, np.int64)) for number in (0, 1))
     shape = _of_integers(add_node(model, "Shape", [value], after=producer))
     size = _of_integers(add_node(model, "Size", [value], after=shape))
-    order = add_node(model, "Range", [zero, size.outputs[0], one], after=size)
+    order = add_node(model, "Range", [zero, size.outputs[0], one_], after=size)
     placed = add_node(model, "Reshape", [order.outputs[0], shape.outputs[0]], after=order)
     cast = add_node(model, "Cast", [placed.outputs[0]], after=placed, attributes={"to": int(value.dtype)})
     return _let_read(read, cast.outputs[0], value)
@@ -126,23 +126,23 @@ def _let_read(read: Sequence[tuple[ir.Node, int]], new: ir.Value, old: ir.Value)
     return str(new.name)
 
 
-def _heads(attention: Attention, found: Mapping[str, Array]) -> Heads | str:
+def _heads(attention: Attention, tensors: Mapping[str, Array]) -> Heads | str:
     values, result = attention.product.input(1), attention.product.outputs[0]
     assert values is not None
-    columns = _whole(np.unique(_rows(found[values.name]), axis=0))
+    columns = _whole(np.unique(_rows(tensors[values.name]), axis=0))
     if columns is None:
         return "its heads do not have columns of their own in the weight that computes the values"
     others = (value for value, _ in attention.others)
-    if any(np.isin(columns, found[value.name]).any() for value in others):
+    if any(np.isin(columns, tensors[value.name]).any() for value in others):
         return f"columns of its values are also read by {_name(attention)}"
-    places = found[result.name]
+    places = tensors[result.name]
     if places.size != np.unique(places).size:
         return "there are too many places in its result to tell them apart; calibrate with shorter samples"
     heads = Heads(columns)
     for node in attention.outputs:
         data = node.input(0)
         assert data is not None
-        channels = _channels(_rows(found[data.name]).astype(np.int64), heads.size)
+        channels = _channels(_rows(tensors[data.name]).astype(np.int64), heads.size)
         if channels is None:
             return f"the channels of its heads do not arrive in order at '{node.label}'"
         heads.outputs.append((node, channels))

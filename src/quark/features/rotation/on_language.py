@@ -126,17 +126,17 @@ def _online_paths(work: LayerWork, options: LanguageRotationOptions) -> list[str
     down = {path for path in writers if not _is_attention(path)}
     if options.feed_forward:
         down = {path for path in writers if fnmatch(path.rpartition(".")[0], options.feed_forward)}
-    found = down if options.r4 else set()
+    paths = down if options.r4 else set()
     if options.is_online:
         groups = options.groups(work.architecture.count)
-        named = {name for each in groups for name in (each.readers if each.targets is None else each.targets)}
+        named = {name for group in groups for name in (group.readers if group.targets is None else group.targets)}
         rotated = writers if options.r2 else down
-        found = found | {
+        paths = paths | {
             path
             for path in work.targets
             if (work.full_name(path) in named if options.has_groups else path not in rotated)
         }
-    return [path for path in work.targets if path in found]
+    return [path for path in work.targets if path in paths]
 
 
 def _last_of_parents(paths: Iterable[str]) -> set[str]:
@@ -144,7 +144,7 @@ def _last_of_parents(paths: Iterable[str]) -> set[str]:
     parents: dict[str, list[str]] = {}
     for path in paths:
         parents.setdefault(path.rpartition(".")[0], []).append(path)
-    return {each[-1] for each in parents.values() if len(each) > 1}
+    return {parent[-1] for parent in parents.values() if len(parent) > 1}
 
 
 def _is_attention(path: str) -> bool:
@@ -205,12 +205,12 @@ class _Folding:
 
     def _linear(self, path: str) -> nn.Linear:
         try:
-            found = self.model.get_submodule(path)
+            linear = self.model.get_submodule(path)
         except AttributeError as error:
             raise InvalidValueError(f"scaling_layers: {type(self.model).__name__} has no module '{path}'") from error
-        if not isinstance(found, nn.Linear):
-            raise InvalidValueError(f"scaling_layers: '{path}' is a {type(found).__name__}: expected a linear layer")
-        return found
+        if not isinstance(linear, nn.Linear):
+            raise InvalidValueError(f"scaling_layers: '{path}' is a {type(linear).__name__}: expected a linear layer")
+        return linear
 
     def _named_stream(self) -> _Stream:
         """What the user's scaling_layers name; layers that a model does not have are an error."""
@@ -237,8 +237,8 @@ class _Folding:
             for index in range(parts.count)
             for path, module in model.get_submodule(parts.layer(index)).named_modules()
         ]
-        norms = {path: each for path, each in inside if is_norm(each) and len(each.weight) == size}
-        linears = {path: each for path, each in inside if type(each) is nn.Linear}
+        norms = {path: module for path, module in inside if is_norm(module) and len(module.weight) == size}
+        linears = {path: module for path, module in inside if type(module) is nn.Linear}
         if parts.norm is not None:
             norms[parts.norm] = model.get_submodule(parts.norm)
         head = None if parts.head is None else model.get_submodule(parts.head)
@@ -252,11 +252,13 @@ class _Folding:
                 "gain cannot be folded; use online_r1_rotation=True, or name the layers in scaling_layers"
             )
         readers = {path for paths in behind.values() for path in paths}
-        writers = [path for path, each in linears.items() if path not in readers and each.out_features == size]
+        writers = [path for path, linear in linears.items() if path not in readers and linear.out_features == size]
         tables = [
             path
-            for path, each in model.named_modules()
-            if isinstance(each, nn.Embedding) and each.embedding_dim == size and not path.startswith(f"{parts.layers}.")
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Embedding)
+            and module.embedding_dim == size
+            and not path.startswith(f"{parts.layers}.")
         ]
         return _Stream(behind, writers, tables)
 
@@ -311,7 +313,7 @@ class _Folding:
 
     def rotate_queries(self) -> None:
         """R3: let the attention modules rotate what their rotary embedding returns."""
-        found, options = 0, self.options
+        turned, options = 0, self.options
         for index in range(self.work.architecture.count):
             for path, module in self.model.get_submodule(self.work.architecture.layer(index)).named_modules():
                 forward = inspect.unwrap(type(module).forward)
@@ -320,8 +322,8 @@ class _Folding:
                 if ROTARY in getattr(forward, "__globals__", {}) and ROTARY in forward.__code__.co_names:
                     module.forward = _with_rotation(module, forward)
                     self.changed.append(f"{self.work.architecture.layer(index)}.{path}: its queries and keys")
-                    found += 1
-        if not found:
+                    turned += 1
+        if not turned:
             raise ModelError(f"rotation R3: no attention module of {type(self.model).__name__} calls {ROTARY}")
 
 
@@ -342,7 +344,7 @@ class _RotatedPositions:
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         queries, keys = self.function(*args, **kwargs)
         matrix = _of_heads(queries.shape[-1]).to(queries.device)
-        turned = ((each.float() @ matrix).to(each.dtype) for each in (queries, keys))
+        turned = ((value.float() @ matrix).to(value.dtype) for value in (queries, keys))
         return next(turned), next(turned)
 
 
@@ -363,20 +365,20 @@ def _value_pairs(layer: nn.Module, options: LanguageRotationOptions) -> list[tup
     for path in linears:
         if _is_attention(path):
             parents.setdefault(path.rpartition(".")[0], []).append(path)
-    found = []
+    pairs = []
     for parent, paths in parents.items():
         named = [f"{parent}.{name}".lstrip(".") for name in _VALUES]
         values = next((path for path in named if path in paths), None)
         if values is not None and len(paths) > 1 and paths[-1] != values:
-            found.append((values, paths[-1]))
-    return found
+            pairs.append((values, paths[-1]))
+    return pairs
 
 
 def _read_by(model: nn.Module, norms: dict[str, nn.Module], linears: dict[str, nn.Linear]) -> dict[str, list[str]]:
     """The linear layers that read the result of each normalization, found in a run on a few tokens."""
     written: dict[Any, str] = {}
     alive: list[torch.Tensor] = []  # so that no two tensors have the same memory
-    found: dict[str, list[str]] = {path: [] for path in norms}
+    paths_by_norm: dict[str, list[str]] = {path: [] for path in norms}
 
     def key(value: torch.Tensor) -> Any:
         return value.data_ptr(), value.shape  # a slice of all positions, as before a head, is the same
@@ -387,8 +389,8 @@ def _read_by(model: nn.Module, norms: dict[str, nn.Module], linears: dict[str, n
 
     def read(path: str, value: torch.Tensor) -> None:
         source = written.get(key(value))
-        if source is not None and path not in found[source]:
-            found[source].append(path)
+        if source is not None and path not in paths_by_norm[source]:
+            paths_by_norm[source].append(path)
 
     hooks = [m.register_forward_hook(lambda _m, _args, out, path=path: wrote(path, out)) for path, m in norms.items()]
     hooks += [
@@ -399,7 +401,7 @@ def _read_by(model: nn.Module, norms: dict[str, nn.Module], linears: dict[str, n
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return paths_by_norm
 
 
 def _logits(model: nn.Module) -> torch.Tensor:
@@ -412,9 +414,9 @@ def _logits(model: nn.Module) -> torch.Tensor:
     return result
 
 
-def _check(expected: torch.Tensor, found: torch.Tensor) -> None:
+def _check(expected: torch.Tensor, actual: torch.Tensor) -> None:
     wide = expected.double()
-    error = float((found.double() - wide).abs().max() / wide.abs().max().clamp(min=1e-30))
+    error = float((actual.double() - wide).abs().max() / wide.abs().max().clamp(min=1e-30))
     most = MOST_ERROR if expected.dtype in (torch.float32, torch.float64) else MOST_ERROR_HALF
     if not error <= most:
         raise ModelError(

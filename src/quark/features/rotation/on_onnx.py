@@ -90,7 +90,9 @@ def _changed_function(options: RotationOptions, sqnr_db: float) -> InvalidValueE
 def _outputs(work: Work, samples: Iterable[dict[str, Array]]) -> list[dict[str, Array]]:
     names = _compared(work.model)
     with FloatRunner(work.model, names, providers=work.settings.calibrate.providers) as runner:
-        return [{name: each.array.copy() for name, each in runner.tensors(sample, names).items()} for sample in samples]
+        return [
+            {name: tensor.array.copy() for name, tensor in runner.tensors(sample, names).items()} for sample in samples
+        ]
 
 
 def _compared(model: ir.Model) -> list[str]:
@@ -98,7 +100,7 @@ def _compared(model: ir.Model) -> list[str]:
     ends = [value for value in model.graph.outputs if is_float(value)]
     if ends:
         return [str(value.name) for value in ends if value.producer() is not None]
-    found, left, seen = [], list(model.graph.outputs), set()
+    compared, left, seen = [], list(model.graph.outputs), set()
     while left:
         value = left.pop()
         producer = value.producer()
@@ -106,10 +108,10 @@ def _compared(model: ir.Model) -> list[str]:
             continue
         seen.add(value)
         if is_float(value):
-            found.append(str(value.name))
+            compared.append(str(value.name))
         else:
-            left += [each for each in producer.inputs if each is not None]
-    return found
+            left += [input_ for input_ in producer.inputs if input_ is not None]
+    return compared
 
 
 class _Rotating:
@@ -135,7 +137,7 @@ class _Rotating:
         if options.r4 or options.is_online:
             self._rotate_inputs()
         if not self.edits.changed:
-            reasons = "; ".join(dict.fromkeys(f"{each.node}: {each.reason}" for each in self.left[:3]))
+            reasons = "; ".join(dict.fromkeys(f"{node.node}: {node.reason}" for node in self.left[:3]))
             raise ModelError(f"include_rotation: nothing can be rotated. {reasons or 'No layers were found for it'}")
 
     # -- R1
@@ -219,7 +221,7 @@ class _Rotating:
             self.edits.changed.append(f"{value.name}: a product behind it")
         for gain in stream.gains:
             if not gain.is_norm and gain.layers:
-                for node in (gain.node, *(each for each, _ in gain.constants if gain.is_forward)):
+                for node in (gain.node, *(constant for constant, _ in gain.constants if gain.is_forward)):
                     bypass(node.origin, _data_of(node.origin))
         remove_dead(self.work.model)
 
@@ -331,15 +333,15 @@ class _Rotating:
 
     def _online_layers(self, graph: Graph, down: Sequence[Node]) -> list[Node]:
         """The layers whose input is rotated at inference; those that stay in float are left alone."""
-        found = set(down) if self.options.r4 else set()
+        nodes = set(down) if self.options.r4 else set()
         if self.options.is_online:
             others = (node for node in find_layers(graph) if node not in down)
-            found |= {node for node in others if node.name not in self.rotated_heads}
+            nodes |= {node for node in others if node.name not in self.rotated_heads}
         choose = self.work.settings.choose
         selection = choose.selection
         named = [*selection.nodes, *selection.excluded_nodes, *(pattern for pattern, _ in choose.by_node)]
         chosen, _ = select_nodes(graph, choose, vanished=named)
-        return [node for node in graph if node in found and node.name in chosen]
+        return [node for node in graph if node in nodes and node.name in chosen]
 
     def _matrix(self, size: int, *, keeps_mean: bool) -> Array:
         return rotation(size, is_random=self.options.is_random, keeps_mean=keeps_mean)
@@ -364,7 +366,7 @@ def _pair_size(options: RotationOptions) -> int:
 def _check_pairs(model: ir.Model, options: RotationOptions) -> None:
     """Raise an error if a node is missing, or a weight of a pair has another number of channels."""
     nodes = {str(node.name): node for node in model.graph}
-    for name in (each for pair in options.pairs for each in (*pair.writers, *pair.readers, pair.norm or "")):
+    for name in (writer for pair in options.pairs for writer in (*pair.writers, *pair.readers, pair.norm or "")):
         if name and name not in nodes:
             raise unknown_name(f"node (rotation config '{options.source}')", name, nodes)
     for pair in options.pairs:

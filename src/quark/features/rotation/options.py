@@ -74,20 +74,20 @@ def read_pairs(path: str | Path) -> tuple[RotatedPair, ...]:
     entries = Fields(content, label).value("R1_pairs")
     if not isinstance(entries, list) or not entries:
         raise InvalidValueError(f"{label}: field 'R1_pairs' has no pairs: expected a list of mappings with prev_nodes")
-    found = []
+    pairs = []
     for number, entry in enumerate(entries):
         fields = Fields(entry, label, f"R1_pairs[{number}]")
         names = {}
         for key in ("prev_nodes", "next_nodes"):
             value = fields.content.get(key, [])
-            if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
                 fields.refuse(key, "a list of names of nodes")
             names[key] = tuple(value)
         norm = fields.text("norm_node") if fields.has("norm_node") else None
         if norm == "":
             fields.refuse("norm_node", "the name of a node")
-        found.append(RotatedPair(names["prev_nodes"], names["next_nodes"], norm))
-    return tuple(found)
+        pairs.append(RotatedPair(names["prev_nodes"], names["next_nodes"], norm))
+    return tuple(pairs)
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,6 @@ class LanguageRotationOptions:
 
     def groups(self, count: int) -> list[NormGroup]:
         """The named groups of all layers."""
-        found = [group.of_layer(0) for group in self.first]
-        found += [group.of_layer(index) for index in range(1, count) for group in self.middle]
-        return found + [group.of_layer(count - 1) for group in self.last]
+        groups = [group.of_layer(0) for group in self.first]
+        groups += [group.of_layer(index) for index in range(1, count) for group in self.middle]
+        return groups + [group.of_layer(count - 1) for group in self.last]

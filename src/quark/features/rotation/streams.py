@@ -275,11 +275,11 @@ class _Search:
             self.results.add(gain.result)
             self._union(gain.source, gain.result)
         folded = {place for gain in self.gains if gain.layers and gain.is_forward for place in gain.constants}
-        self.constants = [each for each in self.constants if (each[0], each[1]) not in folded]
+        self.constants = [constant for constant in self.constants if (constant[0], constant[1]) not in folded]
 
     def _goes_forward(self, gain: Gain, behind: list[Value]) -> bool:
         """True if the gain is all that computes the tensors behind it, and layers are all that read them."""
-        others = {each.result for each in self.gains if each is not gain}
+        others = {other.result for other in self.gains if other is not gain}
         for value in behind:
             is_own = value is gain.result or (value in self.results and value not in others)
             if not is_own or value.outputs or value in self.uses_mean or value in self.norms or self._foreign(value):
@@ -304,8 +304,8 @@ class _Search:
     # -- ends
 
     def _layers_reading(self, values: Iterable[Value]) -> list[Node]:
-        found = (node for value in values for node, index in value.readers if index == 0 and _is_layer(node, value))
-        return list(dict.fromkeys(found))
+        layers = (node for value in values for node, index in value.readers if index == 0 and _is_layer(node, value))
+        return list(dict.fromkeys(layers))
 
     def _is_written(self, value: Value) -> bool:
         """True if a layer computes the tensor whose weight can be rotated at its output."""
@@ -327,10 +327,10 @@ class _Search:
         ]
 
     def _stream(self, values: list[Value]) -> Stream:
-        found = set(values)
+        tensors = set(values)
         stream = Stream(width(values[0]) or 0, values)
-        stream.gains = [gain for gain in self.gains if gain.source in found]
-        stream.constants = [(node, index) for node, index, value in self.constants if value in found]
+        stream.gains = [gain for gain in self.gains if gain.source in tensors]
+        stream.constants = [(node, index) for node, index, value in self.constants if value in tensors]
         stream.readers = self._layers_reading(values)
         for value in values:
             places = self._foreign(value)
@@ -343,7 +343,7 @@ class _Search:
                 stream.exits[value] = places
         taken = {gain.source for gain in self.gains if gain.is_norm}
         decomposed = {value for value in self.norms if any(_is_statistic(node, value) for node, _ in value.readers)}
-        normalized = [value for value in self.norms if value in found and (value in taken or value in decomposed)]
+        normalized = [value for value in self.norms if value in tensors and (value in taken or value in decomposed)]
         stream.norms = len(normalized)
         is_centred = any(self.norms[value] for value in normalized)
         stream.needs_mean = is_centred or any(value in self.uses_mean for value in values)

@@ -44,8 +44,8 @@ class LearnedWeight(nn.Module):
         """Keep the parameters within their bounds, in place."""
         with torch.no_grad():
             self.offsets.clamp_(-0.5, 0.5)
-            for each in self.clips:
-                each.clamp_(LEAST_CLIP, 1.0)
+            for clip in self.clips:
+                clip.clamp_(LEAST_CLIP, 1.0)
 
     def result(self) -> RoundedWeight:
         """What it has become."""
@@ -60,9 +60,11 @@ class LearnedIntegers(LearnedWeight):
         values = self.exact.cpu().numpy()
         self.parameters_at_start = grid_of(values, spec)
         self.is_symmetric = spec.is_symmetric
-        found = self.parameters_at_start
-        self.codes = (found.format.qmin, found.format.qmax)
-        scale, zero_point = (torch.as_tensor(np.asarray(each, np.float32)) for each in (found.scale, found.zero_point))
+        parameters = self.parameters_at_start
+        self.codes = (parameters.format.qmin, parameters.format.qmax)
+        scale, zero_point = (
+            torch.as_tensor(np.asarray(value, np.float32)) for value in (parameters.scale, parameters.zero_point)
+        )
         self.register_buffer("scale", scale.to(weight.device))
         self.register_buffer("zero_point", zero_point.to(weight.device))
         shares = () if not has_clipping or spec.is_power_of_two else (None,) if self.is_symmetric else (None, None)
@@ -105,8 +107,8 @@ class LearnedIntegers(LearnedWeight):
             return RoundedWeight((codes - zero) * wide, parameters)
 
     def _spread(self, parameters: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
-        found, shape = self.parameters_at_start, tuple(self.exact.shape)
-        return [found.granularity.spread(array_kind(each), each, shape) for each in parameters]
+        start, shape = self.parameters_at_start, tuple(self.exact.shape)
+        return [start.granularity.spread(array_kind(parameter), parameter, shape) for parameter in parameters]
 
 
 class LearnedBlocks(LearnedWeight):

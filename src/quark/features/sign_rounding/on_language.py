@@ -69,9 +69,9 @@ class _Tuning:
         for path in paths:
             spec = work.targets[path].weight
             assert spec is not None
-            found = learned_weight(work.linear(path).weight, spec, has_clipping=options.has_clipping)
-            if found is not None:
-                self.weights[path] = found
+            weight = learned_weight(work.linear(path).weight, spec, has_clipping=options.has_clipping)
+            if weight is not None:
+                self.weights[path] = weight
         streams = work.streams
         assert streams is not None
         assert streams.exact is not None
@@ -99,15 +99,15 @@ class _Tuning:
         return before, after
 
     def _descend(self) -> None:
-        offsets = [each.offsets for each in self.weights.values()]
-        clips = [each for learned in self.weights.values() for each in learned.clips]
+        offsets = [weight.offsets for weight in self.weights.values()]
+        clips = [clip for learned in self.weights.values() for clip in learned.clips]
         best, least = self._state(), float("inf")
         for step, numbers in enumerate(self._batches()):
             loss = sum(self._loss(number) for number in numbers)
             assert isinstance(loss, torch.Tensor)
-            found = float(loss.detach())
-            if found < least:
-                best, least = self._state(), found
+            current = float(loss.detach())
+            if current < least:
+                best, least = self._state(), current
             gradients = torch.autograd.grad(loss, [*offsets, *clips], allow_unused=True)
             share = 1 - step / self.options.steps
             rates = [self.options.rate] * len(offsets) + [self.options.clip_rate] * len(clips)
@@ -134,10 +134,10 @@ class _Tuning:
     def _loss(self, number: int) -> torch.Tensor:
         call: Call = self.work.calls[number]
         with torch.enable_grad():
-            found = self.work.layer(self.inputs[number], *call.args, **call.kwargs)
-            found = found[0] if isinstance(found, tuple) else found
+            output = self.work.layer(self.inputs[number], *call.args, **call.kwargs)
+            output = output[0] if isinstance(output, tuple) else output
             kept = self.kept[number]
-            difference = rows(found, kept).float() - rows(self.targets[number], kept).float()
+            difference = rows(output, kept).float() - rows(self.targets[number], kept).float()
             return difference.square().mean()
 
     def _error(self) -> float:
@@ -145,10 +145,10 @@ class _Tuning:
             return sum(float(self._loss(number).detach()) for number in range(len(self.inputs)))
 
     def _state(self) -> list[torch.Tensor]:
-        return [each.detach().clone() for learned in self.weights.values() for each in learned.parameters()]
+        return [parameter.detach().clone() for learned in self.weights.values() for parameter in learned.parameters()]
 
     def _restore(self, state: list[torch.Tensor]) -> None:
-        parameters = [each for learned in self.weights.values() for each in learned.parameters()]
+        parameters = [parameter for learned in self.weights.values() for parameter in learned.parameters()]
         with torch.no_grad():
             for parameter, value in zip(parameters, state, strict=True):
                 parameter.copy_(value)

@@ -95,10 +95,10 @@ class Group:
     @property
     def tensors(self) -> dict[Value, list[Layer]]:
         """The tensors that the layers read, each with its layers."""
-        found: dict[Value, list[Layer]] = {}
+        layers_of: dict[Value, list[Layer]] = {}
         for layer in self.layers:
-            found.setdefault(layer.tensor, []).append(layer)
-        return found
+            layers_of.setdefault(layer.tensor, []).append(layer)
+        return layers_of
 
     @property
     def is_conv(self) -> bool:
@@ -133,7 +133,7 @@ def smooth_graph(
         else:
             changed.append(_carry_out(group, road, *change))
     position = {node: i for i, node in enumerate(graph)}
-    left.sort(key=lambda each: position[each[0]])
+    left.sort(key=lambda entry: position[entry[0]])
     skipped = tuple(SkippedNode(node.label, node.op_type, reason) for node, reason in left)
     return AlgorithmFacts(NAME, tuple(reversed(changed)), skipped)
 
@@ -149,13 +149,13 @@ def find_groups(
     for node in graph:
         if node.op_type not in LAYER_TYPES or not node.is_standard or node.reads_float_for == OUTLIERS:
             continue
-        found = obstacle_of(node) or _layer(node)
-        if isinstance(found, Layer) and axes.setdefault(found.tensor, found.axis) != found.axis:
-            found = f"sums over another axis of '{found.tensor.name}' than the layers before it"
-        if isinstance(found, Layer):
-            layers.append(found)
+        result = obstacle_of(node) or _layer(node)
+        if isinstance(result, Layer) and axes.setdefault(result.tensor, result.axis) != result.axis:
+            result = f"sums over another axis of '{result.tensor.name}' than the layers before it"
+        if isinstance(result, Layer):
+            layers.append(result)
         else:
-            left.append((node, found))
+            left.append((node, result))
     uses = {(layer.node, 1 - layer.data): layer.use for layer in layers}
     possible: list[Layer] = []
     for layer in layers:
@@ -206,7 +206,7 @@ def _grouped(layers: Sequence[Layer]) -> list[Group]:
         if others is not joined:
             joined = joined + others
         joined.append(layer)
-        members.update(dict.fromkeys((value for each in joined for value in (each.tensor, each.weight)), joined))
+        members.update(dict.fromkeys((value for group in joined for value in (group.tensor, group.weight)), joined))
     position = {layer: i for i, layer in enumerate(layers)}
     distinct = {id(group): sorted(group, key=position.__getitem__) for group in members.values()}
     return sorted((Group(tuple(group)) for group in distinct.values()), key=lambda group: position[group.layers[0]])
@@ -220,12 +220,14 @@ def _find_change(
     weights = [layer.arranged() for layer in group.layers]
     channels = weights[0].reach.size
     known = [statistics.get(value.name) for value in group.tensors]
-    for value, one in zip(group.tensors, known, strict=True):
-        if one is None or one.reach.size != channels:
+    for value, measured in zip(group.tensors, known, strict=True):
+        if measured is None or measured.reach.size != channels:
             return f"'{value.name}' was not looked at for each of its {channels} channels"
-        if not one.is_finite:
+        if not measured.is_finite:
             return f"'{value.name}' has values that are not finite, or too large to be squared"
-    of_all = functools.reduce(ChannelStatistics.with_other, [one for one in known if one is not None])
+    of_all = functools.reduce(
+        ChannelStatistics.with_other, [statistics for statistics in known if statistics is not None]
+    )
     smoothing = find_smoothing(weights, of_all, options.alpha, steps)
     if not smoothing.gain_db >= (MIN_CONV_GAIN_DB if group.is_conv else MIN_GAIN_DB):  # NaN is not a gain
         alpha = f"alpha {smoothing.alpha:g}" if options.alpha is not None else "the best alpha"

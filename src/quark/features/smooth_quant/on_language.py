@@ -42,26 +42,26 @@ def before_rounding(work: LayerWork, options: SmoothOptions) -> list[AlgorithmFa
     groups, left = scaled_groups(work, options.groups)
     changed: list[str] = []
     skipped = list(left)
-    statistics = _statistics(work, [each.input for each in groups]) if groups else {}
+    statistics = _statistics(work, [group.input for group in groups]) if groups else {}
     for group in groups:
         names = ", ".join(work.full_name(path) for path in group.linears)
-        found = _scales(work, group, options, statistics[group.input])
-        if isinstance(found, str):
-            skipped.append(SkippedNode(names, "Linear", found))
+        smoothing = _scales(work, group, options, statistics[group.input])
+        if isinstance(smoothing, str):
+            skipped.append(SkippedNode(names, "Linear", smoothing))
             continue
-        scales, words = found
+        scales, words = smoothing
         divide(work, group, scales)
         changed.append(f"{names}: {words}, folded into {group.source}")
     return [AlgorithmFacts(NAME, tuple(changed), tuple(skipped))]
 
 
 def _statistics(work: LayerWork, paths: list[str]) -> dict[str, ChannelStatistics]:
-    found = {path: ChannelMoments(-1) for path in paths}
+    moments = {path: ChannelMoments(-1) for path in paths}
     for batch in work.inputs(paths):
         for path, (_, rows) in batch.items():
-            found[path].observe(rows.float().cpu().numpy())
-            found[path].end_of_sample()
-    return {path: each.statistics for path, each in found.items()}
+            moments[path].observe(rows.float().cpu().numpy())
+            moments[path].end_of_sample()
+    return {path: moment.statistics for path, moment in moments.items()}
 
 
 def _quantized_linears(work: LayerWork, group: ScaledGroup) -> list[str]:
@@ -79,11 +79,11 @@ def _scales(
     if options.alpha is None:
         return _searched(work, group, options, statistics)
     layers = [LayerWeight.of(matrix(work, path).T[None, :, :, None]) for path in paths]
-    found = find_smoothing(layers, statistics, options.alpha, steps_of(work.targets[paths[0]]))
-    if found.gain_db <= 0:
-        return f"alpha {options.alpha:g} would raise the estimated error by {-found.gain_db:.1f} dB"
-    scales = group.tied(np.maximum(found.scales, options.least_scale))
-    return scales, f"alpha {options.alpha:g}, estimated error {-found.gain_db:+.1f} dB"
+    smoothing = find_smoothing(layers, statistics, options.alpha, steps_of(work.targets[paths[0]]))
+    if smoothing.gain_db <= 0:
+        return f"alpha {options.alpha:g} would raise the estimated error by {-smoothing.gain_db:.1f} dB"
+    scales = group.tied(np.maximum(smoothing.scales, options.least_scale))
+    return scales, f"alpha {options.alpha:g}, estimated error {-smoothing.gain_db:+.1f} dB"
 
 
 def _searched(
@@ -96,9 +96,9 @@ def _searched(
     best: tuple[float, float, Array | None] = (none, 0.0, None)
     for alpha in SEARCHED_ALPHAS:
         scales = group.tied(np.maximum(smoothing_scales(statistics.reach, reach, alpha), options.least_scale))
-        found = _error(work, group, scales, statistics, expected, options.error_power)
-        if found < best[0]:
-            best = (found, alpha, scales)
+        current = _error(work, group, scales, statistics, expected, options.error_power)
+        if current < best[0]:
+            best = (current, alpha, scales)
     if best[2] is None:
         return "no alpha lowers the error of its outputs"
     return best[2], f"alpha {best[1]:g}, error of outputs {best[0] / none:.3g} of what it was"
@@ -117,13 +117,13 @@ def _error(
     spec = work.targets[path].activation
     assert spec is not None
     low, high = (statistics.lowest / scales).min(initial=0), (statistics.highest / scales).max(initial=0)
-    found = TensorRange(float(low), float(high)) if is_measured(spec) else None
-    quantizer = quantizer_of(spec, found, path).to(work.linear(path).weight.device)
+    range_ = TensorRange(float(low), float(high)) if is_measured(spec) else None
+    quantizer = quantizer_of(spec, range_, path).to(work.linear(path).weight.device)
     weights = {}
-    for each in group.linears:
-        weight, target = torch.from_numpy(matrix(work, each) * scales), work.targets.get(each)
+    for linear in group.linears:
+        weight, target = torch.from_numpy(matrix(work, linear) * scales), work.targets.get(linear)
         is_rounded = target is not None and target.weight is not None
-        weights[each] = round_to_nearest(weight, target.weight).values if is_rounded else weight  # type: ignore[arg-type,union-attr]
+        weights[linear] = round_to_nearest(weight, target.weight).values if is_rounded else weight  # type: ignore[arg-type,union-attr]
     with tried(work, group, scales, weights, quantizer):
         outputs = outputs_of(work, group, SEARCHED_BATCHES)
     return sum(float((a - b).abs().double().pow(power).mean()) for a, b in zip(outputs, expected, strict=True))

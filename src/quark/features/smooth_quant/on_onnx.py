@@ -41,12 +41,12 @@ def before_calibration(work: Work, options: SmoothOptions) -> list[AlgorithmFact
     road = OnnxRoad(work.model, frozenset(protect_structures(work.model, work.settings)[1].weights_only))
     tensors = smooth_tensors(work.model, road.left_out)
     wanted = {name: ChannelMoments(axis) for name, axis in tensors.items()}
-    found: dict[str, ChannelMoments] = {}
+    moments_by_name: dict[str, ChannelMoments] = {}
     if wanted:
         calibrate = work.settings.calibrate
         with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
-            found = survey(runner, wanted, work.samples, calibrate, sample_limit=SMOOTH_SAMPLES)
-    statistics = {name: moments.statistics for name, moments in found.items()}
+            moments_by_name = survey(runner, wanted, work.samples, calibrate, sample_limit=SMOOTH_SAMPLES)
+    statistics = {name: moments.statistics for name, moments in moments_by_name.items()}
     split = split_outliers(work.model, statistics, road) if options.alpha is None else None
     steps = steps_of(work.settings.choose.default)
     smoothed = smooth_graph(view_of(work.model), road, options, statistics, steps)

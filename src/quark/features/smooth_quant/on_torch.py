@@ -39,8 +39,8 @@ def before_calibration(work: Work, options: SmoothOptions) -> list[AlgorithmFact
     statistics: dict[str, ChannelStatistics] = {}
     if work.batches is not None:
         wanted = {name: ChannelMoments(axis) for name, axis in smooth_tensors(work.network).items()}
-        found = survey(work.network, wanted, work.batches, SMOOTH_SAMPLES)
-        statistics = {name: moments.statistics for name, moments in found.items()}
+        surveyed = survey(work.network, wanted, work.batches, SMOOTH_SAMPLES)
+        statistics = {name: moments.statistics for name, moments in surveyed.items()}
     return [smooth(work.network, options, statistics, steps_of(work.settings.choose.default))]
 
 
@@ -92,7 +92,7 @@ class TorchRoad:
         if dimensions and (value := node.input(0)) is not None and value.rank != int(dimensions[1]) + 2:
             return "it pools a tensor without a batch"
         module = module_of(self._network, origin)
-        constants = [attribute_of(self._network, each) for each in origin.all_input_nodes]
+        constants = [attribute_of(self._network, node) for node in origin.all_input_nodes]
         for parameter in (*constants, *(() if module is None else module.parameters())):
             others = [other for other in self._readers.get(id(parameter), ()) if other is not origin]
             if others:

@@ -63,8 +63,8 @@ def split_outliers(
     """Split the products that have such channels, in place, and add the statistics of what is left of their inputs.
     Returns what was done, or None if there was nothing to do. Nodes that the road has an obstacle for are left."""
     groups, _ = find_groups(view_of(model)) if road is None else find_groups(view_of(model), road.obstacle)
-    found = [split for group in groups if (split := _split_of(group, statistics)) is not None]
-    changed = [_carry_out(model, split, statistics) for split in found]
+    splits = [split for group in groups if (split := _split_of(group, statistics)) is not None]
+    changed = [_carry_out(model, split, statistics) for split in splits]
     return AlgorithmFacts(OUTLIERS, tuple(changed), ()) if changed else None
 
 
@@ -121,7 +121,7 @@ def _carry_out(model: ir.Model, split: _Split, statistics: dict[str, ChannelStat
     for node in added:
         node.meta[READS_FLOAT] = OUTLIERS
     known = statistics[tensor.name]
-    lowest, highest, squares = (each * (usual != 0) for each in (known.lowest, known.highest, known.mean_square))
+    lowest, highest, squares = (value * (usual != 0) for value in (known.lowest, known.highest, known.mean_square))
     statistics[str(rest.outputs[0].name)] = replace(known, lowest=lowest, highest=highest, mean_square=squares)
     names = ", ".join(layer.node.label for layer in group.layers)
     return f"{names}: {count_of(channels.size, 'channel')} of {weight.shape[0]} in float"

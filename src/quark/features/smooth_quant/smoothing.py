@@ -213,9 +213,9 @@ class LayerWeight:
             raise InvalidValueError(f"a weight of {weight.ndim} dimensions: expected [groups, inputs, outputs, taps]")
         reach = np.abs(weight).max(axis=(2, 3)).astype(np.float32).reshape(-1)
         outputs = weight.shape[2]
-        some = np.abs(weight[:, :, :: -(-outputs // MAX_OUTPUTS)].astype(np.float32))
-        some /= max(float(reach.max(initial=0)), np.finfo(np.float32).tiny)
-        return cls(reach, some.max(axis=3), np.square(some).sum(axis=3), weight.shape[3])
+        sampled = np.abs(weight[:, :, :: -(-outputs // MAX_OUTPUTS)].astype(np.float32))
+        sampled /= max(float(reach.max(initial=0)), np.finfo(np.float32).tiny)
+        return cls(reach, sampled.max(axis=3), np.square(sampled).sum(axis=3), weight.shape[3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +269,9 @@ def _layer_error(layer: LayerWeight, passed_on: Array, energy: Array, scales: Ar
     """The same for one layer; `passed_on` is the mean square error of each input channel."""
     groups, inputs, _ = layer.peak.shape
     unit = max(float(energy.max(initial=0)), np.finfo(np.float64).tiny)  # keeps float32 from overflowing
-    n, e, s = (each.reshape(groups, inputs, 1).astype(np.float32) for each in (passed_on / unit, energy / unit, scales))
+    n, e, s = (
+        value.reshape(groups, inputs, 1).astype(np.float32) for value in (passed_on / unit, energy / unit, scales)
+    )
     signal = float((e * layer.square).sum())
     if signal <= 0:
         return 0.0
@@ -291,8 +293,8 @@ def find_smoothing(
     usable = statistics.usable_reach if alpha is None else statistics.reach
     known = statistics if statistics.count >= MIN_COUNT else replace(statistics, excess=0.0)
     before = estimated_error(layers, known, np.ones(reach.shape), steps)
-    found = []
-    for each in ALPHAS if alpha is None else (alpha,):
-        scales = smoothing_scales(usable, reach, each)
-        found.append(Smoothing(each, scales, estimated_error(layers, statistics, scales, steps), before))
-    return min(found, key=lambda smoothing: smoothing.error)
+    candidates = []
+    for exponent in ALPHAS if alpha is None else (alpha,):
+        scales = smoothing_scales(usable, reach, exponent)
+        candidates.append(Smoothing(exponent, scales, estimated_error(layers, statistics, scales, steps), before))
+    return min(candidates, key=lambda smoothing: smoothing.error)
