@@ -103,9 +103,9 @@ def card_of(settings: Settings, loaded: LoadedModel, data: DataFacts, plan_sha25
 def put_card(proto: onnx.ModelProto, card: Card) -> None:
     """Store the card in the model's metadata, in place of an earlier one."""
     text = card.inside().to_json()
-    for each in proto.metadata_props:
-        if each.key == CARD_KEY:
-            each.value = text
+    for prop in proto.metadata_props:
+        if prop.key == CARD_KEY:
+            prop.value = text
             return
     proto.metadata_props.add(key=CARD_KEY, value=text)
 
@@ -208,20 +208,22 @@ def _changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Change
     """None if the base has something more: --set adds and replaces, and removes nothing."""
     if set(base) != set(wanted):
         return None
-    found: list[Change] = [(key, wanted[key]) for key in wanted if key != "extra_options" and wanted[key] != base[key]]
-    return _parts(found, base.get("extra_options"), wanted.get("extra_options"), "")
+    changes: list[Change] = [
+        (key, wanted[key]) for key in wanted if key != "extra_options" and wanted[key] != base[key]
+    ]
+    return _parts(changes, base.get("extra_options"), wanted.get("extra_options"), "")
 
 
-def _parts(found: list[Change], base: Any, wanted: Any, prefix: str) -> tuple[Change, ...] | None:
+def _parts(changes: list[Change], base: Any, wanted: Any, prefix: str) -> tuple[Change, ...] | None:
     if not isinstance(base, Mapping) or not isinstance(wanted, Mapping) or set(base) - set(wanted):
         return None
     for key, value in wanted.items():
         if key in base and isinstance(base[key], Mapping) and isinstance(value, Mapping):
-            if _parts(found, base[key], value, f"{prefix}{key}.") is None:
+            if _parts(changes, base[key], value, f"{prefix}{key}.") is None:
                 return None
         elif key not in base or value != base[key]:
-            found.append((f"{prefix}{key}", value))
-    return tuple(found)
+            changes.append((f"{prefix}{key}", value))
+    return tuple(changes)
 
 
 # ---------------------------------------------------------------- reading cards
@@ -264,7 +266,7 @@ def _card_of_model(path: Path) -> Card:
     try:
         with open_regular(path, f"card '{path}'") as file:
             proto = onnx.load_model_from_string(file.read())
-        said = {str(each.key): str(each.value) for each in proto.metadata_props}
+        said = {str(prop.key): str(prop.value) for prop in proto.metadata_props}
     except (DecodeError, OSError, ValueError) as error:  # ValueError: text that is not Unicode
         raise InvalidValueError(f"card '{path}' cannot be read as an ONNX model: {error}") from error
     if CARD_KEY not in said:

@@ -177,7 +177,7 @@ def _quantize_graph(
         plan=_with_skipped(run.plan, loaded.skipped),
         calibration=_calibration_facts(samples, run, obstacle is not None),
         outputs=run.outputs,
-        rewrites=(*rewrites, *(replace(each, name=f"npu_{each.name}") for each in run.simulated)),
+        rewrites=(*rewrites, *(replace(rewrite, name=f"npu_{rewrite.name}") for rewrite in run.simulated)),
         algorithms=algorithms,
         remarks=(
             *(*settings.remarks, *loaded.remarks, *(mixed.remarks if mixed else ())),
@@ -187,10 +187,10 @@ def _quantize_graph(
             *([_judged_remark(samples, run.compared)] if run.compared.is_worse_on_more else []),
             *([_FEWER_PASSES] if run.outputs and is_slow_to_optimize(run.message) else []),
             *_absent_types(op_types, settings),
-            *(remark for each in algorithms if (remark := idle_remark(each)) is not None),
+            *(remark for algorithm in algorithms if (remark := idle_remark(algorithm)) is not None),
             *(numberless_remark(name) for name in outputs_without_numbers(run.expected)),
             *([unmeasured_remark(metric)] if metric is not None and measured is None else []),
-            *(f"EvalMetrics, {each}" for each in evaluations),
+            *(f"EvalMetrics, {evaluation}" for evaluation in evaluations),
         ),
         op_types=run.op_types,
         mixed=mixed.plan if mixed else None,
@@ -263,7 +263,7 @@ def _carry_out(
         loaded.check_unchanged()
         expected = source.expected or [runner.outputs(sample) for sample in samples.judged]
         exact = model.clone() if settings.refine.finetune is not None or settings.features else None
-        simulated = simulate(model, settings.simulate, [each.node for each in placement.skipped])
+        simulated = simulate(model, settings.simulate, [node.node for node in placement.skipped])
         of_held_out = expected[: len(samples.held_out)]
         decision = Decision(model, samples, settings, placement, ranges, runner, of_held_out, exact)
         refined = decide(decision)
@@ -303,7 +303,7 @@ def _compared(
     """The outputs beside float, unless the file computes what the float network computes."""
     if not plan.tensors:
         return Comparison()
-    has_integers = any(isinstance(each.choice, AffineChoice) and each.role is Role.ACTIVATION for each in plan)
+    has_integers = any(isinstance(tensor.choice, AffineChoice) and tensor.role is Role.ACTIVATION for tensor in plan)
     return compare_held_out(message, samples, expected, providers, has_integers=has_integers)
 
 
@@ -326,8 +326,8 @@ def _calibration_facts(samples: Samples, run: _Run, is_unchecked: bool) -> Calib
 
 def _with_skipped(plan: QuantizationPlan, first: Sequence[SkippedNode]) -> QuantizationPlan:
     """Put the nodes that loading left in float in front. The plan has those that hold subgraphs, too."""
-    known = {(each.node, each.op_type) for each in first}
-    rest = (each for each in plan.skipped if (each.node, each.op_type) not in known)
+    known = {(node.node, node.op_type) for node in first}
+    rest = (node for node in plan.skipped if (node.node, node.op_type) not in known)
     return replace(plan, skipped=(*first, *rest)) if first else plan
 
 

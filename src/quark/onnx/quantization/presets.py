@@ -84,7 +84,7 @@ def integers(name: str, description: str, method: Any, types: tuple[Any, Any], /
     fields = {"calibrate_method": method, "activation_type": types[0], "weight_type": types[1]}
     if method is not MIN_MSE and types[1] is not U8:
         fields["per_channel"] = True
-    is_plain = all(isinstance(each, QuantType) for each in types)
+    is_plain = all(isinstance(type_, QuantType) for type_ in types)
     return Preset(name, description, fields if is_plain else {**_EXTENDED, **fields}, options)
 
 
@@ -102,7 +102,7 @@ def scaled_floats(name: str, description: str, quant_type: Any, /, **options: An
 def blocks(name: str, description: str, /, *types: DataType | Any, **options: Any) -> Preset:
     """Block types: one for activations and weights, or one each. A quant type without attributes is used as it is."""
     activation, weight = types if len(types) == 2 else types * 2
-    quant_types = [each.map_onnx_format if isinstance(each, DataType) else each for each in (activation, weight)]
+    quant_types = [value.map_onnx_format if isinstance(value, DataType) else value for value in (activation, weight)]
     fields = {**_EXTENDED, "activation_type": quant_types[0], "weight_type": quant_types[1]}
     return Preset(name, description, fields, {**_attributes(activation, weight), **options})
 
@@ -110,14 +110,16 @@ def blocks(name: str, description: str, /, *types: DataType | Any, **options: An
 def _attributes(*types: DataType | Any) -> dict[str, Any]:
     """The extra options that describe these block types; of two, the first is that of activations."""
     activation, weight = types[0], types[-1]
-    if activation != weight and all(getattr(each, "map_onnx_format", None) is ExtendedQuantType.QMX for each in types):
+    if activation != weight and all(
+        getattr(type_, "map_onnx_format", None) is ExtendedQuantType.QMX for type_ in types
+    ):
         return {"MXAttributes": dict(activation.attributes), "WeightMXAttributes": dict(weight.attributes)}
     options = {
         ExtendedQuantType.QBFP: "BFPAttributes",
         ExtendedQuantType.QMX: "MXAttributes",
         ExtendedQuantType.QNVFP4: "NVFP4Attributes",
     }
-    return {options[each.map_onnx_format]: dict(each.attributes) for each in types if isinstance(each, DataType)}
+    return {options[type_.map_onnx_format]: dict(type_.attributes) for type_ in types if isinstance(type_, DataType)}
 
 
 def weight_only(name: str, description: str, /, **parameters: Any) -> Preset:
@@ -359,7 +361,9 @@ def unknown_preset(name: object) -> UnknownNameError:
     "no preset 'int8'. Did you mean INT8_CNN_DEFAULT or INT8_TRANSFORMER_DEFAULT? 'quark presets' lists all 93."
     """
     wanted = str(name).upper()
-    longer = [each for each in PRESETS if wanted and each.startswith(f"{wanted}_") and each.endswith("_DEFAULT")]
+    longer = [
+        preset for preset in PRESETS if wanted and preset.startswith(f"{wanted}_") and preset.endswith("_DEFAULT")
+    ]
     nearest = longer[:2] or difflib.get_close_matches(wanted, PRESETS, n=1)
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     return UnknownNameError(f"no preset {name!r}.{hint} 'quark presets' lists all {len(PRESETS)}.")

@@ -71,7 +71,7 @@ class QuantizedModel:
         self._outcome = outcome
         self._save_options = save_options
         self._source, self._data = _path(source), _path(data)  # arrays are not held
-        self._reads = tuple(path for each in reads if (path := _path(each)) is not None)
+        self._reads = tuple(path for read in reads if (path := _path(read)) is not None)
         self._card = outcome.card
         self._model: onnx.ModelProto | None = None
         self._written: FileFacts | None = None
@@ -152,10 +152,10 @@ class QuantizedModel:
 
     def _note_growth(self, proto: onnx.ModelProto) -> None:
         assert self._written is not None
-        found = growth(self._written, self._outcome.account.source, proto)
-        self._growth = () if found is None else (found.text,)
-        if found is not None:
-            logger.log(logging.INFO if found.is_by_design else logging.WARNING, "%s", found.text)
+        remark = growth(self._written, self._outcome.account.source, proto)
+        self._growth = () if remark is None else (remark.text,)
+        if remark is not None:
+            logger.log(logging.INFO if remark.is_by_design else logging.WARNING, "%s", remark.text)
 
 
 def quantize(  # noqa: PLR0913 - options of the public interface, by keyword
@@ -206,7 +206,7 @@ def quantize(  # noqa: PLR0913 - options of the public interface, by keyword
     if isinstance(config, str) and config == AUTO:
         # by its name: quark.search lies right of quark.onnx
         auto_quantize = import_module("quark.search").auto_quantize
-        found = auto_quantize(
+        result = auto_quantize(
             *(model, data),
             target=Target.of(target or Target.CPU).value,
             metric=metric,
@@ -214,9 +214,9 @@ def quantize(  # noqa: PLR0913 - options of the public interface, by keyword
             batch_size=batch_size,
             preprocessing=preprocessing,
         )
-        if found.model is None:
-            raise InvalidValueError(f"config 'auto': {found.statement}")
-        return cast(QuantizedModel, found.model)
+        if result.model is None:
+            raise InvalidValueError(f"config 'auto': {result.statement}")
+        return cast(QuantizedModel, result.model)
     pack, chosen_by = None, ""
     if config is None:
         usual = usual_config(target or Target.CPU, model)
@@ -302,7 +302,7 @@ def files_read(settings: Settings, config: Any = None, preprocessing: Any = None
     named = [] if mix is None else [mix.plan_file, mix.subgraphs, mix.cache_file]
     named += [] if finetune is None else [finetune.reference]
     function = metric.rpartition(":")[0] if isinstance(metric, str) else None  # FILE.py:FUNCTION
-    paths = [_path(each) for each in (config, preprocessing, *named, function)]
+    paths = [_path(file) for file in (config, preprocessing, *named, function)]
     ranges = settings.calibrate.ranges_file  # written as well, and may not exist yet
     given = [os.fspath(path) for path in paths if path is not None and os.path.isfile(path)]
     return [*given, *([] if ranges is None else [os.fspath(ranges)])]

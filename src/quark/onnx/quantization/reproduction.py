@@ -79,33 +79,33 @@ def reproduce(
     """Build the file of a card again, and compare. `model` and `data` are by default looked for where the card says and
     beside it; if they are not the card's, an error is raised before the work. The result is written to `output`, with
     its card beside it, if that is given."""
-    found = read_card(Path(card))
-    if found.card.torch is not None:
+    found_card = read_card(Path(card))
+    if found_card.card.torch is not None:
         raise UnsupportedOptionError(
-            f"card '{found.file}' is of a torch module: quark.torch.export.reproduction.reproduce_export reads it"
+            f"card '{found_card.file}' is of a torch module: quark.torch.export.reproduction.reproduce_export reads it"
         )
-    if found.card.functions:
+    if found_card.card.functions:
         raise UnsupportedOptionError(
-            f"card '{found.file}': {', '.join(found.card.functions)} was a Python function, which a card cannot hold; "
-            f"run the script that made the file again"
+            f"card '{found_card.file}': {', '.join(found_card.card.functions)} was a Python function, which a card "
+            "cannot hold; run the script that made the file again"
         )
-    expected, warnings = expected_hash(found)
-    settings = naming(f"card '{found.file}'", settings_from, found.card)
-    source = find_source(found, None if model is None else Path(model))
-    samples = find_data(found, None if data is None else Path(data))
-    warnings += _compare_inputs(found.card, source, samples, settings)
-    reads = (source, found.file, found.model, samples.source, *files_read(settings))
+    expected, warnings = expected_hash(found_card)
+    settings = naming(f"card '{found_card.file}'", settings_from, found_card.card)
+    source = find_source(found_card, None if model is None else Path(model))
+    samples = find_data(found_card, None if data is None else Path(data))
+    warnings += _compare_inputs(found_card.card, source, samples, settings)
+    reads = (source, found_card.file, found_card.model, samples.source, *files_read(settings))
     target = None if output is None else check_output(output, *reads)
     outcome = quantize_graph(source, samples, settings)
-    if outcome.digest.hexdigest() != found.card.source.sha256:
+    if outcome.digest.hexdigest() != found_card.card.source.sha256:
         raise ModelError(f"model '{source}' changed after it was compared with the card: start again")
     # as configured; but `quark pack`, afterwards, writes one file if that is possible
-    is_one = bool(found.card.packing) and found.model is not None and not external_files(found.model)
+    is_one = bool(found_card.card.packing) and found_card.model is not None and not external_files(found_card.model)
     options = SaveOptions() if is_one else settings.save
-    made, differing = _compared(outcome, found, expected, options)
+    made, differing = _compared(outcome, found_card, expected, options)
     if target is not None:
         # a file that differs from the card's has a card of its own
-        own = found.card if made.sha256 == expected else replace(outcome.card, packing=found.card.packing)
+        own = found_card.card if made.sha256 == expected else replace(outcome.card, packing=found_card.card.packing)
         with together(target):
             beside = placed(own, target, source, samples.source, _write(outcome, own, target, options))
             outcome.check_unchanged()
@@ -113,19 +113,19 @@ def reproduce(
     return Reproduction(expected, made, tuple(warnings), tuple(differing))
 
 
-def expected_hash(found: FoundCard) -> tuple[str, list[str]]:
+def expected_hash(found_card: FoundCard) -> tuple[str, list[str]]:
     """The hash that the file should have: that of the model if it was given, else the card's, with a warning if the
     model beside the card has changed."""
-    result = found.card.result
-    if found.model is None:
+    result = found_card.card.result
+    if found_card.model is None:
         if result is None:
-            raise InvalidValueError(f"card '{found.file}' says no hash of its file, and that is not beside it")
+            raise InvalidValueError(f"card '{found_card.file}' says no hash of its file, and that is not beside it")
         return result.sha256, []
-    now = file_hash(found.model)
-    if found.file == found.model or result is None or result.sha256 == now:
+    now = file_hash(found_card.model)
+    if found_card.file == found_card.model or result is None or result.sha256 == now:
         return now, []
-    warning = f"'{found.model.name}' beside the card has changed since: SHA-256 {now[:16]}"
-    return result.sha256, [warning + _old_hash(found.card, bool(external_files(found.model)))]
+    warning = f"'{found_card.model.name}' beside the card has changed since: SHA-256 {now[:16]}"
+    return result.sha256, [warning + _old_hash(found_card.card, bool(external_files(found_card.model)))]
 
 
 def _old_hash(card: Card, has_external_data: bool) -> str:
@@ -163,9 +163,9 @@ def _refuse_functions(content: Any, where: str) -> None:
             _refuse_functions(value, f"{where}.{name}")
 
 
-def find_source(found: FoundCard, given: Path | None) -> Path:
+def find_source(found_card: FoundCard, given: Path | None) -> Path:
     """The float model: as given, where the card says, or a file beside the card with the same size and content."""
-    card, folder = found.card, found.file.parent
+    card, folder = found_card.card, found_card.file.parent
     if given is not None:
         return given
     recorded = folder / card.paths["source"] if "source" in card.paths else None
@@ -175,37 +175,39 @@ def find_source(found: FoundCard, given: Path | None) -> Path:
     if card.source.name and named.is_file():
         return named
     for path in sorted(folder.glob("*.onnx")) if card.torch is None else ():
-        is_alike = path != found.model and path.stat().st_size == card.source.bytes
+        is_alike = path != found_card.model and path.stat().st_size == card.source.bytes
         if is_alike and file_hash(path) == card.source.sha256:
             return path
     what = "weights" if card.torch else "float model"
     raise InvalidValueError(
-        f"card '{found.file}': its {what} {card.source.name or f'of {card.source.bytes} bytes'} was not found; give it "
-        "with --model"
+        f"card '{found_card.file}': its {what} {card.source.name or f'of {card.source.bytes} bytes'} was not found; "
+        "give it with --model"
     )
 
 
-def find_data(found: FoundCard, given: Path | None) -> Data:
+def find_data(found_card: FoundCard, given: Path | None) -> Data:
     """The calibration data: as given, where the card says, or beside the card under its name."""
-    facts = found.card.data
+    facts = found_card.card.data
     fields = facts.preprocessing
     try:
         preprocessing = Preprocessing(**fields)
     except (TypeError, InvalidValueError) as error:
-        raise InvalidValueError(f"card '{found.file}': field 'data.preprocessing': {error}") from error
+        raise InvalidValueError(f"card '{found_card.file}': field 'data.preprocessing': {error}") from error
     if facts.kind in (DataKind.RANDOM, DataKind.UNUSED):
         return Data(None, facts.count, facts.batch_size, preprocessing, is_random=True)
-    folder = found.file.parent
-    names = ["", ""] if facts.kind is DataKind.OBJECT else [found.card.paths.get("data", ""), facts.name]
+    folder = found_card.file.parent
+    names = ["", ""] if facts.kind is DataKind.OBJECT else [found_card.card.paths.get("data", ""), facts.name]
     # the path ends in the name of the data, so that a card cannot lead to whatever lies above it
     named = [folder / name for name in names if name and name.rpartition("/")[2] == (facts.name or name)]
-    path = next((each for each in ([given] if given is not None else named) if each.exists()), None)
+    path = next((path_ for path_ in ([given] if given is not None else named) if path_.exists()), None)
     if path is not None and given is None and path.is_dir():
-        check_folder(path, f"card '{found.file}': its calibration data '{path}', to be given by --calib,", MOST_ENTRIES)
+        check_folder(
+            path, f"card '{found_card.file}': its calibration data '{path}', to be given by --calib,", MOST_ENTRIES
+        )
     if path is None:
         what = f"'{facts.name}'" if facts.name else f"{facts.samples} samples of a {facts.kind.value}"
         missing = f"'{given}': there is no such file or folder" if given else f"{what} was not found; give --calib"
-        raise InvalidValueError(f"card '{found.file}': its calibration data {missing}")
+        raise InvalidValueError(f"card '{found_card.file}': its calibration data {missing}")
     return Data(path, facts.count, facts.batch_size, preprocessing)
 
 
@@ -225,28 +227,32 @@ def _compare_inputs(card: Card, source: Path, data: Data, settings: Settings) ->
         why = "other values in them" if same_count else counts
         raise InvalidValueError(f"calibration data '{data.source or 'random'}' is not the card's: {why}")
     now = card_of(settings, loaded, facts, card.plan_sha256)
-    found = differences(card, replace(now, data=card.data, packing=card.packing, platform=platform_facts()))
+    changed = differences(card, replace(now, data=card.data, packing=card.packing, platform=platform_facts()))
     del loaded, samples
     release_memory()
-    return found
+    return changed
 
 
-def _compared(outcome: Outcome, found: FoundCard, expected: str, options: SaveOptions) -> tuple[FileFacts, list[str]]:
+def _compared(
+    outcome: Outcome, found_card: FoundCard, expected: str, options: SaveOptions
+) -> tuple[FileFacts, list[str]]:
     """The new file, and how it differs. It is written under the original name, since the model names its external
     weights after it."""
-    known = found.card.result.name if found.card.result is not None else ""
-    name = found.model.name if found.model is not None else known or "model.onnx"
+    known = found_card.card.result.name if found_card.card.result is not None else ""
+    name = found_card.model.name if found_card.model is not None else known or "model.onnx"
     with scratch_folder() as folder:
         path = folder / name
-        made = _write(outcome, found.card, path, options)
+        made = _write(outcome, found_card.card, path, options)
         outcome.check_unchanged()
         if expected in (made.sha256, file_hash(path)):
             return replace(made, sha256=expected), []
-        if found.model is None:
+        if found_card.model is None:
             differing = ["the file itself is not at hand: what differs in it is unknown"]
         else:
-            differing = file_differences(found.model, path) or ["other bytes for the same nodes, weights and metadata"]
-        if outcome.card.plan_sha256 != found.card.plan_sha256:
+            differing = file_differences(found_card.model, path) or [
+                "other bytes for the same nodes, weights and metadata"
+            ]
+        if outcome.card.plan_sha256 != found_card.card.plan_sha256:
             differing.insert(0, "the plan: formats, scales or readers of some tensors")
         return made, differing
 
@@ -300,8 +306,8 @@ def external_files(path: Path) -> list[Path]:
 
 def file_differences(first: Path, second: Path) -> list[str]:
     """How the second file differs, in phrases for people; empty if only the order of bytes could differ."""
-    one, two = read_whole(first), read_whole(second)
-    before, after = _tensors(one), _tensors(two)
+    first_file, two = read_whole(first), read_whole(second)
+    before, after = _tensors(first_file), _tensors(two)
     groups = {
         "missing initializer": [name for name in before if name not in after],
         "new initializer": [name for name in after if name not in before],
@@ -309,18 +315,18 @@ def file_differences(first: Path, second: Path) -> list[str]:
     }
     nodes_before, nodes_after = (
         {str(node.name): ir.serde.serialize_node(node).SerializeToString(deterministic=True) for node in model.graph}
-        for model in (one, two)
+        for model in (first_file, two)
     )
     names = {**nodes_before, **nodes_after}
     groups["different node"] = [name for name in names if nodes_before.get(name) != nodes_after.get(name)]
-    found = [f"{count_of(len(names), what)}: {listed(names)}" for what, names in groups.items() if names]
-    metadata_before, metadata_after = dict(one.metadata_props), dict(two.metadata_props)
+    remarks = [f"{count_of(len(names), what)}: {listed(names)}" for what, names in groups.items() if names]
+    metadata_before, metadata_after = dict(first_file.metadata_props), dict(two.metadata_props)
     keys = {**metadata_before, **metadata_after}
     changed = sorted(key for key in keys if metadata_before.get(key) != metadata_after.get(key))
-    found += [f"metadata: {', '.join(changed)}"] if changed else []
-    if one.producer_version != two.producer_version:
-        found.append(f"written by quark {one.producer_version}, now {two.producer_version}")
-    return found
+    remarks += [f"metadata: {', '.join(changed)}"] if changed else []
+    if first_file.producer_version != two.producer_version:
+        remarks.append(f"written by quark {first_file.producer_version}, now {two.producer_version}")
+    return remarks
 
 
 def _tensors(model: ir.Model) -> dict[str, tuple[Any, ...]]:

@@ -130,25 +130,29 @@ class Tried:
     @property
     def steps(self) -> tuple[Step, ...]:
         """What helped, with the gain; if nothing did, that."""
-        helped = [each for each in self.suggestions if each.outcome is Outcome.HELPED]
-        count = sum(each.outcome in (Outcome.HELPED, Outcome.NO_GAIN) for each in self.suggestions)
+        helped = [suggestion for suggestion in self.suggestions if suggestion.outcome is Outcome.HELPED]
+        count = sum(suggestion.outcome in (Outcome.HELPED, Outcome.NO_GAIN) for suggestion in self.suggestions)
         if helped:
-            return tuple(each.step for each in helped)
+            return tuple(suggestion.step for suggestion in helped)
         if count:
             return (Step(f"none of the {count} changes that were tried helped"),)
-        return tuple(each.step for each in self.suggestions)
+        return tuple(suggestion.step for suggestion in self.suggestions)
 
 
 def untried(diagnosis: Diagnosis, reason: str) -> Tried:
     """The suggestions by guess, for a file that cannot be made again."""
-    found: dict[str, Suggestion] = {}
+    suggestions: dict[str, Suggestion] = {}
     for layer in _worst(diagnosis):
         for remedy in layer.remedies:
             if remedy.option and remedy.action is not Action.EXCLUDE:
-                found.setdefault(remedy.option, Suggestion(remedy.text, remedy.arguments, reason=reason))
+                suggestions.setdefault(remedy.option, Suggestion(remedy.text, remedy.arguments, reason=reason))
     excluded = [_exclude(diagnosis, count, (), ()) for count in EXCLUDED_COUNTS]
-    first = [Suggestion(each.text, each.arguments, reason=reason) for each in excluded if each is not None][:1]
-    return Tried((*first, *list(found.values())[:MOST_REMEDIES]), f"suggestions were not tried: {reason}")
+    first = [
+        Suggestion(suggestion.text, suggestion.arguments, reason=reason)
+        for suggestion in excluded
+        if suggestion is not None
+    ][:1]
+    return Tried((*first, *list(suggestions.values())[:MOST_REMEDIES]), f"suggestions were not tried: {reason}")
 
 
 def try_all(
@@ -180,7 +184,7 @@ def try_all(
 # ---------------------------------------------------------------- what to try
 def suggest(diagnosis: Diagnosis, making: Making, model: ir.Model) -> list[Candidate]:
     """The changes worth a try, the likeliest to help first. `model` is the float model as the quantizer reads it."""
-    found = [*_own_changes(diagnosis, making, model)] if isinstance(making.config, QuantizationConfig) else []
+    suggestions = [*_own_changes(diagnosis, making, model)] if isinstance(making.config, QuantizationConfig) else []
     settings = making.settings
     activation = settings.choose.default.activation
     kind = "blocks"
@@ -188,18 +192,18 @@ def suggest(diagnosis: Diagnosis, making: Making, model: ir.Model) -> list[Candi
         kind = "integers" if activation.integer.bits <= 8 else "wide"
     presets = [name for name in WIDER[kind] if name != settings.name][:MOST_PRESETS]
     wider = [Candidate(f"use the preset {name}", preset=name) for name in presets]
-    first = next((index for index, each in enumerate(found) if each.is_long), len(found))
-    return [*found[:first], *wider[:1], *found[first:], *wider[1:]]
+    first = next((index for index, suggestion in enumerate(suggestions) if suggestion.is_long), len(suggestions))
+    return [*suggestions[:first], *wider[:1], *suggestions[first:], *wider[1:]]
 
 
 def _own_changes(diagnosis: Diagnosis, making: Making, model: ir.Model) -> Iterator[Candidate]:
     config, settings = making.config, making.settings
     assert isinstance(config, QuantizationConfig)
     known = [str(node.name) for node in model.graph]
-    in_float = {each.node for each in diagnosis.skipped}
+    in_float = {node.node for node in diagnosis.skipped}
     excluded = [_exclude(diagnosis, count, config.nodes_to_exclude, in_float, model) for count in EXCLUDED_COUNTS]
     yield from filter(None, excluded[:-1])
-    others = {each.op_type for each in diagnosis.layers} - {*PRODUCTS, "LSTM", "GRU", "RNN"}
+    others = {layer.op_type for layer in diagnosis.layers} - {*PRODUCTS, "LSTM", "GRU", "RNN"}
     if others and not config.op_types_to_quantize and not config.nodes_to_quantize:
         present = sorted({node.op_type for node in model.graph} & set(PRODUCTS))
         yield Candidate("quantize products only", (("op_types_to_quantize", present),))
@@ -237,7 +241,7 @@ def _exclude(
     if len(layers) < count:
         return None
     shares = [layer.share or 0.0 for layer in layers]
-    smaller = max((each for each in EXCLUDED_COUNTS if each < count), default=0)
+    smaller = max((fewer for fewer in EXCLUDED_COUNTS if fewer < count), default=0)
     if sum(shares[smaller:count]) < LEAST_SHARE:
         return None
     if nodes is None:
@@ -253,18 +257,18 @@ def _exclude(
 
 def _surroundings(layer: ir.Node) -> list[str]:
     """The names of a node and of the nodes around it, up to the next products, the nearest first."""
-    found = {id(layer): layer}
+    around = {id(layer): layer}
     waiting = [layer]
-    while waiting and len(found) < LARGEST_REGION:
+    while waiting and len(around) < LARGEST_REGION:
         node = waiting.pop(0)
         makers = [value.producer() for value in node.inputs if value is not None]
         readers = [use.node for value in node.outputs for use in value.uses()]
         for other in [*makers, *readers]:
-            is_new = other is not None and id(other) not in found and other.graph is layer.graph
+            is_new = other is not None and id(other) not in around and other.graph is layer.graph
             if other is not None and is_new and other.op_type not in (*PRODUCTS, *UNQUANTIZED):
-                found[id(other)] = other
+                around[id(other)] = other
                 waiting.append(other)
-    return [str(node.name) for node in found.values()]
+    return [str(node.name) for node in around.values()]
 
 
 def _group(
@@ -275,7 +279,7 @@ def _group(
     shares: dict[str, float] = {}
     sizes: dict[str, int] = {}
     for layer in diagnosis.layers:
-        for end in (found.end() for found in re.finditer(r"/|\.(?!\d+$)", layer.name)):
+        for end in (match.end() for match in re.finditer(r"/|\.(?!\d+$)", layer.name)):
             prefix = layer.name[:end]
             if prefix.strip("/."):
                 shares[prefix] = shares.get(prefix, 0.0) + (layer.share or 0.0)
@@ -433,9 +437,11 @@ class _Trials:
         if self._making.settings.trains:
             note += ", without training"
         else:
-            found = self._compared(again, self._judged(os.fspath(quantized)), before)
-            is_better = found[2].verdict_after is not found[2].verdict_before  # other samples change a little, always
-            results += [found] if found[2].outcome is Outcome.HELPED and is_better else []
+            outcome = self._compared(again, self._judged(os.fspath(quantized)), before)
+            is_better = (
+                outcome[2].verdict_after is not outcome[2].verdict_before
+            )  # other samples change a little, always
+            results += [outcome] if outcome[2].outcome is Outcome.HELPED and is_better else []
         skipped: list[Suggestion] = []
         quick: list[float] = []  # seconds of the trials that are not long
         for candidate in candidates:
@@ -525,9 +531,9 @@ class _Trials:
         settings = self._making.settings_with(candidate)
         samples = (sample for index, sample in enumerate(self._samples.in_order()) if index in self._indices)
         outcome = quantize_graph(self._source, Data(samples), settings)
-        found = self._judged(outcome.message.to_graph())
+        figures = self._judged(outcome.message.to_graph())
         release_memory()
-        return found
+        return figures
 
     def _split(self) -> tuple[list[Sample], set[int]]:
         """The samples to judge by, and the numbers of those to calibrate on; a lone sample serves both."""
@@ -558,13 +564,13 @@ def _compared_part(before: Sequence[OutputFidelity], after: Sequence[OutputFidel
     output = worst_output(before)
     if output is None:
         return "", ("", "")
-    other = next(each for each in after if each.name == output.name)
+    other = next(fidelity for fidelity in after if fidelity.name == output.name)
     part = output.worst_part
     if part is None:
         return "SQNR", (f"{output.sqnr_db:.1f} dB", f"{other.sqnr_db:.1f} dB")
-    same = [each for each in other.parts if (each.name, each.measure) == (part.name, part.measure)]
+    same = [candidate for candidate in other.parts if (candidate.name, candidate.measure) == (part.name, part.measure)]
     if not same:  # a part of several figures may be decided by another one now
-        same = [each for each in other.parts if each.name == part.name]
+        same = [candidate for candidate in other.parts if candidate.name == part.name]
     if not same or same[0].measure != part.measure:
         return "SQNR of the output", (f"{output.sqnr_db:.1f} dB", f"{other.sqnr_db:.1f} dB")
     return part.measure, (figure_text(part), figure_text(same[0]))

@@ -47,7 +47,7 @@ class Target(str, Enum):
     @classmethod
     def of(cls, name: str | Target) -> Target:
         """Return a target by its name; 'onnxruntime' is the earlier name of 'cpu'."""
-        known = [each.value for each in cls]
+        known = [target.value for target in cls]
         if name == "onnxruntime":
             return cls.CPU
         if name not in known:
@@ -99,12 +99,12 @@ def usual_config(target: str | Target, model: str | os.PathLike[str] | onnx.Mode
 def _operators(model: str | os.PathLike[str] | onnx.ModelProto | bytes) -> Counter[str]:
     """Count the operators of a model, also inside subgraphs and functions."""
     proto = model if isinstance(model, onnx.ModelProto) else carve(read_source(model)).proto
-    graphs = [proto.graph.node, *(each.node for each in proto.functions)]
+    graphs = [proto.graph.node, *(function.node for function in proto.functions)]
     return Counter(node.op_type for nodes in graphs for node in all_nodes(nodes))
 
 
 def _is_transformer(operators: Counter[str]) -> bool:
-    products, convolutions = (sum(operators[each] for each in kinds) for kinds in (_PRODUCTS, _CONVOLUTIONS))
+    products, convolutions = (sum(operators[kind] for kind in kinds) for kinds in (_PRODUCTS, _CONVOLUTIONS))
     # decomposed norms have a mean and a root, and hardly anything else does
     has_norms = bool(_NORMS & operators.keys()) or {"ReduceMean", "Sqrt"} <= operators.keys()
     has_attention = bool(operators.keys() & {"Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"})

@@ -36,7 +36,7 @@ class AlgoConfig:
         ('CLESteps', 'OutputQDQ')
         """
         names = [field.name for field in fields(cls)]
-        return {name: "".join(_WORDS.get(each, each.capitalize()) for each in name.split("_")) for name in names}
+        return {name: "".join(_WORDS.get(part, part.capitalize()) for part in name.split("_")) for name in names}
 
     def get_options(self) -> dict[str, Any]:
         """The settings as extra options, those at their defaults too.
@@ -86,9 +86,9 @@ def _target_layers(content: Any) -> Any:
     """The config, the list or the dictionary of configs that `to_dict` wrote."""
     if not isinstance(content, list):
         return QLayerConfig.from_dict(content)
-    if all(isinstance(each, list) for each in content):
+    if all(isinstance(entry, list) for entry in content):
         return {QLayerConfig.from_dict(config): list(names) for config, names in content}
-    return [QLayerConfig.from_dict(each) for each in content]
+    return [QLayerConfig.from_dict(entry) for entry in content]
 
 
 @dataclass
@@ -164,10 +164,10 @@ class AdaRoundConfig(AlgoConfig):
     use_gds: bool = False
 
     def _get_config(self, extra_options: dict[str, Any]) -> dict[str, Any]:
-        found = super()._get_config(extra_options)
+        options = super()._get_config(extra_options)
         if "OptimAlgorithm" not in extra_options.get(self.option, {}):
-            found[self.option]["OptimAlgorithm"] = self.name
-        return found
+            options[self.option]["OptimAlgorithm"] = self.name
+        return options
 
 
 @dataclass
@@ -235,7 +235,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         if not isinstance(target, dict):
             return super().to_dict(on_function)
         content = replace(self, target_layer_config=None).to_dict(on_function)
-        return {**content, "target_layer_config": [[each.to_dict(), list(names)] for each, names in target.items()]}
+        return {**content, "target_layer_config": [[name.to_dict(), list(names)] for name, names in target.items()]}
 
 
 @dataclass

@@ -94,7 +94,7 @@ class QuantizationConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as JSON can hold it; enums as 'QuantType.QInt8'. A function among the options is an error."""
-        return {each.name: plain(getattr(self, each.name), each.name) for each in fields(self)}
+        return {field.name: plain(getattr(self, field.name), field.name) for field in fields(self)}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> QuantizationConfig:
@@ -106,7 +106,7 @@ class QuantizationConfig:
         if preset is not None and not isinstance(preset, str):
             raise UnsupportedTypeError(f"preset is {short(preset)}: expected the name of a preset")
         config = QuantizationConfig() if preset is None else get_default_config(preset)
-        known = [each.name for each in fields(config)]
+        known = [field.name for field in fields(config)]
         for name, value in values.items():
             if name not in known:
                 raise unknown_name("field of QuantizationConfig", name, [*known, "preset"])
@@ -213,7 +213,7 @@ class Config:
 
 def is_names(value: Any) -> bool:
     """True if value is a collection of strings."""
-    return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(each, str) for each in value)
+    return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in value)
 
 
 def is_subgraph(value: Any) -> bool:
@@ -302,7 +302,7 @@ class QConfig:
                 [layer and layer.to_dict(), names] for layer, names in layer_entries(self.layer_type_config)
             ],
             "exclude": plain(self.exclude),
-            "algo_config": [each.to_dict(on_function) for each in self.algo_config],
+            "algo_config": [config.to_dict(on_function) for config in self.algo_config],
             "use_external_data_format": self.use_external_data_format,
             "extra_options": plain(self.extra_options, "", on_function),
         }
@@ -320,7 +320,7 @@ class QConfig:
             _layer_map(content, "specific_layer_config"),
             _layer_map(content, "layer_type_config"),
             tuples([exclude] if isinstance(exclude, str) else _list(content, "exclude", "a list of names")),
-            [naming(f"algo_config[{i}]", AlgoConfig.from_dict, each) for i, each in enumerate(algorithms)],
+            [naming(f"algo_config[{i}]", AlgoConfig.from_dict, algorithm) for i, algorithm in enumerate(algorithms)],
             content.get("use_external_data_format", False),
             extra_options=restored_options(content.get("extra_options", {})),
         )
@@ -363,7 +363,7 @@ def _layer_map(content: Mapping[str, Any], field: str) -> dict[QLayerConfig | No
         if not isinstance(entry, (list, tuple)) or len(entry) != 2:
             raise InvalidValueError(f"{field}[{number}] is {short(entry)}: expected {expected}")
         config, names = entry
-        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise InvalidValueError(f"{field}[{number}][1] is {short(names)}: expected a list of names")
         key = None if config is None else naming(f"{field}[{number}][0]", QLayerConfig.from_dict, config)
         layers[key] = [*layers.get(key, []), *names]

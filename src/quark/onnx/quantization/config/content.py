@@ -61,7 +61,7 @@ def plain(value: Any, name: str = "", on_function: Callable[[str], Any] = refuse
         return {str(plain(k)): plain(v, str(k), on_function) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         items = sorted(value) if isinstance(value, (set, frozenset)) else value
-        return [plain(each, name, on_function) for each in items]
+        return [plain(item, name, on_function) for item in items]
     if isinstance(value, PathLike):
         return str(value)
     if isinstance(value, QLayerConfig):
@@ -78,8 +78,8 @@ def restored(value: Any) -> Any:
     if isinstance(value, str):
         return _enum_of(value)
     if isinstance(value, Mapping):
-        return {_enum_of(str(key)): restored(each) for key, each in value.items()}
-    return [restored(each) for each in value] if isinstance(value, list) else value
+        return {_enum_of(str(key)): restored(item) for key, item in value.items()}
+    return [restored(item) for item in value] if isinstance(value, list) else value
 
 
 def _enum_of(text: str) -> Any:
@@ -100,16 +100,16 @@ def restored_options(content: Any) -> dict[str, Any]:
     options: dict[str, Any] = restored(content)
     for name in _OPTIONS_OF_PAIRS:
         options |= {name: tuples(options[name])} if name in options else {}
-    for each in options.values():
+    for option in options.values():
         for name in _SETTINGS_OF_PAIRS:
-            if isinstance(each, dict) and isinstance(each.get(name), list):
-                each[name] = tuple(each[name])
+            if isinstance(option, dict) and isinstance(option.get(name), list):
+                option[name] = tuple(option[name])
     return options
 
 
 def tuples(value: Any) -> Any:
     """A list with its inner lists as tuples; any other value as it is."""
-    return [tuple(each) if isinstance(each, list) else each for each in value] if isinstance(value, list) else value
+    return [tuple(item) if isinstance(item, list) else item for item in value] if isinstance(value, list) else value
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def without_places(content: Any) -> Any:
     """Return the content without temporary and cache folders: they do not affect the bytes of the result."""
     if isinstance(content, Mapping):
-        return {name: without_places(each) for name, each in content.items() if not _is_place(name, each)}
-    return [without_places(each) for each in content] if isinstance(content, (list, tuple)) else content
+        return {name: without_places(item) for name, item in content.items() if not _is_place(name, item)}
+    return [without_places(item) for item in content] if isinstance(content, (list, tuple)) else content
 
 
 def _is_place(name: str, value: Any) -> bool:
@@ -141,8 +141,8 @@ def refuse_infinite(content: Any, keys: tuple[Any, ...] = ()) -> None:
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(content, (Mapping, list)):
         items = content.items() if isinstance(content, Mapping) else enumerate(content)
-    for key, each in items:
-        refuse_infinite(each, (*keys, key))
+    for key, item in items:
+        refuse_infinite(item, (*keys, key))
 
 
 # ---------------------------------------------------------------- files

@@ -34,7 +34,7 @@ def config_from(content: Any) -> QuantizationConfig | QConfig:
 
 def changed(config: QuantizationConfig | QConfig, changes: Iterable[Change]) -> QuantizationConfig | QConfig:
     """Return a new config with the changes. Values are checked when a quantizer is built from it."""
-    known = [each.name for each in fields(config)]
+    known = [field.name for field in fields(config)]
     content = config.to_dict()
     for key, value in changes:
         first, *rest = key.split(".")

@@ -55,7 +55,7 @@ _EVERY_BATCH = -1
 # Settings of an entry that count only where they differ from their defaults; others would be remarked on.
 _UNSAID_BY_DEFAULT = (*_OF_ADAROUND, "OutputIndex", "NumWorkers")
 
-_ALGORITHMS = tuple(each.value for each in Algorithm)
+_ALGORITHMS = tuple(algorithm.value for algorithm in Algorithm)
 _ALGORITHM = Kind(
     "one of " + ", ".join(_ALGORITHMS), lambda value: isinstance(value, str), lambda value: value.lower() in _ALGORITHMS
 )
@@ -68,7 +68,7 @@ _LR_ADJUST = Kind(
 _BETAS = Kind(
     "two numbers of at least 1, the first and the last",
     TWO_NUMBERS.has_type,
-    lambda value: all(each >= 1 and isfinite(each) for each in value),
+    lambda value: all(number >= 1 and isfinite(number) for number in value),
 )
 
 
@@ -116,7 +116,9 @@ _SETTINGS: Mapping[str, _Setting] = {
     "CacheDir": _Setting(optional(PATH), "cache_dir", "folder", Path),
     "LogPeriod": _Setting(integer(1), "log_period", "fit.log_period", int),
     "MemoryLimit": _Setting(number_from(0)),
-    "Reconstruction": _Setting(one_of(*(each.value for each in Reconstruction)), "", "reconstruction", Reconstruction),
+    "Reconstruction": _Setting(
+        one_of(*(reconstruction.value for reconstruction in Reconstruction)), "", "reconstruction", Reconstruction
+    ),
     "RegParam": _Setting(number_from(0), "reg_param", "fit.regularization", float),
     "BetaRange": _Setting(_BETAS, "beta_range", "fit.beta_range", _pair),
     "WarmStart": _Setting(number_from(0, 1), "warm_start", "fit.warm_start", float),
@@ -131,7 +133,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "PinMemory": _Setting(BOOL, "pin_memory", remark="rows are moved to the device once, not batch by batch"),
     "UseGDS": _Setting(BOOL, "use_gds", remark="rows are moved to the device once, not read from files batch by batch"),
 }
-FINETUNE_KEYS: Mapping[str, Kind] = {name: each.kind for name, each in _SETTINGS.items()}
+FINETUNE_KEYS: Mapping[str, Kind] = {name: setting.kind for name, setting in _SETTINGS.items()}
 
 
 def finetune_settings(entry: AdaRoundConfig) -> dict[str, Any]:

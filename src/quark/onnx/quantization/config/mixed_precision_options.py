@@ -57,7 +57,7 @@ _NAMED = ("TargetTensors", "TargetIndices", "ExcludeIndices")
 _INDICES = Kind(
     "a list of numbers of layers, from 0 on",
     lambda value: isinstance(value, (list, tuple)) and all(map(is_integer, value)),
-    lambda value: all(each >= 0 for each in value),
+    lambda value: all(number >= 0 for number in value),
 )
 _NEEDLESS = {
     "WorkerNum": (1, "layers are measured one after another, each by all processors"),
@@ -103,7 +103,7 @@ MIXED_PRECISION_KEYS: Mapping[str, Kind] = {
     "TargetOpType": NAMES,
     "IncludeLayers": NAMES,
     "ExcludeLayers": NAMES,
-    "Method": one_of(*(each.value for each in Method)),
+    "Method": one_of(*(method.value for method in Method)),
     "PlanFile": optional(PATH),
     "UsePlan": BOOL,
     "SampleLimit": integer(1),
@@ -172,7 +172,7 @@ def draft_low_spec(draft: Draft, base: QLayerConfig, options: SpecOptions, high:
         return low
 
     targets, by_layer = _target_layers(settings) if "TargetLayerConfig" in settings else ([], {})
-    specs = [spec(each) for each in targets or [_lowered(base, settings)]]
+    specs = [spec(target) for target in targets or [_lowered(base, settings)]]
     if not targets and settings.get("MetricOptimizeObject", "speed") == "speed":
         _check_bits(high, specs[0])
     draft.put("mix", "low", specs[0])
@@ -193,15 +193,17 @@ def _check_bits(high: LayerSpec, low: LayerSpec) -> None:
 def _target_layers(settings: Mapping[str, Any]) -> tuple[list[QLayerConfig], dict[str, QLayerConfig]]:
     """The configs that layers choose from, and those of layers by name."""
     given, by_layer = settings["TargetLayerConfig"], {}
-    if isinstance(given, Mapping) and all(isinstance(each, QLayerConfig) for each in given):
+    if isinstance(given, Mapping) and all(isinstance(layer, QLayerConfig) for layer in given):
         named = {layer: [names] if isinstance(names, str) else list(names) for layer, names in given.items()}
         by_layer = {name: layer for layer, names in named.items() for name in names}
         given = next((layer for layer, names in named.items() if not names), next(iter(named)))
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    layers = [QLayerConfig.from_dict(dict(each)) if isinstance(each, Mapping) else each for each in listed]  # of a file
-    for each in layers:
-        if not isinstance(each, QLayerConfig):
-            raise UnsupportedTypeError(f"{OPTION}.TargetLayerConfig: {short(each)}: expected a QLayerConfig")
+    layers = [
+        QLayerConfig.from_dict(dict(layer)) if isinstance(layer, Mapping) else layer for layer in listed
+    ]  # of a file
+    for layer_config in layers:
+        if not isinstance(layer_config, QLayerConfig):
+            raise UnsupportedTypeError(f"{OPTION}.TargetLayerConfig: {short(layer_config)}: expected a QLayerConfig")
     return layers, by_layer
 
 

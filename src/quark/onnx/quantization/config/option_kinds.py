@@ -45,10 +45,10 @@ class Kind:
         if not self.is_legal(value):
             raise InvalidValueError(f"option '{name}': {short(value)} is not possible, expected {self.expected}")
         if self.keys is not None:
-            for key, each in value.items():
+            for key, item in value.items():
                 if key not in self.keys:
                     raise unknown_name(f"key of option '{name}'", key, self.keys)
-                self.keys[key].check(f"{name}.{key}", each)
+                self.keys[key].check(f"{name}.{key}", item)
 
 
 def is_integer(value: Any) -> bool:
@@ -116,7 +116,7 @@ def kind_of(default: Any) -> Kind:
     if isinstance(default, bool):
         return BOOL
     if isinstance(default, Enum):
-        return one_of(*(str(each.value) for each in type(default)))
+        return one_of(*(str(member.value) for member in type(default)))
     if isinstance(default, int):
         return integer()
     return number() if isinstance(default, float) else TEXT
@@ -146,7 +146,7 @@ PAIRS = Kind(
     "a list of pairs of operator types",
     lambda value: (
         isinstance(value, (list, tuple))
-        and all(isinstance(each, (list, tuple)) and len(each) == 2 and is_names(each) for each in value)
+        and all(isinstance(item, (list, tuple)) and len(item) == 2 and is_names(item) for item in value)
     ),
 )
 FUNCTION = Kind("a function", callable)
@@ -156,12 +156,12 @@ TWO_NUMBERS = Kind(
 PERCENTILES = Kind(
     "a list of numbers above 50, at most 100",
     lambda value: isinstance(value, (list, tuple)) and all(map(is_number, value)),
-    lambda value: bool(value) and all(50 < each <= 100 for each in value),
+    lambda value: bool(value) and all(50 < percent <= 100 for percent in value),
 )
 AXES = Kind(
     "a dictionary from operator type to an axis, or to {'axis': AXIS}",
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
-    lambda value: all(is_integer(each.get("axis") if isinstance(each, Mapping) else each) for each in value.values()),
+    lambda value: all(is_integer(axis.get("axis") if isinstance(axis, Mapping) else axis) for axis in value.values()),
 )
 SHAPES = Kind(
     "a dictionary from input names to shapes, like {'image': [1, 3, 224, 224]}",
@@ -175,13 +175,14 @@ RANGES = Kind(
     "a dictionary from input names to [lowest, highest]",
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
     lambda value: all(
-        TWO_NUMBERS.has_type(each) and -_MOST_FLOAT <= each[0] <= each[1] <= _MOST_FLOAT for each in value.values()
+        TWO_NUMBERS.has_type(bounds) and -_MOST_FLOAT <= bounds[0] <= bounds[1] <= _MOST_FLOAT
+        for bounds in value.values()
     ),
 )
 PATHS = Kind(
     "a path, or a list of paths",
-    lambda value: all(PATH.has_type(each) for each in _listed(value)),
-    lambda value: all(PATH.is_legal(each) for each in _listed(value)),
+    lambda value: all(PATH.has_type(path) for path in _listed(value)),
+    lambda value: all(PATH.is_legal(path) for path in _listed(value)),
 )
 READER = Kind(
     "a data reader with get_next, an iterable of samples, an array, or a folder",
@@ -228,27 +229,27 @@ def shapes_by_name(value: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]
 
 def ranges_by_name(value: Mapping[str, Any] | None) -> tuple[tuple[str, tuple[float, float]], ...] | None:
     """{'x': [0, 255]} as pairs; None for None."""
-    return None if value is None else tuple((name, (each[0], each[1])) for name, each in value.items())
+    return None if value is None else tuple((name, (bounds[0], bounds[1])) for name, bounds in value.items())
 
 
 def custom_libraries(value: Any) -> tuple[Path, ...]:
     """The libraries of UserCustomOpLibPath: files, or all libraries of a folder."""
-    found: list[Path] = []
-    for each in [] if value is None else _listed(value):
-        path = Path(each)
+    paths: list[Path] = []
+    for entry in [] if value is None else _listed(value):
+        path = Path(entry)
         inside = sorted(file for file in path.iterdir() if file.suffix in _LIBRARIES) if path.is_dir() else [path]
         if not inside or not all(file.is_file() for file in inside):
             raise InvalidValueError(
                 f"option 'UserCustomOpLibPath': '{path}' has no library; expected a file such as libops.so, or a "
                 "folder of such files"
             )
-        found += inside
-    return tuple(found)
+        paths += inside
+    return tuple(paths)
 
 
 def channel_axes(value: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     """{'MatMul': 1} or ONNX Runtime's {'MatMul': {'axis': 1}} as pairs."""
-    return tuple((op_type, each["axis"] if isinstance(each, Mapping) else each) for op_type, each in value.items())
+    return tuple((op_type, axis["axis"] if isinstance(axis, Mapping) else axis) for op_type, axis in value.items())
 
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
@@ -270,7 +271,7 @@ NBITS_KEYS = {
     "Bits": Kind("2, 4 or 8", is_integer, lambda value: value in (2, 4, 8)),
     "AccuracyLevel": integer(0, 4),
     "Algorithm": one_of("DEFAULT", "RTN", "HQQ", "GPTQ", "AWQ"),
-    "Form": one_of(*(each.value for each in WeightForm)),
+    "Form": one_of(*(form.value for form in WeightForm)),
     "EmbeddingBits": Kind("2, 4 or 8, or 0 for float", is_integer, lambda value: value in (0, 2, 4, 8)),
     "EmbeddingGroupSize": GROUP_SIZE,
 }
@@ -291,7 +292,7 @@ NBITS_FIELDS = {
 
 def nbits_options(value: Mapping[str, Any]) -> NBitsOptions:
     """MatMulNBitsParams as typed options."""
-    given = {NBITS_FIELDS[key]: each for key, each in value.items() if key in NBITS_FIELDS}
+    given = {NBITS_FIELDS[key]: item for key, item in value.items() if key in NBITS_FIELDS}
     if given.get("group_size") == -1:
         given["group_size"] = None
     if "form" in given:
@@ -325,12 +326,12 @@ _NUMBER = Kind(
 _NUMBERS = Kind(
     "a number, or a list of numbers",
     lambda value: all(map(is_number, _listed(value))),
-    lambda value: all(isfinite(each) and abs(each) <= _MOST_FLOAT for each in _listed(value)),
+    lambda value: all(isfinite(number) and abs(number) <= _MOST_FLOAT for number in _listed(value)),
 )
 _INTEGERS = Kind(
     "an integer, or a list of integers",
     lambda value: all(map(is_number, _listed(value))),
-    lambda value: all(isfinite(each) and abs(each) < MOST_SIZE for each in _listed(value)),
+    lambda value: all(isfinite(number) and abs(number) < MOST_SIZE for number in _listed(value)),
 )
 _NAME_SET = Kind(
     "a set or a list of names of nodes",
@@ -358,7 +359,7 @@ def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
     overrides = []
     for tensor, entries in value.items():
         subject = f"TensorQuantOverrides.{tensor}"
-        is_list = isinstance(entries, (list, tuple)) and all(isinstance(each, Mapping) for each in entries)
+        is_list = isinstance(entries, (list, tuple)) and all(isinstance(entry, Mapping) for entry in entries)
         if not is_list or not entries:
             raise UnsupportedTypeError(
                 f"option '{subject}': {short(entries)}, expected a list of one dictionary for the tensor, "

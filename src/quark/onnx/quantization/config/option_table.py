@@ -108,7 +108,7 @@ _NUMBER_OPTIONS: tuple[Option, ...] = (
            "the microscaling format of weights of type QMX, where it is not that of MXAttributes"),
     Option(
         "WeightScaleRule",
-        one_of(*(each.value for each in ScaleRule)),
+        one_of(*(rule.value for rule in ScaleRule)),
         ForSpecs(),
         "the scale rule of weights in microscaling formats and NVFP4, where it is not that of the attributes; 'mse' "
         "tries several scales. Weights of 8-bit floats take 'floor' and 'mse'",
@@ -118,7 +118,7 @@ _NUMBER_OPTIONS: tuple[Option, ...] = (
            "the tensor scale of activations in NVFP4: 'dynamic' finds it at every run, 'calibrated' takes it from the "
            "range that the calibration data had"),
     Option("BFPAttributes", _BFP_ATTRIBUTES, ForSpecs(), "the block format of type QBFP"),
-    Option("BlockPlacement", one_of(*(each.value for each in BlockPlacement)),
+    Option("BlockPlacement", one_of(*(placement.value for placement in BlockPlacement)),
            _choose("block_placement", BlockPlacement),
            "where blocks and floats go: 'compute', on both operands of Conv, Gemm and MatMul, or 'all' tensors"),
     Option("RefineBlockAxis", BOOL, ForSpecs(), "blocks along the axis that the reader sums over, not always `axis`"),
@@ -244,12 +244,12 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
     Option("FoldRelu", BOOL, _insert("has_folded_relu"), "drop a Relu where saturation does its work exactly"),
     *(
         Option(
-            f"RemoveQDQConv{each}",
+            f"RemoveQDQConv{value}",
             BOOL,
-            Member("fused_activations", (each,)),
-            f"nothing quantized between Conv and {each}",
+            Member("fused_activations", (value,)),
+            f"nothing quantized between Conv and {value}",
         )
-        for each in ("Relu", "Clip", "LeakyRelu", "PRelu", "Gelu")
+        for value in ("Relu", "Clip", "LeakyRelu", "PRelu", "Gelu")
     ),
     Option("RemoveFusedQDQ", BOOL, _choose("has_fused_blocks"),
            "the RemoveQDQConv... options also hold for block formats that are placed on all tensors"),
@@ -264,7 +264,7 @@ _GRAPH_OPTIONS: tuple[Option, ...] = (
             "choose",
             "unquantized_between",
             lambda value: (
-                tuple(("InstanceNormalization", each) for each in ("Relu", "Clip", "LeakyRelu", "PRelu"))
+                tuple(("InstanceNormalization", value) for value in ("Relu", "Clip", "LeakyRelu", "PRelu"))
                 if value
                 else ()
             ),
@@ -337,7 +337,7 @@ _ALGORITHM_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "CLEClip",
-        one_of(*(each.value for each in ClipTreatment)),
+        one_of(*(treatment.value for treatment in ClipTreatment)),
         _cle("clip", ClipTreatment),
         "Clip(0, 6) between layers: 'per_channel' gives it a bound for each channel, 'calibrated' leaves channels that "
         "reach the bound as they are, 'skip' rescales nothing through it",
@@ -366,7 +366,7 @@ _ALGORITHM_OPTIONS: tuple[Option, ...] = (
            "R1 rotates the inputs of the layers at inference, and is not folded (False)"),
     Option(BIAS_CORRECTION, BOOL, Switch(),
            "biases are corrected by the mean error that rounding makes in their layer"),
-    Option("BiasCorrectionInputs", one_of(*(each.value for each in CorrectionInputs)),
+    Option("BiasCorrectionInputs", one_of(*(item.value for item in CorrectionInputs)),
            _correction("inputs", CorrectionInputs),
            "whose activations that error is measured with: those of the 'float' network, or of the 'quantized' one"),
     Option("BiasCorrectionSamples", integer(1), _correction("sample_limit"),

@@ -13,7 +13,7 @@ from quark.onnx.quantization.config.config import QuantizationConfig
 from quark.onnx.quantization.config.option_kinds import Kind
 from quark.onnx.quantization.config.run_fields import COMPENSATION, FINETUNE, GPTQ, switched_on
 
-DEFAULT_REWRITES = frozenset(each.name for each in REWRITES if each.is_default)
+DEFAULT_REWRITES = frozenset(rewrite.name for rewrite in REWRITES if rewrite.is_default)
 
 
 @dataclass
@@ -58,11 +58,11 @@ class Into:
 class IntoBoth:
     """Fields of two steps, as (step, field)."""
 
-    one: tuple[str, str]
-    other: tuple[str, str]
+    first: tuple[str, str]
+    second: tuple[str, str]
 
     def __call__(self, draft: Draft, name: str, value: Any) -> None:
-        for step, field_name in (self.one, self.other):
+        for step, field_name in (self.first, self.second):
             draft.put(step, field_name, value)
 
 

@@ -100,7 +100,7 @@ def settings_of(config: AnyConfig) -> Settings:
     path = Path(config)
     if path.suffix.lower() not in CONFIG_SUFFIXES:
         raise unknown_preset(str(config))
-    return naming(f"config file {str(path)!r}", lambda each: _settings(each, path.stem), load_config(path))
+    return naming(f"config file {str(path)!r}", lambda content: _settings(content, path.stem), load_config(path))
 
 
 def _settings(config: Any, name: str = "custom") -> Settings:
@@ -149,7 +149,7 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
         config = copy(config)
         config.extra_options = expanded
     if has_cross_layer:  # the file says how, in the place of an entry
-        others = [each for each in config.algo_config if not isinstance(each, CLEConfig)]
+        others = [algorithm for algorithm in config.algo_config if not isinstance(algorithm, CLEConfig)]
         config.algo_config = [*others, CLEConfig()]
     algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)
     layer = config.global_config
@@ -179,9 +179,9 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
     layers = {"by_node": config.specific_layer_config, "by_op_type": config.layer_type_config}
     for field, entries in layers.items():
         specs = tuple(
-            (each, other and layer_spec(other, options, default))
+            (name, other and layer_spec(other, options, default))
             for other, names in layer_entries(entries)
-            for each in names
+            for name in names
         )
         draft.put("choose", field, specs)
     draft_overrides(draft, options, default)
@@ -285,10 +285,10 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
             )
     mix = mix_options(draft, style)
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
-    specs += [LayerSpec(each.spec, each.spec) for each in choose.overrides]
+    specs += [LayerSpec(override.spec, override.spec) for override in choose.overrides]
     specs += [] if choose.ends is None else [choose.ends.layer]
     is_packed = "matmul_nbits" in draft.of("insert")  # that form needs no newer opset, or has said so
-    needed = 0 if is_packed else max((_least_opset(each) for each in specs if each is not None), default=0)
+    needed = 0 if is_packed else max((_least_opset(spec) for spec in specs if spec is not None), default=0)
     if needed > draft.of("load").get("least_opset", LoadOptions().least_opset):
         draft.put("load", "least_opset", needed)
     protect = ProtectOptions(**draft.of("protect"))
@@ -310,7 +310,11 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
         refine=refine,
         protect=protect,
         mix=mix,
-        features={each.folder: each.options(**draft.of(each.folder)) for each in FEATURES if each.switch in algorithms},
+        features={
+            feature.folder: feature.options(**draft.of(feature.folder))
+            for feature in FEATURES
+            if feature.switch in algorithms
+        },
         insert=InsertOptions(style=style, **draft.of("insert")),
         save=_save_options(draft),
         has_summary=run.print_summary,
@@ -323,8 +327,8 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
 def _least_opset(layer: LayerSpec) -> int:
     """The opset from which the standard has these types."""
     tensors = (layer.activation, layer.weight, layer.output)
-    has_groups = any(isinstance(each, AffineSpec) and each.group_size is not None for each in tensors)
-    has_float8 = any(isinstance(each, FloatSpec) and each.is_eight_bits for each in tensors)
+    has_groups = any(isinstance(tensor, AffineSpec) and tensor.group_size is not None for tensor in tensors)
+    has_float8 = any(isinstance(tensor, FloatSpec) and tensor.is_eight_bits for tensor in tensors)
     return OPSET_OF_BLOCKS if has_groups else OPSET_OF_FLOAT8 if has_float8 else 0
 
 
@@ -378,7 +382,7 @@ def _npu_options(
     SimulateDPU for the usual operators, and an operator's own option for that one. `layer` is the default spec.
     """
     has_positions = all(
-        isinstance(each, AffineSpec) and each.is_power_of_two for each in (layer.activation, layer.weight)
+        isinstance(value, AffineSpec) and value.is_power_of_two for value in (layer.activation, layer.weight)
     )
     is_usual = is_for_npu and has_positions
     chosen = set(DEFAULT_SUBSTITUTIONS if values.get("SimulateDPU", is_usual) else ())
@@ -425,12 +429,12 @@ _LOGGING = "messages go to the logger 'quark'; set its level: logging.getLogger(
 def _field_remarks(run: QuantizationConfig, default: LayerSpec) -> list[str]:
     usual = QuantizationConfig()
     names = ("debug_mode", "log_severity_level")
-    remarks = [f"{each}: {_LOGGING}" for each in names if getattr(run, each) not in (getattr(usual, each), None)]
+    remarks = [f"{name}: {_LOGGING}" for name in names if getattr(run, name) not in (getattr(usual, name), None)]
     has_scales = isinstance(default.weight, FloatSpec) and default.weight.is_eight_bits
     if not isinstance(default.weight, AffineSpec) and not has_scales:
-        given = [each for each in ("per_channel", "reduce_range") if getattr(run, each)]
-        given += [each for each in ("AddQDQPairToWeight",) if run.extra_options.get(each)]
-        remarks += [f"{each}: weights are not of integers with a scale" for each in given]
+        given = [value for value in ("per_channel", "reduce_range") if getattr(run, value)]
+        given += [value for value in ("AddQDQPairToWeight",) if run.extra_options.get(value)]
+        remarks += [f"{name}: weights are not of integers with a scale" for name in given]
     if run.extra_options.get("SimplifyModel") is False and run.optimize_model:
         remarks.append("SimplifyModel: optimize_model is True and asks for the same rewrites; set both to False")
     if run.specific_tensor_precision and "MixedPrecisionTensor" not in run.extra_options:
@@ -469,10 +473,12 @@ def fields_and_options(
     algorithms: Sequence[AlgoConfig], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields that entries of `algo_config` turn on, and all extra options: those given, and the entries' own."""
-    if not isinstance(algorithms, (list, tuple)) or not all(isinstance(each, AlgoConfig) for each in algorithms):
+    if not isinstance(algorithms, (list, tuple)) or not all(
+        isinstance(algorithm, AlgoConfig) for algorithm in algorithms
+    ):
         raise UnsupportedTypeError(f"algo_config {algorithms!r}: expected a list such as [CLEConfig()]")
-    names = [type(each).__name__ for each in algorithms]
-    unknown = [type(each).__name__ for each in algorithms if type(each) not in _SWITCHES]
+    names = [type(algorithm).__name__ for algorithm in algorithms]
+    unknown = [type(algorithm).__name__ for algorithm in algorithms if type(algorithm) not in _SWITCHES]
     if unknown:
         available = ", ".join(cls.__name__ for cls in _SWITCHES)
         raise UnsupportedTypeError(f"algo_config has {', '.join(unknown)}: expected {available}")
@@ -481,7 +487,7 @@ def fields_and_options(
             raise InvalidValueError(f"algo_config has {name} more than once: leave one of them")
     if AdaRoundConfig.__name__ in names and AdaQuantConfig.__name__ in names:
         raise InvalidValueError("algo_config has AdaRoundConfig and AdaQuantConfig: weights are trained by one of them")
-    switches = [_SWITCHES[type(each)] for each in algorithms]
+    switches = [_SWITCHES[type(algorithm)] for algorithm in algorithms]
     options = dict(given)
     for entry in algorithms:
         for option, value in _options_of(entry).items():

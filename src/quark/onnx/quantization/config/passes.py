@@ -176,7 +176,7 @@ TEMPLATES: Mapping[str, Options] = {
 def with_passes(options: Mapping[str, Any]) -> tuple[Options, bool]:
     """Return extra options with those of the passes in the place of the file that names them, and True if the passes
     include cross-layer equalization. The file's options win over others of the same name."""
-    name = next((each for each in PASS_OPTIONS if options.get(each) is not None), None)
+    name = next((option for option in PASS_OPTIONS if options.get(option) is not None), None)
     rest = {key: value for key, value in options.items() if key not in PASS_OPTIONS}
     if name is None:
         return rest, False
@@ -184,13 +184,13 @@ def with_passes(options: Mapping[str, Any]) -> tuple[Options, bool]:
     label = f"option '{name}' ({options[name]})"
     before, after, path = _groups(options[name], label)
     # what is not named is off; constants are copied only where a pass says so
-    given: Options = {each: False for each in REWRITE_OF_OPTION if not each.startswith("Copy")}
+    given: Options = {option: False for option in REWRITE_OF_OPTION if not option.startswith("Copy")}
     given |= {"SimplifyModel": False, "OptimizeModel": False, "CopySharedInit": None, "CopyBiasInit": None}
     given[PREPROCESSED] = path if before else None
     has_cross_layer = CROSS_LAYER_PASS in before
     if has_cross_layer:
-        found, has_cross_layer = _cross_layer(before.pop(CROSS_LAYER_PASS), label)
-        given |= found
+        options_of_pass, has_cross_layer = _cross_layer(before.pop(CROSS_LAYER_PASS), label)
+        given |= options_of_pass
     for pass_name, parameters in before.items():
         for key, value in _options_of(pass_name, parameters, _BEFORE, label).items():
             given[key] = value or given[key] if key == "FoldBatchNorm" else value  # two passes are that
@@ -249,8 +249,8 @@ def _cross_layer(parameters: Any, label: str) -> tuple[Options, bool]:
     given = dict(parameters or {})
     is_on = given.get("cross_layer_equalization", True)
     BOOL.check(f"{CROSS_LAYER_PASS}.cross_layer_equalization", is_on)
-    found = {option: given[key] for key, option in _CROSS_LAYER.items() if key in given}
-    return (found, True) if is_on else ({}, False)
+    options = {option: given[key] for key, option in _CROSS_LAYER.items() if key in given}
+    return (options, True) if is_on else ({}, False)
 
 
 def _check_parameters(name: str, parameters: Any, known: Mapping[str, Any], label: str) -> None:

@@ -47,7 +47,7 @@ def switched_on(config: QuantizationConfig) -> frozenset[str]:
     """The fields and extra options that turn an algorithm on."""
     algorithms = [name for name in (CROSS_LAYER, SMOOTH, MIXED_PRECISION, FINETUNE, ROTATION) if getattr(config, name)]
     given = config.extra_options
-    options = [name for name in (BIAS_CORRECTION, *(each.switch for each in FEATURES)) if given.get(name)]
+    options = [name for name in (BIAS_CORRECTION, *(feature.switch for feature in FEATURES)) if given.get(name)]
     nbits = given.get("MatMulNBitsParams") if given.get("UseMatMulNBits") else None
     algorithm = nbits.get("Algorithm") if isinstance(nbits, Mapping) else None
     options += [COMPENSATION] if given.get(GPTQ) or algorithm == "GPTQ" else []
@@ -58,8 +58,8 @@ def switched_on(config: QuantizationConfig) -> frozenset[str]:
 def check_fields(config: QuantizationConfig) -> None:
     """Raise an error that names the first field with an impossible value."""
     try:
-        for each in fields(config):
-            FIELD_KINDS[each.name].check(each.name, getattr(config, each.name))
+        for field in fields(config):
+            FIELD_KINDS[field.name].check(field.name, getattr(config, field.name))
     except (UnsupportedTypeError, InvalidValueError) as error:
         raise type(error)(str(error).replace("option ", "field ", 1)) from None
 

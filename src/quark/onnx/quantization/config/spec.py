@@ -45,7 +45,7 @@ from quark.onnx.quantization.config.data_type import (
 
 def refuse_unknown_keys(kind: str, content: Iterable[Any], cls: Any) -> None:
     """Raise an error for the first key that is not a field of the dataclass, with the nearest ones."""
-    names = [each.name for each in fields(cls)]
+    names = [field.name for field in fields(cls)]
     for key in content:
         if key not in names:
             raise unknown_name(kind, key, names)
@@ -117,7 +117,7 @@ class QTensorConfig:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QTensorConfig) and all(
-            getattr(self, each.name) == getattr(other, each.name) for each in fields(QTensorConfig)
+            getattr(self, field.name) == getattr(other, field.name) for field in fields(QTensorConfig)
         )
 
     __hash__ = None  # type: ignore[assignment]  # it can be edited
@@ -128,7 +128,7 @@ class QTensorConfig:
         >>> QTensorConfig.from_dict({"data_type": "Int8"}).to_dict()["calibration_method"]
         'CalibMethod.Percentile'
         """
-        values = {each.name: getattr(self, each.name) for each in fields(QTensorConfig)}
+        values = {field.name: getattr(self, field.name) for field in fields(QTensorConfig)}
         group_size = values.pop("group_size")
         plain = {name: value if name == "symmetric" else str(value) for name, value in values.items()}
         return plain if group_size is None else {**plain, "group_size": group_size}

@@ -356,10 +356,10 @@ def draft_overrides(draft: Draft, options: SpecOptions, default: LayerSpec) -> N
         draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so it is not used")
     elif by_type:
         typed = [(tensor, quant_type) for quant_type, tensors in by_type.items() for tensor in tensors]
-        draft.put("choose", "overrides", tuple(TensorOverride(name, format_of_type(each)) for name, each in typed))
+        draft.put("choose", "overrides", tuple(TensorOverride(name, format_of_type(dtype)) for name, dtype in typed))
     fields = draft.of("choose")
     if "overrides" in fields:
-        fields["overrides"] = tuple(_with_spec(each, options, default) for each in fields["overrides"])
+        fields["overrides"] = tuple(_with_spec(override, options, default) for override in fields["overrides"])
 
 
 def _with_spec(override: TensorOverride, options: SpecOptions, default: LayerSpec) -> TensorOverride:
@@ -374,7 +374,7 @@ def _with_spec(override: TensorOverride, options: SpecOptions, default: LayerSpe
         return override if are_integers else replace(override, spec=integers)
     subject = f"option 'TensorQuantOverrides.{override.tensor}'"
     of_integers = (override.is_symmetric, override.range, override.scale, override.has_reduced_range)
-    if any(each is not None for each in of_integers):
+    if any(integer is not None for integer in of_integers):
         raise InvalidValueError(f"{subject}: {fmt} has no range or zero point to set; give quant_type alone")
     data_type = data_type_of(ExtendedQuantType[_FLOATS.get(fmt, fmt)])
     tensor = QTensorConfig(True, ScaleType.Float32, CalibMethod.MinMax, QuantGranularity.Tensor, data_type)
@@ -517,15 +517,15 @@ _RELEVANT: Mapping[str, _Relevance] = {
 
 def irrelevant(values: Mapping[str, Any], layers: Iterable[LayerSpec | None]) -> list[str]:
     """A remark for each option that was given and has nothing to act on."""
-    found = [layer for layer in layers if layer is not None]
+    specs = [layer for layer in layers if layer is not None]
 
     def is_any(is_user: Callable[[TensorSpec | None], bool], places: Iterable[str]) -> bool:
-        return any(is_user(getattr(layer, place)) for place in places for layer in found)
+        return any(is_user(getattr(layer, place)) for place in places for layer in specs)
 
     remarks = [
-        f"{name}: {each.reason}"
-        for name, each in _RELEVANT.items()
-        if values.get(name) not in (None, each.idle) and not is_any(each.is_user, each.places)
+        f"{name}: {spec.reason}"
+        for name, spec in _RELEVANT.items()
+        if values.get(name) not in (None, spec.idle) and not is_any(spec.is_user, spec.places)
     ]
     if "CalibMovingAverageConstant" in values and not values.get("CalibMovingAverage"):
         remarks.append("CalibMovingAverageConstant: CalibMovingAverage is not set")
