@@ -35,11 +35,11 @@ class Body:
     holder: ir.Node
     placement: Placement
 
-    def reported(self, each: TensorChoice) -> TensorChoice:
+    def reported(self, tensor: TensorChoice) -> TensorChoice:
         """Return the choice as the report lists it: an output of a body is not an output of the main graph."""
         name = f"{self.holder.name}/{self.model.graph.name}"
-        readers = [Reader(name, reader.index) if reader.is_graph_output else reader for reader in each.readers]
-        return replace(each, readers=tuple(readers))
+        readers = [Reader(name, reader.index) if reader.is_graph_output else reader for reader in tensor.readers]
+        return replace(tensor, readers=tuple(readers))
 
 
 def place_bodies(model: ir.Model, settings: Settings, names: Iterable[str]) -> list[Body]:
@@ -52,18 +52,18 @@ def place_bodies(model: ir.Model, settings: Settings, names: Iterable[str]) -> l
         return []
     _make_names_unique(model)
     known = [*names, *(str(node.name) for node in model.graph.all_nodes())]
-    found = []
+    inner = []
     for body, holder in bodies(model.graph):
         part = as_model(model, body)
-        found.append(Body(part, holder, place(view_of(part), settings.choose, vanished=known)))
-    return found
+        inner.append(Body(part, holder, place(view_of(part), settings.choose, vanished=known)))
+    return inner
 
 
 def measure_bodies(
-    model: ir.Model, found: Sequence[Body], samples: Samples, settings: Settings, known: Ranges
+    model: ir.Model, inner: Sequence[Body], samples: Samples, settings: Settings, known: Ranges
 ) -> dict[RangeKey, TensorRange]:
     """Return the known ranges together with those that the bodies need."""
-    wanted = dict.fromkeys(key for body in found for key in tensors_to_measure(body.placement) if key not in known)
+    wanted = dict.fromkeys(key for body in inner for key in tensors_to_measure(body.placement) if key not in known)
     if not wanted:
         return dict(known)
     lifted, names = with_lifted_tensors(model, dict.fromkeys(name for name, _ in wanted))
@@ -72,13 +72,13 @@ def measure_bodies(
     return {**known, **{(name, spec): ranges[names[name], spec] for name, spec in wanted}}
 
 
-def insert_bodies(model: ir.Model, found: Sequence[Body], ranges: Ranges, settings: Settings) -> QuantizationPlan:
+def insert_bodies(model: ir.Model, inner: Sequence[Body], ranges: Ranges, settings: Settings) -> QuantizationPlan:
     """Choose and insert quantizers in every body, before the main graph; returns the plans as one."""
     tensors: list[TensorChoice] = []
     skipped: list[SkippedNode] = []
-    for body in found:
+    for body in inner:
         plan = _plan(body, ranges, settings)
-        tensors += [body.reported(each) for each in plan]
+        tensors += [body.reported(tensor) for tensor in plan]
         skipped += plan.skipped
         if plan.tensors:
             insert(body.model, plan, settings.insert)
@@ -90,11 +90,11 @@ def _plan(body: Body, ranges: Ranges, settings: Settings) -> QuantizationPlan:
     options = settings.choose
     own = {str(value.name) for node in body.model.graph for value in node.outputs}
     seen = [ranges[key] for key in tensors_to_measure(body.placement) if key[0] in own]
-    if seen and all(each.lowest == each.highest == 0 for each in seen):
+    if seen and all(range_.lowest == range_.highest == 0 for range_ in seen):
         reason = f"no calibration sample reaches this part of {body.holder.op_type} '{body.holder.name}'"
         nodes = [SkippedNode(str(node.name), node.op_type, reason) for node in body.model.graph]
         return QuantizationPlan((), tuple(nodes))
-    simulate(body.model, settings.simulate, [each.node for each in body.placement.skipped])
+    simulate(body.model, settings.simulate, [node.node for node in body.placement.skipped])
     view = view_of(body.model)
     plan = choose(view, body.placement, ranges, options)
     if options.positions is not None:

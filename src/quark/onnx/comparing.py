@@ -230,18 +230,20 @@ def output_errors(
     counts = [batch_size_of(sample) for sample in samples]
     known = [
         row
-        for count, each in zip(counts, expected, strict=True)
-        for row in samples_of_batch({name: np.atleast_1d(array) for name, array in each.items()}, count)
+        for count, outputs_of_batch in zip(counts, expected, strict=True)
+        for row in samples_of_batch({name: np.atleast_1d(array) for name, array in outputs_of_batch.items()}, count)
     ]
     parts = find_parts(known, known) if known else []
-    classes = frozenset(each.place.output for each in parts if isinstance(each, ClassesMeter))
+    classes = frozenset(part.place.output for part in parts if isinstance(part, ClassesMeter))
     session = open_session(model, providers=tuple(providers), has_integer_kernels=has_integer_kernels)
-    names = [each.name for each in session.get_outputs()] if outputs is None else list(outputs)
+    names = [output.name for output in session.get_outputs()] if outputs is None else list(outputs)
     run, errors = session_run(session), OutputErrors()
     for sample, count, wanted in zip(samples, counts, expected, strict=True):
         actual = run(sample, names)
-        exact, found = (samples_of_batch({name: each[name] for name in names}, count) for each in (wanted, actual))
-        for row, other in zip(exact, found, strict=True):
+        exact, quantized = (
+            samples_of_batch({name: value[name] for name in names}, count) for value in (wanted, actual)
+        )
+        for row, other in zip(exact, quantized, strict=True):
             errors.add(row, other, classes)
     return errors
 

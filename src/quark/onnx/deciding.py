@@ -119,7 +119,7 @@ def measure(
     while pending:
         once = dict(reversed(pending))
         methods = {name: Wanted(spec.method, spec.integer, spec.is_symmetric) for name, spec in once.items()}
-        found = calibrate(runner, methods, samples, settings.calibrate)
-        ranges |= {(name, once[name]): each for name, each in found.items()}
+        measured = calibrate(runner, methods, samples, settings.calibrate)
+        ranges |= {(name, once[name]): range_ for name, range_ in measured.items()}
         pending = [key for key in pending if key not in ranges]
     return ranges

@@ -110,7 +110,7 @@ class _Files:
         with complete(self._folder / f"{stem}{suffix}.bin") as unfinished:
             unfinished.write_bytes(flat.tobytes())
         with complete(self._folder / f"{stem}{suffix}.txt") as unfinished:
-            unfinished.write_text("".join(f"{each!s}\n" for each in flat), encoding="utf-8")
+            unfinished.write_text("".join(f"{value!s}\n" for value in flat), encoding="utf-8")
 
     def _stem(self, tensor: str) -> str:
         stem = first = _NOT_IN_NAMES.sub("_", tensor)[:_MOST_NAME]

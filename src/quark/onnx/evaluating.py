@@ -41,7 +41,7 @@ def evaluate(exact: ir.Model | None, message: Message, samples: Samples, provide
     run = session_run(open_session(message, providers=tuple(providers)))
     with FloatRunner(exact, providers=tuple(providers)) as runner:
         for sample in samples.evaluated.in_order():
-            wanted = {name: each for name, each in runner.outputs(sample).items() if each.dtype.kind == "f"}
+            wanted = {name: output for name, output in runner.outputs(sample).items() if output.dtype.kind == "f"}
             actual = run(sample, list(wanted)) if wanted else {}
             for name, reference in wanted.items():
                 sums = pair_sums(reference, actual[name])

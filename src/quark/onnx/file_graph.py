@@ -85,7 +85,7 @@ def bare_graph(proto: onnx.ModelProto) -> ir.Model:
     bare.graph.input.extend(onnx.ValueInfoProto(name=info.name) for info in proto.graph.input)
     bare.graph.output.extend(onnx.ValueInfoProto(name=info.name) for info in proto.graph.output)
     for node in bare.graph.node:  # onnx_ir reads no sparse tensors, and no quantizer is one
-        kept = [each for each in node.attribute if each.type not in _SPARSE]
+        kept = [attr for attr in node.attribute if attr.type not in _SPARSE]
         if len(kept) < len(node.attribute):
             del node.attribute[:]
             node.attribute.extend(kept)

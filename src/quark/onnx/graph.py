@@ -358,8 +358,8 @@ def _forget_types_of_sequences(graph: ir.Graph, versions: Mapping[str, int]) -> 
     their elements, as if they were tensors."""
     for node in graph:
         inner = _subgraphs(node)
-        for each in inner:
-            _forget_types_of_sequences(each, versions)
+        for inner_graph in inner:
+            _forget_types_of_sequences(inner_graph, versions)
         for index, value in enumerate(node.outputs):
             if node.domain == "" and node.op_type in ("If", "Loop") and inner:
                 given = inner[0].outputs  # of a Loop, the first is the condition
@@ -381,19 +381,19 @@ def _sequence_outputs(domain: str, op_type: str, version: int) -> frozenset[int]
         return frozenset()
     outputs = onnx.defs.get_schema(op_type, version, domain).outputs
     return frozenset(
-        index for index, each in enumerate(outputs) if not any(kind.startswith("tensor(") for kind in each.types)
+        index for index, output in enumerate(outputs) if not any(kind.startswith("tensor(") for kind in output.types)
     )
 
 
 def bodies(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node]]:
     """The subgraphs of If, Loop and Scan, each with the node that holds it; those inside another come before it."""
-    found = []
+    graphs = []
     for node in graph:
-        for body in (each for attr in node.attributes.values() for each in graphs_in(attr)):
-            found += bodies(body)
+        for body in (graph for attr in node.attributes.values() for graph in graphs_in(attr)):
+            graphs += bodies(body)
             if node.op_type in ("If", "Loop", "Scan") and node.domain in ("", "ai.onnx"):
-                found.append((body, node))
-    return found
+                graphs.append((body, node))
+    return graphs
 
 
 def as_model(model: ir.Model, body: ir.Graph) -> ir.Model:
@@ -478,7 +478,9 @@ def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> i
         # subgraphs of removed nodes still count as readers of the values that they capture
         gone = [node for node in branching if node.graph is None]
         branching = [node for node in branching if node.graph is not None]
-        for inner in (each for node in gone for subgraph in _subgraphs(node) for each in subgraph.all_nodes()):
+        for inner in (
+            inner_node for node in gone for subgraph in _subgraphs(node) for inner_node in subgraph.all_nodes()
+        ):
             for index in range(len(inner.inputs)):
                 inner.replace_input_with(index, None)
     for value in list(graph.inputs):
@@ -502,9 +504,9 @@ def read_by(node: ir.Node) -> Iterable[ir.Value]:
     yield from (value for value in node.inputs if value is not None)
     for graph in _subgraphs(node):
         inner = list(graph.all_nodes())
-        own = [graph, *(each.graph for each in inner)]
-        read = (value for each in inner for value in each.inputs if value is not None)
-        yield from (value for value in read if not any(value.graph is each for each in own))
+        own = [graph, *(node.graph for node in inner)]
+        read = (value for node in inner for value in node.inputs if value is not None)
+        yield from (value for value in read if not any(value.graph is graph_ for graph_ in own))
 
 
 def _subgraphs(node: ir.Node) -> list[ir.Graph]:

@@ -108,9 +108,9 @@ class _Storage:
         graph = QuantizedGraph(model)
         quantized = graph.constants()
         rounded = {
-            str(each.source.name): str(each.choice)
-            for each in graph.quantizers.values()
-            if each.node.op_type in BLOCK and each.is_constant and each.is_stored
+            str(quantizer.source.name): str(quantizer.choice)
+            for quantizer in graph.quantizers.values()
+            if quantizer.node.op_type in BLOCK and quantizer.is_constant and quantizer.is_stored
         }
         plain = frozenset(
             name

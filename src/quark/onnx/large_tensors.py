@@ -281,10 +281,10 @@ def free_memory() -> int | None:
 
     def number(path: Path, name: str) -> int:
         lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-        found = next((words[1] for words in lines if len(words) > 1 and words[0] == name), None)
-        if found is None:
+        size = next((words[1] for words in lines if len(words) > 1 and words[0] == name), None)
+        if size is None:
             raise ValueError(name)
-        return int(found)
+        return int(size)
 
     free = []
     with suppress(OSError, ValueError):

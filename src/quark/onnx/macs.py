@@ -25,8 +25,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def weight_count(node: ir.Node) -> int:
     """The number of elements of the constant weight, and of that of the state; 0 if both operands are activations."""
     weights = node.inputs[1 : 3 if node.op_type in RECURRENT_TYPES else 2]
-    known = (each for each in weights if each is not None and is_constant(each) and each.shape is not None)
-    return sum(math.prod(_sizes(each.shape, 0) or [0]) for each in known)
+    known = (weight for weight in weights if weight is not None and is_constant(weight) and weight.shape is not None)
+    return sum(math.prod(_sizes(weight.shape, 0) or [0]) for weight in known)
 
 
 def multiplications(node: ir.Node) -> int | None:
@@ -61,7 +61,7 @@ def estimated_macs(model: ir.Model, shapes: Shapes) -> int:
         for value in sized.graph.inputs:
             if str(value.name) in shapes:
                 value.shape = ir.Shape(shapes[str(value.name)])
-        for value in (each for node in sized.graph for each in node.outputs):
+        for value in (output for node in sized.graph for output in node.outputs):
             value.shape = None
         infer_shapes(sized)
         nodes = [node for node in sized.graph if node.op_type in PRODUCTS]
@@ -87,7 +87,7 @@ def tensors_to_size(model: ir.Model) -> list[str]:
 
 def layer_macs(model: ir.Model, shapes: Shapes) -> dict[str, int]:
     """The MACs of one run, by node, with the shapes that a sample has; layers of unknown shape count as none."""
-    found: dict[str, int] = {}
+    by_layer: dict[str, int] = {}
     for node in model.graph:
         if node.op_type not in PRODUCTS and node.op_type not in RECURRENT_TYPES:
             continue
@@ -105,5 +105,5 @@ def layer_macs(model: ir.Model, shapes: Shapes) -> dict[str, int]:
             macs = given[-1] * math.prod(made)
         else:
             macs = 0
-        found[str(node.name)] = macs
-    return found
+        by_layer[str(node.name)] = macs
+    return by_layer

@@ -278,7 +278,7 @@ class QuantizedGraph:
         seconds = {quantizer: first for quantizer, _ in self._rows if (first := self._first(quantizer)) is not None}
         links = {(first, _name(quantizer.node)) for quantizer, first in seconds.items()}
         merged: dict[tuple[str, Role, Choice, Choice | None], list[Reader]] = {}
-        for (quantizer, role), found in self._rows.items():
+        for (quantizer, role), row in self._rows.items():
             first = seconds.get(quantizer)
             key = (
                 (quantizer if first is None else first).tensor,
@@ -286,12 +286,12 @@ class QuantizedGraph:
                 _choice_of(quantizer),
                 None if first is None else _choice_of(first),
             )
-            readers = [reader for reader in found if (quantizer, reader.node) not in links]
+            readers = [reader for reader in row if (quantizer, reader.node) not in links]
             if readers:
                 merged.setdefault(key, []).extend(readers)
         rows = tuple(
-            TensorChoice(tensor, role, choice, tuple(found), first=first)
-            for (tensor, role, choice, first), found in merged.items()
+            TensorChoice(tensor, role, choice, tuple(rows), first=first)
+            for (tensor, role, choice, first), rows in merged.items()
         )
         return QuantizationPlan(rows, tuple(self._skipped()))
 
@@ -757,33 +757,33 @@ def _standard(node: ir.Node) -> OperatorFacts | None:
 
 
 def _lone_reader(value: ir.Value) -> ir.Node | None:
-    found = readers(value)
-    return found[0][0] if len(found) == 1 else None
+    uses = readers(value)
+    return uses[0][0] if len(uses) == 1 else None
 
 
 def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
     """The values that are computed from nothing but constants."""
-    found: set[ir.Value] = set()
+    values: set[ir.Value] = set()
     for node in _all_nodes(graph):
         is_plain = node.inputs and not node.op_type.startswith("Random")
         is_plain = is_plain and not any(graphs_in(attr) for attr in node.attributes.values())
-        if is_plain and all(value is None or value in found or is_held(value) for value in node.inputs):
-            found.update(node.outputs)
-    return found
+        if is_plain and all(value is None or value in values or is_held(value) for value in node.inputs):
+            values.update(node.outputs)
+    return values
 
 
 def _unpacking_nodes(graph: ir.Graph, fixed: Collection[ir.Value]) -> set[int]:
     """The nodes that unpack a weight for a mark: the mark says what the weight is."""
-    found: set[int] = set()
+    names: set[int] = set()
     for mark in _all_nodes(graph):
         pending = list(mark.inputs) if mark.domain == CONSTANT_DOMAIN else []
         while pending:
             value = pending.pop()
             maker = value.producer() if value is not None and value in fixed else None
-            if maker is not None and id(maker) not in found:
-                found.add(id(maker))
+            if maker is not None and id(maker) not in names:
+                names.add(id(maker))
                 pending += maker.inputs
-    return found
+    return names
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -845,7 +845,7 @@ def _cast_type(node: ir.Node) -> ir.DataType:
     return ir.DataType(number) if number in _DATA_TYPES else ir.DataType.UNDEFINED
 
 
-_DATA_TYPES: Sequence[int] = [each.value for each in ir.DataType]
+_DATA_TYPES: Sequence[int] = [kind.value for kind in ir.DataType]
 
 
 def _damaged(node: ir.Node, error: Exception) -> ModelError:
@@ -868,8 +868,8 @@ def _stem(name: str | None, suffix: str) -> str | None:
     >>> _stem("w_quantized", "quantized"), _stem("w_quantized_1", "quantized"), _stem("w", "quantized")
     ('w', 'w', None)
     """
-    found = re.fullmatch(rf"(.+)_{re.escape(suffix)}(?:_\d+)?", name or "", re.DOTALL)
-    return None if found is None else found[1]
+    match = re.fullmatch(rf"(.+)_{re.escape(suffix)}(?:_\d+)?", name or "", re.DOTALL)
+    return None if match is None else match[1]
 
 
 def _hint(node: ir.Node, position: int) -> str | None:

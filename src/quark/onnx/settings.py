@@ -110,8 +110,8 @@ class Settings:
         layers = [choose.default, *(layer for _, layer in (*choose.by_op_type, *choose.by_node))]
         layers += [] if self.mix is None else self.mix.targets
         layers += [] if choose.ends is None else [choose.ends.layer]
-        specs = [spec for each in layers if each is not None for spec in (each.activation, each.output)]
-        specs += [each.spec for each in choose.overrides]
+        specs = [spec for layer in layers if layer is not None for spec in (layer.activation, layer.output)]
+        specs += [override.spec for override in choose.overrides]
         return not choose.is_weights_only and any(spec is not None and is_measured(spec) for spec in specs)
 
     @property

@@ -33,13 +33,13 @@ def tied_products(model: ir.Model, options: ChoiceOptions) -> dict[str, str]:
             tables[str(value.name)] = tensor
         else:
             products.append((node, tensor, node.op_type == "Gemm" and bool(attribute(node, "transB", 0))))
-    found: dict[str, str] = {}
+    tied: dict[str, str] = {}
     for node, matrix, is_turned in products:
         same = (name for name, table in tables.items() if are_same_numbers(table, matrix, is_turned=not is_turned))
         table = next(same, None)
         if table is not None:
-            found[str(node.name)] = table
-    return found
+            tied[str(node.name)] = table
+    return tied
 
 
 def are_same_numbers(first: ir.TensorProtocol, second: ir.TensorProtocol, *, is_turned: bool) -> bool:

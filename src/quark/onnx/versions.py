@@ -14,12 +14,12 @@ from quark.plan import QuantizationPlan
 
 def versions() -> dict[str, str]:
     """The versions that can matter to the result."""
-    found = {"quark": quark.__version__}
+    known = {"quark": quark.__version__}
     for name in ("numpy", "onnx", "onnx-ir"):
-        found[name] = importlib.metadata.version(name)
+        known[name] = importlib.metadata.version(name)
     import onnxruntime
 
-    return {**found, "onnxruntime": onnxruntime.__version__}
+    return {**known, "onnxruntime": onnxruntime.__version__}
 
 
 def metadata_of(settings: Settings, plan: QuantizationPlan) -> Mapping[str, str]:

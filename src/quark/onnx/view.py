@@ -82,8 +82,8 @@ def operator_facts(node: ir.Node) -> OperatorFacts | None:
     """What is known of a single node's operator, without a picture of the graph around it."""
     is_standard = node.domain in ("", "ai.onnx")
     inputs = [
-        None if each is None or not is_constant(each) else Value("", each, constant=TensorConstant(each))
-        for each in node.inputs
+        None if input_ is None or not is_constant(input_) else Value("", input_, constant=TensorConstant(input_))
+        for input_ in node.inputs
     ]
     settings = partial(_setting, node, version=0)
     return facts(Node("", node.op_type, node, inputs=inputs, is_standard=is_standard, settings=settings))
@@ -110,8 +110,8 @@ def _setting(node: ir.Node, name: str, version: int) -> Any:
     if name == "axes" and op_type.startswith("Reduce"):
         if version < 18 and op_type != "ReduceSum":
             return list(attribute(node, "axes") or ()) or None
-        found = constant(input_value(node, 1))
-        return None if found is None else [int(axis) for axis in found.reshape(-1)] or None
+        value = constant(input_value(node, 1))
+        return None if value is None else [int(axis) for axis in value.reshape(-1)] or None
     if name == "pads" and op_type == "Pad":
         pads, axes = constant(input_value(node, 1)), constant(input_value(node, 3))
         if pads is None or (input_value(node, 3) is not None and axes is None):

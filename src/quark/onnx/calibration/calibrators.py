@@ -151,7 +151,7 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
                 if value is not None and value.name and value.dtype in _FLOATS and not value.is_initializer():
                     chosen[value.name] = value
         self.tensors_to_calibrate = set(chosen)
-        known = {each.name for each in self.model.graph.output}
+        known = {output.name for output in self.model.graph.output}
         self.model.graph.output.extend(
             ir.serde.serialize_value(value) for name, value in chosen.items() if name not in known
         )
@@ -167,7 +167,7 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
     def infer_session(self) -> Any:
         """An ONNX Runtime session of the model with the tensors to calibrate among its outputs."""
         if self._session is None:
-            names = {each.name for each in (*self._graph.graph.inputs, *self._graph.graph.outputs)}
+            names = {input_.name for input_ in (*self._graph.graph.inputs, *self._graph.graph.outputs)}
             extra = [name for name in sorted(self.tensors_to_calibrate or ()) if name not in names]
             self._session = open_session(self._graph, extra_outputs=extra, providers=self._providers)
         return self._session
@@ -206,13 +206,13 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
         with FloatRunner(self._graph, wanted, providers=self._providers) as runner:
             ranges = calibrate(runner, wanted, _AllSamples(self._store), options)
         method = CalibrationMethod.MinMax if isinstance(self.method, PowerOfTwoMethod) else self.method
-        return TensorsData(method, {name: self._data(name, each, wanted[name]) for name, each in ranges.items()})
+        return TensorsData(method, {name: self._data(name, range_, wanted[name]) for name, range_ in ranges.items()})
 
-    def _data(self, name: str, found: TensorRange, wanted: Wanted) -> TensorData:
-        lowest, highest = found.lowest, found.highest
-        if self.method is PowerOfTwoMethod.MinMSE and found.position is not None:
+    def _data(self, name: str, range_: TensorRange, wanted: Wanted) -> TensorData:
+        lowest, highest = range_.lowest, range_.highest
+        if self.method is PowerOfTwoMethod.MinMSE and range_.position is not None:
             # what symmetric codes with that scale cover
-            highest = (2 ** (wanted.integer.bits - 1) - 1) * 2.0**-found.position
+            highest = (2 ** (wanted.integer.bits - 1) - 1) * 2.0**-range_.position
             lowest = -highest
         dtype = _FLOATS[_value(self._graph, name).dtype or ir.DataType.FLOAT]
         has_axis = self.method in (CalibrationMethod.MinMax, PowerOfTwoMethod.NonOverflow)
@@ -401,7 +401,7 @@ class PowOfTwoCalibrater(Calibrater):
         quantized_tensor_type: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(method, PowerOfTwoMethod):
-            raise unknown_name("power-of-two method", str(method), [each.name for each in PowerOfTwoMethod])
+            raise unknown_name("power-of-two method", str(method), [method.name for method in PowerOfTwoMethod])
         is_min_mse = method is PowerOfTwoMethod.MinMSE
         super().__init__(
             *(model_input, op_types_to_calibrate, augmented_model_path, use_external_data_format),
@@ -455,7 +455,7 @@ def create_calibrator_float_scale(
     symmetric, moving_average, averaging_constant, percentile, percentile_candidates, lwp_metric, lwp_use_histogram.
     """
     if not isinstance(calibrate_method, (CalibrationMethod, LayerWiseMethod)) or calibrate_method not in _CLASSES:
-        known = [str(each) for each in _CLASSES if not isinstance(each, PowerOfTwoMethod)]
+        known = [str(cls) for cls in _CLASSES if not isinstance(cls, PowerOfTwoMethod)]
         raise unknown_name("calibration method for float scales", str(calibrate_method), known)
     has_type = calibrate_method is LayerWiseMethod.LayerWisePercentile
     return _made(
@@ -486,7 +486,7 @@ def create_calibrator_power_of_two(  # noqa: PLR0913 - the arguments that script
     averaging_constant.
     """
     if not isinstance(calibrate_method, PowerOfTwoMethod):
-        raise unknown_name("power-of-two method", str(calibrate_method), [each.name for each in PowerOfTwoMethod])
+        raise unknown_name("power-of-two method", str(calibrate_method), [method.name for method in PowerOfTwoMethod])
     is_min_mse = calibrate_method is PowerOfTwoMethod.MinMSE
     own = {"activation_type": activation_type, "quantized_tensor_type": quantized_tensor_type}
     return _made(

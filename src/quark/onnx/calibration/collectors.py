@@ -39,7 +39,9 @@ _TYPE_OF_TENSOR = {
 def _flat(samples: Any) -> Array:
     """The values of an array, or of a list of them, of any shapes."""
     return (
-        np.concatenate([np.asarray(each).reshape(-1) for each in samples]) if len(samples) else np.zeros(0, np.float32)
+        np.concatenate([np.asarray(sample).reshape(-1) for sample in samples])
+        if len(samples)
+        else np.zeros(0, np.float32)
     )
 
 
@@ -81,7 +83,7 @@ class OverridedHistogramCollector(HistogramCollector):  # type: ignore[misc] # O
             count({name: values.astype(np.float32) if is_half else values})
             if is_half:  # what was seen stays in the type that it has
                 counts, edges, *seen = self.histogram_dict[name]
-                self.histogram_dict[name] = (counts, edges, *(np.asarray(each, np.float16) for each in seen))
+                self.histogram_dict[name] = (counts, edges, *(np.asarray(bound, np.float16) for bound in seen))
 
 
 class PowOfTwoCollector(CalibrationDataCollector):  # type: ignore[misc] # ONNX Runtime has no types
@@ -124,7 +126,7 @@ class PowOfTwoCollector(CalibrationDataCollector):  # type: ignore[misc] # ONNX 
     def collect_value(self, name_to_arr: Mapping[str, Sequence[Array]]) -> None:
         """Keep the samples."""
         for name, samples in name_to_arr.items():
-            self.name_to_arr.setdefault(name, []).extend(np.asarray(each) for each in samples)
+            self.name_to_arr.setdefault(name, []).extend(np.asarray(sample) for sample in samples)
 
     def collect_histogram_value(self, name_to_arr: Mapping[str, Sequence[Array]]) -> None:
         """Count the samples. The bins keep their width; bins are added for values beyond the last."""
@@ -155,11 +157,13 @@ class PowOfTwoCollector(CalibrationDataCollector):  # type: ignore[misc] # ONNX 
         if not self.histogram_dict and not self.name_to_arr:
             raise InvalidValueError("no data has been collected, so there are no ranges: call collect first")
         types = (self.quantized_tensor_type, self.activation_type, self.symmetric)
-        found = dict(compute_minmse_from_histogram(name, each, *types) for name, each in self.histogram_dict.items())
+        results = dict(
+            compute_minmse_from_histogram(name, histogram, *types) for name, histogram in self.histogram_dict.items()
+        )
         for name, samples in self.name_to_arr.items():
             arguments = (types[0], self.minmse_mode, *types[1:], self.method, self.percentile)
-            found.update([compute_minmse_worker(name, samples, *arguments)])
-        return found
+            results.update([compute_minmse_worker(name, samples, *arguments)])
+        return results
 
 
 def compute_minmse_from_histogram(
@@ -208,11 +212,11 @@ def compute_minmse_worker(
         raise InvalidValueError(f"method {method}: expected PowerOfTwoMethod.MinMSE")
     settings = {"minmse_mode": minmse_mode, **({"percentile": percentile} if minmse_mode == "Percentile" else {})}
     wanted = _wanted(tensor_name, quantized_tensor_type, activation_qType, settings)
-    found = _observed(tensor_data, wanted)
+    values = _observed(tensor_data, wanted)
     dtype = np.asarray(tensor_data[0]).dtype
-    if found.position is None:
-        return tensor_name, (np.array(found.lowest, dtype), np.array(found.highest, dtype))
-    return tensor_name, _reach(wanted.integer.bits, found.position, dtype)
+    if values.position is None:
+        return tensor_name, (np.array(values.lowest, dtype), np.array(values.highest, dtype))
+    return tensor_name, _reach(wanted.integer.bits, values.position, dtype)
 
 
 def _wanted(name: str, types: Mapping[str, Any], usual: Any, settings: Mapping[str, Any]) -> Wanted:
@@ -228,14 +232,14 @@ def _wanted(name: str, types: Mapping[str, Any], usual: Any, settings: Mapping[s
 def _observed(samples: Sequence[Array], wanted: Wanted) -> TensorRange:
     """Show all samples to an observer, as often as it needs."""
     observer = wanted.observer()
-    for each in samples:
-        observer.observe(each)
+    for sample in samples:
+        observer.observe(sample)
         observer.end_of_sample()
     passes = [observer.observe_again] if observer.needs_second_pass else []
     passes += [observer.observe_finally] if observer.needs_second_pass and observer.needs_third_pass else []
     for show in passes:
-        for each in samples:
-            show(each)
+        for sample in samples:
+            show(sample)
     return observer.result()
 
 

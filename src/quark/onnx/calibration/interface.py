@@ -118,10 +118,10 @@ def run_calibration(
     options = dict(extra_options or {})
     types: dict[str, Any] = {}
     for tensor, overrides in (options.get("TensorQuantOverrides") or {}).items():
-        if not isinstance(overrides, (list, tuple)) or not all(isinstance(each, Mapping) for each in overrides):
+        if not isinstance(overrides, (list, tuple)) or not all(isinstance(override, Mapping) for override in overrides):
             raise UnsupportedTypeError(f"TensorQuantOverrides of tensor '{tensor}': expected a list of dictionaries")
-        for each in overrides:
-            types[tensor] = each.get("quant_type", types.get(tensor, activation_type))
+        for override in overrides:
+            types[tensor] = override.get("quant_type", types.get(tensor, activation_type))
     settings = {name: options[option] for option, name in _SETTING_OF_OPTION.items() if option in options}
     limit = options.get("CalibDataSize")
     reader = data_reader if limit is None else _First(data_reader, limit)
@@ -238,16 +238,16 @@ def _nearest(tensor: str, producers: Mapping[str, onnx.NodeProto], types: set[st
             return name
         if name not in seen:
             seen.add(name)
-            waiting.extend(reversed([each for each in node.input if each]))
+            waiting.extend(reversed([name for name in node.input if name]))
     return None
 
 
 def update_tensors_range_with_dependencies(tensors_range: TensorsData, dependencies: Mapping[str, str]) -> TensorsData:
     """Return ranges in which each key of `dependencies` has the range of its value; tensors without one stay."""
-    found = {name: each.range_value for name, each in tensors_range.data.items()}
-    found |= {target: found[source] for target, source in dependencies.items() if source in found}
+    ranges = {name: ranges.range_value for name, ranges in tensors_range.data.items()}
+    ranges |= {target: ranges[source] for target, source in dependencies.items() if source in ranges}
     data = {
         name: TensorData(lowest=np.array(lowest, np.float32), highest=np.array(highest, np.float32))
-        for name, (lowest, highest) in found.items()
+        for name, (lowest, highest) in ranges.items()
     }
     return TensorsData(CalibrationMethod.MinMax, data)

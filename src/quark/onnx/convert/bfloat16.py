@@ -44,8 +44,8 @@ def insert_clip_bfloat16_qdq(model: ModelProto) -> ModelProto:
     names = _names(model)
     clips: dict[tuple[int, str], NodeProto] = {}  # one for all quantizers of a tensor, at the first of them
     before: dict[str, list[NodeProto]] = {}
-    found = list(custom_quantizers(model.graph))
-    for graph, node, known in found:
+    places = list(custom_quantizers(model.graph))
+    for graph, node, known in places:
         parameters = _bfloat16_parameters(node, known)
         is_clippable = parameters is not None and parameters[0].dtype == np.float32
         if node.op_type != EXTENDED_QUANTIZE_LINEAR.name or not is_clippable or node.input[0] in known:
@@ -73,11 +73,11 @@ def replace_bfloat16_qdq_cast(model: ModelProto) -> ModelProto:
     keeps them finite. Quantizers whose scale or zero point is not a constant stay, and so do zero points other than 0.
     """
     names = _names(model)
-    found = [(graph, node, _bfloat16_parameters(node, known)) for graph, node, known in custom_quantizers(model.graph)]
-    is_by_axis = any(parameters is not None and parameters[0].size > 1 for _, _, parameters in found)
+    places = [(graph, node, _bfloat16_parameters(node, known)) for graph, node, known in custom_quantizers(model.graph)]
+    is_by_axis = any(parameters is not None and parameters[0].size > 1 for _, _, parameters in places)
     ranks = ranks_of(model) if is_by_axis else {}
     replaced: dict[str, list[NodeProto]] = {}
-    for graph, node, parameters in found:
+    for graph, node, parameters in places:
         if parameters is None or parameters[1].any():
             continue
         scale = _shaped(node, parameters[0], ranks)
@@ -119,7 +119,7 @@ def _shaped(node: NodeProto, scale: Array, ranks: Mapping[str, int]) -> Array | 
     rank = ranks.get(node.input[0], ranks.get(node.output[0]))
     if rank is None:
         return None
-    axis = next((each.i for each in node.attribute if each.name == EXTENDED_AXIS.name), int(EXTENDED_AXIS.default or 0))
+    axis = next((attr.i for attr in node.attribute if attr.name == EXTENDED_AXIS.name), int(EXTENDED_AXIS.default or 0))
     shape = [1] * rank
     shape[axis if rank > 1 else 0] = scale.size
     return scale.reshape(shape)
@@ -149,7 +149,7 @@ def remove_bf16_cast(model: ModelProto) -> ModelProto:
 
 def has_bfloat16_casts(model: ModelProto) -> bool:
     """True if the model casts to bfloat16, or casts weights that are stored in it."""
-    stored = {each.name for graph in _graphs(model.graph) for each in graph.initializer if _is_brain(each)}
+    stored = {tensor.name for graph in _graphs(model.graph) for tensor in graph.initializer if _is_brain(tensor)}
     nodes = [node for node in all_nodes(model.graph.node) if node.op_type == "Cast"]
     return any(_is_cast(node, TensorProto.BFLOAT16) or node.input[0] in stored for node in nodes)
 
@@ -198,7 +198,7 @@ def convert_bf16_cast_to_fp32_weights(model: ModelProto, input_tensor_to_node_di
             rounded = float32_to_bfloat16(numpy_helper.to_array(tensor))
             name = names.free(f"{tensor.name.removesuffix('_bfloat16')}_bf16")
             for nodes in ends:
-                readers[tensor.name] = [each for each in readers[tensor.name] if each is not nodes[0]]
+                readers[tensor.name] = [node for node in readers[tensor.name] if node is not nodes[0]]
                 _redirect(nodes[-1].output[0], name, readers)
                 gone.update(map(_key, nodes))
             if readers[tensor.name]:
@@ -217,9 +217,9 @@ def remove_output_cast(model: ModelProto, input_tensor_to_node_dict: Readers) ->
         own = {info.name for info in graph.output}
         for node in graph.node:
             for index, name in enumerate(node.output):
-                found = [] if name in own else [pair for pair in _couples(name, readers) if pair[1].output[0] in own]
-                if found:
-                    first, second = found[0]
+                couples = [] if name in own else [pair for pair in _couples(name, readers) if pair[1].output[0] in own]
+                if couples:
+                    first, second = couples[0]
                     gone.update(_detached(name, first, second, readers))
                     _redirect(name, second.output[0], readers)
                     renamed.append((node, index, second.output[0]))
@@ -231,35 +231,35 @@ def remove_output_cast(model: ModelProto, input_tensor_to_node_dict: Readers) ->
 
 def _couples(name: str, readers: Readers) -> list[tuple[NodeProto, NodeProto]]:
     """The Casts of a tensor to bfloat16, with the Casts back behind them."""
-    found = []
+    couples = []
     for first in readers.get(name, []):
         behind = readers.get(first.output[0], []) if _is_cast(first, TensorProto.BFLOAT16) else []
-        if all(_is_cast(each, TensorProto.FLOAT) for each in behind):
-            found += [(first, second) for second in behind]
-    return found
+        if all(_is_cast(node, TensorProto.FLOAT) for node in behind):
+            couples += [(first, second) for second in behind]
+    return couples
 
 
 def _detached(name: str, first: NodeProto, second: NodeProto, readers: Readers) -> Iterator[str]:
     """The keys of the Casts that nothing needs any more: the second, and the first if that was its last reader."""
     yield _key(second)
-    rest = [each for each in readers[first.output[0]] if each is not second]
+    rest = [node for node in readers[first.output[0]] if node is not second]
     readers[first.output[0]] = rest
     if not rest:
         yield _key(first)
-        readers[name] = [each for each in readers[name] if each is not first]
+        readers[name] = [node for node in readers[name] if node is not first]
 
 
 def _cast_weights(tensor: TensorProto, readers: Readers, outputs: set[str]) -> list[tuple[NodeProto, ...]]:
     """The Casts through which a weight is read in bfloat16: a pair, or one if it is stored in that type."""
-    found: list[tuple[NodeProto, ...]] = []
+    casts: list[tuple[NodeProto, ...]] = []
     for first in readers.get(tensor.name, []):
         if _is_brain(tensor) and _is_cast(first, TensorProto.FLOAT):
-            found.append((first,))
+            casts.append((first,))
         elif tensor.data_type == TensorProto.FLOAT and _is_cast(first, TensorProto.BFLOAT16):
             second = readers.get(first.output[0], [])
             if len(second) == 1 and _is_cast(second[0], TensorProto.FLOAT):
-                found.append((first, second[0]))
-    return [nodes for nodes in found if not outputs & {each.output[0] for each in nodes}]
+                casts.append((first, second[0]))
+    return [nodes for nodes in casts if not outputs & {node.output[0] for node in nodes}]
 
 
 def _redirect(old: str, new: str, readers: Readers) -> None:
@@ -298,7 +298,7 @@ def _outputs(model: ModelProto) -> set[str]:
 def _names(model: ModelProto) -> FreeNames:
     names = FreeNames([""])
     for graph in _graphs(model.graph):
-        names.take(each.name for each in (*graph.input, *graph.initializer))
+        names.take(value.name for value in (*graph.input, *graph.initializer))
         names.take(name for node in graph.node for name in (node.name, *node.output))
     return names
 
@@ -311,7 +311,7 @@ def _key(node: NodeProto) -> str:
 def _rebuild(graph: GraphProto, replaced: Mapping[str, Sequence[NodeProto]]) -> None:
     """Replace nodes, which are known by their key."""
     if any(_key(node) in replaced for node in graph.node):
-        nodes = [each for node in graph.node for each in replaced.get(_key(node), [node])]
+        nodes = [new for node in graph.node for new in replaced.get(_key(node), [node])]
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)

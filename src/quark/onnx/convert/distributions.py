@@ -72,7 +72,7 @@ def draw_weights(model: onnx.ModelProto, folder: Path, *, is_per_channel: bool =
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    arrays = {each.name: each for each in model.graph.initializer if each.data_type != onnx.TensorProto.STRING}
+    arrays = {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type != onnx.TensorProto.STRING}
     files = picture_names(arrays, suffix="")
     count = 0
     for name, tensor in arrays.items():

@@ -120,7 +120,7 @@ def to_bfloat16(model: onnx.ModelProto, source: ir.DataType = FLOAT) -> onnx.Mod
 
     ONNX Runtime has few bfloat16 operators on the CPU, so the file is for compilers and other runtimes.
     """
-    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0)
     if opset < _BFLOAT16_OPSET:
         raise ModelError(
             f"'{model.graph.name or 'model'}' is of opset {opset}, and bfloat16 needs {_BFLOAT16_OPSET} or newer: "
@@ -256,8 +256,8 @@ class _Retyping:
             for node in graph:
                 if node not in self.kept:
                     self._change_attributes(node)
-        for value, found in uses.items():
-            for node, index in found:
+        for value, use in uses.items():
+            for node, index in use:
                 wanted = self.old if self._is_old(node, index) else self.new
                 if not isinstance(value.type, ir.TensorType):
                     continue
@@ -399,7 +399,7 @@ def _is_float32_operator(node: ir.Node) -> bool:
 def _graph(model: onnx.ModelProto, disable_shape_infer: bool = False) -> ir.Model:
     """The model as a graph with types. Functions are inlined, except those of our own operators."""
     ours = (DOMAIN, CONSTANT_DOMAIN)
-    foreign = [(each.domain, each.name) for each in model.functions if each.domain not in ours]
+    foreign = [(function.domain, function.name) for function in model.functions if function.domain not in ours]
     if foreign:
         model = inliner.inline_selected_functions(model, foreign)
     graph = graph_of_model(model)
@@ -426,29 +426,29 @@ def _between(graph: ir.Model, pairs: Sequence[tuple[Sequence[str], Sequence[str]
     before: dict[ir.Node, list[ir.Node]] = {node: [] for node in graph.graph}
     for node in graph.graph:
         makers = {value.producer() for value in read_by(node)}
-        for maker in (each for each in makers if each in before):
+        for maker in (maker for maker in makers if maker in before):
             behind[maker].append(node)
             before[node].append(maker)
-    found: set[ir.Node] = set()
+    between: set[ir.Node] = set()
     for first, last in pairs:
         reached = [
             _reachable([nodes[name] for name in names], steps)
             for names, steps in ((first, behind), (last, before))
             if names
         ]
-        found |= set.intersection(*reached) if reached else set(graph.graph)
-    if not found:
+        between |= set.intersection(*reached) if reached else set(graph.graph)
+    if not between:
         raise InvalidValueError("subgraphs_to_include: no nodes lie between the given ones")
-    return found
+    return between
 
 
 def _reachable(start: Sequence[ir.Node], steps: Mapping[ir.Node, list[ir.Node]]) -> set[ir.Node]:
-    found, pending = set(start), list(start)
+    reached, pending = set(start), list(start)
     while pending:
-        fresh = set(steps[pending.pop()]) - found
-        found |= fresh
+        fresh = set(steps[pending.pop()]) - reached
+        reached |= fresh
         pending += fresh
-    return found
+    return reached
 
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[TensorProto]:

@@ -98,10 +98,10 @@ def _check_layer(layer: ir.Node, quantized: QuantizedGraph) -> None:
         raise ModelError(f"{what}: it multiplies its bias by beta {attribute(layer, 'beta'):g}; expected 1")
     behind = _quantizer_behind(layer)
     scales = [scale, *([] if behind is None else [scale_and_zero_point(behind, str(layer.name))[0]])]
-    for each in (number for array in scales for number in np.ravel(array).tolist()):
-        if not _is_power_of_two(each):
+    for factor in (number for array in scales for number in np.ravel(array).tolist()):
+        if not _is_power_of_two(factor):
             raise ModelError(
-                f"{what}: scale {each:g} of its sums or its output is no power of two, so that float and integer "
+                f"{what}: scale {factor:g} of its sums or its output is no power of two, so that float and integer "
                 "arithmetic round differently. Quantize with a preset of power-of-two scales, such as XINT8"
             )
     _, zero_point = scale_and_zero_point(data, str(layer.name))
@@ -140,11 +140,11 @@ def _quantizer_behind(layer: ir.Node) -> ir.Node | None:
     """The QuantizeLinear that reads the layer's output, or that of the activation behind it."""
     value = layer.outputs[0]
     while True:
-        found = readers(value)
-        quantizer = next((node for node, _ in found if is_quantize(node)), None)
-        if quantizer is not None or len(found) != 1 or found[0][0].op_type not in ("Relu", "Clip"):
+        uses = readers(value)
+        quantizer = next((node for node, _ in uses if is_quantize(node)), None)
+        if quantizer is not None or len(uses) != 1 or uses[0][0].op_type not in ("Relu", "Clip"):
             return quantizer
-        value = found[0][0].outputs[0]
+        value = uses[0][0].outputs[0]
 
 
 def _clip_codes(graph: ir.Model, activation: ir.Node) -> None:
@@ -180,8 +180,8 @@ def _is_exact_sum(node: ir.Node, scale: float) -> bool:
     """True if the node adds two tensors of codes, and float32 represents the sum exactly in steps of `scale`."""
     terms = [dequantizer_of(node, index) for index in range(2)] if node.op_type == "Add" and not node.domain else []
     ratios = []
-    for each in terms:
-        array = None if each is None else constant(input_value(each, 1))
+    for term in terms:
+        array = None if term is None else constant(input_value(term, 1))
         if array is None or array.size != 1 or not _is_power_of_two(float(array.item()) / scale):
             return False
         ratios.append(math.log2(float(array.item()) / scale))

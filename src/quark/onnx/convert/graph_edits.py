@@ -42,7 +42,9 @@ def convert_opset_version(model: onnx.ModelProto, target_opset: int) -> onnx.Mod
         raise InvalidValueError(f"opset {target_opset}: expected 1 to {newest}, the newest that the package onnx has")
     if present == target_opset:
         return model
-    large = {each.name: memoryview(b"") for each in model.graph.initializer if len(each.raw_data) >= LARGE_TENSOR_BYTES}
+    large = {
+        tensor.name: memoryview(b"") for tensor in model.graph.initializer if len(tensor.raw_data) >= LARGE_TENSOR_BYTES
+    }
     try:
         converted = convert_opset(Carved(model, large), target_opset)
     except ModelError as error:
@@ -86,7 +88,7 @@ def unshare_initializers(
     graph = model.graph
     needs_inputs = model.ir_version < IR_VERSION_OF_CONSTANTS
     declared = {info.name: info for info in graph.input}
-    shared = {each.name: each for each in graph.initializer if needs_inputs or each.name not in declared}
+    shared = {tensor.name: tensor for tensor in graph.initializer if needs_inputs or tensor.name not in declared}
     names = FreeNames([*shared, *declared], first=2)
     names.take(output for node in all_nodes(graph.node) for output in node.output)
     counts: Counter[str] = Counter()
@@ -142,15 +144,15 @@ def _quantized_again(model: ir.Model, output: ir.Value) -> ir.Value:
     if dequantize is None or quantize is None or quantize.op_type != "QuantizeLinear":
         return output
     result = output
-    for each in (quantize, dequantize):
-        copied = {key: attr.value for key, attr in each.attributes.items()}
-        if dimensions(each.inputs[1]) not in ((), (1,)):
-            copied["axis"] = TO_CHANNELS_LAST.index(attribute(each, "axis", 1) % len(TO_CHANNELS_LAST))
-        inputs = [result, *each.inputs[1:]]
-        node = add_node(model, each.op_type, inputs, domain=each.domain, attributes=copied)
+    for value in (quantize, dequantize):
+        copied = {key: attr.value for key, attr in value.attributes.items()}
+        if dimensions(value.inputs[1]) not in ((), (1,)):
+            copied["axis"] = TO_CHANNELS_LAST.index(attribute(value, "axis", 1) % len(TO_CHANNELS_LAST))
+        inputs = [result, *value.inputs[1:]]
+        node = add_node(model, value.op_type, inputs, domain=value.domain, attributes=copied)
         result = node.outputs[0]
-        node.name = result.name = fresh_name(model, f"{output.name}_{each.op_type}")
-        result.type = each.outputs[0].type
+        node.name = result.name = fresh_name(model, f"{output.name}_{value.op_type}")
+        result.type = value.outputs[0].type
         result.shape = None if result.type is None else output.shape
     return result
 

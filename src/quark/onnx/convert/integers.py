@@ -84,7 +84,7 @@ def narrow_to_uint8(model: onnx.ModelProto) -> onnx.ModelProto:
     """Let uint16 codes be uint8 over the same range, without calibration: 257 steps become one."""
     graph = graph_of_model(model)
     quantized = quantizers_in(graph)
-    tensors = [each for each in _code_tensors(quantized) if each.dtype is ir.DataType.UINT16]
+    tensors = [tensor for tensor in _code_tensors(quantized) if tensor.dtype is ir.DataType.UINT16]
 
     def change(scale: Array, zero_point: Array) -> tuple[Array, Array]:
         return scale * _WIDTH_RATIO, np.rint(zero_point / _WIDTH_RATIO)
@@ -102,11 +102,11 @@ def resize_to_power_of_two(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = graph_of_model(model)
     quantized = quantizers_in(graph)
     resized = {node for node in graph.graph.all_nodes() if node.op_type == "Resize" and not node.domain}
-    around = [each for each in _code_tensors(quantized) if each.is_around(resized)]
-    for dtype in dict.fromkeys(each.dtype for each in around):
+    around = [tensor for tensor in _code_tensors(quantized) if tensor.is_around(resized)]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in around):
         signed = _signed(dtype)
         if signed is not None:
-            same = [each for each in around if each.dtype is dtype]
+            same = [tensor for tensor in around if tensor.dtype is dtype]
             _change_codes(graph, same, signed, _symmetric_power_of_two(dtype))
     return model_of_graph(graph)
 
@@ -178,7 +178,7 @@ class _CodeTensor:
             data = input_value(node, 0)
             if is_quantize(node) and data is not None and data.producer() in nodes:
                 return True
-            if is_dequantize(node) and any(each in nodes and not index for each, index in readers(node.outputs[0])):
+            if is_dequantize(node) and any(reader in nodes and not index for reader, index in readers(node.outputs[0])):
                 return True
         return False
 
@@ -208,10 +208,10 @@ def _code_tensors(quantized: QuantizedGraph) -> list[_CodeTensor]:
         if codes is not None:
             nodes.setdefault(codes, []).append(node)
     result = []
-    for codes, found in nodes.items():
-        first = quantized.quantizers[found[0]]
+    for codes, nodes_of_codes in nodes.items():
+        first = quantized.quantizers[nodes_of_codes[0]]
         if first.dtype is not None:
-            result.append(_CodeTensor(first.tensor, codes, tuple(found), first.dtype, first.is_constant))
+            result.append(_CodeTensor(first.tensor, codes, tuple(nodes_of_codes), first.dtype, first.is_constant))
     return result
 
 
@@ -223,7 +223,9 @@ def _shifted(
     Tensors with the middle of the codes as zero point share one: 'uint8_zp128' or 'int16_zp0', as AMD Quark names it.
     """
     graph = graph_of_model(model)
-    tensors = [each for each in _code_tensors(quantizers_in(graph)) if each.dtype is source and not each.is_constant]
+    tensors = [
+        tensor for tensor in _code_tensors(quantizers_in(graph)) if tensor.dtype is source and not tensor.is_constant
+    ]
     _change_codes(graph, tensors, target, lambda scale, zero_point: (scale, shift(zero_point)))
     limits = np.iinfo(target.numpy())
     middle = np.array((limits.min + limits.max + 1) // 2, target.numpy())
@@ -241,7 +243,7 @@ def _symmetric_power_of_two(dtype: ir.DataType) -> Change:
     def change(scale: Array, zero_point: Array) -> tuple[Array, Array]:
         reach = np.maximum(zero_point - limits.min, limits.max - zero_point)
         wanted = reach * scale / 2.0 ** (dtype.bitwidth - 1)
-        powers = np.array([pos2scale(scale2pos(each)) for each in wanted.ravel().tolist()])
+        powers = np.array([pos2scale(scale2pos(scale)) for scale in wanted.ravel().tolist()])
         return powers.reshape(scale.shape), np.zeros_like(zero_point)
 
     return change
@@ -294,7 +296,7 @@ def _change_codes(graph: ir.Model, tensors: Iterable[_CodeTensor], target: ir.Da
             wanted[node, 2] = np.clip(new_zero_point, limits.min, limits.max).astype(target.numpy())
             if tensor.is_stored:
                 levels = levels_of(node, tensor.codes, zero_point)
-                spread = [_spread(node, each, levels.shape) for each in (scale, new_scale, new_zero_point)]
+                spread = [_spread(node, value, levels.shape) for value in (scale, new_scale, new_zero_point)]
                 codes = np.rint(levels * (spread[0] / spread[1])) + spread[2]
                 wanted[node, 0] = np.clip(codes, limits.min, limits.max).astype(target.numpy())
             node.attributes.pop("output_dtype", None)  # the zero point has the type
@@ -312,7 +314,7 @@ def _change_codes(graph: ir.Model, tensors: Iterable[_CodeTensor], target: ir.Da
 def scale_and_zero_point(node: ir.Node, tensor: str) -> tuple[Array, Array]:
     """Scales and zero points in float64, with the same shape."""
     values = input_value(node, 1), input_value(node, 2)
-    scale, zero_point = (constant(each) for each in values)
+    scale, zero_point = (constant(value) for value in values)
     if scale is None or (values[1] is not None and zero_point is None):
         raise ModelError(f"tensor '{tensor}': its scale or zero point is computed at run time and cannot be converted")
     zero_points = np.zeros(1) if zero_point is None else zero_point.astype(np.float64)

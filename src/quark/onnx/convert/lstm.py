@@ -85,12 +85,12 @@ def _attributes(node: ir.Node, quantized: QuantizedGraph) -> dict[str, float | i
     obstacle = _obstacle(node)
     if obstacle:
         raise ModelError(f"LSTM '{node.name}' stays: {obstacle}")
-    found = {name: quantized.of(input_value(node, index)) for index, name in enumerate(TENSORS)}
+    quantizers = {name: quantized.of(input_value(node, index)) for index, name in enumerate(TENSORS)}
     behind = [reader for reader, _ in readers(node.outputs[0])]
     is_read_quantized = len(behind) == 1 and is_quantize(behind[0]) and not node.outputs[0].is_graph_output()
-    found["y"] = quantized.quantizers.get(behind[0]) if is_read_quantized else None
+    quantizers["y"] = quantized.quantizers.get(behind[0]) if is_read_quantized else None
     values: dict[str, float | int | str] = {}
-    for name, quantizer in found.items():
+    for name, quantizer in quantizers.items():
         values[f"{name}_scale"], values[f"{name}_zero_point"] = _parameters(node, name, quantizer)
     recurrence = input_value(node, 2)
     assert recurrence is not None  # it is quantized
@@ -102,7 +102,7 @@ def _attributes(node: ir.Node, quantized: QuantizedGraph) -> dict[str, float | i
 
 def _obstacle(node: ir.Node) -> str:
     """What the operator cannot express about an LSTM; empty if there is nothing."""
-    activations = [str(each).lower() for each in attribute(node, "activations", _DEFAULT_ACTIVATIONS)]
+    activations = [str(name).lower() for name in attribute(node, "activations", _DEFAULT_ACTIVATIONS)]
     given = [index for index in range(4, len(node.inputs)) if not _is_zero(node.inputs[index])]
     checks = (
         (attribute(node, "direction", "forward") == "bidirectional", "only bidirectional ones have a custom form"),
@@ -143,7 +143,7 @@ def extended_lstm_function(opset: int) -> FunctionProto:
     numbers = _Numbers.of(body, codes)
     directions = [_direction(body, codes, numbers, index) for index in (0, 1)]
     axes = body.constant([1], INT64)
-    y = body.op("Concat", *(body.op("Unsqueeze", each, axes) for each in directions), axis=1)
+    y = body.op("Concat", *(body.op("Unsqueeze", direction, axes) for direction in directions), axis=1)
     result = (y - numbers.zero["y"]).cast(FLOAT) * body.number("y_scale", FLOAT)
     defaults: dict[str, float | int | str] = {f"{name}_scale": 1.0 for name in (*TENSORS, "y")}
     defaults |= {f"{name}_zero_point": 0 for name in (*TENSORS, "y")}
@@ -208,11 +208,11 @@ def _direction(body: _Body, codes: dict[str, Value], numbers: _Numbers, index: i
     offset = offset - numbers.x_float * zero["x"] * w.reduce("Sum", 1).reshape([-1])
     offset = offset - numbers.h_float * zero["y"] * r.reduce("Sum", 1).reshape([-1])
     offset = _rounded(offset + numbers.b_float * (b.reshape([2, -1]).reduce("Sum", 0).reshape([-1]) - zero["b"] * 2.0))
-    wt, rt = (body.op("Transpose", each, perm=[1, 0]) for each in (w, r))
+    wt, rt = (body.op("Transpose", value, perm=[1, 0]) for value in (w, r))
     products = _shifted(body.op("MatMul", x, wt), numbers.x_power).clip(*_INT32)
     given = numbers.x.times(products) - numbers.x_sum.times(x.reduce("Sum", 2)) + offset
-    one = body.constant([1], INT64)
-    shape = body.op("Concat", *(body.op("Gather", each.shape(), one, axis=0) for each in (x, r)), axis=0)
+    unit = body.constant([1], INT64)
+    shape = body.op("Concat", *(body.op("Gather", value.shape(), unit, axis=0) for value in (x, r)), axis=0)
     states = body.op("Expand", body.constant(0.0, DOUBLE), shape)  # [batch, hidden]
 
     def step(h: Value, c: Value, part: Value) -> tuple[Value, Value]:
@@ -220,7 +220,7 @@ def _direction(body: _Body, codes: dict[str, Value], numbers: _Numbers, index: i
         gates = part + numbers.h.times(inner) - numbers.h_sum.times(h.reduce("Sum", 1))
         i, o, f, g = body.split(gates, 4)
         i, o, f = (
-            (_tanh((each / (2 * _POINT)).cast(FLOAT)).cast(DOUBLE) * 0.5 + 0.5).cast(FLOAT) for each in (i, o, f)
+            (_tanh((value / (2 * _POINT)).cast(FLOAT)).cast(DOUBLE) * 0.5 + 0.5).cast(FLOAT) for value in (i, o, f)
         )
         state = i * _tanh((g / _POINT).cast(FLOAT)) + f * c
         hidden = _rounded((o * _tanh(state)).cast(DOUBLE) * _POINT)
@@ -308,9 +308,9 @@ class _Body(FunctionBody):
         is_reversed: bool,
     ) -> Value:
         """All values that the first state has after a step. `step` gets both states and an item."""
-        inside = [Value(self, f"state_{next(self._numbers)}", each.type) for each in (first, second, items)]
+        inside = [Value(self, f"state_{next(self._numbers)}", value.type) for value in (first, second, items)]
         with self._scope() as nodes:
-            results = [self.op("Identity", each) for each in step(*inside)]
+            results = [self.op("Identity", value) for value in step(*inside)]
             results.append(self.op("Identity", results[0]))
         graph = helper.make_graph(nodes, "step", _declared(inside), _declared(results))
         names = [f"scan_{next(self._numbers)}" for _ in range(3)]
@@ -318,7 +318,7 @@ class _Body(FunctionBody):
         self._scopes[-1].append(
             helper.make_node(
                 "Scan",
-                [each.name for each in (first, second, items)],
+                [value.name for value in (first, second, items)],
                 names,
                 names[2],
                 num_scan_inputs=1,
@@ -331,4 +331,4 @@ class _Body(FunctionBody):
 
 
 def _declared(values: Sequence[Value]) -> list[onnx.ValueInfoProto]:
-    return [helper.make_tensor_value_info(each.name, each.type, None) for each in values]
+    return [helper.make_tensor_value_info(value.name, value.type, None) for value in values]

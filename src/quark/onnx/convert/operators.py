@@ -166,8 +166,8 @@ def custom_ops_infer_shapes(model: ModelProto) -> ModelProto:
     if not any(is_custom_operator(node) or node.domain == MICROSOFT for node in all_nodes(model.graph.node)):
         return model
     declared = {info.name for info in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
-    found = [info for info in _inferred(model).graph.value_info if info.name not in declared]
-    model.graph.value_info.extend(found)
+    added = [info for info in _inferred(model).graph.value_info if info.name not in declared]
+    model.graph.value_info.extend(added)
     return model
 
 
@@ -197,7 +197,7 @@ def _inferred(model: ModelProto) -> ModelProto:
     for node in all_nodes(twin.graph.node):
         if is_custom_operator(node) or (node.domain == MICROSOFT and node.op_type in _STANDARD.values()):
             node.op_type, node.domain = _STAND_INS.get(node.op_type, node.op_type), ""
-            kept = [each for each in node.attribute if each.name in _STAND_IN_ATTRIBUTES.get(node.op_type, ())]
+            kept = [attr for attr in node.attribute if attr.name in _STAND_IN_ATTRIBUTES.get(node.op_type, ())]
             del node.attribute[:]
             node.attribute.extend(kept)
     try:
@@ -218,7 +218,9 @@ def import_domain(model: ModelProto, domain: str, version: int) -> None:
 def drop_import(model: ModelProto, domain: str) -> None:
     """Remove the declaration of a domain that no node and no function uses any more."""
     bodies = [model.graph.node, *(function.node for function in model.functions)]
-    used = {node.domain for body in bodies for node in all_nodes(body)} | {each.domain for each in model.functions}
+    used = {node.domain for body in bodies for node in all_nodes(body)} | {
+        function.domain for function in model.functions
+    }
     if domain not in used:
         for index in reversed([i for i, entry in enumerate(model.opset_import) if entry.domain == domain]):
             del model.opset_import[index]

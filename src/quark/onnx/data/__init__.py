@@ -97,7 +97,7 @@ def open_samples(
     if use is None and source.spare is None and count is not None:
         extra = held_out_count(count)
     store, sizes = SampleStore(), []
-    wanted, extra = (-(-each // fixed) * fixed for each in (wanted, extra))
+    wanted, extra = (-(-value // fixed) * fixed for value in (wanted, extra))
     ends = [end for end in (wanted, wanted + extra) if end] if extra else []
     for sample in _cut(_checked(source, inputs), inputs, ends) if ends else _checked(source, inputs):
         store.append(sample)
@@ -129,7 +129,7 @@ def _cut(batches: Iterator[Sample], inputs: Sequence[InputInfo], ends: Sequence[
             size = batch_size_of(batch)
             left = next(end for end in ends if end > seen) - seen
             first, batch = batch, {}
-            can_cut = all(each.batch is None and np.shape(first[each.name])[:1] == (size,) for each in inputs)
+            can_cut = all(input_.batch is None and np.shape(first[input_.name])[:1] == (size,) for input_ in inputs)
             if size > left and can_cut:
                 batch = {name: x[left:] for name, x in first.items()}
                 first = {name: x[:left] for name, x in first.items()}
@@ -270,12 +270,12 @@ def _with_shapes(
     if isinstance(shapes, Mapping):
         given = dict(shapes)
     elif isinstance(shapes[0], (list, tuple)):
-        given = {each.name: shape for each, shape in zip(inputs, shapes, strict=False)}
+        given = {input_.name: shape for input_, shape in zip(inputs, shapes, strict=False)}
     else:
-        given = {each.name: shapes for each in inputs}
+        given = {input_.name: shapes for input_ in inputs}
     result = []
-    for each in inputs:
-        shape = given.get(each.name)
+    for input_ in inputs:
+        shape = given.get(input_.name)
         sizes = (dim if isinstance(dim, int) and dim > 0 else None for dim in shape or ())
-        result.append(InputInfo(each.name, each.dtype, each.shape if shape is None else tuple(sizes)))
+        result.append(InputInfo(input_.name, input_.dtype, input_.shape if shape is None else tuple(sizes)))
     return tuple(result)

@@ -72,7 +72,7 @@ def _read_archive(file: IO[bytes], label: str, names: Collection[str] | None) ->
         missing = [name for name in names or () if name not in by_name]
         if missing:
             raise InvalidValueError(f"{label} has no array '{missing[0]}': it has {', '.join(by_name)}")
-        wanted = {name: each for name, each in by_name.items() if names is None or name in names}
+        wanted = {name: array for name, array in by_name.items() if names is None or name in names}
         total = 0
         for name, member in wanted.items():
             with archive.open(member) as content:

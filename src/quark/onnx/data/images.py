@@ -50,9 +50,9 @@ _MARGIN = 32  # difference between the short side and the crop at other sizes
 
 def _as_numbers(name: str, value: Any) -> tuple[float, ...]:
     numbers = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if len(numbers) not in (1, 3) or not all(_is_number(each) for each in numbers):
+    if len(numbers) not in (1, 3) or not all(_is_number(number) for number in numbers):
         raise InvalidValueError(f"{name} {short(value)}: expected one number, or one for each of three channels")
-    return tuple(float(each) for each in numbers)
+    return tuple(float(number) for number in numbers)
 
 
 def _is_number(value: Any) -> bool:
@@ -91,7 +91,7 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for a card. `resize` is left out if it is 'crop', the only way that there used to be."""
-        content = {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.resize == "crop":
             del content["resize"]
         return content
@@ -101,12 +101,12 @@ class Preprocessing:
         """The preset that this is, as `find_preprocessing` takes it, or 'custom'."""
         size = "" if self.size is None else f":{self.size}"
         without_size = replace(self, size=None)
-        return next((f"{name}{size}" for name, each in PRESETS.items() if each == without_size), "custom")
+        return next((f"{name}{size}" for name, preset in PRESETS.items() if preset == without_size), "custom")
 
     def normalize(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Normalize (height, width, channels). Computed in float64 unless it is exact in float32, and rounded once."""
         scaled = pixels / np.float32(self.divisor) if self.divisor != 1 else pixels
-        if not any(self.mean) and all(each == 1 for each in self.std):
+        if not any(self.mean) and all(factor == 1 for factor in self.std):
             return np.asarray(scaled, np.float32)
         return np.asarray((scaled - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
 
@@ -145,7 +145,7 @@ def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing | None
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise unknown_name("preprocessing", str(name), [AUTO, *PRESETS, "FILE.yaml"])
     content = read_yaml(path, f"preprocessing file {path}", SETTINGS)
-    known = [each.name for each in fields(Preprocessing)]
+    known = [field.name for field in fields(Preprocessing)]
     if not isinstance(content, dict):
         raise InvalidValueError(f"preprocessing file {path}: expected a mapping with {', '.join(known)}")
     for key in content:
@@ -183,9 +183,9 @@ class ImageLoader:
             "letterbox": f"inside {self.height} x {self.width} with grey borders",
             "stretch": f"stretched to {self.height} x {self.width}",
         }[settings.resize]
-        mean, std = (" ".join(f"{each:g}" for each in values) for values in (settings.mean, settings.std))
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in (settings.mean, settings.std))
         values = "x" if settings.divisor == 1 else f"x / {settings.divisor:g}"
-        if any(settings.mean) or any(each != 1 for each in settings.std):
+        if any(settings.mean) or any(factor != 1 for factor in settings.std):
             values = f"({values} - {mean}) / {std}"
         values = "pixels 0 to 255" if self.dtype == np.uint8 or values == "x" else values
         doubt = "; assumed, because --preprocess was not given" if self.is_assumed else ""
@@ -229,13 +229,13 @@ def image_loader(info: InputInfo, preprocessing: Preprocessing | None) -> ImageL
     sides = shape[1:3] if has_channels_last else shape[2:4]
     if channels not in (1, 3):
         raise InvalidValueError(f"a folder of images for input {info}: expected 1 or 3 channels")
-    if any(isinstance(each, int) and each > MOST_SIDE for each in sides):
+    if any(isinstance(side, int) and side > MOST_SIDE for side in sides):
         raise InvalidValueError(f"a folder of images for input {info}: expected at most {MOST_SIDE} pixels a side")
     is_assumed = preprocessing is None
     chosen = _assumed(info, int(channels), sides) if preprocessing is None else preprocessing
     wanted = chosen.size
-    known = [each for each in sides if isinstance(each, int)]
-    if wanted and any(each != wanted for each in known):
+    known = [side for side in sides if isinstance(side, int)]
+    if wanted and any(side != wanted for side in known):
         raise InvalidValueError(
             f"preprocessing to {wanted} pixels for input {info}: leave size out, or set it to {known[0]}"
         )
@@ -245,7 +245,7 @@ def image_loader(info: InputInfo, preprocessing: Preprocessing | None) -> ImageL
             f"preprocessing '{chosen.name}' for input {info}, whose size is free: add the pixels, as in "
             f"'{chosen.resize}:640'"
         )
-    height, width = (each if isinstance(each, int) else other for each in sides)
+    height, width = (side if isinstance(side, int) else other for side in sides)
     if chosen.resize == "crop" and height != width:
         raise InvalidValueError(
             f"preprocessing '{chosen.name}' for input {info}: a crop is square; choose letterbox or stretch, or a YAML "
@@ -258,7 +258,7 @@ def _assumed(info: InputInfo, channels: int, sides: Sequence[int | str | None]) 
     """The preprocessing that an input of this shape nearly always has."""
     if info.dtype == np.uint8 and len({*sides}) == 1:
         return PRESETS["none"]  # such a model normalizes by itself
-    known = {each for each in sides if isinstance(each, int)}
+    known = {side for side in sides if isinstance(side, int)}
     if channels == 3 and len(known) == 1 and max(known) <= _MOST_CLASSIFIED:
         return PRESETS["imagenet"]
     listing = ", ".join(f"{name} ({meaning})" for name, meaning in MEANINGS.items())
@@ -385,7 +385,7 @@ def find_files(folder: Path, suffixes: Collection[str], is_deep: bool = True) ->
 
     A pipe, a device or a broken link with such a name is an error, rather than being skipped.
     """
-    found: list[str] = []
+    paths: list[str] = []
     count, waiting = 0, [os.fspath(folder)]
     while waiting:
         current = waiting.pop()
@@ -403,7 +403,7 @@ def find_files(folder: Path, suffixes: Collection[str], is_deep: bool = True) ->
                             waiting.append(entry.path)
                     elif os.path.splitext(entry.name)[1].lower() in suffixes:
                         if entry.is_file(follow_symlinks=False) or stat.S_ISREG(_kind(entry.path)):
-                            found.append(entry.path)
+                            paths.append(entry.path)
                         elif not stat.S_ISDIR(_kind(entry.path)):
                             raise InvalidValueError(
                                 f"{entry.path} is a pipe, a device or a link to nothing: expected a file, take it out "
@@ -414,7 +414,7 @@ def find_files(folder: Path, suffixes: Collection[str], is_deep: bool = True) ->
                 raise InvalidValueError(f"folder {folder} cannot be read: {error.strerror}") from error
         except OSError as error:
             raise InvalidValueError(f"folder {current} cannot be read: {error.strerror or error}") from error
-    return [Path(each) for each in sorted(found, key=lambda path: path.split(os.sep))]
+    return [Path(file) for file in sorted(paths, key=lambda path: path.split(os.sep))]
 
 
 def _kind(path: str) -> int:

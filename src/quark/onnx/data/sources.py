@@ -85,7 +85,7 @@ def from_path(
         fixed = inputs[0].batch
         batch = fixed or batch_size
         spare_batches = held_out_count(-(-len(chosen) // batch))
-        spare = evenly_spaced([each for each in images if each not in used], spare_batches * batch)
+        spare = evenly_spaced([image for image in images if image not in used], spare_batches * batch)
         spare = spare[: len(spare) // batch * batch]
         if fixed and len(chosen) % fixed:
             raise InvalidValueError(
@@ -108,7 +108,7 @@ def _load_batches(loader: ImageLoader, batches: list[list[Path]]) -> Iterator[np
 
     def load(files: list[Path]) -> npt.NDArray[Any]:
         try:
-            return np.stack([loader.load(each) for each in files])
+            return np.stack([loader.load(file) for file in files])
         except MemoryError as error:
             raise InvalidValueError(
                 f"{len(files)} images from {files[0]} on do not fit into memory together; choose smaller batches"
@@ -138,19 +138,19 @@ def split_arrays(
     arrays: Mapping[str, npt.NDArray[Any]], inputs: Sequence[InputInfo], batch_size: int
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Samples from arrays whose first axis counts them: batches of the model's own size, or of `batch_size`."""
-    arrays = {name: each for name, each in arrays.items() if name != LABELS or any(i.name == name for i in inputs)}
+    arrays = {name: array for name, array in arrays.items() if name != LABELS or any(i.name == name for i in inputs)}
     named = {inputs[0].name: next(iter(arrays.values()))} if len(arrays) == len(inputs) == 1 else dict(arrays)
-    expected = {each.name for each in inputs}
+    expected = {input_.name for input_ in inputs}
     if not named:
         raise InvalidValueError(f"no arrays: expected {list_inputs(inputs)}")
     if set(named) != expected:
         raise InvalidValueError(f"arrays named {', '.join(sorted(named))}: expected {list_inputs(inputs)}")
-    pieces = {each.name: _pieces(named[each.name], each, batch_size) for each in inputs}
-    lengths = {name: len(each) for name, each in pieces.items()}
+    pieces = {input_.name: _pieces(named[input_.name], input_, batch_size) for input_ in inputs}
+    lengths = {name: len(piece) for name, piece in pieces.items()}
     if len(set(lengths.values())) != 1:
         raise InvalidValueError(f"arrays of different numbers of samples: {lengths}")
     for i in range(next(iter(lengths.values()))):
-        yield {name: each[i] for name, each in pieces.items()}
+        yield {name: piece[i] for name, piece in pieces.items()}
 
 
 def _pieces(array: npt.NDArray[Any], info: InputInfo, batch_size: int) -> list[npt.NDArray[Any]]:
@@ -174,7 +174,7 @@ def from_object(data: Any, inputs: Sequence[InputInfo], batch_size: int) -> Samp
         array = as_numpy(data, "calibration data")
         return SampleSource(split_arrays({"": array}, inputs, batch_size), f"array of shape {array.shape}")
     if isinstance(data, Mapping):
-        arrays = {str(name): as_numpy(each, f"calibration data, array '{name}'") for name, each in data.items()}
+        arrays = {str(name): as_numpy(value, f"calibration data, array '{name}'") for name, value in data.items()}
         return SampleSource(split_arrays(arrays, inputs, batch_size), "a dict of arrays")
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, os.PathLike)):
         return SampleSource(data, f"{kind} of samples")
@@ -238,8 +238,8 @@ def check_random_size(
     inputs: Sequence[InputInfo], count: int, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> None:
     """Raise InvalidValueError if the random samples that are asked for would fill the disk."""
-    sizes = {each.name: math.prod((shapes or {}).get(each.name) or concrete_shape(each)) for each in inputs}
-    size = count * sum(sizes[each.name] * each.dtype.itemsize for each in inputs)
+    sizes = {input_.name: math.prod((shapes or {}).get(input_.name) or concrete_shape(input_)) for input_ in inputs}
+    size = count * sum(sizes[input_.name] * input_.dtype.itemsize for input_ in inputs)
     if count > MOST_RANDOM or size > MOST_RANDOM_BYTES:
         raise InvalidValueError(
             f"{count:,} random samples of together {size:,} bytes: expected at most {MOST_RANDOM:,} and "

@@ -60,11 +60,11 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
         values.setdefault(str(value.name), value)  # a body reads values of graphs outside
     nodes = {str(node.name): node for node in model.graph}
     _check(plan, values, nodes, model)
-    dynamic = {r.node for each in plan if isinstance(each.choice, DynamicChoice) for r in each.readers}
+    dynamic = {r.node for tensor in plan if isinstance(tensor.choice, DynamicChoice) for r in tensor.readers}
     shared: Shared = {}
     for name, node in nodes.items():  # in order: the first reader of a tensor places the quantizer that all share
         if name in dynamic:
-            choices = {reader.index: each for each in plan for reader in each.readers if reader.node == name}
+            choices = {reader.index: tensor for tensor in plan for reader in tensor.readers if reader.node == name}
             (insert_dynamic_lstm if node.op_type == "LSTM" else insert_dynamic)(model, node, choices, shared)
     packed = dynamic if options.matmul_nbits is None else insert_weight_only(model, nodes, plan, options.matmul_nbits)
     others = {name: node for name, node in nodes.items() if name not in dynamic and name not in packed}
@@ -83,18 +83,18 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
 
 def _check(plan: QuantizationPlan, values: dict[str, ir.Value], nodes: dict[str, ir.Node], model: ir.Model) -> None:
     """Raise ModelError if the plan is not for this model."""
-    for each in plan:
-        if each.tensor not in values:
-            raise ModelError(f"the plan quantizes tensor '{each.tensor}', and the model has none of that name")
-        for reader in each.readers:
+    for tensor in plan:
+        if tensor.tensor not in values:
+            raise ModelError(f"the plan quantizes tensor '{tensor.tensor}', and the model has none of that name")
+        for reader in tensor.readers:
             node = nodes.get(reader.node)
             read = model.graph.outputs if reader.is_graph_output else node.inputs if node is not None else ()
             actual = read[reader.index] if 0 <= reader.index < len(read) else None
-            if actual is None or actual.name != each.tensor:
+            if actual is None or actual.name != tensor.tensor:
                 where = f"output {reader.index}" if reader.is_graph_output else f"'{reader.node}' input {reader.index}"
-                raise ModelError(f"the plan lets {where} read tensor '{each.tensor}': the model has it otherwise")
-        if each.role is not Role.ACTIVATION and not is_constant(values[each.tensor]):
-            raise ModelError(f"the plan takes tensor '{each.tensor}' for a {each.role.value}: it is no constant")
+                raise ModelError(f"the plan lets {where} read tensor '{tensor.tensor}': the model has it otherwise")
+        if tensor.role is not Role.ACTIVATION and not is_constant(values[tensor.tensor]):
+            raise ModelError(f"the plan takes tensor '{tensor.tensor}' for a {tensor.role.value}: it is no constant")
 
 
 def _insert_static(
@@ -106,24 +106,26 @@ def _insert_static(
 ) -> None:
     """Insert quantizers for graph outputs and the readers among these nodes."""
     choices = []
-    for each in plan:
-        reading = tuple(reader for reader in each.readers if reader.is_graph_output or reader.node in nodes)
+    for tensor in plan:
+        reading = tuple(reader for reader in tensor.readers if reader.is_graph_output or reader.node in nodes)
         groups = [(reader,) for reader in reading] if options.has_dedicated_pairs else [reading]
-        choices += [replace(each, readers=group) for group in groups if group]
-    choices.sort(key=lambda each: any(reader.is_graph_output for reader in each.readers))  # last: they rename values
+        choices += [replace(tensor, readers=group) for group in groups if group]
+    choices.sort(
+        key=lambda choice: any(reader.is_graph_output for reader in choice.readers)
+    )  # last: they rename values
     before: dict[tuple[str, Choice], ir.Value] = {}
-    for each in choices:
-        value = values[each.tensor]
-        if is_implied(each.choice, options) and value.producer() is not None:
+    for choice in choices:
+        value = values[choice.tensor]
+        if is_implied(choice.choice, options) and value.producer() is not None:
             continue  # the compiler rounds what its operators compute
-        if each.first is not None:
-            key = (each.tensor, each.first)
+        if choice.first is not None:
+            key = (choice.tensor, choice.first)
             if key not in before:
-                before[key] = quantizer_behind(model, value, each.first, options)
+                before[key] = quantizer_behind(model, value, choice.first, options)
             value = before[key]
         quantized = quantized_constant if is_constant(value) else quantizer_behind
-        replacement = quantized(model, value, each.choice, options)
-        for reader in each.readers:
+        replacement = quantized(model, value, choice.choice, options)
+        for reader in choice.readers:
             if not reader.is_graph_output:
                 replace_input(nodes[reader.node], reader.index, replacement)
                 continue

@@ -99,10 +99,10 @@ def _in_type(model: ir.Model, value: ir.Value, dtype: ir.DataType | None, node: 
 def _dynamic_inputs(model: ir.Model, value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Codes, scale and zero point of an activation; readers of one activation share them."""
     for reader, _ in readers(value):
-        narrow = [each for each, _ in readers(reader.outputs[0])] if reader.op_type == "Cast" else [reader]
-        for each in narrow:
-            if each.op_type == "DynamicQuantizeLinear":
-                return each.outputs[0], each.outputs[1], each.outputs[2]
+        narrow = [node for node, _ in readers(reader.outputs[0])] if reader.op_type == "Cast" else [reader]
+        for quantizer in narrow:
+            if quantizer.op_type == "DynamicQuantizeLinear":
+                return quantizer.outputs[0], quantizer.outputs[1], quantizer.outputs[2]
     wide = _in_type(model, value, ir.DataType.FLOAT, node)
     quantize = add_node(model, "DynamicQuantizeLinear", [wide], before=node, name=f"{value.name}_dynamic", outputs=3)
     quantize.outputs[0].type = ir.TensorType(ir.DataType.UINT8)

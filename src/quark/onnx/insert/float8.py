@@ -49,7 +49,7 @@ def _operand_to_set_apart(node: ir.Node) -> int | None:
         return floats[0]
     if node.op_type == "MatMul":
         return 1 if floats[:2] == [0, 1] else None
-    if node.op_type != "Conv" or floats[0] != 0 or all(_is_computing(each) for each, _ in readers(node.outputs[0])):
+    if node.op_type != "Conv" or floats[0] != 0 or all(_is_computing(reader) for reader, _ in readers(node.outputs[0])):
         return None
     return 1 if 1 in floats else 0
 

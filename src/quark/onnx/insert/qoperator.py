@@ -87,18 +87,20 @@ def _endings(node: ir.Node) -> list[Ending | None]:
     result = []
     for value in node.outputs:
         is_read = bool(value.uses()) or value.is_graph_output()
-        found = ending(value) if is_read else None
-        if is_read and found is None:
+        end_node = ending(value) if is_read else None
+        if is_read and end_node is None:
             return []
-        result.append(found)
+        result.append(end_node)
     parameters = [end.parameters for end in result if end is not None]
-    return result if all(parameters[0].is_same(each) for each in parameters) else []
+    return result if all(parameters[0].is_same(parameter) for parameter in parameters) else []
 
 
 def _emit(model: ir.Model, node: ir.Node, form: IntegerForm, outputs: int) -> ir.Node:
     """Add the node of a form before the node that it replaces."""
     name = f"{node.name}_{form.op_type}"
-    inputs = [add_initializer(model, name, each) if isinstance(each, np.ndarray) else each for each in form.inputs]
+    inputs = [
+        add_initializer(model, name, input_) if isinstance(input_, np.ndarray) else input_ for input_ in form.inputs
+    ]
     if form.domain == MICROSOFT:
         model.opset_imports.setdefault(MICROSOFT, 1)
     return add_node(

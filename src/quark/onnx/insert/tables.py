@@ -85,7 +85,7 @@ def share_tables(model: ir.Model) -> None:
     for weight in _constants(model):
         if weight in tables:
             continue
-        table = next((each for each in tables if _is_transposed(each, weight)), None)
+        table = next((table for table in tables if _is_transposed(table, weight)), None)
         if table is None:
             continue
         first = next(iter(model.graph))
@@ -114,7 +114,7 @@ def _followers(value: ir.Value) -> Iterator[ir.Node]:
     for reader, _ in readers(value):
         yield reader
         if reader.domain == CONSTANT_DOMAIN or reader.op_type == "Cast":
-            yield from (each for each, _ in readers(reader.outputs[0]))
+            yield from (node for node, _ in readers(reader.outputs[0]))
 
 
 def _takes_rows(node: ir.Node) -> bool:
@@ -122,8 +122,8 @@ def _takes_rows(node: ir.Node) -> bool:
 
 
 def _is_transposed(table: ir.Value, weight: ir.Value) -> bool:
-    one, other = table.const_value, weight.const_value
-    if one is None or other is None or one.dtype is not other.dtype or one.shape[::-1] != other.shape:
+    first, other = table.const_value, weight.const_value
+    if first is None or other is None or first.dtype is not other.dtype or first.shape[::-1] != other.shape:
         return False
-    rows, columns = one.numpy(), other.numpy()
+    rows, columns = first.numpy(), other.numpy()
     return bool((rows[0] == columns[:, 0]).all()) and np.array_equal(rows, columns.T)

@@ -60,8 +60,8 @@ class _Matrix:
     @cached_property
     def parameters(self) -> tuple[Array, Array]:
         """Scales and unsigned zero points, [N, blocks]."""
-        found = parameters_of(self.choice, tuple(self.source.shape.numpy()))
-        scale, zero_point = np.asarray(found.scale), np.asarray(found.zero_point).astype(np.int16)
+        parameters = parameters_of(self.choice, tuple(self.source.shape.numpy()))
+        scale, zero_point = np.asarray(parameters.scale), np.asarray(parameters.zero_point).astype(np.int16)
         if not self.is_turned:
             scale, zero_point = scale.T, zero_point.T
         return np.ascontiguousarray(scale).astype(self.source.dtype.numpy()), zero_point + _offset(self.choice)
@@ -85,10 +85,10 @@ def insert_weight_only(
     Returns the names of the nodes that were replaced: all, or only the tables if products are to read DequantizeLinear.
     """
     wanted = [
-        (nodes[reader.node], each.choice)
-        for each in plan
-        if each.role is Role.WEIGHT and isinstance(each.choice, AffineChoice) and each.choice.axis is not None
-        for reader in each.readers
+        (nodes[reader.node], tensor.choice)
+        for tensor in plan
+        if tensor.role is Role.WEIGHT and isinstance(tensor.choice, AffineChoice) and tensor.choice.axis is not None
+        for reader in tensor.readers
     ]
     store: list[_Stored] = []
     if options.form is WeightForm.MATMUL_NBITS:  # products first, whose blocks are complete
@@ -160,7 +160,7 @@ def _matrix(node: ir.Node, index: int, choice: AffineChoice, is_turned: bool) ->
     if choice.group_size is None:  # one scale for an output, which is repeated
         blocks = -(-source.shape.numpy()[1 if is_turned else 0] // CHANNEL_BLOCK)
         spread = np.repeat if is_turned else np.tile
-        scale, zero_point = (tuple(spread(each, blocks).tolist()) for each in (choice.scale, choice.zero_point))
+        scale, zero_point = (tuple(spread(value, blocks).tolist()) for value in (choice.scale, choice.zero_point))
         choice = AffineChoice(choice.format, scale, zero_point, 1 if is_turned else 0, CHANNEL_BLOCK)
     if source.dtype is ir.DataType.FLOAT16:  # in which the scales are stored
         choice = replace(choice, scale=tuple(_in_float16(np.array(choice.scale)).tolist()))
@@ -177,19 +177,19 @@ def _in_float16(scale: Array) -> Array:
 
 def _find(store: list[_Stored], matrix: _Matrix) -> _Stored | None:
     """A matrix with the same codes that is stored already."""
-    for each in store:
-        other = each.matrix
+    for known in store:
+        other = known.matrix
         alike = (other.sizes, other.block, other.choice.format) == (matrix.sizes, matrix.block, matrix.choice.format)
         if not alike or not _has_same_parameters(other, matrix):
             continue
         if are_same_numbers(other.source, matrix.source, is_turned=other.is_turned != matrix.is_turned):
-            return each
+            return known
     return None
 
 
 def _has_same_parameters(first: _Matrix, second: _Matrix) -> bool:
     pairs = zip(first.parameters, second.parameters, strict=True)
-    return all(np.array_equal(one, other) for one, other in pairs)
+    return all(np.array_equal(pair, other) for pair, other in pairs)
 
 
 def _add(model: ir.Model, matrix: _Matrix, store: list[_Stored], *, is_table: bool = False) -> _Stored:

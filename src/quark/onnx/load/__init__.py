@@ -122,15 +122,15 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     converted = convert_to_float32(model, kinds, read.name, kept)
     if is_needed and not (options.has_fp16_converted or options.has_fp16_ports):
         reason = ", because integer operators have float32 scales; QuantizeFP16=true leaves float16"
-        converted = [each + reason if each.startswith("float16") else each for each in converted]
+        converted = [remark + reason if remark.startswith("float16") else remark for remark in converted]
     remarks += converted
     check_layers(model, read.name)
     ends = {str(value.name) for value in model.graph.outputs} - {str(value.name) for value in model.graph.inputs}
-    remarks += fix_shapes(model, tuple(each for each in options.fixed_shapes if each[0] not in ends))
+    remarks += fix_shapes(model, tuple(shape for shape in options.fixed_shapes if shape[0] not in ends))
     infer_shapes(model)
     if has_foreign:
         learn_types(model)
-    remarks += fix_shapes(model, tuple(each for each in options.fixed_shapes if each[0] in ends))
+    remarks += fix_shapes(model, tuple(shape for shape in options.fixed_shapes if shape[0] in ends))
     holders, skipped = ([], []) if options.has_bodies else nodes_in_subgraphs(model)
     if holders:
         names = ", ".join(f"{holder.op_type} '{holder.node}'" for holder in holders[:5])

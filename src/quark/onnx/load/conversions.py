@@ -112,8 +112,8 @@ def convert_opset(carved: Carved, target: int) -> onnx.ModelProto:
     if target < _OPSET_OF_REDUCED_AXES:
         # the converter leaves the attribute there, which reductions of older opsets do not know; 0 is the default
         for node in all_nodes(aside.graph.node):
-            for each in [each for each in node.attribute if each.name == "noop_with_empty_axes" and not each.i]:
-                node.attribute.remove(each)
+            for attr in [attr for attr in node.attribute if attr.name == "noop_with_empty_axes" and not attr.i]:
+                node.attribute.remove(attr)
     try:
         converted = version_converter.convert_version(aside, target)
     except Exception as error:  # the converter throws what its C++ side threw
@@ -155,7 +155,7 @@ def _without_large(carved: Carved) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(carved.proto)
     declared = {info.name for info in result.graph.input}
-    for tensor in [each for each in result.graph.initializer if _is_outside(each, carved)]:
+    for tensor in [tensor for tensor in result.graph.initializer if _is_outside(tensor, carved)]:
         if tensor.name not in declared:
             result.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         result.graph.initializer.remove(tensor)
@@ -169,7 +169,7 @@ def _is_outside(tensor: onnx.TensorProto, carved: Carved) -> bool:
 @lru_cache(maxsize=32)
 def _takes(version: int, ir_version: int) -> bool:
     """True if the installed ONNX Runtime takes a tiny model of that opset and IR version."""
-    info = [helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, [1]) for each in ("x", "y")]
+    info = [helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, [1]) for value in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", info[:1], info[1:])
     opsets = [helper.make_opsetid("", version)]
     return _session_problem(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)) is None
@@ -204,7 +204,7 @@ def learn_types(model: ir.Model) -> None:
 def unusual_layer_types(proto: onnx.ModelProto) -> list[ir.DataType]:
     """Which of float64 and bfloat16 the weights of layers have, anywhere in the model."""
     functions = proto.functions
-    nodes = [*all_nodes(proto.graph.node), *(node for each in functions for node in all_nodes(each.node))]
+    nodes = [*all_nodes(proto.graph.node), *(node for function in functions for node in all_nodes(function.node))]
     kinds = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     for node in nodes:
         for attribute in node.attribute:

@@ -108,8 +108,8 @@ def nodes_in_subgraphs(model: ir.Model) -> tuple[list[SkippedNode], list[Skipped
         holders.append(SkippedNode(node.name or "", node.op_type, "holds a subgraph, which is left in float"))
         nodes.append(holders[-1])
         reason = f"inside {node.op_type} '{node.name}', which is left in float"
-        inner = (each for graph in graphs for each in graph.all_nodes())
-        nodes += [SkippedNode(each.name or "", each.op_type, reason) for each in inner]
+        inner = (node for graph in graphs for node in graph.all_nodes())
+        nodes += [SkippedNode(node.name or "", node.op_type, reason) for node in inner]
     return holders, nodes
 
 

@@ -69,7 +69,7 @@ def _read_file(path: Path, max_held_bytes: int) -> Source:
         if stat.S_ISDIR(status.st_mode):
             names: list[str] = []
             with suppress(OSError):
-                names = sorted(each.name for each in path.glob("*.onnx"))
+                names = sorted(file.name for file in path.glob("*.onnx"))
             inside = f", such as {', '.join(names[:3])}" if names else "; there is none"
             raise ModelError(f"'{path}' is a folder. Expected the ONNX file inside it{inside}")
         if not stat.S_ISREG(status.st_mode):

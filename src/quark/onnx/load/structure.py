@@ -163,8 +163,8 @@ class _Place:
         needs = [{maker[value] for value in _reads(node) if value in maker} for node in nodes]
         readers: dict[int, list[int]] = {}
         for index, makers in enumerate(needs):
-            for each in makers:
-                readers.setdefault(each, []).append(index)
+            for other in makers:
+                readers.setdefault(other, []).append(index)
         missing = [len(makers) for makers in needs]
         ready = [index for index, count in enumerate(missing) if not count]
         done = 0
@@ -222,7 +222,7 @@ def check_operators(proto: onnx.ModelProto, name: str, *, has_foreign_domains: b
     """
     functions = {(function.domain, function.name) for function in proto.functions}
     opsets = opset_versions(proto.opset_import)
-    foreign = {each.domain for each in proto.opset_import} if has_foreign_domains else set()
+    foreign = {opset.domain for opset in proto.opset_import} if has_foreign_domains else set()
     _check_nodes(proto.graph.node, opsets, functions, name, foreign)
     for function in proto.functions:
         versions = ChainMap(opset_versions(function.opset_import), opsets)
@@ -263,14 +263,14 @@ def shorten_domains(proto: onnx.ModelProto) -> None:
     """Replace `ai.onnx`, the long name of the standard domain, by the empty text everywhere, in place."""
     for part in (proto, *proto.functions):
         nodes = part.graph.node if isinstance(part, onnx.ModelProto) else part.node
-        for each in (*part.opset_import, *all_nodes(nodes)):
-            if each.domain == "ai.onnx":
-                each.domain = ""
+        for opset in (*part.opset_import, *all_nodes(nodes)):
+            if opset.domain == "ai.onnx":
+                opset.domain = ""
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """Domain to version."""
-    return {each.domain: each.version for each in imports}
+    return {opset.domain: opset.version for opset in imports}
 
 
 def _check_nodes(
@@ -313,7 +313,7 @@ def _check_nodes(
 
 def _check_standard(node: onnx.NodeProto, version: int, name: str) -> None:
     """Raise ModelError if the opset has no such operator, or its inputs and attributes do not fit the operator."""
-    if node.op_type == "Constant" and any(each.name == "sparse_value" for each in node.attribute):
+    if node.op_type == "Constant" and any(attr.name == "sparse_value" for attr in node.attribute):
         raise ModelError(f"'{name}': {describe(node)} is sparse, which cannot be quantized. Store it as a dense tensor")
     if onnx.defs.has(node.op_type, version, ""):
         if any(True for _ in subgraphs(node)):

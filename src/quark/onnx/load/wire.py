@@ -151,11 +151,11 @@ def _types(descriptor: Descriptor, known: dict[str, _Type]) -> _Type:
         return known[descriptor.full_name]
     result = _Type(descriptor.name, _MESSAGE_BYTES.get(descriptor.name, _OTHER_BYTES))
     known[descriptor.full_name] = result
-    for each in descriptor.fields:
-        tag = each.number << 3 | LENGTH_DELIMITED
-        if each.type == FieldDescriptor.TYPE_MESSAGE:
-            result.parts[tag] = _types(each.message_type, known)
-        elif each.type == FieldDescriptor.TYPE_STRING:
+    for descriptor_field in descriptor.fields:
+        tag = descriptor_field.number << 3 | LENGTH_DELIMITED
+        if descriptor_field.type == FieldDescriptor.TYPE_MESSAGE:
+            result.parts[tag] = _types(descriptor_field.message_type, known)
+        elif descriptor_field.type == FieldDescriptor.TYPE_STRING:
             result.parts[tag] = _TEXT
     return result
 
@@ -357,7 +357,7 @@ def _survey(source: Source) -> _Survey:  # noqa: C901, PLR0915 - one loop with f
 def _without_large_tensors(view: memoryview, survey: _Survey) -> tuple[list[bytes | memoryview], dict[int, memoryview]]:
     """The model in pieces, and the bytes that are left out by the number of the initializer."""
     graph = survey.graph
-    tensors = [each for each in survey.large if len(each.raw) == 1]
+    tensors = [tensor for tensor in survey.large if len(tensor.raw) == 1]
     if graph is None or survey.graphs > 1 or not tensors:
         return [view], {}
     inside: list[bytes | memoryview] = []
@@ -369,4 +369,4 @@ def _without_large_tensors(view: memoryview, survey: _Survey) -> tuple[list[byte
         position = span.end
     inside.append(view[position : graph.end])
     pieces = [view[: graph.start], head(GRAPH, sum(map(len, inside))), *inside, view[graph.end :]]
-    return pieces, {each.index: view[each.raw[0].content : each.raw[0].end] for each in tensors}
+    return pieces, {tensor.index: view[tensor.raw[0].content : tensor.raw[0].end] for tensor in tensors}

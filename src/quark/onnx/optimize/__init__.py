@@ -116,7 +116,9 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> tuple[R
         "copy_shared_init": partial(copy_shared_init, op_types=options.shared_init_op_types),
         "copy_bias_init": partial(copy_bias_init, op_types=options.bias_init_op_types),
     }
-    chosen = {each.name: configured.get(each.name, each.apply) for each in REWRITES if each.name in wanted}
+    chosen = {
+        rewrite.name: configured.get(rewrite.name, rewrite.apply) for rewrite in REWRITES if rewrite.name in wanted
+    }
     counts: Counter[str] = Counter()
     for _ in range(MAX_ROUNDS):
         before = counts.total()

@@ -156,10 +156,10 @@ def relu_forms(model: ir.Model, node: ir.Node) -> bool:
     as with the runtime's Max, Min, Relu and Clip.
     """
     if node.op_type in ("Max", "Min"):
-        found = _bounded(node)
-        if found is None:
+        bounded = _bounded(node)
+        if bounded is None:
             return False
-        value, bound = found
+        value, bound = bounded
         inner = _inner(value, "Min" if node.op_type == "Max" else "Max")
         below = _bounded(inner) if inner is not None else None
         if below is not None:

@@ -98,7 +98,7 @@ def fold_batch_norm(model: ir.Model, norm: ir.Node) -> bool:
     ends = np.cumsum([size or 0 for size in sizes])[:-1]
     shares = zip(layers, np.split(scale, ends), np.split(shift, ends), strict=True)
     folded = [_folded(*share) for share in shares]
-    if any(each is None for each in folded) or not bypass(norm):
+    if any(array is None for array in folded) or not bypass(norm):
         return False
     for layer, constants in zip(layers, folded, strict=True):
         assert constants is not None
@@ -113,8 +113,8 @@ def _joined_layers(concat: ir.Node) -> list[ir.Node]:
     layers = [value.producer() for value in concat.inputs if value is not None and is_read_once(value)]
     axis, dimensions_count = attribute(concat, "axis"), rank(input_value(concat, 0))
     is_by_channel = axis == 1 or (dimensions_count is not None and axis == 1 - dimensions_count)
-    found = [layer for layer in layers if layer is not None and not layer.domain]
-    return found if is_by_channel and len(found) == len(concat.inputs) else []
+    joined = [layer for layer in layers if layer is not None and not layer.domain]
+    return joined if is_by_channel and len(joined) == len(concat.inputs) else []
 
 
 def _channels(layer: ir.Node) -> int | None:
@@ -147,12 +147,14 @@ def _folded(layer: ir.Node, scale: Array, shift: Array) -> tuple[Array, Array] |
 def _affine_of(norm: ir.Node) -> tuple[Array, Array] | None:
     """The normalization as a*x + c for each channel, in float64. None if it is in training mode, has other outputs in
     use, or a parameter that is not constant or not finite."""
-    if attribute(norm, "training_mode", 0) or any(each.uses() or each.is_graph_output() for each in norm.outputs[1:]):
+    if attribute(norm, "training_mode", 0) or any(
+        output.uses() or output.is_graph_output() for output in norm.outputs[1:]
+    ):
         return None
     parameters = [constant(input_value(norm, index)) for index in range(1, 5)]
-    if any(each is None for each in parameters):
+    if any(parameter is None for parameter in parameters):
         return None
-    gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in parameters)
+    gamma, beta, mean, variance = (np.asarray(parameter, np.float64) for parameter in parameters)
     if gamma.ndim != 1 or not gamma.shape == beta.shape == mean.shape == variance.shape:
         return None
     with np.errstate(all="ignore"):

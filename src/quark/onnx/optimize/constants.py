@@ -223,7 +223,7 @@ def fold_constants(model: ir.Model) -> int:
 def _foldable(model: ir.Model) -> list[ir.Node]:
     """The nodes that read only constants or results of such nodes, in the order of the graph, and whose results are
     known not to be much larger than their inputs."""
-    found: dict[ir.Node, None] = {}
+    foldable: dict[ir.Node, None] = {}
     for node in nodes(model):
         if node.domain or node.op_type in _NOT_FOLDED or not node.inputs:
             continue
@@ -232,14 +232,14 @@ def _foldable(model: ir.Model) -> list[ir.Node]:
         if any(value.is_graph_output() for value in node.outputs) or not any(value.uses() for value in node.outputs):
             continue
         inputs = [value for value in node.inputs if value is not None]
-        if not all(value.producer() in found or is_constant(value) for value in inputs):
+        if not all(value.producer() in foldable or is_constant(value) for value in inputs):
             continue
         sizes = [_bytes(value) for value in node.outputs if value.name]
         known = [size for size in sizes if size is not None]
         given = sum(_bytes(value) or 0 for value in inputs)
         if len(known) == len(sizes) and sum(known) <= max(SMALL_BYTES, MAX_GROWTH * given):
-            found[node] = None
-    return list(found)
+            foldable[node] = None
+    return list(foldable)
 
 
 def _bytes(value: ir.Value) -> int | None:
@@ -250,7 +250,7 @@ def _bytes(value: ir.Value) -> int | None:
     return -(-math.prod(known) * value.dtype.bitwidth // 8)
 
 
-def _compute(model: ir.Model, found: Sequence[ir.Node]) -> dict[ir.Node, list[Array]] | None:
+def _compute(model: ir.Model, foldable: Sequence[ir.Node]) -> dict[ir.Node, list[Array]] | None:
     """The named outputs of the nodes; None if the runtime cannot compute them.
 
     Large constants are fed, which does not copy them, if the runtime takes their type as an array. Small ones become
@@ -258,7 +258,9 @@ def _compute(model: ir.Model, found: Sequence[ir.Node]) -> dict[ir.Node, list[Ar
     """
     feeds: dict[str, Array | None] = {}
     inputs, initializers = [], []
-    for name, value in {str(each.name): each for node in found for each in node.inputs if each is not None}.items():
+    for name, value in {
+        str(input_.name): input_ for node in foldable for input_ in node.inputs if input_ is not None
+    }.items():
         tensor = value.const_value
         if tensor is None or not is_constant(value):
             continue
@@ -268,20 +270,20 @@ def _compute(model: ir.Model, found: Sequence[ir.Node]) -> dict[ir.Node, list[Ar
         else:
             initializers.append(ir.serde.serialize_tensor(tensor))
             initializers[-1].name = name
-    wanted = [value.name for node in found for value in node.outputs if value.name]
+    wanted = [value.name for node in foldable for value in node.outputs if value.name]
     outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
-    body = [ir.serde.serialize_node(node) for node in found]
+    body = [ir.serde.serialize_node(node) for node in foldable]
     graph = helper.make_graph(body, "constants", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", opset(model))]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
     try:
         session = open_session(proto.SerializeToString(), threads=1, has_optimizations=False, has_library=False)
-        arrays = [np.asarray(each) for each in session.run(None, dict(feeds))]
+        arrays = [np.asarray(array) for array in session.run(None, dict(feeds))]
     except Exception as error:  # noqa: BLE001 - ONNX Runtime has a class for each status, and no common one
         _log.debug("constants are left to the runtime: %s", error)
         return None
     by_name = dict(zip(wanted, arrays, strict=True))
-    return {node: [by_name[value.name] for value in node.outputs if value.name] for node in found}
+    return {node: [by_name[value.name] for value in node.outputs if value.name] for node in foldable}
 
 
 def _replace(model: ir.Model, node: ir.Node, arrays: Sequence[Array]) -> None:
@@ -321,7 +323,7 @@ def _copy_shared(model: ir.Model, is_wanted: Callable[[ir.Node, int], bool]) -> 
     """Copy float constants with several readers for the wanted ones. If all are wanted, the first keeps the original,
     unless that is a graph output."""
     count = 0
-    for value in [each for each in model.graph.initializers.values() if len(each.uses()) > 1]:
+    for value in [initializer for initializer in model.graph.initializers.values() if len(initializer.uses()) > 1]:
         if not is_constant(value) or not is_float(value):
             continue
         uses = readers(value)

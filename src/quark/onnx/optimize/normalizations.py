@@ -165,15 +165,15 @@ def _normalizations(model: ir.Model) -> list[Normalization]:
         deviation = squared(input_value(mean_square, 0))
         if deviation is None or _centred(model, deviation) != (x, axes) or _kept_axes(model, mean_square) != axes:
             continue
-        last, found = node, {}
+        last, matched = node, {}
         for op_type in ("Mul", "Add"):  # by constants, as long as nothing else reads the result
             reader, index = readers(last.outputs[0])[0] if is_read_once(last.outputs[0]) else (None, 0)
             if reader is None or reader.graph is not last.graph or reader.op_type != op_type or reader.domain:
                 continue
             array = constant(input_value(reader, 1 - index))
             if array is not None:
-                last, found[op_type] = reader, array
-        matches.append(Normalization(x, axes, epsilon, node, found.get("Mul"), found.get("Add"), last))
+                last, matched[op_type] = reader, array
+        matches.append(Normalization(x, axes, epsilon, node, matched.get("Mul"), matched.get("Add"), last))
     return matches
 
 

@@ -75,7 +75,7 @@ def _spatial_pads(pad: ir.Node) -> list[int] | None:
     for position, axis in enumerate(axes):
         pads[axis % size] = given[position]
         pads[axis % size + size] = given[position + len(axes)]
-    if any(each < 0 for each in pads) or any(pads[i] for i in (0, 1, size, size + 1)):
+    if any(pad < 0 for pad in pads) or any(pads[i] for i in (0, 1, size, size + 1)):
         return None
     return pads[2:size] + pads[size + 2 :]
 
@@ -217,8 +217,8 @@ def resize_all_axes(model: ir.Model, resize: ir.Node) -> bool:
 
 def _common_scale(resize: ir.Node, places: list[int], choose: Callable[[Array], np.float32]) -> Array | None:
     """The scale that keeps the aspect ratio, for each axis; None if it is unknown, or gives other sizes."""
-    sizes, found = constant(input_value(resize, 3)), dimensions(input_value(resize, 0))
-    known = [found[place] for place in places] if found else [None]
+    sizes, shape = constant(input_value(resize, 3)), dimensions(input_value(resize, 0))
+    known = [shape[place] for place in places] if shape else [None]
     if sizes is None or None in known:
         return None
     before = np.array(known, np.float32)
@@ -228,8 +228,8 @@ def _common_scale(resize: ir.Node, places: list[int], choose: Callable[[Array], 
 
 
 def _size_all_axes(model: ir.Model, resize: ir.Node, places: list[int]) -> None:
-    sizes, found = constant(input_value(resize, 3)), dimensions(input_value(resize, 0))
-    whole = dict(enumerate(found or ()))
+    sizes, input_shape = constant(input_value(resize, 3)), dimensions(input_value(resize, 0))
+    whole = dict(enumerate(input_shape or ()))
     if sizes is not None:
         whole |= dict(zip(places, map(int, sizes), strict=True))
     if sizes is not None and None not in whole.values():

@@ -35,8 +35,8 @@ def per_node(*op_types: str) -> Callable[[Callable[[ir.Model, ir.Node], bool]], 
     def decorate(rewrite_node: Callable[[ir.Model, ir.Node], bool]) -> Apply:
         @functools.wraps(rewrite_node)
         def apply(model: ir.Model) -> int:
-            found = (node for node in nodes(model) if node.op_type in op_types and not node.domain)
-            return sum(rewrite_node(model, node) for node in found)
+            matching = (node for node in nodes(model) if node.op_type in op_types and not node.domain)
+            return sum(rewrite_node(model, node) for node in matching)
 
         return apply
 

@@ -127,19 +127,19 @@ def check_output(path: str | os.PathLike[str], source: object = None, *others: o
         raise InvalidValueError(f"output '{target}': the report is written to that name; end it in .onnx")
     if isinstance(source, (str, os.PathLike)) and is_same_file(target, source):
         raise InvalidValueError(f"output '{target}' is the input model: choose another name, it is not overwritten")
-    files = [file for each in (source, *others) for file in _files_read(each)]
-    check_place(target, [each for each in files if not os.path.isdir(each)])
+    files = [file for other in (source, *others) for file in _files_read(other)]
+    check_place(target, [file for file in files if not os.path.isdir(file)])
     report = target.with_suffix(".json")
-    for each in files:
-        if has_report and is_same_file(report, each):
+    for input_file in files:
+        if has_report and is_same_file(report, input_file):
             raise InvalidValueError(
-                f"output '{target}': its report would overwrite '{each}', which is read; choose another name"
+                f"output '{target}': its report would overwrite '{input_file}', which is read; choose another name"
             )
         # images are read from a folder, which may hold models and reports as well
-        is_sample = target.suffix.lower() in DATA_SUFFIXES and target.exists() and os.path.isdir(each)
-        if is_sample and target.resolve().is_relative_to(each.resolve()):
+        is_sample = target.suffix.lower() in DATA_SUFFIXES and target.exists() and os.path.isdir(input_file)
+        if is_sample and target.resolve().is_relative_to(input_file.resolve()):
             raise InvalidValueError(
-                f"output '{target}' is a file of the data in '{each}', which are read: choose another name"
+                f"output '{target}' is a file of the data in '{input_file}', which are read: choose another name"
             )
     if has_report:
         check_place(report)
@@ -227,7 +227,7 @@ def _without_weights(proto: onnx.ModelProto) -> Message:
         for tensor, data in zip(large, content, strict=True):
             tensor.raw_data = data
     arrays = (np.frombuffer(data, np.uint8) for data in content)
-    return Message(slim, {tensor.name: ir.Tensor(each) for tensor, each in zip(large, arrays, strict=True)})
+    return Message(slim, {tensor.name: ir.Tensor(array) for tensor, array in zip(large, arrays, strict=True)})
 
 
 def _own_weights(path: Path) -> list[str]:

@@ -69,12 +69,12 @@ class Tool:
         """
         given = list(sys.argv[1:] if words is None else words)
         parser = ArgumentParser(program, description=self.summary)
-        for each in self.arguments:
-            flag = f"--{each.key}"
-            if not each.name.startswith("-") and any(word.partition("=")[0] == flag for word in given):
-                parser.add_argument(flag, required=True, **each.settings)
+        for argument in self.arguments:
+            flag = f"--{argument.key}"
+            if not argument.name.startswith("-") and any(word.partition("=")[0] == flag for word in given):
+                parser.add_argument(flag, required=True, **argument.settings)
             else:
-                parser.add_argument(each.name, **each.settings)
+                parser.add_argument(argument.name, **argument.settings)
         return parser.parse_args(given)
 
     def run(self, words: Sequence[str] | None = None, program: str | None = None) -> None:
@@ -96,7 +96,7 @@ class ModelTool(Tool):
         source, target, *others = arguments
 
         def convert(args: Namespace) -> None:
-            values = {each.key: getattr(args, each.key, each.settings.get("default")) for each in others}
+            values = {other.key: getattr(args, other.key, other.settings.get("default")) for other in others}
             has_external_data = bool(values.pop(EXTERNAL_DATA.key, False))
             convert_file(
                 getattr(args, source.key),

@@ -13,7 +13,7 @@ from quark.onnx.tools.command import EXTERNAL_DATA, Argument, ModelTool
 
 def _converted(model: ModelProto, *, subgraphs_to_include: Sequence[str] | None) -> ModelProto:
     check_type(model, FLOAT16)
-    return to_float32(model, subgraphs_to_include=[_pair(each) for each in subgraphs_to_include or ()])
+    return to_float32(model, subgraphs_to_include=[_pair(subgraph) for subgraph in subgraphs_to_include or ()])
 
 
 def _pair(text: str) -> tuple[list[str], list[str]]:

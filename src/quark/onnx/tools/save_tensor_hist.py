@@ -44,7 +44,7 @@ def load_raw_data(data_path: str, file_names: Sequence[str], input_shape: Sequen
 def load_npy_data(data_path: str, file_names: Sequence[str], input_shape: Sequence[int]) -> dict[str, Array]:
     """Arrays of .npy files by file, in the input's shape: a missing batch axis is added, and channels that come first
     are moved to the end if the input has them there."""
-    found = {}
+    arrays = {}
     for name in file_names:
         path = Path(data_path) / name
         array = read_array_file(path, f"data '{path}'").get("")
@@ -52,11 +52,11 @@ def load_npy_data(data_path: str, file_names: Sequence[str], input_shape: Sequen
         if array is None:
             raise InvalidValueError(f"data '{path}': expected one array, and not an archive")
         forms = [array, array[None], *([array.transpose(1, 2, 0)[None]] if array.ndim == 3 else [])]
-        fitting = next((each for each in forms if each.shape == wanted), None)
+        fitting = next((form for form in forms if form.shape == wanted), None)
         if fitting is None:
             raise InvalidValueError(f"data '{path}' is of shape {list(array.shape)}: expected {list(wanted)}")
-        found[name] = fitting
-    return found
+        arrays[name] = fitting
+    return arrays
 
 
 def load_img_data(data_path: str, file_names: Sequence[str], input_shape: Sequence[int]) -> dict[str, Array]:
@@ -93,12 +93,12 @@ def load_data_by_input_name(
 ) -> dict[str, Array]:
     """Raw numbers of a folder for one of several inputs. The model is not read."""
     names = [path.name for path in find_files(Path(data_path), RAW, is_deep=False)]
-    found = load_raw_data_by_input_name(data_path, names, input_shape, model_path, input_name)
-    if not found:
+    arrays = load_raw_data_by_input_name(data_path, names, input_shape, model_path, input_name)
+    if not arrays:
         raise InvalidValueError(
             f"data '{data_path}': no files for input '{input_name}'; expected {input_name}_SAMPLE.bin, .raw or .data"
         )
-    return found
+    return arrays
 
 
 class HistDataReader:
