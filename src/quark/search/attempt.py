@@ -118,8 +118,8 @@ _OF_THE_NETWORK = ("Operator", "CustomDomain", "Opset", "FixedShape", "Batch")
 
 def _refused(path: Path) -> str:
     """Return what an NPU would refuse about the way a file is quantized; empty if nothing."""
-    errors = [each for each in lint(path) if each.level is Level.ERROR and each.rule not in _OF_THE_NETWORK]
-    rules = ", ".join(dict.fromkeys(each.rule for each in errors))
+    errors = [finding for finding in lint(path) if finding.level is Level.ERROR and finding.rule not in _OF_THE_NETWORK]
+    rules = ", ".join(dict.fromkeys(error.rule for error in errors))
     return f"{len(errors)} lint errors ({rules})" if errors else ""
 
 
@@ -174,4 +174,4 @@ PROFILE = "portable"
 def stored_bytes(path: Path) -> int:
     """Return the size of a model with the weights beside it."""
     beside = path.parent.glob(f"{path.stem}-????????????.data")
-    return path.stat().st_size + sum(each.stat().st_size for each in beside)
+    return path.stat().st_size + sum(file.stat().st_size for file in beside)

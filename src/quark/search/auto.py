@@ -147,7 +147,7 @@ class AutoResult:
         content: dict[str, Any] = {
             "name": row.name,
             "preset": row.preset,
-            "changes": [list(each) for each in row.changes],
+            "changes": [list(change) for change in row.changes],
         }
         content |= {"outcome": row.outcome, "reason": row.reason}
         figures = row.figures
@@ -337,7 +337,7 @@ class _Search:
             made = self.leader[1]
         elif taken is not None:  # after an interruption
             self.on_progress(f"making {taken.name}")
-            made = self.bench.quantized(next(each for each in candidates if each.name == taken.name))
+            made = self.bench.quantized(next(candidate for candidate in candidates if candidate.name == taken.name))
         return self._result(taken, made, self.preparation + spent + time.monotonic() - begin)
 
     def _tried(self, candidate: Candidate) -> Trial:
@@ -385,9 +385,9 @@ class _Search:
         if self.target is Target.SIZE:
             # the rest of a file hardly shrinks; in a small network, the unpacking of weights also takes space
             rest = [self.float_bytes - 4.0 * self.weights]
-            for name, each in self.trials.items():
-                if each.measured is not None:
-                    rest.append(each.measured.size_bytes - self.weights * self.bits[name] / 8)
+            for name, trial in self.trials.items():
+                if trial.measured is not None:
+                    rest.append(trial.measured.size_bytes - self.weights * self.bits[name] / 8)
             least = self.weights * candidate.bits / 8 + max(min(rest), 0.0)
             if best is not None and least >= _figures(best).size_bytes:
                 return f"its file would take {size_text(int(least))} at least, and {best.name} is smaller"
@@ -434,22 +434,22 @@ class _Search:
 
         Until that preset has been tried, the slowest preset replaces it.
         """
-        direct = [each for each in self.trials.values() if each.stage is Stage.DIRECT and each.measured is not None]
+        direct = [trial for trial in self.trials.values() if trial.stage is Stage.DIRECT and trial.measured is not None]
         if not direct:
             return math.inf
-        baseline = next((each for each in direct if each.name == BASELINE), None)
-        seconds = max(each.quantizing_seconds for each in direct if baseline is None or each is baseline)
+        baseline = next((trial for trial in direct if trial.name == BASELINE), None)
+        seconds = max(trial.quantizing_seconds for trial in direct if baseline is None or trial is baseline)
         return TIME_FACTOR * (_START + seconds + (2 * self.judge.seconds if self.bound.has_measure else 0.0))
 
     def _expected(self, candidate: Candidate) -> float:
         if _is_light(candidate):
             return self._light_seconds()
-        direct = [each.seconds for each in self.trials.values() if each.stage is Stage.DIRECT]
+        direct = [trial.seconds for trial in self.trials.values() if trial.stage is Stage.DIRECT]
         return COSTS[candidate.stage] * max(direct, default=0.0)
 
     def _light_seconds(self) -> float:
         """Return the seconds for a candidate without calibration: at most those of the shortest trial so far."""
-        return min((each.seconds for each in self.trials.values()), default=0.0)
+        return min((trial.seconds for trial in self.trials.values()), default=0.0)
 
     def _result(self, taken: Row | None, made: QuantizedModel | None, seconds: float) -> AutoResult:
         rows = list(self.rows)

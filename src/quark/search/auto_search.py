@@ -55,8 +55,8 @@ def logger_config(log_path: str = "./auto_search.log", logging_name: str = "auto
     logger = get_logger(logging_name)
     logger.setLevel(logging.INFO)
     target = os.path.abspath(log_path)
-    files = [each for each in logger.handlers if isinstance(each, logging.FileHandler)]
-    if not any(each.baseFilename == target for each in files):
+    files = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    if not any(file.baseFilename == target for file in files):
         with writing(log_path):
             logger.addHandler(logging.FileHandler(target, encoding="utf-8"))
     return logger
@@ -71,7 +71,7 @@ def log_file(logger: logging.Logger, path: str | os.PathLike[str]) -> Iterator[N
         yield
     finally:
         logger.setLevel(before[0])
-        for handler in [each for each in logger.handlers if each not in before[1]]:
+        for handler in [handler for handler in logger.handlers if handler not in before[1]]:
             logger.removeHandler(handler)
             handler.close()
 
@@ -236,7 +236,7 @@ class AutoSearch:
     @property
     def best_candidate(self) -> dict[str, Any] | None:
         """The candidate with the least distance."""
-        return min(self.candidates, key=lambda each: float(each["difference"]), default=None)
+        return min(self.candidates, key=lambda candidate: float(candidate["difference"]), default=None)
 
     def build_all_configs(self, search_space_config: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
         """Return the combinations of a space; several can be added to each other."""
@@ -335,8 +335,8 @@ class AutoSearch:
         self.logger.info("config %d: distance %g from float, tolerance %g", number, difference, tolerance)
         self.searched_space[number] = difference
         if difference <= tolerance:
-            found = {"config_index": number, "difference": difference, "model_path": str(path)}
-            self.candidates.append(found)
+            candidate = {"config_index": number, "difference": difference, "model_path": str(path)}
+            self.candidates.append(candidate)
         else:
             _remove(path)
         return difference
@@ -386,13 +386,13 @@ class AutoSearch:
         best = self._best_of(list(stages[0].values()))
         fields, options, _ = split_config_levels(best)
         fields["include_fast_ft"] = True
-        found = self._best_of([joined_levels(fields, options, each) for each in stages[1].values()])
-        self.logger.info("two stages: the best is %s", found)
-        return found
+        fine = self._best_of([joined_levels(fields, options, level) for level in stages[1].values()])
+        self.logger.info("two stages: the best is %s", fine)
+        return fine
 
     def _best_of(self, configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         distances = [self.runner(config) for config in configs]
-        if all(math.isinf(each) for each in distances):
+        if all(math.isinf(distance) for distance in distances):
             self.searched_space = {}
         self._raise_if_all_failed()
         return configs[min(range(len(configs)), key=lambda i: math.inf if math.isnan(distances[i]) else distances[i])]
@@ -433,16 +433,16 @@ class AutoSearch:
             sampler.tell(values, sign * score if math.isfinite(score) else math.inf)
             scores.append((sign * score if math.isfinite(score) else math.inf, values))
         self._raise_if_all_failed()
-        best = min(scores, key=lambda each: each[0])[1]
+        best = min(scores, key=lambda score: score[0])[1]
         self.logger.info("best of %d trials: %s", len(scores), best)
         return best
 
     def _log_result(self) -> None:
-        for number, distance in sorted(self.searched_space.items(), key=lambda each: (each[1], each[0])):
+        for number, distance in sorted(self.searched_space.items(), key=lambda name: (name[1], name[0])):
             self.logger.info("config %d: distance %g", number, distance)
         if not self.candidates:
             self.logger.warning("no config is within the tolerance: raise search_metric_tolerance, or widen the space")
-        for candidate in sorted(self.candidates, key=lambda each: float(each["difference"])):
+        for candidate in sorted(self.candidates, key=lambda candidate: float(candidate["difference"])):
             self.logger.info("candidate: %s", candidate)
 
 
@@ -454,13 +454,13 @@ def usable_devices(text: str, logger: logging.Logger) -> list[dict[str, str]]:
         return [{}]
     cuda = importlib.import_module("torch").cuda
     count = cuda.device_count() if cuda.is_available() else 0
-    wanted = [each.strip() for each in numbers.split(",")]
-    found = [each for each in wanted if each.isdigit() and int(each) < count]
-    if len(found) < len(wanted):
+    wanted = [part.strip() for part in numbers.split(",")]
+    usable = [number for number in wanted if number.isdigit() and int(number) < count]
+    if len(usable) < len(wanted):
         logger.warning(
-            "search_devices '%s': torch has %d such devices; finetuning uses %s", text, count, found or "the CPU"
+            "search_devices '%s': torch has %d such devices; finetuning uses %s", text, count, usable or "the CPU"
         )
-    return [{"OptimDevice": f"{kind}:{each}"} for each in found] or [{}]
+    return [{"OptimDevice": f"{kind}:{number}"} for number in usable] or [{}]
 
 
 def _remove(path: Path) -> None:

@@ -72,7 +72,7 @@ def validate_keys(
     reference_keys: Sequence[str], input_keys: Sequence[str], logger_ins: logging.Logger, cutoff: float = 0.6
 ) -> dict[str, str]:
     """Map each unknown key to the closest known one, with a warning. Raises an error if none is close."""
-    found = {}
+    known = {}
     for key in input_keys:
         if key in reference_keys:
             continue
@@ -80,8 +80,8 @@ def validate_keys(
         if not alike:
             raise unknown_name("setting of a search", key, reference_keys)
         logger_ins.warning("unknown setting '%s' is read as '%s'", key, alike[0])
-        found[key] = alike[0]
-    return found
+        known[key] = alike[0]
+    return known
 
 
 def replace_keys(input_dict: dict[str, Any], replaced_dict: Mapping[str, str]) -> dict[str, Any]:
@@ -275,20 +275,20 @@ class AutoSearchPro:
     def _sampled(self, space: Space) -> Values:
         sampler: Sampler = sampler_named(self.sampler_algo, space, int(self.config.get("seed") or 0))
         study = Study(self._storage(), self.study_name, self.direction, continues=self.load_study_if_exists)
-        for each in study.trials:
-            sampler.tell(each["params"], self._loss(each["value"]))
+        for trial in study.trials:
+            sampler.tell(trial["params"], self._loss(trial["value"]))
         for number in range(len(study.trials), len(study.trials) + self.n_trials):
             values = sampler.ask()
             path = self.output_dir / f"quantized_model_{number}.onnx"
             score, reason = self._attempt(nested(space, values), path)
             sampler.tell(values, self._loss(score))
             study.add(values, score, reason)
-        done = [each for each in study.trials if each["value"] is not None]
+        done = [trial for trial in study.trials if trial["value"] is not None]
         if not done:
             raise InvalidValueError(
                 f"AutoSearchPro: none of {len(study.trials)} configs could be quantized. {study.trials[0]['failure']}"
             )
-        best = min(done, key=lambda each: self._loss(each["value"]))
+        best = min(done, key=lambda trial: self._loss(trial["value"]))
         self.logger.info("best: trial %d, %g with %s", best["number"], best["value"], best["params"])
         self._write("best_params.json", json.dumps(best["params"], indent=2, default=str))
         if self.plot_results:
@@ -335,11 +335,11 @@ class Study:
         del self._others[self._name]
         if study.text("direction") != direction:
             study.refuse("direction", f"'{direction}', which this search has; choose another study_name")
-        for number, each in enumerate(study.mappings("trials")):
-            value = float(each.number("value")) if each.has("value") else None
-            params = each.mapping("params")
-            found = {key: params.value(key) for key in params}
-            self.trials.append(_trial(number, found, value, each.text("failure")))
+        for number, mapping in enumerate(study.mappings("trials")):
+            value = float(mapping.number("value")) if mapping.has("value") else None
+            params = mapping.mapping("params")
+            values = {key: params.value(key) for key in params}
+            self.trials.append(_trial(number, values, value, mapping.text("failure")))
 
     def add(self, params: Values, value: float | None, failure: str) -> None:
         """Add a trial, and write the file."""
@@ -362,7 +362,7 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     fixed: dict[str, Any] = {}
     for name, value in config.items():
         if name in conditions:
-            settings = {key: [one] for key, one in value.items()}
+            settings = {key: [value_] for key, value_ in value.items()}
             fixed[name] = {**settings, "only_if": conditions[name]}
         elif isinstance(value, str):
             fixed[name] = [value]
@@ -378,7 +378,7 @@ _ENUMS: Mapping[str, Any] = {
 
 def _spec(kind: Any, settings: Mapping[str, Any]) -> QTensorConfig:
     """Return the spec of that name with its settings; enum members may be given by name."""
-    known = {name: each for name, each in vars(specs).items() if name.endswith("Spec") and isinstance(each, type)}
+    known = {name: cls for name, cls in vars(specs).items() if name.endswith("Spec") and isinstance(cls, type)}
     if kind not in known:
         raise unknown_name("spec", str(kind), known)
     values = dict(settings)
@@ -388,7 +388,7 @@ def _spec(kind: Any, settings: Mapping[str, Any]) -> QTensorConfig:
                 raise unknown_name(name, values[name], enum.__members__)
             values[name] = enum[values[name]]
     if isinstance(values.get("data_type"), str):
-        types = {name: each for name, each in vars(data_types).items() if isinstance(each, DataType)}
+        types = {name: data_type for name, data_type in vars(data_types).items() if isinstance(data_type, DataType)}
         if values["data_type"] not in types:
             raise unknown_name("data_type", values["data_type"], types)
         values["data_type"] = types[values["data_type"]]

@@ -105,14 +105,14 @@ def ladder(traits: Traits, formats: Sequence[str] = ()) -> list[Candidate]:
     """Return all candidates for a network; with `formats`, those whose weights have one of them."""
     names = [*DIRECT, *(FOR_TRANSFORMERS if traits.has_products else ())]
     direct = [_candidate(name, name, Stage.DIRECT) for name in names]
-    known = dict.fromkeys(each.format for each in direct)
+    known = dict.fromkeys(candidate.format for candidate in direct)
     for name in formats:
         if name not in known:
             raise unknown_name("format of weights in the search", name, known)
-    direct = [each for each in direct if not formats or each.format in formats]
-    others = [candidate for each in direct for candidate in _recipes(each, traits)]
-    others += [each for each in _mixed() if not formats or each.format in formats]
-    others += [candidate for each in direct for candidate in _finetuned(each)]
+    direct = [candidate for candidate in direct if not formats or candidate.format in formats]
+    others = [candidate for base in direct for candidate in _recipes(base, traits)]
+    others += [candidate for candidate in _mixed() if not formats or candidate.format in formats]
+    others += [candidate for base in direct for candidate in _finetuned(base)]
     return [*direct, *others]
 
 
@@ -156,17 +156,17 @@ def ladder_for(target: Target, is_transformer: bool, has_products: bool, has_mea
         add("INT8_TRANSFORMER_DEFAULT" if is_transformer else "INT8_CNN_DEFAULT")
         add("FP16", "+WEIGHTS", WEIGHTS)
         rows += [
-            _candidate(f"{each.name}+WEIGHTS", each.preset, each.stage, (*each.changes, *WEIGHTS))
-            for each in _mixed()
-            if each.preset == "MXINT8"
+            _candidate(f"{candidate.name}+WEIGHTS", candidate.preset, candidate.stage, (*candidate.changes, *WEIGHTS))
+            for candidate in _mixed()
+            if candidate.preset == "MXINT8"
         ]
-        rows.sort(key=lambda each: each.bits)
+        rows.sort(key=lambda row: row.bits)
     return rows
 
 
 def named(presets: Iterable[str]) -> list[Candidate]:
     """Return these presets as candidates without a base."""
-    found = []
+    candidates = []
     for name in dict.fromkeys(presets):
         if name not in PRESETS:
             raise unknown_preset(name)
@@ -175,16 +175,16 @@ def named(presets: Iterable[str]) -> list[Candidate]:
             stage = Stage.FINETUNED
         elif PRESETS[name].fields.get("include_auto_mp"):
             stage = Stage.MIXED
-        found.append(_candidate(name, name, stage))
-    if not found:
+        candidates.append(_candidate(name, name, stage))
+    if not candidates:
         raise UnknownNameError("no presets to search among: give some, or leave the option out for all")
-    return found
+    return candidates
 
 
 def in_order(candidates: Iterable[Candidate], has_small_first: bool) -> list[Candidate]:
     """Sort candidates, cheapest first; equally cheap ones with the fewest bits first, or with the most."""
     sign = 1 if has_small_first else -1
-    return sorted(candidates, key=lambda each: (STAGES.index(each.stage), sign * each.bits))
+    return sorted(candidates, key=lambda candidate: (STAGES.index(candidate.stage), sign * candidate.bits))
 
 
 def _candidate(name: str, preset: str, stage: Stage, changes: tuple[Change, ...] = (), base: str = "") -> Candidate:
@@ -263,7 +263,7 @@ def reason_to_skip(candidate: Candidate, now: Situation) -> str | None:
         reason = _reason_of_base(candidate, now)
         if reason is not None:
             return reason
-    usual = [each.seconds for each in now.trials if each.stage is Stage.DIRECT and each.measured is not None]
+    usual = [trial.seconds for trial in now.trials if trial.stage is Stage.DIRECT and trial.measured is not None]
     expected = COSTS[candidate.stage] * median(usual) if usual else 0.0
     if expected <= now.seconds_left:
         return None
@@ -271,7 +271,7 @@ def reason_to_skip(candidate: Candidate, now: Situation) -> str | None:
 
 
 def _reason_of_base(candidate: Candidate, now: Situation) -> str | None:
-    base = next((each for each in now.trials if each.name == candidate.base), None)
+    base = next((trial for trial in now.trials if trial.name == candidate.base), None)
     if base is None or base.measured is None:
         return f"{candidate.base} {'was not tried' if base is None else 'failed'}"
     size, limits = base.measured.size_bytes, now.limits
@@ -280,8 +280,8 @@ def _reason_of_base(candidate: Candidate, now: Situation) -> str | None:
     if base.measured.drop <= (limits.drop if limits.drop < math.inf else 0.0):
         return f"{base.name} is within the drop budget" if limits.drop < math.inf else f"{base.name} lost nothing"
     if limits.drop < math.inf:
-        fitting = (each for each in now.trials if is_within(each, limits))
-        better = next((each for each in fitting if each.figures.size_bytes <= size), None)
+        fitting = (trial for trial in now.trials if is_within(trial, limits))
+        better = next((trial for trial in fitting if trial.figures.size_bytes <= size), None)
         if better is not None:
             return f"{better.name} is as small and within all budgets"
     if candidate.stage is Stage.FINETUNED and base not in pareto_front(now.trials):

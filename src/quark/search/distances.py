@@ -98,12 +98,12 @@ class SpareReader:
 
     def get_next(self) -> Sample | None:
         """Return the next sample, or None."""
-        found: Sample | None = next(self._items, None)
-        if found is not None:
-            self._last = found
-            return found
-        found, self._last = self._last, None
-        return found
+        item: Sample | None = next(self._items, None)
+        if item is not None:
+            self._last = item
+            return item
+        item, self._last = self._last, None
+        return item
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,4 +146,4 @@ class FloatOutputs:
             sample: Sample = self.samples[number]
             with running(f"'{Path(model).name}'"):
                 outputs = session.run(None, dict(sample))
-            yield np.concatenate([np.asarray(each, np.float32).reshape(-1) for each in outputs])
+            yield np.concatenate([np.asarray(output, np.float32).reshape(-1) for output in outputs])

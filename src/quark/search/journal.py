@@ -148,11 +148,11 @@ class Journal:
         """Write a finished trial, and keep its file if `keep` says so. Returns the trial as it was written."""
         is_kept = model is not None and self.keep is not Keep.NONE
         if is_kept and self.keep is Keep.BEST:
-            is_kept = any(each.name == trial.name for each in pareto_front([*trials, trial]))
+            is_kept = any(kept.name == trial.name for kept in pareto_front([*trials, trial]))
         target = self._model_file(trial.name)
         _remove_model(target)  # it has another basis
         if is_kept and model is not None:
-            for file in sorted(model.parent.glob(f"{model.stem}*"), key=lambda each: each == model):
+            for file in sorted(model.parent.glob(f"{model.stem}*"), key=lambda file: file == model):
                 file.replace(target.parent / file.name)  # the model last: it refers to its weights
         saved = replace(trial, basis=self.basis_of(candidate), model=target.name if is_kept else "")
         write_text(json.dumps(saved.to_dict(), indent=1, allow_nan=False), self._trial_file(trial.name))
@@ -162,11 +162,11 @@ class Journal:
         """Remove the files of trials that are beaten by now, if only the best are kept. Returns the trials."""
         if self.keep is not Keep.BEST:
             return list(trials)
-        front = {each.name for each in pareto_front(trials)}
-        for each in trials:
-            if each.model and each.name not in front:
-                _remove_model(self._model_file(each.name))
-        return [each if each.name in front else replace(each, model="") for each in trials]
+        front = {trial.name for trial in pareto_front(trials)}
+        for trial in trials:
+            if trial.model and trial.name not in front:
+                _remove_model(self._model_file(trial.name))
+        return [trial if trial.name in front else replace(trial, model="") for trial in trials]
 
     def model_of(self, trial: Trial) -> Path | None:
         """Return the file of a trial, if it was kept."""
@@ -198,8 +198,8 @@ class Journal:
 
 
 def _remove_model(path: Path) -> None:
-    for each in (path, path.with_suffix(".json"), *path.parent.glob(f"{path.stem}-????????????.data")):
-        each.unlink(missing_ok=True)
+    for file in (path, path.with_suffix(".json"), *path.parent.glob(f"{path.stem}-????????????.data")):
+        file.unlink(missing_ok=True)
 
 
 def _lock(path: Path, remedy: str) -> IO[bytes]:

@@ -93,7 +93,7 @@ class Judge:
                         f"to compare with. Check the data and how it is prepared (--preprocess)"
                     )
             self._inputs.append(batch.inputs)
-            self._outputs.append({str(i): each for i, each in enumerate(outputs)})
+            self._outputs.append({str(i): output for i, output in enumerate(outputs)})
             self._labels.append(batch.labels)
             self.count += batch.count
             if batch.labels is not None:
@@ -110,7 +110,7 @@ class Judge:
 
     def digest(self) -> str:
         """A hash of all samples and their labels."""
-        labels = ({} if each is None else {"labels": each} for each in self._labels)
+        labels = ({} if label is None else {"labels": label} for label in self._labels)
         return samples_digest((self._inputs[i] for i in range(len(self._inputs))), labels)
 
     def judge(self, model: Path) -> Judgement:
@@ -143,13 +143,13 @@ class Judge:
 
     def compared_latencies(self, models: Sequence[Path]) -> list[float]:
         """The latency of several models as a share of float's, measured in turns in one run."""
-        networks = [self._timed, *(Network(each, self._threads) for each in models)]
+        networks = [self._timed, *(Network(model, self._threads) for model in models)]
         best = [math.inf] * len(networks)
         for _ in range(CAREFUL_ROUNDS):
             for i, network in enumerate(networks):
                 speed = measure_speed(network, self._inputs[0], CAREFUL_REPEATS, CAREFUL_SECONDS)
                 best[i] = min(best[i], speed.ms_per_sample)
-        return [each / best[0] for each in best[1:]]
+        return [milliseconds / best[0] for milliseconds in best[1:]]
 
     def _latency(self, network: Network) -> float:
         """The float network's latency at the start times the current ratio of both, so that a machine that gets busy
@@ -158,7 +158,10 @@ class Judge:
             return self.latency_ms * self.compared_latencies([network.path])[0]
         inputs = self._inputs[0]
         rounds = [
-            [measure_speed(each, inputs, SPEED_REPEATS, SPEED_SECONDS).ms_per_sample for each in (self._float, network)]
+            [
+                measure_speed(value, inputs, SPEED_REPEATS, SPEED_SECONDS).ms_per_sample
+                for value in (self._float, network)
+            ]
             for _ in range(SPEED_ROUNDS)
         ]
         first, second = min(times[0] for times in rounds), min(times[1] for times in rounds)
@@ -195,7 +198,7 @@ def judge_on_held_out(
     model: Path, samples: Samples, measure: Measure | None = None, threads: int | None = None
 ) -> Judge:
     """A judge by the samples that calibration holds out."""
-    batches = [Batch(each, None) for each in samples.held_out]
+    batches = [Batch(sample, None) for sample in samples.held_out]
     return Judge(
         model, batches, f"{count_of(len(batches), 'held-out sample')} of the calibration data", measure, threads
     )
@@ -204,7 +207,7 @@ def judge_on_held_out(
 def _judgement(tally: PairMeter) -> Judgement:
     """The judgement by top-1 accuracy if there are labels, else by the output that lost most."""
     outputs = tally.outputs.result()
-    agreement = next((each.agreement for each in outputs if each.agreement is not None), None)
+    agreement = next((output.agreement for output in outputs if output.agreement is not None), None)
     count = tally.accuracies[0].count
     error = top1 = None
     if count:
@@ -220,7 +223,7 @@ def _judgement(tally: PairMeter) -> Judgement:
         error=error,
         top1=top1,
         agreement=agreement,
-        sqnr_db=min(each.sqnr_db for each in outputs),
+        sqnr_db=min(output.sqnr_db for output in outputs),
         verdict=overall_verdict(outputs).value,
         worst=worst_text(outputs),
     )

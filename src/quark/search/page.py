@@ -87,10 +87,10 @@ def page(result: SearchResult) -> str:
         tone, headline = "is-ok", f"{result.best.name} fits best"
     elif result.nearest is not None:
         tone, headline = "is-degraded", f"nothing is within the budgets, {result.nearest.name} is nearest"
-    front = {each.name for each in result.front}
+    front = {trial.name for trial in result.front}
     kinds = ["", "", *(' class="number"' for _ in _HEADINGS[2:])]
-    heads = "".join(f'<th scope="col"{kind}>{each}</th>' for kind, each in zip(kinds, _HEADINGS, strict=True))
-    rows = "\n".join(_row(each, result, each.name in front) for each in result.trials)
+    heads = "".join(f'<th scope="col"{kind}>{heading}</th>' for kind, heading in zip(kinds, _HEADINGS, strict=True))
+    rows = "\n".join(_row(trial, result, trial.name in front) for trial in result.trials)
     table = f'<table id="trials" class="sheet"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     limits = result.limits
     budgets = [f"size {size_text(int(limits.size_bytes))}"] if limits.size_bytes < math.inf else []
@@ -150,7 +150,7 @@ def _list(heading: str, items: list[str]) -> str:
     if not items:
         return ""
     words = f"{heading} ({count_of(len(items), 'line')})" if len(items) > 1 else heading
-    lines = "".join(f"<li>{escape(each)}</li>" for each in items)
+    lines = "".join(f"<li>{escape(item)}</li>" for item in items)
     is_open = " open" if heading == "Notes" else ""
     return f"<details{is_open}><summary>{words}</summary><ul>{lines}</ul></details>"
 
@@ -175,7 +175,7 @@ class _Scale:
 
 def plot(trials: Sequence[Trial], limits: Limits) -> str:
     """Return the plot as SVG. Names are escaped."""
-    points = [(each, each.measured) for each in trials if each.measured is not None]
+    points = [(trial, trial.measured) for trial in trials if trial.measured is not None]
     if not points:
         return "<p>Nothing to draw: no trial worked.</p>"
     sizes = [figures.size_bytes for _, figures in points]
@@ -183,10 +183,10 @@ def plot(trials: Sequence[Trial], limits: Limits) -> str:
     drops = [figures.drop for _, figures in points if math.isfinite(figures.drop)] or [0.0]
     scale = _Scale(0.75 * min(shown), 1.05 * max(shown) + 1, min(0.0, *drops) - 0.2, max(1.0, *drops) * 1.15)
     line: list[tuple[Trial, Measurement]] = []  # those with less drop than everything that is as small
-    for trial, figures in sorted(points, key=lambda each: (each[1].size_bytes, each[1].drop, each[0].name)):
+    for trial, figures in sorted(points, key=lambda point: (point[1].size_bytes, point[1].drop, point[0].name)):
         if not line or figures.drop < line[-1][1].drop:
             line.append((trial, figures))
-    places = " ".join(f"{scale.x(each.size_bytes):.1f},{scale.y(each.drop):.1f}" for _, each in line)
+    places = " ".join(f"{scale.x(figures.size_bytes):.1f},{scale.y(figures.drop):.1f}" for _, figures in line)
     marks = []
     if scale.least_bytes <= limits.size_bytes <= scale.most_bytes:
         x = scale.x(limits.size_bytes)
@@ -222,7 +222,7 @@ def _axes(scale: _Scale) -> list[str]:
             parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{drop:g}</text>')
     rough = (scale.most_bytes - scale.least_bytes) / 5
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough)
+    step = next(power * value for value in (1, 2, 5, 10) if power * value >= rough)
     for number in range(math.ceil(scale.least_bytes / step), int(scale.most_bytes / step) + 1):
         size = step * number
         x = scale.x(size)

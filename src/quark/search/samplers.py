@@ -55,9 +55,9 @@ def sampler_named(name: str, space: Space, seed: int = 0) -> Sampler:
 
 def nested(space: Space, values: Values) -> Config:
     """Return a point as a config: the settings of a group in a mapping of their own."""
-    config: Config = {one.name: values[one.label] for one in space.plain}
+    config: Config = {parameter.name: values[parameter.label] for parameter in space.plain}
     for name, _, inner in space.groups:
-        settings = {one.name: values[one.label] for one in inner if one.label in values}
+        settings = {parameter.name: values[parameter.label] for parameter in inner if parameter.label in values}
         if settings:
             config[name] = settings
     return config
@@ -71,29 +71,29 @@ class _Independent:
         self.random = np.random.default_rng(seed)
 
     def ask(self) -> Values:
-        values = {one.label: self.draw(one) for one in self.space.plain}
+        values = {parameter.label: self.draw(parameter) for parameter in self.space.plain}
         config = nested(self.space, values)
         for name, condition, inner in self.space.groups:
             if is_met(config, condition):
-                values |= {one.label: self.draw(one) for one in inner}
+                values |= {parameter.label: self.draw(parameter) for parameter in inner}
                 config[name] = True
         return values
 
-    def draw(self, one: Parameter) -> Any:
+    def draw(self, parameter: Parameter) -> Any:
         raise NotImplementedError
 
-    def uniform(self, one: Parameter) -> Any:
-        if one.is_choice:
-            return one.values[int(self.random.integers(len(one.values)))]
-        low, high = ends(one)
-        return from_line(one, float(self.random.uniform(low, high)))
+    def uniform(self, parameter: Parameter) -> Any:
+        if parameter.is_choice:
+            return parameter.values[int(self.random.integers(len(parameter.values)))]
+        low, high = ends(parameter)
+        return from_line(parameter, float(self.random.uniform(low, high)))
 
 
 class Uniform(_Independent):
     """Every value as likely as any other."""
 
-    def draw(self, one: Parameter) -> Any:
-        return self.uniform(one)
+    def draw(self, parameter: Parameter) -> Any:
+        return self.uniform(parameter)
 
     def tell(self, values: Values, score: float) -> None:
         """Scores make no difference."""
@@ -113,65 +113,69 @@ class TreeParzen(_Independent):
         self.seen: list[_Seen] = []
 
     def tell(self, values: Values, score: float) -> None:
-        parameters = [*self.space.plain, *(one for _, _, inner in self.space.groups for one in inner)]
+        parameters = [*self.space.plain, *(parameter for _, _, inner in self.space.groups for parameter in inner)]
         known = {
-            one.label: values[one.label] for one in parameters if one.label in values and fits(one, values[one.label])
+            parameter.label: values[parameter.label]
+            for parameter in parameters
+            if parameter.label in values and fits(parameter, values[parameter.label])
         }
         self.seen.append(_Seen(known, math.inf if math.isnan(score) else score))
 
-    def draw(self, one: Parameter) -> Any:
+    def draw(self, parameter: Parameter) -> Any:
         if len(self.seen) < RANDOM_FIRST:
-            return self.uniform(one)
+            return self.uniform(parameter)
         count = min(math.ceil(GOOD_SHARE * len(self.seen)), MOST_GOOD)
-        order = sorted(self.seen, key=lambda each: each.score)
-        good, other = ([each.values[one.label] for each in part if one.label in each.values]
+        order = sorted(self.seen, key=lambda seen: seen.score)
+        good, other = ([seen.values[parameter.label] for seen in part if parameter.label in seen.values]
                        for part in (order[:count], order[count:]))  # fmt: skip
-        if one.is_choice:
-            ratio = _shares(one, good) / _shares(one, other)
-            draws = self.random.choice(len(one.values), DRAWS, p=_shares(one, good))
-            return one.values[int(draws[np.argmax(ratio[draws])])]
-        of_good, of_other = (_Mixture.of(one, part) for part in (good, other))
+        if parameter.is_choice:
+            ratio = _shares(parameter, good) / _shares(parameter, other)
+            draws = self.random.choice(len(parameter.values), DRAWS, p=_shares(parameter, good))
+            return parameter.values[int(draws[np.argmax(ratio[draws])])]
+        of_good, of_other = (_Mixture.of(parameter, part) for part in (good, other))
         points = of_good.draw(self.random, DRAWS)
-        return from_line(one, float(points[np.argmax(of_good.log_density(points) - of_other.log_density(points))]))
+        return from_line(
+            parameter, float(points[np.argmax(of_good.log_density(points) - of_other.log_density(points))])
+        )
 
 
-def _shares(one: Parameter, drawn: Sequence[Any]) -> NDArray[np.float64]:
+def _shares(parameter: Parameter, drawn: Sequence[Any]) -> NDArray[np.float64]:
     """Return how often each value was drawn, every one counted once more in advance, as shares."""
-    counts = np.array([1.0 + sum(each == value for each in drawn) for value in one.values])
+    counts = np.array([1.0 + sum(choice == value for choice in drawn) for value in parameter.values])
     shares: NDArray[np.float64] = counts / counts.sum()
     return shares
 
 
-def ends(one: Parameter) -> tuple[float, float]:
+def ends(parameter: Parameter) -> tuple[float, float]:
     """The ends of a range on the line that it is sampled on: logarithms if asked for, half a step more for integers."""
-    margin = one.step / 2
-    low, high = one.low - margin, one.high + margin
-    if not one.is_log:
+    margin = parameter.step / 2
+    low, high = parameter.low - margin, parameter.high + margin
+    if not parameter.is_log:
         return low, high
-    return math.log(max(low, one.low / 2)), math.log(high)
+    return math.log(max(low, parameter.low / 2)), math.log(high)
 
 
-def to_line(one: Parameter, value: float) -> float:
+def to_line(parameter: Parameter, value: float) -> float:
     """A number as a point on that line."""
-    return math.log(value) if one.is_log else float(value)
+    return math.log(value) if parameter.is_log else float(value)
 
 
-def fits(one: Parameter, value: Any) -> bool:
+def fits(parameter: Parameter, value: Any) -> bool:
     """True if the parameter can have that value; one of an earlier search may be from another space."""
-    if one.is_choice:
-        return any(value == each for each in one.values)
+    if parameter.is_choice:
+        return any(value == choice for choice in parameter.values)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and one.low <= value <= one.high
+    return is_number and parameter.low <= value <= parameter.high
 
 
-def from_line(one: Parameter, point: float) -> Any:
+def from_line(parameter: Parameter, point: float) -> Any:
     """A point on that line as a number: within the range, and a step if there are steps."""
-    value = math.exp(point) if one.is_log else point
-    if one.step:
-        most = math.floor((one.high - one.low) / one.step)
-        steps = min(max(round((value - one.low) / one.step), 0), most)
-        return round(one.low + steps * one.step)
-    return min(max(value, one.low), one.high)
+    value = math.exp(point) if parameter.is_log else point
+    if parameter.step:
+        most = math.floor((parameter.high - parameter.low) / parameter.step)
+        steps = min(max(round((value - parameter.low) / parameter.step), 0), most)
+        return round(parameter.low + steps * parameter.step)
+    return min(max(value, parameter.low), parameter.high)
 
 
 @dataclass(frozen=True)
@@ -189,11 +193,11 @@ class _Mixture:
         object.__setattr__(self, "masses", np.maximum(_normal(upper) - _normal(lower), 1e-12))
 
     @classmethod
-    def of(cls, one: Parameter, values: Sequence[float]) -> _Mixture:
+    def of(cls, parameter: Parameter, values: Sequence[float]) -> _Mixture:
         """The width of each is the distance to the farther of its neighbours, within bounds."""
-        low, high = ends(one)
+        low, high = ends(parameter)
         whole = max(high - low, 1e-12)
-        points = np.sort(np.array([*(to_line(one, value) for value in values), (low + high) / 2]))
+        points = np.sort(np.array([*(to_line(parameter, value) for value in values), (low + high) / 2]))
         padded = np.concatenate([[low], points, [high]])
         gaps = np.diff(padded)
         widths = np.clip(np.maximum(gaps[:-1], gaps[1:]), whole / min(100.0, 1.0 + len(points)), whole)
@@ -202,12 +206,12 @@ class _Mixture:
 
     def draw(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return points of the mixture."""
-        found: list[float] = []
-        while len(found) < count:
+        candidates: list[float] = []
+        while len(candidates) < count:
             index = random.integers(len(self.centres), size=count)
             points = random.normal(self.centres[index], self.widths[index])
-            found += [point for point in points if self.low <= point <= self.high]
-        return np.array(found[:count])
+            candidates += [point for point in points if self.low <= point <= self.high]
+        return np.array(candidates[:count])
 
     def log_density(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the logarithm of the density, up to a constant."""
@@ -219,7 +223,7 @@ class _Mixture:
 
 def _normal(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """The share of a standard normal distribution below each number."""
-    return np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
 
 
 class OfOptuna:
@@ -241,21 +245,23 @@ class OfOptuna:
     def ask(self) -> Values:
         """Return the next point."""
         trial = self._study.ask()
-        values = {one.label: self._suggested(trial, one) for one in self._space.plain}
+        values = {parameter.label: self._suggested(trial, parameter) for parameter in self._space.plain}
         config = nested(self._space, values)
         for name, condition, inner in self._space.groups:
             if is_met(config, condition):
-                values |= {one.label: self._suggested(trial, one) for one in inner}
+                values |= {parameter.label: self._suggested(trial, parameter) for parameter in inner}
                 config[name] = True
         self._open.append((values, trial))
         return values
 
-    def _suggested(self, trial: Any, one: Parameter) -> Any:
-        if one.is_choice:
-            return one.values[trial.suggest_categorical(one.label, list(range(len(one.values))))]
-        if one.step:
-            return trial.suggest_int(one.label, round(one.low), round(one.high), step=max(1, round(one.step)))
-        return trial.suggest_float(one.label, one.low, one.high, log=one.is_log)
+    def _suggested(self, trial: Any, parameter: Parameter) -> Any:
+        if parameter.is_choice:
+            return parameter.values[trial.suggest_categorical(parameter.label, list(range(len(parameter.values))))]
+        if parameter.step:
+            return trial.suggest_int(
+                parameter.label, round(parameter.low), round(parameter.high), step=max(1, round(parameter.step))
+            )
+        return trial.suggest_float(parameter.label, parameter.low, parameter.high, log=parameter.is_log)
 
     def tell(self, values: Values, score: float) -> None:
         """Note the score of a point of `ask`. Those of an earlier search are not known to optuna."""

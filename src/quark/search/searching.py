@@ -109,16 +109,16 @@ class SearchResult:
         return f"nothing is within the budgets; {self.nearest.name} is nearest, {over:.0f} % beyond: {self.command}"
 
     def to_dict(self) -> dict[str, Any]:
-        finite = {name: None if each == math.inf else each for name, each in vars(self.limits).items()}
+        finite = {name: None if limit == math.inf else limit for name, limit in vars(self.limits).items()}
         return {
-            "float": {name: "inf" if each == math.inf else each for name, each in vars(self.source).items()},
+            "float": {name: "inf" if figure == math.inf else figure for name, figure in vars(self.source).items()},
             "limits": finite,
             "best": None if self.best is None else self.best.name,
             "nearest": None if self.nearest is None else self.nearest.name,
             "recommendation": self.recommendation(),
             "command": self.command,
-            "front": [each.name for each in self.front],
-            "trials": [{**each.to_dict(), "within": is_within(each, self.limits)} for each in self.trials],
+            "front": [trial.name for trial in self.front],
+            "trials": [{**trial.to_dict(), "within": is_within(trial, self.limits)} for trial in self.trials],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
             "notes": list(self.notes),
         }
@@ -215,7 +215,7 @@ def prepare(
 def weight_count(loaded: LoadedModel) -> int:
     """Return the number of weights. Vectors are biases, which no format makes smaller."""
     tensors = (value.const_value for value in loaded.model.graph.initializers.values())
-    return sum(int(each.size) for each in tensors if each is not None and len(each.shape) >= 2)
+    return sum(int(tensor.size) for tensor in tensors if tensor is not None and len(tensor.shape) >= 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +270,7 @@ class _Run:
         if self.target is Target.SIZE:
             return figures.verdict in ("", Verdict.OK.value)
         ladders = (ladder_for(self.target, is_transformer, True, False) for is_transformer in (False, True))
-        return trial.preset in {each.preset for candidates in ladders for each in candidates}
+        return trial.preset in {candidate.preset for candidates in ladders for candidate in candidates}
 
     def _written(self, trials: Iterable[Trial], skipped: Iterable[tuple[str, str]], reused: int) -> SearchResult:
         order = ranked(tuple(trials), self.limits, self._gains)

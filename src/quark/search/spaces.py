@@ -121,7 +121,7 @@ class SearchSpace:
         A moving average is of MinMax, a percentile of Percentile, SmoothAlpha of include_sq, and FastFinetune of
         include_fast_ft. The weight of a moving average goes with the moving average.
         """
-        found: list[Config] = []
+        configs: list[Config] = []
         seen: set[str] = set()
         for config in input_all_configs:
             fields, options, finetuning = split_config_levels(config)
@@ -137,10 +137,10 @@ class SearchSpace:
             valid = joined_levels(fields, options, finetuning if fields.get("include_fast_ft") else {})
             if repr(valid) not in seen:
                 seen.add(repr(valid))
-                found.append(valid)
-        dropped = len(input_all_configs) - len(found)
+                configs.append(valid)
+        dropped = len(input_all_configs) - len(configs)
         self.logger.info("%d of %d configs repeat others", dropped, len(input_all_configs))
-        return found
+        return configs
 
 
 # ---- spaces with conditions ----
@@ -177,7 +177,9 @@ class Space:
 
     @property
     def is_discrete(self) -> bool:
-        return all(each.is_choice for each in (*self.plain, *(one for group in self.groups for one in group[2])))
+        return all(
+            parameter.is_choice for parameter in (*self.plain, *(inner for group in self.groups for inner in group[2]))
+        )
 
 
 def is_met(config: Mapping[str, Any], condition: Any) -> bool:
@@ -198,7 +200,7 @@ def space_of(search_space: Mapping[str, Any]) -> Space:
     plain, groups = [], []
     for name, value in search_space.items():
         if isinstance(value, Mapping) and ONLY_IF in value:
-            inner = tuple(_parameter(key, name, one) for key, one in value.items() if key != ONLY_IF)
+            inner = tuple(_parameter(key, name, values) for key, values in value.items() if key != ONLY_IF)
             groups.append((name, value[ONLY_IF], inner))
         elif isinstance(value, Mapping) and "type" not in value:
             raise InvalidValueError(f"search space, '{name}': a mapping of settings needs '{ONLY_IF}', its condition")
@@ -240,24 +242,24 @@ def generate_all_configs(search_space: Mapping[str, Any]) -> list[Config]:
     """
     space = space_of(search_space)
     if not space.is_discrete:
-        ranges = [one.label for group in space.groups for one in group[2] if not one.is_choice]
-        ranges += [one.label for one in space.plain if not one.is_choice]
+        ranges = [parameter.label for group in space.groups for parameter in group[2] if not parameter.is_choice]
+        ranges += [parameter.label for parameter in space.plain if not parameter.is_choice]
         raise InvalidValueError(
             f"search space: {', '.join(ranges)} must be a list of values for all combinations, not a range; use a "
             "sampler such as 'TPE' for ranges"
         )
-    found: list[Config] = []
-    for values in itertools.product(*(one.values for one in space.plain)):
-        configs: list[Config] = [dict(zip((one.name for one in space.plain), values, strict=True))]
+    remaining: list[Config] = []
+    for values in itertools.product(*(parameter.values for parameter in space.plain)):
+        configs: list[Config] = [dict(zip((parameter.name for parameter in space.plain), values, strict=True))]
         for name, condition, inner in space.groups:
             configs = [extended for config in configs for extended in _extended(config, name, condition, inner)]
-        found += copy.deepcopy(configs)
-    return found
+        remaining += copy.deepcopy(configs)
+    return remaining
 
 
 def _extended(config: Config, name: str, condition: Any, inner: Sequence[Parameter]) -> Iterator[Config]:
     if not is_met(config, condition) or not inner:
         yield config
         return
-    for values in itertools.product(*(one.values for one in inner)):
-        yield {**config, name: dict(zip((one.name for one in inner), values, strict=True))}
+    for values in itertools.product(*(parameter.values for parameter in inner)):
+        yield {**config, name: dict(zip((parameter.name for parameter in inner), values, strict=True))}

@@ -18,7 +18,7 @@ _FRAME = (
 
 def history_page(trials: Sequence[Mapping[str, Any]], direction: str) -> str:
     """Return a page with the score of each trial, and a line for the best so far."""
-    done = [(each["number"], each["value"]) for each in trials if each["value"] is not None]
+    done = [(trial["number"], trial["value"]) for trial in trials if trial["value"] is not None]
     finite = [value for _, value in done if math.isfinite(value)]
     if not finite:
         return _FRAME.format(title="Optimization history", body="<p>No trial has a score.</p>")
@@ -48,20 +48,20 @@ def importances(trials: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     Numbers are grouped into quarters by rank. A parameter with one value explains nothing.
     """
-    done = [each for each in trials if each["value"] is not None and math.isfinite(each["value"])]
-    mean = sum(each["value"] for each in done) / max(len(done), 1)
-    total = sum((each["value"] - mean) ** 2 for each in done)
+    done = [trial for trial in trials if trial["value"] is not None and math.isfinite(trial["value"])]
+    mean = sum(trial["value"] for trial in done) / max(len(done), 1)
+    total = sum((trial["value"] - mean) ** 2 for trial in done)
     shares = {}
-    for name in dict.fromkeys(key for each in done for key in each["params"]):
+    for name in dict.fromkeys(key for trial in done for key in trial["params"]):
         groups: dict[str, list[float]] = defaultdict(list)
-        values = sorted({each["params"][name] for each in done if _is_number(each["params"].get(name))})
-        for each in done:
-            value = each["params"].get(name)
+        values = sorted({trial["params"][name] for trial in done if _is_number(trial["params"].get(name))})
+        for trial in done:
+            value = trial["params"].get(name)
             quarter = values.index(value) * 4 // len(values) if _is_number(value) and len(values) > 4 else None
-            groups[repr(value) if quarter is None else f"quarter {quarter}"].append(each["value"])
+            groups[repr(value) if quarter is None else f"quarter {quarter}"].append(trial["value"])
         between = sum(len(group) * (sum(group) / len(group) - mean) ** 2 for group in groups.values())
         shares[name] = between / total if total else 0.0
-    return dict(sorted(shares.items(), key=lambda each: -each[1]))
+    return dict(sorted(shares.items(), key=lambda name: -name[1]))
 
 
 def _is_number(value: Any) -> bool:

@@ -136,7 +136,7 @@ class Trial:
         return Trial(
             name=fields.file_name("name"),
             preset=fields.text("preset"),
-            stage=Stage(fields.text("stage", [each.value for each in Stage])),
+            stage=Stage(fields.text("stage", [stage.value for stage in Stage])),
             changes=tuple(changes),
             measured=measured,
             failure=failure,
@@ -155,13 +155,13 @@ def _measurement(fields: Fields) -> Measurement:
         values[name] = fields.number(name, is_finite=False)
         if math.isnan(values[name]):
             fields.refuse(name, "a number")
-    for name, each in Measurement.__dataclass_fields__.items():
+    for name, field_ in Measurement.__dataclass_fields__.items():
         if name in values or name not in fields:
             continue
-        if each.default is None:
+        if field_.default is None:
             values[name] = fields.number(name, is_finite=False) if fields.has(name) else None
         else:
-            values[name] = fields.boolean(name) if isinstance(each.default, bool) else fields.text(name)
+            values[name] = fields.boolean(name) if isinstance(field_.default, bool) else fields.text(name)
     return Measurement(**values)
 
 
@@ -234,9 +234,9 @@ class Budget:
 def _parse_value(kind: str, value: str, text: str) -> Limit:
     units = _UNITS[kind]
     match = _VALUE.fullmatch(value.strip())
-    unit = "" if match is None else next((each for each in units if each.lower() == match[2].lower()), None)
+    unit = "" if match is None else next((unit for unit in units if unit.lower() == match[2].lower()), None)
     if match is None or unit is None or unit not in units:
-        examples = ", ".join(f"{kind}=10{each}" for each in units)
+        examples = ", ".join(f"{kind}=10{unit}" for unit in units)
         raise InvalidValueError(f"budget '{text}': expected a number with its unit: {examples}")
     number = float(match[1]) * units[unit]
     if kind != "drop" and number <= 0:
@@ -244,16 +244,16 @@ def _parse_value(kind: str, value: str, text: str) -> Limit:
     return Limit(number, is_share=unit == "%" and kind in ("size", "latency"))
 
 
-def dominates(one: Measurement, other: Measurement) -> bool:
+def dominates(first: Measurement, other: Measurement) -> bool:
     """True if `one` beats `other`."""
-    return all(a <= b for a, b in zip(one.costs, other.costs, strict=True)) and one.costs != other.costs
+    return all(a <= b for a, b in zip(first.costs, other.costs, strict=True)) and first.costs != other.costs
 
 
 def pareto_front(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Return the trials that none beats, the smallest file first. Trials with equal figures are all in it, or none."""
-    able = [each for each in trials if each.measured is not None]
-    front = [each for each in able if not any(dominates(other.figures, each.figures) for other in able)]
-    return tuple(sorted(front, key=lambda each: (*each.figures.costs, each.name)))
+    able = [trial for trial in trials if trial.measured is not None]
+    front = [trial for trial in able if not any(dominates(other.figures, trial.figures) for other in able)]
+    return tuple(sorted(front, key=lambda trial: (*trial.figures.costs, trial.name)))
 
 
 def excess(measured: Measurement, limits: Limits) -> float:
@@ -281,9 +281,9 @@ def ranked(
     trials: Iterable[Trial], limits: Limits, gains: Callable[[Trial], bool] = lambda trial: True
 ) -> tuple[Trial, ...]:
     """Return all trials, the best first. `gains` is True for trials by which the target gains something."""
-    listed = sorted(trials, key=lambda each: each.name)
-    within = [each for each in listed if is_within(each, limits)]
-    front = {each.name for each in pareto_front(within)}
+    listed = sorted(trials, key=lambda trial: trial.name)
+    within = [trial for trial in listed if is_within(trial, limits)]
+    front = {trial.name for trial in pareto_front(within)}
 
     def by_drop(trial: Trial) -> tuple[float, bool, float, float, float]:
         figures = trial.figures
@@ -294,10 +294,10 @@ def ranked(
     if limits.drop < math.inf:  # groups of about the same size, the smallest first
         rest, within = within, []
         while rest:
-            most = ALIKE_IN_SIZE * min(each.figures.size_bytes for each in rest)
-            within += [each for each in rest if each.figures.size_bytes <= most]
-            rest = [each for each in rest if each.figures.size_bytes > most]
-    within.sort(key=lambda each: not gains(each))
-    beyond = [each for each in listed if each.measured is not None and not is_within(each, limits)]
-    beyond.sort(key=lambda each: (excess(each.figures, limits), each.figures.drop))
-    return (*within, *beyond, *(each for each in listed if each.measured is None))
+            most = ALIKE_IN_SIZE * min(trial.figures.size_bytes for trial in rest)
+            within += [trial for trial in rest if trial.figures.size_bytes <= most]
+            rest = [trial for trial in rest if trial.figures.size_bytes > most]
+    within.sort(key=lambda trial: not gains(trial))
+    beyond = [trial for trial in listed if trial.measured is not None and not is_within(trial, limits)]
+    beyond.sort(key=lambda trial: (excess(trial.figures, limits), trial.figures.drop))
+    return (*within, *beyond, *(trial for trial in listed if trial.measured is None))

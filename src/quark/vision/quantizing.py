@@ -192,19 +192,23 @@ class ClassifierQuantization:
     def options(self) -> dict[str, Any]:
         """Return the options of `quark quantize-torch` that the exported bytes depend on, except for paths."""
         images, training = self.images, self.training
-        found: dict[str, Any] = {"model_name": self.model_name, "model_export": "onnx"}
-        found |= {} if self.method is Method.FLOAT_SCALE else {self.method.value: True}
-        found |= {} if self.precision is Precision.A8W8 else {self.precision.value: True}
-        found |= {"simulate_runtime": self.simulates_runtime, "batch_size": images.batch_size}
-        found |= {"image_size": images.size, "calibration_images": images.calibration}
+        options: dict[str, Any] = {"model_name": self.model_name, "model_export": "onnx"}
+        options |= {} if self.method is Method.FLOAT_SCALE else {self.method.value: True}
+        options |= {} if self.precision is Precision.A8W8 else {self.precision.value: True}
+        options |= {"simulate_runtime": self.simulates_runtime, "batch_size": images.batch_size}
+        options |= {"image_size": images.size, "calibration_images": images.calibration}
         if training is not None:
             rates = ("learning_rate", "threshold_learning_rate", "weight_decay", "label_smoothing", "distillation")
             names = ("epochs", *rates, "patience", "clip_norm", "seed")
-            found |= {"qat": True, "optimizer": training.optimizer.value, "compile": training.compiles}
-            found |= {name: getattr(training, name) for name in names}
-            found |= {"ema": training.average_decay, "freeze_bn": training.batch_norm_share, "limit": images.evaluation}
-            found |= {"autocast": None if training.autocast is None else training.autocast.value}
-        return {name: value for name, value in found.items() if value is not None and value is not False}
+            options |= {"qat": True, "optimizer": training.optimizer.value, "compile": training.compiles}
+            options |= {name: getattr(training, name) for name in names}
+            options |= {
+                "ema": training.average_decay,
+                "freeze_bn": training.batch_norm_share,
+                "limit": images.evaluation,
+            }
+            options |= {"autocast": None if training.autocast is None else training.autocast.value}
+        return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
 @dataclass(frozen=True)
@@ -370,14 +374,14 @@ class _Run:
 
 
 def reproduce_classifier(
-    found: FoundCard, request: ClassifierQuantization, output: str | os.PathLike[str] | None = None
+    found_card: FoundCard, request: ClassifierQuantization, output: str | os.PathLike[str] | None = None
 ) -> Reproduction:
     """Do what the request says again, training included, and compare the file with that of the card."""
     weights = weights_facts(request.pretrained)
-    if weights.sha256 != found.card.source.sha256:
+    if weights.sha256 != found_card.card.source.sha256:
         raise InvalidValueError(
             f"weights '{request.pretrained}' are not the card's: SHA-256 {weights.sha256[:16]}, expected "
-            f"{found.card.source.sha256[:16]}"
+            f"{found_card.card.source.sha256[:16]}"
         )
 
     def quantized(card: Card) -> QuantizedNetwork:
@@ -388,7 +392,7 @@ def reproduce_classifier(
             raise InvalidValueError(f"the calibration images in '{request.data_dir}' are not the card's")
         return network
 
-    return rebuilt(found, quantized, None, output, (request.pretrained, request.data_dir))
+    return rebuilt(found_card, quantized, None, output, (request.pretrained, request.data_dir))
 
 
 def weights_facts(path: Path) -> FileFacts:

@@ -68,7 +68,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for name in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
-    tensors = isinstance(content, Mapping) and content and all(isinstance(each, Tensor) for each in content.values())
+    tensors = isinstance(content, Mapping) and content and all(isinstance(item, Tensor) for item in content.values())
     if not tensors:
         raise InvalidValueError(f"weights '{path}' hold no state dict: expected names with a tensor each")
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
@@ -79,8 +79,8 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
 
     A name that is missing, unknown or of another shape is an error.
     """
-    expected = {name: each for name, each in network.state_dict().items() if not name.endswith(COUNTER)}
-    given = {name: each for name, each in weights.items() if not name.endswith(COUNTER)}
+    expected = {name: tensor for name, tensor in network.state_dict().items() if not name.endswith(COUNTER)}
+    given = {name: weight for name, weight in weights.items() if not name.endswith(COUNTER)}
     for name, tensor in expected.items():
         if name not in given:
             names = f" Theirs are called {', '.join(list(given)[:2])} and so on."

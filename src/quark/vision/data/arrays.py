@@ -45,9 +45,9 @@ class Arrays:
         if len(arrays) != 2:
             raise InvalidValueError(f"data '{path}': expected an .npz archive with arrays '{images}' and '{labels}'")
         if arrays[images].dtype != np.uint8 or arrays[labels].dtype.kind not in "iu" or arrays[labels].ndim != 1:
-            found = ", ".join(f"'{name}' of {each.dtype} {list(each.shape)}" for name, each in arrays.items())
+            content = ", ".join(f"'{name}' of {array.dtype} {list(array.shape)}" for name, array in arrays.items())
             raise InvalidValueError(
-                f"data '{path}' has {found}: expected images of uint8, and a list of integer labels"
+                f"data '{path}' has {content}: expected images of uint8, and a list of integer labels"
             )
         return cls(torch.from_numpy(arrays[images]), torch.from_numpy(arrays[labels].astype(np.int64)))
 
@@ -104,10 +104,10 @@ class ArrayHeldOut:
 
     def __iter__(self) -> Iterator[Batch]:
         images, labels = (
-            each[self.processes.rank :: self.processes.count] for each in (self.arrays.images, self.arrays.labels)
+            value[self.processes.rank :: self.processes.count] for value in (self.arrays.images, self.arrays.labels)
         )
-        for some, classes in zip(*(torch.split(each, self.batch_size) for each in (images, labels)), strict=True):
-            yield normalized(some, self.preprocessing), classes
+        for batch, classes in zip(*(torch.split(tensor, self.batch_size) for tensor in (images, labels)), strict=True):
+            yield normalized(batch, self.preprocessing), classes
 
 
 def moved(images: Tensor, shifts: Tensor, is_mirrored: Tensor) -> Tensor:
@@ -123,5 +123,5 @@ def moved(images: Tensor, shifts: Tensor, is_mirrored: Tensor) -> Tensor:
 
 def normalized(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Return images as normalized float32 [n, channels, height, width]."""
-    mean, std = (torch.tensor(each, device=images.device) for each in (preprocessing.mean, preprocessing.std))
+    mean, std = (torch.tensor(value, device=images.device) for value in (preprocessing.mean, preprocessing.std))
     return ((images.float() / preprocessing.divisor - mean) / std).permute(0, 3, 1, 2).contiguous()

@@ -89,9 +89,9 @@ def open_folders(root: Path) -> ImageFolders:
     )
     if val is None and (train or calib):
         raise InvalidValueError(f"data '{root}' has no folder val: expected images to judge by in val/CLASS")
-    classes = _classes(root, [each for each in (val or root, train, calib) if each])
+    classes = _classes(root, [value for value in (val or root, train, calib) if value])
     held_out = _labelled(val or root, classes)
-    training, calibration = (None if each is None else _labelled(each, classes) for each in (train, calib))
+    training, calibration = (None if value is None else _labelled(value, classes) for value in (train, calib))
     return ImageFolders(classes, held_out, calibration or training or held_out, training or calibration)
 
 
@@ -108,14 +108,14 @@ def _classes(root: Path, parts: list[Path]) -> tuple[str, ...]:
 
 def _labelled(folder: Path, classes: tuple[str, ...]) -> LabelledImages:
     numbers = {name: number for number, name in enumerate(classes)}
-    found: list[tuple[Path, int]] = []
-    for each in class_folders(folder):
-        if each.name not in numbers:
-            raise InvalidValueError(f"class folder '{each}' is not in {CLASSES_FILE}: add its name there")
-        found += [(image, numbers[each.name]) for image in images_in(each)]
-    if not found:
+    labelled: list[tuple[Path, int]] = []
+    for class_folder in class_folders(folder):
+        if class_folder.name not in numbers:
+            raise InvalidValueError(f"class folder '{class_folder}' is not in {CLASSES_FILE}: add its name there")
+        labelled += [(image, numbers[class_folder.name]) for image in images_in(class_folder)]
+    if not labelled:
         raise InvalidValueError(f"folder '{folder}' holds no class folders with images: expected {folder}/CLASS/*.jpg")
-    return LabelledImages(folder.name, tuple(image for image, _ in found), tuple(label for _, label in found))
+    return LabelledImages(folder.name, tuple(image for image, _ in labelled), tuple(label for _, label in labelled))
 
 
 def random_box(width: int, height: int, smallest_area: float, random: np.random.Generator) -> Box:

@@ -75,11 +75,11 @@ def evaluate_module(model: nn.Module, data: Iterable[Batch], processes: Processe
         check_labels(right, scores.shape[1])
         parts.append((ranked(scores), right))
     model.train(was_training)
-    columns = [np.concatenate(each) for each in zip(*parts, strict=True)] if parts else None
-    everyones = [each for each in processes.gathered(columns) if each is not None]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else None
+    everyones = [value for value in processes.gathered(columns) if value is not None]
     if not everyones:
         raise InvalidValueError("no held-out samples: accuracy is undefined")
-    best, labels = (_interleaved([each[column] for each in everyones]) for column in range(2))
+    best, labels = (_interleaved([best_and_labels[column] for best_and_labels in everyones]) for column in range(2))
     return Scores(best, labels)
 
 

@@ -43,7 +43,7 @@ class Processes:
         total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         if self.are_many:
             distributed.all_reduce(total)
-        return [float(each) for each in total.tolist()]
+        return [float(number) for number in total.tolist()]
 
     def gathered(self, value: Value) -> list[Value]:
         """Return the values of all processes, by rank."""
@@ -65,19 +65,19 @@ class Processes:
         """Replace each tensor by its mean over all processes, in place."""
         if not self.are_many or not tensors:
             return
-        flat = torch.cat([each.detach().reshape(-1) for each in tensors])
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         distributed.all_reduce(flat)
         flat /= self.count
         start = 0
-        for each in tensors:
-            each.copy_(flat[start : start + each.numel()].view_as(each))
-            start += each.numel()
+        for tensor in tensors:
+            tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
 
     def follow_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace the tensors by those of the first process, in place."""
         if self.are_many:
-            for each in tensors:
-                distributed.broadcast(each.detach(), src=0)
+            for tensor in tensors:
+                distributed.broadcast(tensor.detach(), src=0)
 
     def wait(self) -> None:
         """Wait until all processes have called this."""
@@ -95,8 +95,8 @@ def choose_device(name: str = AUTO) -> torch.device:
         raise InvalidValueError(f"device '{name}': expected auto, cpu, cuda or cuda:0") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        found = f"torch {torch.__version__} sees {count} CUDA devices" if count else "torch sees no CUDA device here"
-        raise InvalidValueError(f"device '{name}': {found}; use cpu, or a torch built for CUDA and its driver")
+        devices = f"torch {torch.__version__} sees {count} CUDA devices" if count else "torch sees no CUDA device here"
+        raise InvalidValueError(f"device '{name}': {devices}; use cpu, or a torch built for CUDA and its driver")
     if device.type not in ("cpu", "cuda"):
         raise InvalidValueError(f"device '{name}': expected auto, cpu, cuda or cuda:0")
     return device

@@ -133,7 +133,7 @@ class StepTaker:
     def take(self, batch: Batch, rate_factor: float) -> Tensor:
         """Learn from a batch, and return the loss."""
         set_rates(self._optimizers, rate_factor)
-        images, labels = (each.to(self._processes.device, non_blocking=True) for each in batch)
+        images, labels = (tensor.to(self._processes.device, non_blocking=True) for tensor in batch)
         kind = self._options.autocast
         dtype = None if kind is None else AUTOCAST_TYPES[kind]
         with torch.autocast(self._processes.device.type, dtype, enabled=kind is not None):
@@ -148,9 +148,9 @@ class StepTaker:
             optimizer.zero_grad(set_to_none=True)
         self._scaler.update()
         # SyncBatchNorm has the statistics of all processes already
-        norms = [each for each in self.model.modules() if isinstance(each, _BatchNorm) and each.training]
-        own = [each for each in norms if not isinstance(each, nn.SyncBatchNorm)]
-        statistics = [buffer for each in own for buffer in (each.running_mean, each.running_var) if buffer is not None]
+        norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm) and module.training]
+        own = [norm for norm in norms if not isinstance(norm, nn.SyncBatchNorm)]
+        statistics = [buffer for norm in own for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
         self._processes.average(statistics)
         if self.average is not None:
             self.average.update(self.model)
@@ -159,7 +159,7 @@ class StepTaker:
     def saved(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
-            "optimizers": [each.state_dict() for each in self._optimizers],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "scaler": self._scaler.state_dict(),
             "average": None if self.average is None else self.average.saved(),
         }
@@ -187,8 +187,8 @@ class StepTaker:
             assert self._teacher is not None
             with torch.no_grad():
                 wanted = functional.log_softmax(self._teacher(images).float() / options.temperature, dim=1)
-            found = functional.log_softmax(scores / options.temperature, dim=1)
-            distance = functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
+            scores_ = functional.log_softmax(scores / options.temperature, dim=1)
+            distance = functional.kl_div(scores_, wanted, reduction="batchmean", log_target=True)
             loss = loss + share * (options.temperature**2 * distance)
         return loss
 
@@ -241,7 +241,7 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.steps = 0
-        self.state = {name: each.detach().clone() for name, each in model.state_dict().items()}
+        self.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -258,7 +258,7 @@ class WeightAverage:
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
         """Give the model the averages, and afterwards its own state again."""
-        own = {name: each.detach().clone() for name, each in model.state_dict().items()}
+        own = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(self.state)
         try:
             yield
@@ -273,7 +273,7 @@ class WeightAverage:
         assert isinstance(steps, int)
         assert isinstance(state, dict)
         self.steps = steps
-        self.state = {name: state[name].to(each.device) for name, each in self.state.items()}
+        self.state = {name: state[name].to(tensor.device) for name, tensor in self.state.items()}
 
 
 def rate_factor(step: int, steps: int, warmup: float) -> float:

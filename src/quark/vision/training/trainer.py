@@ -53,7 +53,7 @@ class TrainingResult:
     @property
     def best(self) -> EpochResult:
         """The first epoch with the best top-1."""
-        return max(self.history, key=lambda each: each.top1)
+        return max(self.history, key=lambda result: result.top1)
 
 
 class DivergedError(QuarkError, ArithmeticError):
@@ -183,14 +183,14 @@ class Trainer:
         return known.accuracy.top1, known.accuracy.top5
 
     def _record(self, result: EpochResult) -> None:
-        is_best = all(result.top1 > each.top1 for each in self._history)
+        is_best = all(result.top1 > epoch.top1 for epoch in self._history)
         self._history.append(result)
         if self.processes.is_first:
             if is_best:
                 average = self._steps.average
                 state = self.model.state_dict() if average is None else average.state
                 save_checkpoint({"model": state, **asdict(result)}, self.folder / BEST)
-            saved = {**self._steps.saved(), "history": [asdict(each) for each in self._history]}
+            saved = {**self._steps.saved(), "history": [asdict(epoch) for epoch in self._history]}
             save_checkpoint({**saved, "options": _plain(self.options)}, self.folder / LAST)
         self.processes.wait()
         self._report(result)
@@ -209,7 +209,7 @@ class Trainer:
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidValueError(f"'{self.folder / LAST}' is of another network: {reason}") from error
-        self._history = [EpochResult(**each) for each in saved["history"]]
+        self._history = [EpochResult(**epoch) for epoch in saved["history"]]
 
     def _restore_best(self) -> None:
         self.model.load_state_dict(self._loaded(BEST)["model"])
