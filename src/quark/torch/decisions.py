@@ -42,10 +42,10 @@ class Decisions:
     def plan(self) -> QuantizationPlan:
         """One entry for all readers that see a tensor the same way."""
         merged: dict[tuple[str, Role, Choice], TensorChoice] = {}
-        for each in self.chosen:
-            key = (each.request.tensor, each.request.role, each.choice)
-            first = merged.get(key) or TensorChoice(*key, (), each.reason)
-            merged[key] = replace(first, readers=(*first.readers, each.request.reader))
+        for chosen in self.chosen:
+            key = (chosen.request.tensor, chosen.request.role, chosen.choice)
+            first = merged.get(key) or TensorChoice(*key, (), chosen.reason)
+            merged[key] = replace(first, readers=(*first.readers, chosen.request.reader))
         return QuantizationPlan(tuple(merged.values()), self.placement.skipped)
 
 
@@ -53,29 +53,36 @@ def with_quantizers(graph: Graph, placement: Placement, decided: Iterable[Decisi
     """The decisions with a name for every quantizer: that of the first tensor of its group, or of the parameter."""
     names: dict[object, str] = {}
     chosen = []
-    for each in decided:
-        request = each.request
+    for decision in decided:
+        request = decision.request
         spec: TensorSpec = request.spec
         is_shared = isinstance(spec, AffineSpec)
         first = placement.groups.members((request.tensor, spec))[0][0] if is_shared else request.tensor
-        block = each.choice if isinstance(each.choice, BlockChoice) else None
+        block = decision.choice if isinstance(decision.choice, BlockChoice) else None
         key = (first, spec, block, None if request.role is Role.ACTIVATION else request.consumer)
         if key not in names:
             plain = first.replace(".", "_")
             taken = set(names.values())
             numbered = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
             is_free = plain not in taken and not hasattr(nn.Module, plain)  # a node may be called `to`, as modules' own
-            names[key] = plain if is_free else next(each for each in numbered if each not in taken)
-        chosen.append(Chosen(request, each.choice, each.reason, names[key]))
-    read = {each.request.reader: each.quantizer for each in chosen}
+            names[key] = (
+                plain if is_free else next(numbered_name for numbered_name in numbered if numbered_name not in taken)
+            )
+        chosen.append(Chosen(request, decision.choice, decision.reason, names[key]))
+    read = {tensor.request.reader: tensor.quantizer for tensor in chosen}
     marked = []
-    for one in chosen:
-        tensor = one.request.tensor
+    for decided_tensor in chosen:
+        tensor = decided_tensor.request.tensor
         writer = graph.by_name.get(tensor)
         places = [] if writer is None else [i for i, value in enumerate(writer.inputs) if value is not None]
         before = [read.get(Reader(tensor, index)) for index in places]
         is_moved = tensor in placement.derived and bool(before)
-        marked.append(replace(one, is_repeated=is_moved and all(each == one.quantizer for each in before)))
+        marked.append(
+            replace(
+                decided_tensor,
+                is_repeated=is_moved and all(quantizer == decided_tensor.quantizer for quantizer in before),
+            )
+        )
     return Decisions(tuple(marked), placement)
 
 
@@ -83,8 +90,8 @@ def operations_of(graph: Graph, decisions: Decisions) -> tuple[Operation, ...]:
     """What the rules of `quark.npu` are about, by the names of quantizers. It depends on where quantizers are and not
     on their numbers; `train/networks.py` moves numbers by it when the network is quantized, and once more when
     training has moved them."""
-    read = {each.request.consumer: each.quantizer for each in decisions.chosen}
-    written = {each.request.tensor: each.quantizer for each in decisions.chosen}
+    read = {chosen.request.consumer: chosen.quantizer for chosen in decisions.chosen}
+    written = {chosen.request.tensor: chosen.quantizer for chosen in decisions.chosen}
     return tuple(npu_operations(graph, _Names(read, written)))
 
 
@@ -116,7 +123,7 @@ def bias_roundings(placement: Placement) -> dict[str, Callable[[torch.Tensor], t
         return kept
 
     return {
-        each.consumer.node: rounding(each.spec)
-        for each in placement.requests
-        if each.role is Role.BIAS and isinstance(each.spec, AffineSpec) and not is_derived_bias(each)
+        request.consumer.node: rounding(request.spec)
+        for request in placement.requests
+        if request.role is Role.BIAS and isinstance(request.spec, AffineSpec) and not is_derived_bias(request)
     }

@@ -88,7 +88,7 @@ def freeze(network: QuantizedNetwork | FrozenNetwork) -> FrozenNetwork:
 
 
 def _quantizers_by_name(network: QuantizedNetwork) -> dict[str, Quantizer]:
-    return {each.name: each for each in network.all_quantizers().values()}
+    return {quantizer.name: quantizer for quantizer in network.all_quantizers().values()}
 
 
 def _fix_numbers(network: QuantizedNetwork) -> None:
@@ -150,20 +150,20 @@ def _quantized(network: QuantizedNetwork, source: fx.Node, quantizer: Quantizer)
 
 def _give_biases_their_steps(network: QuantizedNetwork) -> None:
     nodes = {str(node.name): node for node in network.graph.nodes}
-    given = [(nodes[reader.node], each) for each in network.derived_biases for reader in each.readers]
+    given = [(nodes[reader.node], bias) for bias in network.derived_biases for reader in bias.readers]
     for node, _ in given:
         _fit_weight(network, node)
-    for node, each in given:
+    for node, bias in given:
         inputs = dict(inputs_of(node))
         activation, weight = (_affine_of(network, inputs.get(index)) for index in (0, _WEIGHT))
         source = inputs.get(_BIAS)
         if activation is None or weight is None or source is None:
             continue
-        assert isinstance(each.choice, AffineChoice)
-        choice = derived_bias(each.choice.format, activation, weight)
+        assert isinstance(bias.choice, AffineChoice)
+        choice = derived_bias(bias.choice.format, activation, weight)
         values = attribute_of(network, source)
         assert values is not None
-        quantizer = AffineQuantizer(each.tensor, Role.BIAS, choice, tuple(values.shape)).to(values.device)
+        quantizer = AffineQuantizer(bias.tensor, Role.BIAS, choice, tuple(values.shape)).to(values.device)
         quantizer.name = f"{node.name!s}_bias"
         with network.graph.inserting_before(node):
             call = _quantized(network, source, quantizer)
@@ -204,9 +204,9 @@ def _affine_of(network: QuantizedNetwork, node: fx.Node | None) -> AffineChoice 
 
 def _choices(network: QuantizedNetwork) -> tuple[TensorChoice, ...]:
     """The choice of every quantizer node, and who reads it."""
-    reasons = {each.tensor: each.reason for each in network.plan}
+    reasons = {tensor.tensor: tensor.reason for tensor in network.plan}
     outputs = outputs_of(network.graph)
-    found = []
+    tensors = []
     for node in network.graph.nodes:
         module = module_of(network, node)
         if not isinstance(module, Quantizer):
@@ -216,9 +216,9 @@ def _choices(network: QuantizedNetwork) -> tuple[TensorChoice, ...]:
         readers = [
             Reader(str(user.name), index)
             for user in node.users
-            for index, each in inputs_of(user)
-            if each is node and user.op != "output"
+            for index, input_ in inputs_of(user)
+            if input_ is node and user.op != "output"
         ]
-        readers += [Reader("", index) for index, each in enumerate(outputs) if each is node]
-        found.append(TensorChoice(tensor, module.role, module.choice(), tuple(readers), reasons.get(tensor, "")))
-    return tuple(found)
+        readers += [Reader("", index) for index, output in enumerate(outputs) if output is node]
+        tensors.append(TensorChoice(tensor, module.role, module.choice(), tuple(readers), reasons.get(tensor, "")))
+    return tuple(tensors)

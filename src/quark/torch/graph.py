@@ -42,7 +42,7 @@ class Network(fx.GraphModule):
                 return flat(self, *call.tensors(arguments, by_name))
 
             own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            known = [each for each in call.signature.python.parameters.values() if each.name != "self"]
+            known = [parameter for parameter in call.signature.python.parameters.values() if parameter.name != "self"]
             vars(forward)["__signature__"] = inspect.Signature([own, *known])
             kind.forward = forward
         return code
@@ -55,7 +55,7 @@ class Network(fx.GraphModule):
 
     def __reduce__(self) -> Any:
         # the class of an instance is made by torch for it alone
-        kind = next(each for each in type(self).__mro__ if each.__module__.startswith("quark."))
+        kind = next(cls for cls in type(self).__mro__ if cls.__module__.startswith("quark."))
         return read_network, (kind, written_network(self))
 
 
@@ -162,7 +162,7 @@ def inputs_of(node: fx.Node) -> Iterator[tuple[int, fx.Node]]:
         if isinstance(argument, fx.Node):
             yield index, argument
         elif isinstance(argument, (list, tuple)):
-            yield from ((place, each) for place, each in enumerate(argument) if isinstance(each, fx.Node))
+            yield from ((place, item) for place, item in enumerate(argument) if isinstance(item, fx.Node))
 
 
 def replace_input(node: fx.Node, index: int, old: fx.Node, new: fx.Node) -> None:
@@ -172,15 +172,15 @@ def replace_input(node: fx.Node, index: int, old: fx.Node, new: fx.Node) -> None
         if argument is old and place == index:
             arguments[place] = new
         elif isinstance(argument, (list, tuple)) and index < len(argument) and argument[index] is old:
-            arguments[place] = [new if i == index else each for i, each in enumerate(argument)]
+            arguments[place] = [new if i == index else item for i, item in enumerate(argument)]
     node.args = tuple(arguments)
 
 
 def outputs_of(graph: fx.Graph) -> list[fx.Node]:
     """What the graph returns, flat and in order."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(graph.output_node().args, lambda node: found.append(node))
-    return found
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(graph.output_node().args, lambda node: nodes.append(node))
+    return nodes
 
 
 def set_attribute(network: nn.Module, name: str, value: nn.Module | nn.Parameter | torch.Tensor) -> None:

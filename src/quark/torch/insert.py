@@ -51,38 +51,40 @@ def insert(
     quantizers: dict[str, Quantizer] = {}
     nodes = {str(node.name): node for node in network.graph.nodes}
     inserted = []
-    for each in decisions.chosen:
-        role = each.request.role
-        if each.is_repeated or is_derived_bias(role, each.choice):
+    for chosen in decisions.chosen:
+        role = chosen.request.role
+        if chosen.is_repeated or is_derived_bias(role, chosen.choice):
             continue
-        if each.quantizer not in quantizers:
-            quantizer = quantizers[each.quantizer] = quantizer_for(network, each).to(device_of(network))
-            quantizer.name = each.quantizer
+        if chosen.quantizer not in quantizers:
+            quantizer = quantizers[chosen.quantizer] = quantizer_for(network, chosen).to(device_of(network))
+            quantizer.name = chosen.quantizer
             if isinstance(quantizer, TqtQuantizer):
-                quantizer.start_at(_threshold(network, each, ranges or {}))
+                quantizer.start_at(_threshold(network, chosen, ranges or {}))
             if start is not None and role is Role.ACTIVATION and isinstance(quantizer, LearnedQuantizer):
-                assert isinstance(each.request.spec, AffineSpec)
-                quantizer.start_from(start(each.request.tensor, each.request.spec))
-        node = nodes.get(each.request.reader.node)
+                assert isinstance(chosen.request.spec, AffineSpec)
+                quantizer.start_from(start(chosen.request.tensor, chosen.request.spec))
+        node = nodes.get(chosen.request.reader.node)
         layer = None if node is None or role is Role.ACTIVATION else module_of(network, node)
         if isinstance(layer, ConvBatchNorm):
-            setattr(layer, "weight_quantizer" if role is Role.WEIGHT else "bias_quantizer", quantizers[each.quantizer])
+            setattr(
+                layer, "weight_quantizer" if role is Role.WEIGHT else "bias_quantizer", quantizers[chosen.quantizer]
+            )
         else:
-            inserted.append(each)
+            inserted.append(chosen)
     insert_nodes(network, inserted, quantizers)
     network.graph.lint()
     network.recompile()
 
 
-def _threshold(network: Network, each: Chosen, ranges: Mapping[tuple[str, Any], TensorRange]) -> float:
+def _threshold(network: Network, tensor: Chosen, ranges: Mapping[tuple[str, Any], TensorRange]) -> float:
     """The threshold that a learned one starts from: what was observed, or the largest weight; 0 if it is not known."""
-    spec = each.request.spec
+    spec = tensor.request.spec
     assert isinstance(spec, AffineSpec)
     assert spec.learning is not None
-    if each.request.role is Role.ACTIVATION:
-        found = ranges.get((each.request.tensor, spec))
-        return 0.0 if found is None else max(-found.lowest, found.highest)
-    values = parameter_of(network, each.request.tensor)
+    if tensor.request.role is Role.ACTIVATION:
+        range_ = ranges.get((tensor.request.tensor, spec))
+        return 0.0 if range_ is None else max(-range_.lowest, range_.highest)
+    values = parameter_of(network, tensor.request.tensor)
     is_largest = spec.learning.initial in (None, ThresholdInit.MAX)
     return 0.0 if values is None or not is_largest else float(values.detach().abs().max())
 
@@ -91,8 +93,8 @@ def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping
     """Put quantizers, by name, into the places that were chosen for them."""
     calls: dict[tuple[str, str], fx.Node] = {}
     nodes = {str(node.name): node for node in network.graph.nodes}
-    for each in chosen:
-        request, reader = each.request, each.request.reader
+    for tensor in chosen:
+        request, reader = tensor.request, tensor.request.reader
         if request.role is Role.ACTIVATION:
             source = nodes[request.tensor]
         else:
@@ -103,10 +105,10 @@ def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping
                     f"node '{reader.node}' does not read '{request.tensor}', for which a quantizer was chosen"
                 )
             source = constants[0]
-        key = (str(source.name), each.quantizer)
+        key = (str(source.name), tensor.quantizer)
         if key not in calls:
-            path = f"{QUANTIZERS}.{each.quantizer}"
-            set_attribute(network, path, quantizers[each.quantizer])
+            path = f"{QUANTIZERS}.{tensor.quantizer}"
+            set_attribute(network, path, quantizers[tensor.quantizer])
             last = source
             while last.next.op in ("placeholder", "get_attr"):  # inputs and parameters of the graph have to come first
                 last = last.next
@@ -119,9 +121,9 @@ def insert_nodes(network: Network, chosen: Sequence[Chosen], quantizers: Mapping
             replace_input(nodes[reader.node], reader.index, source, calls[key])
 
 
-def quantizer_for(network: Network, each: Chosen) -> Quantizer:
+def quantizer_for(network: Network, chosen: Chosen) -> Quantizer:
     """Return the module that does what was chosen."""
-    request, choice = each.request, each.choice
+    request, choice = chosen.request, chosen.choice
     tensor, role = request.tensor, request.role
     if isinstance(choice, BlockChoice):
         return BlockFakeQuantizer(tensor, role, choice)
@@ -145,10 +147,11 @@ def quantizer_for(network: Network, each: Chosen) -> Quantizer:
         if values is not None and spec.is_symmetric and spec.integer.signed and not spec.is_power_of_two:
             wide = replace(even, has_lowest_code=True)
             scale = torch.tensor(choice.scale)
-            found = [
-                each.parameters(values.detach().float(), choice.axis, choice.group_size)[0] for each in (even, wide)
+            scales = [
+                quantizer.parameters(values.detach().float(), choice.axis, choice.group_size)[0]
+                for quantizer in (even, wide)
             ]
-            distances = [float((each.cpu().reshape(-1) - scale).abs().sum()) for each in found]
+            distances = [float((candidate.cpu().reshape(-1) - scale).abs().sum()) for candidate in scales]
             follows = wide if distances[1] < distances[0] else even
     return AffineQuantizer(tensor, role, choice, () if values is None else tuple(values.shape), follows)
 

@@ -50,7 +50,7 @@ def observe(
         return {}
     _show_all(network, observers, batches, is_second=False)
     _merge_ranks(observers)
-    again = {key: each for key, each in observers.items() if each.needs_second_pass}
+    again = {key: observer for key, observer in observers.items() if observer.needs_second_pass}
     if again:
         _show_all(network, again, batches, is_second=True)
         _merge_ranks(again)
@@ -62,20 +62,20 @@ def channel_extremes(
     network: fx.GraphModule, axes: Mapping[str, int], batches: Iterable[tuple[torch.Tensor, ...]]
 ) -> dict[str, Extremes]:
     """Return (lowest, highest) of the channels of the given axis for each node of `axes`, over all data and ranks."""
-    found: dict[str, Extremes] = {}
+    by_tensor: dict[str, Extremes] = {}
 
     def see(name: str, value: torch.Tensor) -> None:
         others = [axis for axis in range(value.dim()) if axis != axes[name] % value.dim()]
-        low, high = (each(value, dim=others).double().cpu().numpy() for each in (torch.amin, torch.amax))
-        before = found.get(name)
-        found[name] = (low, high) if before is None else (np.minimum(before[0], low), np.maximum(before[1], high))
+        low, high = (reduce(value, dim=others).double().cpu().numpy() for reduce in (torch.amin, torch.amax))
+        before = by_tensor.get(name)
+        by_tensor[name] = (low, high) if before is None else (np.minimum(before[0], low), np.maximum(before[1], high))
 
     if axes:
         _Watching(network, axes, see).run_all(batches)
-    for name, extremes in found.items():
+    for name, extremes in by_tensor.items():
         lows, highs = zip(*gathered(extremes), strict=True)
-        found[name] = np.min(lows, axis=0), np.max(highs, axis=0)
-    return found
+        by_tensor[name] = np.min(lows, axis=0), np.max(highs, axis=0)
+    return by_tensor
 
 
 def survey(
@@ -124,9 +124,9 @@ def gathered(value: Value) -> list[Value]:
     """
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return [value]
-    found: list[Value | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
-    return [each for each in found if each is not None]
+    values: list[Value | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return [value for value in values if value is not None]
 
 
 class _Watching(fx.Interpreter):
@@ -139,7 +139,7 @@ class _Watching(fx.Interpreter):
         self._names = frozenset(names)
         self._see = see
         self.extra_traceback = False
-        self._device = next((each.device for each in network.parameters()), torch.device("cpu"))
+        self._device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
     def run_node(self, n: fx.Node) -> Any:
         try:
@@ -157,7 +157,7 @@ class _Watching(fx.Interpreter):
     def run_all(self, batches: Iterable[tuple[torch.Tensor, ...]]) -> None:
         with torch.no_grad():
             for batch in batches:
-                self.run(*(each.to(self._device) for each in batch), enable_io_processing=False)
+                self.run(*(tensor.to(self._device) for tensor in batch), enable_io_processing=False)
 
 
 def _show_all(
@@ -231,13 +231,13 @@ def recalibrate(
     try:
         run(is_second=False)
         known = dict(observers)
-        for module in [each for each, observer in known.items() if not observer.needs_second_pass]:
+        for module in [name for name, observer in known.items() if not observer.needs_second_pass]:
             del observers[module]
         if observers:
             run(is_second=True)
     finally:
-        for each, mode in modes.items():
-            each.training = mode
+        for observed_module, mode in modes.items():
+            observed_module.training = mode
     for module, observer in {**known, **observers}.items():
         module.assign(choice_of_range(quantizers[module], observer.result()))
     return len(known)
@@ -263,11 +263,11 @@ class FirstBatch:
                 _merge_ranks(observers)
         except InvalidValueError as error:
             raise InvalidValueError(f"tensor '{self.tensor}' in the first batch: {error}") from error
-        found = observers[key].result()
-        choice = choice_of_range(self.spec, found)
-        if not self.spec.integer.signed and found.lowest < -choice.scale[0] / 2:
+        range_ = observers[key].result()
+        choice = choice_of_range(self.spec, range_)
+        if not self.spec.integer.signed and range_.lowest < -choice.scale[0] / 2:
             raise InvalidValueError(
-                f"tensor '{self.tensor}' goes down to {found.lowest:.3g} in the first batch, and {self.spec.format} "
+                f"tensor '{self.tensor}' goes down to {range_.lowest:.3g} in the first batch, and {self.spec.format} "
                 f"codes that learn begin at 0: give its layer int{self.spec.integer.bits}"
             )
         return choice
@@ -279,7 +279,7 @@ def _merge_ranks(observers: dict[RangeKey, Observer]) -> None:
     if len(of_ranks) == 1:
         return
     for place, key in enumerate(observers):
-        first, *rest = [copy.deepcopy(each[place]) for each in of_ranks]
+        first, *rest = [copy.deepcopy(rank[place]) for rank in of_ranks]
         for other in rest:
             first.merge(other)
         observers[key] = first

@@ -61,7 +61,7 @@ def decompose_attention(network: Network) -> None:
         query, key, value = node.args[:3]
         given = {**dict(zip(_ATTENTION_DEFAULTS, node.args[3:], strict=False)), **node.kwargs}
         options = {**_ATTENTION_DEFAULTS, **given}
-        shapes = [shape_of(each) if isinstance(each, fx.Node) else None for each in (query, key)]
+        shapes = [shape_of(value) if isinstance(value, fx.Node) else None for value in (query, key)]
         if shapes[0] is None or shapes[1] is None or options["dropout_p"]:
             continue
         scale = options["scale"]
@@ -94,7 +94,7 @@ def decompose_attention(network: Network) -> None:
 def _causal_mask(graph: fx.Graph, node: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
     """Add the mask of the positions up to a query's own."""
     device = query.meta["val"].device
-    sizes = [shape[-2] for each in (query, key) if (shape := shape_of(each)) is not None]
+    sizes = [shape[-2] for value in (query, key) if (shape := shape_of(value)) is not None]
     ranges = []
     for source, size in zip((query, key), sizes, strict=True):
         count = (
@@ -112,8 +112,8 @@ def drop_empty_parts(network: Network) -> None:
     has them: ONNX does not."""
     for node in list(network.graph.nodes):
         parts = node.args[0] if is_call(node, aten.cat.default) else ()
-        shapes = [shape_of(each) for each in parts] if isinstance(parts, (list, tuple)) else []
-        kept = [each for each, shape in zip(parts, shapes, strict=False) if shape != (0,)]
+        shapes = [shape_of(part) for part in parts] if isinstance(parts, (list, tuple)) else []
+        kept = [part for part, shape in zip(parts, shapes, strict=False) if shape != (0,)]
         if not kept or len(kept) == len(shapes):
             continue
         node.args = (kept, *node.args[1:])
@@ -135,8 +135,8 @@ def _call(graph: fx.Graph, like: fx.Node, target: Any, *arguments: Any, **named:
     """Add a call that comes from the same module as another node, with the shape of its result."""
     made = graph.call_function(target, arguments, named)
     made.meta = {key: value for key, value in like.meta.items() if key in ("nn_module_stack", "stack_trace")}
-    values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in arguments]
-    if all(each is not None for each in values):
+    values = [argument.meta.get("val") if isinstance(argument, fx.Node) else argument for argument in arguments]
+    if all(value is not None for value in values):
         made.meta["val"] = target(*values, **named)
     return made
 
@@ -152,7 +152,7 @@ def fuse_batch_norm(network: Network) -> None:
             continue
         layer = node.args[0]
         operation = _linear_operation(layer)
-        calls = [each for each in graph.nodes if each.op == "call_module" and each.target == node.target]
+        calls = [call for call in graph.nodes if call.op == "call_module" and call.target == node.target]
         if operation is None or len(layer.users) != 1 or len(calls) != 1:
             continue
         weight, bias = _owned(network, layer.args[1]), _owned(network, _argument(layer, 2))
@@ -174,7 +174,7 @@ def _linear_operation(layer: Any) -> LinearOperation | None:
         return None
     target: Any = layer.target
     # the graph's own kind of list is no list to torch.compile
-    arguments = tuple(list(each) if isinstance(each, list) else each for each in layer.args[3:])
+    arguments = tuple(list(arg) if isinstance(arg, list) else arg for arg in layer.args[3:])
     if is_call(layer, *CONVOLUTIONS):
         return LinearOperation(target, arguments)
     if is_call(layer, *TRANSPOSED) and _argument(layer, TRANSPOSED_GROUPS) in (None, 1):
@@ -189,7 +189,7 @@ def _owned(network: Network, node: Any) -> nn.Parameter | None:
     value = attribute_of(network, node)
     if value is None or len(node.users) != 1:
         return None
-    if any(each is not node and attribute_of(network, each) is value for each in network.graph.nodes):
+    if any(other is not node and attribute_of(network, other) is value for other in network.graph.nodes):
         return None
     return value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
 
@@ -202,8 +202,8 @@ def _path(network: Network, layer: fx.Node) -> str:
     """Where the layer's weight was; beside it if other tensors live there."""
     weight: Any = layer.args[1]
     path = str(weight.target).rpartition(".")[0]
-    own = {str(each.target) for each in layer.args[1:3] if isinstance(each, fx.Node)}
-    used = [str(each.target) for each in network.graph.nodes if each.op in ("get_attr", "call_module")]
+    own = {str(arg.target) for arg in layer.args[1:3] if isinstance(arg, fx.Node)}
+    used = [str(node.target) for node in network.graph.nodes if node.op in ("get_attr", "call_module")]
     is_shared = any(name.startswith(f"{path}.") and name not in own for name in used)
     return f"{path or str(layer.name)}_batch_norm" if is_shared or not path else path
 

@@ -59,12 +59,12 @@ def _pieces(name: str, value: Any) -> Iterator[Any]:
         yield content.view(torch.uint8).numpy().data if content.numel() else b""
     elif isinstance(value, Mapping):
         yield f"{name}:{len(value)} entries;".encode()
-        for key, each in value.items():
-            yield from _pieces(f"{name}.{key}", each)
+        for key, item in value.items():
+            yield from _pieces(f"{name}.{key}", item)
     elif isinstance(value, (list, tuple)):
         yield f"{name}:{len(value)} items;".encode()
-        for index, each in enumerate(value):
-            yield from _pieces(f"{name}[{index}]", each)
+        for index, item in enumerate(value):
+            yield from _pieces(f"{name}[{index}]", item)
     else:
         is_plain = isinstance(value, (str, bytes, bool, int, float, complex, type(None)))
         known = value if is_plain else type(value)

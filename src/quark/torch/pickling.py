@@ -72,7 +72,7 @@ def written_network(network: fx.GraphModule) -> dict[str, Any]:
         arguments: Any = fx.node.map_arg((node.args, node.kwargs), _reference)
         meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         known = node.meta.get("val")
-        values = [_written_value(each) for each in known] if isinstance(known, (list, tuple)) else _written_value(known)
+        values = [_written_value(item) for item in known] if isinstance(known, (list, tuple)) else _written_value(known)
         meta |= {"val": values, FREE_AXES: free_axes_of(node)}
         nodes.append((node.op, str(node.name), written_target(node.target), _plain(arguments), meta))
     codegen: Any = network.graph._codegen
@@ -104,7 +104,7 @@ def read_network(kind: type[fx.GraphModule], content: Mapping[str, Any]) -> fx.G
         known = meta.pop("val")
         node.meta = {
             **meta,
-            "val": [_read_value(each) for each in known] if isinstance(known, list) else _read_value(known),
+            "val": [_read_value(item) for item in known] if isinstance(known, list) else _read_value(known),
         }
         nodes[name] = node
     made = kind(root, graph)
@@ -133,11 +133,11 @@ def _read_value(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Arguments in plain containers, in the place of those of torch.fx."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, slice):
         return slice(*map(_plain, (value.start, value.stop, value.step)))
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value] if isinstance(value, list) else tuple(_plain(each) for each in value)
+        return [_plain(item) for item in value] if isinstance(value, list) else tuple(_plain(item) for item in value)
     return value
 
 
@@ -145,7 +145,7 @@ def _with_nodes(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
     if isinstance(value, _Reference):
         return nodes[value.name]
     if isinstance(value, dict):
-        return {key: _with_nodes(each, nodes) for key, each in value.items()}
+        return {key: _with_nodes(item, nodes) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_with_nodes(each, nodes) for each in value)
+        return type(value)(_with_nodes(item, nodes) for item in value)
     return value

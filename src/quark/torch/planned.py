@@ -43,9 +43,9 @@ def with_plan(network: fx.GraphModule, settings: Settings, plan: QuantizationPla
     if isinstance(plan, MixedPlan):
         words = {Precision.HIGH: plan.high, Precision.LOW: plan.low}
         planned = {
-            node: PlannedLayer(*formats_in_words(words[each.precision]))
-            for node, each in planned.items()
-            if each.precision is not None
+            node: PlannedLayer(*formats_in_words(words[layer.precision]))
+            for node, layer in planned.items()
+            if layer.precision is not None
         }
     common = settings.specs
     by_node: dict[str, LayerSpec | None] = {}
@@ -123,21 +123,27 @@ def layers_of_plan(network: fx.GraphModule, plan: QuantizationPlan | MixedPlan) 
     layers = weighted_layers(network)
     if isinstance(plan, MixedPlan):
         matched: dict[str, LayerPrecision] = {}
-        for each in plan.layers:
-            parts = each.layer.strip("/").split("/")
-            names = {each.layer, each.layer.removeprefix("node_"), parts[0], parts[-2] if len(parts) > 1 else parts[0]}
-            found = [own for own in layers if {own.layer, own.node, own.parameter.rpartition(".")[0]} & names]
-            if len(found) != 1 and each.op_type == "MatMul" and not each.weights:  # a product of activations
+        for planned_layer in plan.layers:
+            parts = planned_layer.layer.strip("/").split("/")
+            names = {
+                planned_layer.layer,
+                planned_layer.layer.removeprefix("node_"),
+                parts[0],
+                parts[-2] if len(parts) > 1 else parts[0],
+            }
+            matching = [own for own in layers if {own.layer, own.node, own.parameter.rpartition(".")[0]} & names]
+            if (
+                len(matching) != 1 and planned_layer.op_type == "MatMul" and not planned_layer.weights
+            ):  # a product of activations
                 continue
-            layer = found[0] if len(found) == 1 else _of_size(layers, each, plan.layers)
+            layer = matching[0] if len(matching) == 1 else _of_size(layers, planned_layer, plan.layers)
             if layer.node in matched:
-                raise ModelError(
-                    f"layers '{matched[layer.node].layer}' and '{each.layer}' of the plan are both '{layer.layer}' here"
-                )
-            matched[layer.node] = each
-        return {node: PlannedLayer(precision=each.choice) for node, each in matched.items()}
-    weights = _matched_weights(layers, [each for each in plan if each.role is Role.WEIGHT])
-    inputs = {reader: each for each in plan if each.role is Role.ACTIVATION for reader in each.readers}
+                pair = f"'{matched[layer.node].layer}' and '{planned_layer.layer}'"
+                raise ModelError(f"layers {pair} of the plan are both '{layer.layer}' here")
+            matched[layer.node] = planned_layer
+        return {node: PlannedLayer(precision=precision.choice) for node, precision in matched.items()}
+    weights = _matched_weights(layers, [tensor for tensor in plan if tensor.role is Role.WEIGHT])
+    inputs = {reader: tensor for tensor in plan if tensor.role is Role.ACTIVATION for reader in tensor.readers}
     planned: dict[str, PlannedLayer] = {}
     for layer in layers:
         weight = weights.get(layer.node)
@@ -154,45 +160,45 @@ def layers_of_plan(network: fx.GraphModule, plan: QuantizationPlan | MixedPlan) 
 def weighted_layers(network: fx.GraphModule) -> list[WeightedLayer]:
     """The layers with a weight of two axes or more, in the order of the graph. A weight that several share counts for
     each of them."""
-    found = []
+    layers = []
     for node in view_of(network):
         weight = node.input(1)
         if node.op_type in _WEIGHTED and weight is not None and weight.constant and len(weight.constant.shape) > 1:
-            found.append(WeightedLayer(node.name, node.label, weight.name, weight.constant.shape))
-    return found
+            layers.append(WeightedLayer(node.name, node.label, weight.name, weight.constant.shape))
+    return layers
 
 
 def _matched_weights(layers: Sequence[WeightedLayer], weights: Sequence[TensorChoice]) -> dict[str, TensorChoice]:
     """Layer nodes to choices: by name, or all of them in order. Constants that are added or multiplied with are weights
     to a plan, too: where layers are known by name, others that could be anything are left aside."""
-    by_name = {each.tensor: each for each in weights}
+    by_name = {weight.tensor: weight for weight in weights}
     named = {layer.node: by_name[layer.parameter] for layer in layers if layer.parameter in by_name}
     parameters = {layer.parameter for layer in layers}
-    strange = [each for each in weights if each.tensor not in parameters]
+    strange = [weight for weight in weights if weight.tensor not in parameters]
     if not strange or len(named) == len(layers) or (named and not any(map(_is_of_layer, strange))):
         return named
     if named or len(weights) != len(layers):
-        name = next((each.tensor for each in strange if _is_of_layer(each)), strange[0].tensor)
+        name = next((tensor.tensor for tensor in strange if _is_of_layer(tensor)), strange[0].tensor)
         raise ModelError(
             f"the plan quantizes the weight '{name}', and the network has no parameter of that name; it has "
             f"{len(layers)} layers with weights, the plan {len(weights)}. Make the plan on the ONNX file that "
             "quark.torch.export_onnx writes of this network, which keeps the names"
         )
-    for layer, each in zip(layers, weights, strict=True):
-        choice = each.choice
+    for layer, weight in zip(layers, weights, strict=True):
+        choice = weight.choice
         if not isinstance(choice, AffineChoice) or choice.axis is None or choice.group_size is not None:
             continue
         if len(choice.scale) not in layer.shape:
             raise ModelError(
-                f"the plan has {len(choice.scale)} scales for weight '{each.tensor}', and layer '{layer.layer}' in its "
-                f"place has a weight of shape {layer.shape}: the plan is for another network"
+                f"the plan has {len(choice.scale)} scales for weight '{weight.tensor}', and layer '{layer.layer}' in "
+                f"its place has a weight of shape {layer.shape}: the plan is for another network"
             )
-    return {layer.node: each for layer, each in zip(layers, weights, strict=True)}
+    return {layer.node: weight for layer, weight in zip(layers, weights, strict=True)}
 
 
-def _is_of_layer(each: TensorChoice) -> bool:
+def _is_of_layer(tensor: TensorChoice) -> bool:
     """True if only the weight of a layer is quantized like this."""
-    choice = each.choice
+    choice = tensor.choice
     return isinstance(choice, BlockChoice) or (isinstance(choice, AffineChoice) and choice.axis is not None)
 
 
@@ -200,13 +206,13 @@ def _of_size(
     layers: Sequence[WeightedLayer], planned: LayerPrecision, others: Sequence[LayerPrecision]
 ) -> WeightedLayer:
     """The only one with that many weights."""
-    found = [each for each in layers if planned.weights and each.size == planned.weights]
-    alike = [each for each in others if each.weights == planned.weights]
-    if len(found) == 1 and len(alike) == 1:
-        return found[0]
-    known = ", ".join(each.layer for each in layers[:5])
+    matching = [layer for layer in layers if planned.weights and layer.size == planned.weights]
+    alike = [other for other in others if other.weights == planned.weights]
+    if len(matching) == 1 and len(alike) == 1:
+        return matching[0]
+    known = ", ".join(layer.layer for layer in layers[:5])
     raise ModelError(
-        f"layer '{planned.layer}' of the plan: the network has {len(found)} layers with {planned.weights} weights and "
-        f"none of that name; its layers are {known} ... Write the names of the network into the plan, or make the plan "
-        "on the ONNX file that quark.torch.export_onnx writes"
+        f"layer '{planned.layer}' of the plan: the network has {len(matching)} layers with {planned.weights} weights "
+        f"and none of that name; its layers are {known} ... Write the names of the network into the plan, or make the "
+        "plan on the ONNX file that quark.torch.export_onnx writes"
     )

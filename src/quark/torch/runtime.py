@@ -95,9 +95,9 @@ def simulate_runtime(network: Network) -> RuntimeNetwork:
     graph = copy_graph(network.graph)
     kernels: dict[fx.Node, tuple[fx.Node, Kernel]] = {}
     for node in graph.nodes:
-        found = _kernel(network, node)
-        if found is not None:
-            kernels[node] = found
+        integer_kernel = _kernel(network, node)
+        if integer_kernel is not None:
+            kernels[node] = integer_kernel
     names = []
     made = RuntimeNetwork(network, graph)
     made.meta = dict(network.meta)
@@ -106,8 +106,8 @@ def simulate_runtime(network: Network) -> RuntimeNetwork:
         names.append(name)
         path = f"{_KERNELS}.{name}"
         set_attribute(made, path, kernel)
-        arguments = [each for each in node.args if isinstance(each, fx.Node)]
-        sources = [_raw(network, each) if place == 2 else each for place, each in enumerate(arguments)]
+        arguments = [arg for arg in node.args if isinstance(arg, fx.Node)]
+        sources = [_raw(network, argument) if place == 2 else argument for place, argument in enumerate(arguments)]
         with graph.inserting_before(last):
             call = graph.call_module(path, tuple(sources))
         call.meta = dict(last.meta)
@@ -122,12 +122,12 @@ def simulate_runtime(network: Network) -> RuntimeNetwork:
 def unsigned(plan: QuantizationPlan) -> QuantizationPlan:
     """Return the plan with int8 activations as uint8: codes and zero points are 128 higher."""
 
-    def shifted(each: TensorChoice) -> TensorChoice:
-        choice = each.choice
-        if each.role is not Role.ACTIVATION or not isinstance(choice, AffineChoice) or choice.format != "int8":
-            return each
+    def shifted(tensor: TensorChoice) -> TensorChoice:
+        choice = tensor.choice
+        if tensor.role is not Role.ACTIVATION or not isinstance(choice, AffineChoice) or choice.format != "int8":
+            return tensor
         zero_points = tuple(zero_point + 128 for zero_point in choice.zero_point)
-        return replace(each, choice=replace(choice, format="uint8", zero_point=zero_points))
+        return replace(tensor, choice=replace(choice, format="uint8", zero_point=zero_points))
 
     return replace(plan, tensors=tuple(map(shifted, plan.tensors)))
 
@@ -191,7 +191,7 @@ class SumOfProducts(Kernel):
             assert layer.weight_quantizer is not None
             weight, bias = layer.weight_quantizer(layer.folded_weight()), layer.folded_bias()
         assert weight is not None
-        if any(each.training for each in self.dropouts):
+        if any(dropout.training for dropout in self.dropouts):
             return self.fake_quantized(self.operation(x, weight, bias))
         with torch.no_grad():
             exact = self.exact(x, weight, bias)
@@ -220,8 +220,8 @@ class SumOfProducts(Kernel):
             assert of_layer is not None
             choice = derived_bias("int32", activation, of_layer)
             shape = () if choice.axis is None else (-1,)
-            numbers = (torch.tensor(each, device=x.device) for each in (choice.scale, choice.zero_point))
-            of_bias, zero_point = (each.reshape(shape) for each in numbers)
+            numbers = (torch.tensor(value, device=x.device) for value in (choice.scale, choice.zero_point))
+            of_bias, zero_point = (number.reshape(shape) for number in numbers)
             parameters = AffineParameters(
                 of_bias.float(), zero_point.to(torch.int32), integer_format("int32"), choice.axis
             )
@@ -242,7 +242,7 @@ class SumOfTwo(Kernel):
                 zero_point = _unsigned_zero_point(quantizer)
                 shares.append(_scale(quantizer) / own)
                 codes.append(torch.round(value / _scale(quantizer)) + zero_point)
-            parts = [share * _unsigned_zero_point(each) for share, each in zip(shares, self.inputs, strict=True)]
+            parts = [share * _unsigned_zero_point(input_) for share, input_ in zip(shares, self.inputs, strict=True)]
             shift = _unsigned_zero_point(self.output) - fixed
             rest = (fixed + shift) - (parts[0] + parts[1])
             inner = (codes[1].double() * shares[1].double() + rest.double()).float()
@@ -305,13 +305,13 @@ def _kernel(network: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, Kernel] | 
     if not (is_layer or is_pool or is_sum):
         return None
     dropouts: list[nn.Module] = []
-    sources = [_source(network, each, dropouts) for each in node.args[: 2 if is_sum else 1]]
+    sources = [_source(network, arg, dropouts) for arg in node.args[: 2 if is_sum else 1]]
     last, limiting, output = _end(network, node)
     if not is_layer and dropouts:
         return None
-    if any(each is None for each in sources) or (output is None and not _calls(node, aten.linear.default)):
+    if any(source is None for source in sources) or (output is None and not _calls(node, aten.linear.default)):
         return None
-    known = [each for each in sources if each is not None]
+    known = [source for source in sources if source is not None]
     if is_pool:
         return last, MeanOfImage(Bound(node.target, tuple(node.args[1:])), known, output, limiting)
     if is_sum:

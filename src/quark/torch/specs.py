@@ -66,9 +66,9 @@ class Settings:
         pools = POOLS if self.applies_npu_rules else ("MaxPool",)
         return ChoiceOptions(
             self._with_bias(self.specs),
-            by_op_type=tuple((name, each and self._with_bias(each)) for name, each in self.by_type.items()),
-            by_plan=tuple((name, each and self._with_bias(each)) for name, each in self.by_node.items()),
-            by_node=tuple((name, each and self._with_bias(each)) for name, each in names),
+            by_op_type=tuple((name, spec and self._with_bias(spec)) for name, spec in self.by_type.items()),
+            by_plan=tuple((name, spec and self._with_bias(spec)) for name, spec in self.by_node.items()),
+            by_node=tuple((name, spec and self._with_bias(spec)) for name, spec in names),
             selection=Selection(excluded_nodes=self.exclude, words=_WORDS),
             target=Target.NPU_CNN if self.applies_npu_rules else Target.ONNX_RUNTIME,
             aligned=frozenset({"Concat", "Pad", "Slice", "Transpose", "Reshape", *pools}),
@@ -84,5 +84,5 @@ class Settings:
         if layer.bias is not None or self.applies_npu_rules:
             return layer
         operands = (layer.activation, layer.weight)
-        has_sums = all(isinstance(each, AffineSpec) and each.integer.bits >= _ENOUGH_BITS for each in operands)
+        has_sums = all(isinstance(operand, AffineSpec) and operand.integer.bits >= _ENOUGH_BITS for operand in operands)
         return replace(layer, bias=AffineSpec("int32")) if has_sums else layer

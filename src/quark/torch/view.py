@@ -105,14 +105,14 @@ _CLASSES = {"Conv": ("Conv1d", "Conv2d", "Conv3d"), "Gemm": ("Linear",)}
 def _targets(names: str) -> Iterator[Any]:
     for name in names.split():
         packet, _, overload = name.partition(".")
-        found = getattr(getattr(aten, packet, None), overload, None)  # not every version of torch has every operator
-        if found is not None:
-            yield found
+        target = getattr(getattr(aten, packet, None), overload, None)  # not every version of torch has every operator
+        if target is not None:
+            yield target
 
 
-_OP_TYPES: dict[Any, str] = {each: op_type for op_type, names in ATEN_NAMES.items() for each in _targets(names)}
+_OP_TYPES: dict[Any, str] = {target: op_type for op_type, names in ATEN_NAMES.items() for target in _targets(names)}
 _OP_TYPES[input_first_linear] = "Gemm"
-_FLOAT_TYPES: dict[Any, str] = {each: op_type for op_type, names in _FLOAT_ONLY.items() for each in _targets(names)}
+_FLOAT_TYPES: dict[Any, str] = {target: op_type for op_type, names in _FLOAT_ONLY.items() for target in _targets(names)}
 _FLOAT_TYPES[masked_softmax] = "Softmax"
 _WHY_FLOAT: dict[Any, str] = {
     **dict.fromkeys(
@@ -140,8 +140,8 @@ def view_of(network: fx.GraphModule) -> Graph:
         if origin not in values:
             shape = shape_of(origin)
             sizes = None if shape is None else tuple(size if isinstance(size, int) else None for size in shape)
-            found = origin.meta.get("val")
-            kind = str(found.dtype).removeprefix("torch.") if isinstance(found, torch.Tensor) else None
+            value = origin.meta.get("val")
+            kind = str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else None
             values[origin] = Value(str(origin.name), origin, sizes, kind, is_float(origin))
         return values[origin]
 
@@ -171,8 +171,8 @@ def _plain_numbers(op_type: str, origin: fx.Node) -> dict[int, Value]:
     """Operands of arithmetic that are Python numbers, such as the 2 of `x * 2`, by input index."""
     if op_type not in ("Mul", "Div", "Add", "Sub", "Max", "Min"):
         return {}
-    numbers = ((i, each) for i, each in enumerate(origin.args[:2]) if isinstance(each, (int, float)))
-    return {i: Value("", None, (), constant=ArrayConstant(np.array(each, float))) for i, each in numbers}
+    numbers = ((i, arg) for i, arg in enumerate(origin.args[:2]) if isinstance(arg, (int, float)))
+    return {i: Value("", None, (), constant=ArrayConstant(np.array(number, float))) for i, number in numbers}
 
 
 def _matches(pattern: str, node: Node) -> bool:
@@ -185,7 +185,7 @@ def _node(network: fx.GraphModule, origin: fx.Node) -> Node:
     names = [str(origin.name), layer_name(origin)]
     if origin.op == "call_module":
         names.append(str(origin.target))
-    names += [str(each.target).rpartition(".")[0] for each in origin.args if is_constant(each)]  # type: ignore[union-attr]
+    names += [str(arg.target).rpartition(".")[0] for arg in origin.args if is_constant(arg)]  # type: ignore[union-attr]
     is_transparent = op_type in ("Dropout", "Identity")
     return Node(
         str(origin.name),
@@ -232,7 +232,7 @@ def _op_type(network: fx.GraphModule, node: fx.Node) -> tuple[str, bool]:
     if op_type == "AveragePool" and "adaptive" in str(node.target) and size in (1, [1], [1, 1], [1, 1, 1]):
         return "GlobalAveragePool", True
     if op_type in ("Add", "Sub", "Mul", "Div"):
-        has_two = len(node.args) > 1 and all(isinstance(each, fx.Node) for each in node.args[:2])
+        has_two = len(node.args) > 1 and all(isinstance(arg, fx.Node) for arg in node.args[:2])
         return op_type, has_two and not node.kwargs
     return op_type, True
 
@@ -288,7 +288,7 @@ def _permutation(node: fx.Node, argument: Any) -> list[int] | None:
     if node.target not in (aten.transpose.int, aten.t.default):
         return None
     if len(order) > 1:
-        first, second = (0, 1) if node.target is aten.t.default else (int(each) for each in node.args[1:3])  # type: ignore[arg-type]
+        first, second = (0, 1) if node.target is aten.t.default else (int(arg) for arg in node.args[1:3])  # type: ignore[arg-type]
         order[first], order[second] = order[second], order[first]
     return order
 
@@ -316,13 +316,13 @@ class ParameterConstant:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        found = parameter_of(self.network, self.name)
-        return () if found is None else tuple(found.shape)
+        parameter = parameter_of(self.network, self.name)
+        return () if parameter is None else tuple(parameter.shape)
 
     @property
     def type_name(self) -> str | None:
-        found = parameter_of(self.network, self.name)
-        return None if found is None else str(found.dtype).removeprefix("torch.")
+        parameter = parameter_of(self.network, self.name)
+        return None if parameter is None else str(parameter.dtype).removeprefix("torch.")
 
     def array(self) -> Array:
         tensor = parameter_of(self.network, self.name)

@@ -77,8 +77,8 @@ def capture(
         if call is None:
             call, batch = read_batch(batch, signature, "the example input")
         _check_names(model)
-        device = next((each.device for each in model.parameters()), torch.device("cpu"))
-        arguments, named = call.split([each.to(device) for each in batch])
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        arguments, named = call.split([tensor.to(device) for tensor in batch])
         with _called_as(model, call):
             module = export_for_training(model, arguments, named, dynamic_shapes=dynamic_shapes).module()
     if not isinstance(module, fx.GraphModule):
@@ -131,7 +131,7 @@ def _called_as(model: nn.Module, call: Call) -> Iterator[None]:
     own = vars(model).get("forward")
     forward: Any = functools.partial(model.forward, **call.constants)
     if others and python is not None:
-        known = [each for each in python.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        known = [parameter for parameter in python.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
         forward.__signature__ = inspect.Signature([*known, *named])
     model.forward = forward
@@ -157,7 +157,7 @@ def _is_exported(module: fx.GraphModule) -> bool:
 def _copied_attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, torch.Tensor | nn.Module]:
     """Copy the parameters and buffers that the graph reads; shared tensors stay shared. Renames them in the graph."""
     copies: dict[int, torch.Tensor] = {}
-    found: dict[str, torch.Tensor | nn.Module] = {}
+    modules: dict[str, torch.Tensor | nn.Module] = {}
     reads = [node for node in graph.nodes if node.op == "get_attr"]
     names = {str(node.target) for node in reads}
     for node in reads:
@@ -178,8 +178,8 @@ def _copied_attributes(module: fx.GraphModule, graph: fx.Graph) -> dict[str, tor
             is_trained = isinstance(value, nn.Parameter)
             copies[id(value)] = nn.Parameter(fresh, requires_grad=value.requires_grad) if is_trained else fresh
         node.target = free_name(str(node.target), names)
-        found[node.target] = copies[id(value)]
-    return found
+        modules[node.target] = copies[id(value)]
+    return modules
 
 
 def free_name(path: str, taken: Collection[str]) -> str:
@@ -216,7 +216,7 @@ def _inline_blocks(module: fx.GraphModule, graph: fx.Graph) -> None:
             return 1
         return 4 if name == "wrap_with_autocast" and not node.args[2] else 0
 
-    while (node := next((each for each in graph.nodes if block_argument(each)), None)) is not None:
+    while (node := next((node for node in graph.nodes if block_argument(node)), None)) is not None:
         place = block_argument(node)
         source: Any = node.args[place]
         block: fx.Graph = operator.attrgetter(str(source.target))(module).graph
@@ -309,7 +309,7 @@ def _refuse_aliases(node: fx.Node, written: fx.Node, order: dict[fx.Node, int], 
 def _is_view(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    aliases = [each.alias_info for each in node.target._schema.returns if each.alias_info is not None]
+    aliases = [result.alias_info for result in node.target._schema.returns if result.alias_info is not None]
     return any(not alias.is_write for alias in aliases) or node.target in _ALIASES
 
 

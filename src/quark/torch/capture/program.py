@@ -122,11 +122,13 @@ def _suggested_limits(message: str) -> dict[str, dict[str, int]]:
     """Return the smallest and largest sizes of axes, by name, that torch asks for; empty if it asks for anything else,
     such as a fixed size."""
     lines = message.partition("Suggested fixes:")[2].strip().partition("\n\n")[0].splitlines()
-    found = [_LIMIT.fullmatch(line.strip()) for line in lines]
+    matches = [_LIMIT.fullmatch(line.strip()) for line in lines]
     limits = {
-        each[1]: {"min": int(each[2] or 0), **({"max": int(each[3])} if each[3] else {})} for each in found if each
+        match[1]: {"min": int(match[2] or 0), **({"max": int(match[3])} if match[3] else {})}
+        for match in matches
+        if match
     }
-    return limits if all(found) else {}
+    return limits if all(matches) else {}
 
 
 def _named_shapes(

@@ -38,8 +38,8 @@ class CallSignature:
     @property
     def required(self) -> list[str]:
         """The inputs without which the model does not run; the first one if it runs without any."""
-        found = [name for name in self.names if name not in self.defaults]
-        return found or list(self.names[:1])
+        names = [name for name in self.names if name not in self.defaults]
+        return names or list(self.names[:1])
 
 
 def signature_of(model: nn.Module | ExportedProgram) -> CallSignature:
@@ -59,12 +59,18 @@ def signature_of(model: nn.Module | ExportedProgram) -> CallSignature:
             "to quark.onnx"
         )
     parameters = inspect.signature(model.forward).parameters.values()
-    plain = [each.replace(annotation=each.empty) for each in parameters]  # annotations may be anything
-    by_position = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    takes_others = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters) and not by_position
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]  # annotations may be anything
+    by_position = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    defaults = {
+        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+    }
+    takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters) and not by_position
     return CallSignature(
         ("x",) if takes_any else tuple(by_position),
         tuple(by_name),

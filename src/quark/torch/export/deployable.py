@@ -147,7 +147,7 @@ def example_inputs(network: fx.GraphModule, example: Any) -> Inputs:
         is_finite = value.isfinite() | value.isneginf() if "mask" in name else value.isfinite()
         if value.is_floating_point() and not bool(is_finite.all()):
             raise InvalidValueError(f"example input '{name}' holds NaN or Inf: expected a typical input")
-    kinds = {each.dtype for each in network.parameters() if each.is_floating_point()}
+    kinds = {parameter.dtype for parameter in network.parameters() if parameter.is_floating_point()}
     kind = kinds.pop() if len(kinds) == 1 else None
     plain = [value.detach().cpu() for value in values]
     return tuple(x.to(kind) if kind is not None and x.dtype in _IN_FLOAT32 else x for x in plain)
@@ -155,7 +155,7 @@ def example_inputs(network: fx.GraphModule, example: Any) -> Inputs:
 
 def batch_size(example: Sequence[torch.Tensor]) -> int:
     """The length of the first axis of the first input that has one; 1 if none has."""
-    return next((int(each.shape[0]) for each in example if each.dim()), 1)
+    return next((int(tensor.shape[0]) for tensor in example if tensor.dim()), 1)
 
 
 def free_axes(network: fx.GraphModule, example: Sequence[torch.Tensor], *, has_dynamic_batch: bool) -> list[set[int]]:
@@ -165,12 +165,12 @@ def free_axes(network: fx.GraphModule, example: Sequence[torch.Tensor], *, has_d
     axes are if the network was captured so.
     """
     size = batch_size(example)
-    found = []
-    for node, x in zip((each for each in network.graph.nodes if each.op == "placeholder"), example, strict=True):
+    free = []
+    for node, x in zip((node for node in network.graph.nodes if node.op == "placeholder"), example, strict=True):
         axes = free_axes_of(node) - {0}
         has_batch = has_dynamic_batch and x.dim() > 0 and x.shape[0] == size
-        found.append(axes | ({0} if has_batch else set()))
-    return found
+        free.append(axes | ({0} if has_batch else set()))
+    return free
 
 
 def samples_around(example: Sequence[torch.Tensor], free: Sequence[set[int]]) -> list[Inputs]:

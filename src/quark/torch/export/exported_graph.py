@@ -55,13 +55,13 @@ def exported_graph(
     """
     tapped, taps = with_taps(network)
     choices = [tap.choice for tap in taps if tap.choice is not None]
-    is_half = any(each.dtype is torch.float16 for each in (*example, *network.parameters()))
+    is_half = any(tensor.dtype is torch.float16 for tensor in (*example, *network.parameters()))
     version = choose_opset(choices, is_half=is_half, wanted=opset)
     model = load(translate(tapped, example, free, opset=version)).model
     own_plan = getattr(network, "plan", None)  # a frozen network has one, a float one does not
     own_choices = own_plan if isinstance(own_plan, QuantizationPlan) else ()
     rewrites = _REWRITES if choices else frozenset[str]()
-    return planned_graph(model, taps, rewrites, {each.tensor: each.reason for each in own_choices})
+    return planned_graph(model, taps, rewrites, {choice.tensor: choice.reason for choice in own_choices})
 
 
 def planned_graph(
@@ -69,7 +69,7 @@ def planned_graph(
 ) -> tuple[ir.Model, QuantizationPlan, dict[str, ir.Value]]:
     """Take the taps out of a translated network; the results are those of `exported_graph`."""
     if rewrites:
-        optimize(model, OptimizeOptions(disabled=frozenset(each.name for each in REWRITES) - rewrites))
+        optimize(model, OptimizeOptions(disabled=frozenset(rewrite.name for rewrite in REWRITES) - rewrites))
     places = remove_taps(model, taps)
     give_names(model)
     planned = places.plan(reasons)
@@ -94,11 +94,11 @@ def choose_opset(choices: Sequence[Choice], *, is_half: bool, wanted: int | None
     18 is what torch's exporter writes and every supported ONNX Runtime takes. The standard's QuantizeLinear takes 16
     and 4 bits and scales for groups from 21 on, and float16 data and 8-bit floats from 19 on.
     """
-    integers = [each for each in choices if isinstance(each, AffineChoice)]
-    has_groups = any(each.group_size is not None for each in integers)
-    has_float8 = any(isinstance(each, FloatChoice) and each.is_eight_bits for each in choices)
+    integers = [choice for choice in choices if isinstance(choice, AffineChoice)]
+    has_groups = any(integer.group_size is not None for integer in integers)
+    has_float8 = any(isinstance(choice, FloatChoice) and choice.is_eight_bits for choice in choices)
     if wanted is None:
-        is_wide = is_half or has_groups or any(integer_format(each.format).bits in (4, 16) for each in integers)
+        is_wide = is_half or has_groups or any(integer_format(integer.format).bits in (4, 16) for integer in integers)
         return _WIDE_OPSET if is_wide else OPSET_OF_FLOAT8 if has_float8 else _PLAIN_OPSET
     if wanted < _WIDE_OPSET and has_groups:
         raise InvalidValueError(f"opset {wanted}: scales for groups need {_WIDE_OPSET} or newer")
@@ -116,11 +116,11 @@ def _add_biases_apart(model: ir.Model, plan: QuantizationPlan) -> dict[ir.Value,
     keeps its name, so that the plan still fits.
     """
     moved: dict[ir.Value, ir.Value] = {}
-    read = {reader: each.choice for each in plan for reader in each.readers}
+    read = {reader: tensor.choice for tensor in plan for reader in tensor.readers}
     for node in list(model.graph):
         *operands, bias_choice = (read.get(Reader(str(node.name), index)) for index in range(3))
-        integers = [integer_format(each.format) for each in operands if isinstance(each, AffineChoice)]
-        has_few_bits = len(integers) == 2 and any(each.bits < 8 for each in integers)
+        integers = [integer_format(operand.format) for operand in operands if isinstance(operand, AffineChoice)]
+        has_few_bits = len(integers) == 2 and any(integer.bits < 8 for integer in integers)
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or not has_few_bits or bias_choice is not None:
             continue
         bias = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
@@ -158,38 +158,38 @@ def _clip_narrow_codes(model: ir.Model, plan: QuantizationPlan) -> QuantizationP
     """
     clipped: dict[str, AffineChoice] = {}  # the narrow codes that a value is known to have
     tensors = []
-    for each in plan:
-        choice = each.choice
-        if each.role is Role.ACTIVATION and isinstance(choice, AffineChoice) and choice.axis is None:
+    for tensor in plan:
+        choice = tensor.choice
+        if tensor.role is Role.ACTIVATION and isinstance(choice, AffineChoice) and choice.axis is None:
             is_narrow = integer_format(choice.format).bits < 8
-            each = _clipped(model, each, choice, clipped) if is_narrow else each
-        tensors.append(each)
+            tensor = _clipped(model, tensor, choice, clipped) if is_narrow else tensor
+        tensors.append(tensor)
     return replace(plan, tensors=tuple(tensors))
 
 
 def _clipped(
-    model: ir.Model, each: TensorChoice, choice: AffineChoice, clipped: dict[str, AffineChoice]
+    model: ir.Model, tensor: TensorChoice, choice: AffineChoice, clipped: dict[str, AffineChoice]
 ) -> TensorChoice:
     values = [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]
-    value = next(value for value in values if value.name == each.tensor)
+    value = next(value for value in values if value.name == tensor.tensor)
     producer, fmt = value.producer(), integer_format(choice.format)
     wide = replace(choice, format="int8" if fmt.signed else "uint8")
     if producer is not None and not producer.domain and producer.op_type in _MOVES:
         moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
         if all(source is not None and clipped.get(str(source.name)) == choice for source in moved):
-            clipped[each.tensor] = choice
-            return replace(each, choice=wide)
+            clipped[tensor.tensor] = choice
+            return replace(tensor, choice=wide)
     dtype = np.float16 if value.dtype is ir.DataType.FLOAT16 else np.float32
     scale, zero_point = np.float32(choice.scale[0]), choice.zero_point[0]
     bounds = [
-        add_initializer(model, f"{each.tensor}_{name}", np.array((code - zero_point) * scale, dtype))
+        add_initializer(model, f"{tensor.tensor}_{name}", np.array((code - zero_point) * scale, dtype))
         for name, code in (("lowest", fmt.qmin), ("highest", fmt.qmax))
     ]
     first = next(iter(model.graph)) if producer is None else None
-    name = f"{each.tensor}_{choice.format}"
+    name = f"{tensor.tensor}_{choice.format}"
     clip = add_node(model, "Clip", [value, *bounds], before=first, after=producer, name=name).outputs[0]
     clip.shape = value.shape
-    for reader in each.readers:
+    for reader in tensor.readers:
         if reader.is_graph_output:
             old = model.graph.outputs[reader.index]
             name, old.name = str(old.name), f"{old.name}_unclipped"
@@ -198,8 +198,8 @@ def _clipped(
         else:
             replace_input(next(node for node in model.graph if node.name == reader.node), reader.index, clip)
     clipped[str(clip.name)] = choice
-    reason = f"{each.reason}; {choice.format}, clipped".removeprefix("; ")
-    return replace(each, tensor=str(clip.name), choice=wide, reason=reason)
+    reason = f"{tensor.reason}; {choice.format}, clipped".removeprefix("; ")
+    return replace(tensor, tensor=str(clip.name), choice=wide, reason=reason)
 
 
 # ---- pools ----
@@ -212,9 +212,9 @@ def _choices_of_pools(
     tensor, which no integer kernel and no NPU takes. The same quantizer before and behind changes no value. Tensors
     that torch has too are left as they are there.
     """
-    known = {each.tensor: each for each in plan}
+    known = {tensor.tensor: tensor for tensor in plan}
     others = {str(value.name) for value in of_torch}
-    found: dict[str, TensorChoice] = {}
+    tensors: dict[str, TensorChoice] = {}
     for node in model.graph:
         behind = known.get(str(node.outputs[0].name))
         source = node.inputs[0] if node.inputs else None
@@ -224,8 +224,8 @@ def _choices_of_pools(
         is_pool = producer is not None and producer.op_type == "GlobalAveragePool"
         if is_pool and name not in known and name not in others and isinstance(behind.choice, AffineChoice):
             reader = Reader(str(node.name), 0)
-            found[name] = TensorChoice(name, behind.role, behind.choice, (reader,), "as behind the Flatten")
-    return found
+            tensors[name] = TensorChoice(name, behind.role, behind.choice, (reader,), "as behind the Flatten")
+    return tensors
 
 
 # ---- kernels ----
@@ -237,13 +237,13 @@ def _kernel_choices(model: ir.Model, plan: QuantizationPlan) -> dict[str, Tensor
     sides of that activation; it changes no value (`choices_before_clips` has the reason). Files with
     power-of-two scales are for NPUs, which compute both at once: there nothing is added.
     """
-    activations = [each.choice for each in plan if each.role is Role.ACTIVATION]
+    activations = [tensor.choice for tensor in plan if tensor.role is Role.ACTIVATION]
     scales = [choice.scale[0] for choice in activations if isinstance(choice, AffineChoice)]
     if all(math.frexp(scale)[0] == 0.5 for scale in scales):
         return {}
-    quantized = {reader.node for each in plan for reader in each.readers}
-    readings = Counter(each.tensor for each in plan for _ in each.readers)
-    planned = {each.tensor for each in plan}
+    quantized = {reader.node for tensor in plan for reader in tensor.readers}
+    readings = Counter(tensor.tensor for tensor in plan for _ in tensor.readers)
+    planned = {tensor.tensor for tensor in plan}
     fused = []  # Relu and Clip behind a layer that computes with quantized numbers, if nothing else reads its result
     for node in model.graph:
         value = node.inputs[0] if node.inputs and node.op_type in ("Relu", "Clip") else None

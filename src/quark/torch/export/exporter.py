@@ -211,7 +211,7 @@ class GraphNames:
                 if value.name != name:
                     raise InvalidValueError(f"{kind}_names: {name!r} is the name of another input, output or constant")
         renamed = {old: str(value.name) for value, old in before.items() if value.name != old}
-        tensors = (replace(each, tensor=renamed.get(each.tensor, each.tensor)) for each in plan.tensors)
+        tensors = (replace(tensor, tensor=renamed.get(tensor.tensor, tensor.tensor)) for tensor in plan.tensors)
         return replace(plan, tensors=tuple(tensors)) if renamed else plan
 
 
@@ -397,11 +397,11 @@ def _write_language_model(
         raise InvalidValueError(f"opset {opset}: language models are written with {TORCH_OPSET} to {NEWEST_OPSET}")
     network = LanguageModel(model, has_cache=has_cache)
     example = network.example(example_input)
-    with language_graph(network, example, opset) as found:
-        graph, plan, version = found.graph, found.plan, found.graph.opset_imports[""]
+    with language_graph(network, example, opset) as exported:
+        graph, plan, version = exported.graph, exported.plan, exported.graph.opset_imports[""]
         plan = plan if names is None else names.give(graph, plan)
         insert_language(graph, plan)
-        values = computed_names(graph, found.values)
+        values = computed_names(graph, exported.values)
         write_model(finish(graph, _metadata(plan), options), target, options)
     parity = None
     if check:

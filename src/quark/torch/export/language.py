@@ -124,7 +124,7 @@ class LanguageModel:
             padded = torch.ones_like(other)
             padded[0, : other.shape[1] // 3] = 0
             return [(ids, mask), (other, padded)]
-        cache = [torch.from_numpy(each) for each in self.run(example)[1:]]
+        cache = [torch.from_numpy(array) for array in self.run(example)[1:]]
         longer = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
         return [example, (ids[:, -1:].contiguous(), longer, *cache)]
 
@@ -141,8 +141,8 @@ class LanguageModel:
         if not self.has_cache:
             return []
         with torch.no_grad():
-            found = self._call(torch.zeros((1, 1), dtype=torch.long), torch.ones((1, 1), dtype=torch.long))[1:]
-        return [each.new_zeros((batch, each.shape[1], length, each.shape[3])) for each in found]
+            cache = self._call(torch.zeros((1, 1), dtype=torch.long), torch.ones((1, 1), dtype=torch.long))[1:]
+        return [tensor.new_zeros((batch, tensor.shape[1], length, tensor.shape[3])) for tensor in cache]
 
     def _call(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *past: torch.Tensor) -> Inputs:
         """Logits, and the cache as tensors."""
@@ -162,27 +162,27 @@ class LanguageModel:
                 f"has_cache: the cache of {type(self.model).__name__} is a {type(result.past_key_values).__name__}; "
                 "expected one with layers of keys and values, as transformers has from 4.56 on"
             )
-        return result.logits, *(each for layer in layers for each in (layer.keys, layer.values))
+        return result.logits, *(value for layer in layers for value in (layer.keys, layer.values))
 
     # ---- what a file is compared with ----
 
     def run(self, inputs: Inputs) -> list[Array]:
         """The outputs of the model."""
         with torch.no_grad(), _eager(self.model):
-            return [numpy_of(each) for each in self._call(*inputs)]
+            return [numpy_of(tensor) for tensor in self._call(*inputs)]
 
     def record(self, inputs: Inputs, wanted: Collection[str]) -> Mapping[str, Array]:
         """What linear layers read and return, and the outputs of the model."""
-        found: dict[str, Array] = {}
+        tensors: dict[str, Array] = {}
 
         def keep(name: str, value: torch.Tensor, quantizer: nn.Module | None) -> torch.Tensor:
             if name in wanted:
-                found[name] = numpy_of(value).copy()  # some models add to what a layer returned
+                tensors[name] = numpy_of(value).copy()  # some models add to what a layer returned
             return value if quantizer is None else _plain_forward(quantizer, value)
 
         with self._visiting(keep, lambda _name, linear: linear.weight):
             outputs = self.run(inputs)
-        return {**found, **dict(zip(self.outputs, outputs, strict=True))}
+        return {**tensors, **dict(zip(self.outputs, outputs, strict=True))}
 
     def layer_of(self, tensor: str) -> str:
         """The linear layer that reads or returns a tensor."""
@@ -194,8 +194,8 @@ class LanguageModel:
         """The model as a program in which batch and lengths are free, with taps in the place of quantizers."""
         choices = dict(self._choices())  # before tracing, which hides numbers
         float8 = {
-            f"{path}.weight": (codes_of(each.weight, each.weight_scale, each.spec.format), each.weight_scale)
-            for path, each in self._float8_layers()
+            f"{path}.weight": (codes_of(layer.weight, layer.weight_scale, layer.spec.format), layer.weight_scale)
+            for path, layer in self._float8_layers()
         }
         taps: list[Tap] = []
         computed: list[tuple[torch.Tensor, nn.Module, torch.Tensor]] = []
@@ -282,24 +282,26 @@ class LanguageModel:
     def has_float8(self) -> bool:
         """True if the file needs types of 8-bit floats."""
         return any(True for _ in self._float8_layers()) or any(
-            isinstance(each, Float8Quantizer) for each in self.model.modules()
+            isinstance(module, Float8Quantizer) for module in self.model.modules()
         )
 
     @contextmanager
     def _visiting(self, activation: _Activation, weight: _Weight) -> Iterator[None]:
         """Within the block, linear layers show what they read, their weights and what they return."""
-        found = [
-            (path, each) for path, each in self.model.named_modules() if isinstance(each, (nn.Linear, QuantizedLinear))
+        layers = [
+            (path, module)
+            for path, module in self.model.named_modules()
+            if isinstance(module, (nn.Linear, QuantizedLinear))
         ]
         others = list(self._other_quantizers())
-        for path, each in found:
-            each.forward = _visited(path, each, activation, weight)  # type: ignore[method-assign]
+        for path, layer in layers:
+            layer.forward = _visited(path, layer, activation, weight)  # type: ignore[method-assign]
         for path, quantizer in others:
             quantizer.forward = partial(_visited_quantizer, path, quantizer, activation)
         try:
             yield
         finally:
-            for _, module in (*found, *others):
+            for _, module in (*layers, *others):
                 del module.forward
 
 
@@ -379,11 +381,11 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
         for tensor, choice in known.items()
         if not (tensor.endswith(".weight") and is_packed(choice) and tensor[: -len("weight")] + "input" not in known)
     ]
-    is_half = any(each.dtype is torch.float16 for each in model.model.parameters())
+    is_half = any(parameter.dtype is torch.float16 for parameter in model.model.parameters())
     version = choose_opset(choices, is_half=is_half, wanted=opset)
     version = max(version, _OPSET_OF_FLOAT8) if model.has_float8 and opset is None else version
     translated = translate_program(program, version)
-    size = sum(each.numel() * each.element_size() for each in model.model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.model.parameters())
     with scratch_folder() as folder:
         if size > LARGE_MODEL_BYTES:  # a message in memory would be one more copy of the weights, and has a limit
             path = Path(folder) / "float.onnx"
@@ -398,7 +400,7 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
             plan = replace(plan, tensors=tuple(map(_unsigned, plan)))
         named = {value.name: value for value in values_in(graph)}
         _name_ports(graph, model)
-        plan = replace(plan, tensors=tuple(replace(each, tensor=str(named[each.tensor].name)) for each in plan))
+        plan = replace(plan, tensors=tuple(replace(tensor, tensor=str(named[tensor.tensor].name)) for tensor in plan))
         yield LanguageGraph(graph, plan, values)
 
 
@@ -409,22 +411,22 @@ def _unsigned(tensor: TensorChoice) -> TensorChoice:
     choice = tensor.choice
     if tensor.role is not Role.ACTIVATION or not isinstance(choice, AffineChoice) or choice.format != "int8":
         return tensor
-    shifted = tuple(each + 128 for each in choice.zero_point)
+    shifted = tuple(code + 128 for code in choice.zero_point)
     return replace(tensor, choice=replace(choice, format="uint8", zero_point=shifted))
 
 
 def insert_language(graph: ir.Model, plan: QuantizationPlan) -> None:
     """Carry the plan out: products of which only the weight is quantized, to integers that it takes, become
     MatMulNBits, all else QuantizeLinear, DequantizeLinear and our own operators."""
-    others = {reader.node for each in plan if each.role is Role.ACTIVATION for reader in each.readers}
+    others = {reader.node for tensor in plan if tensor.role is Role.ACTIVATION for reader in tensor.readers}
     packed = tuple(
-        each
-        for each in plan
-        if each.role is Role.WEIGHT and is_packed(each.choice) and not {r.node for r in each.readers} & others
+        tensor
+        for tensor in plan
+        if tensor.role is Role.WEIGHT and is_packed(tensor.choice) and not {r.node for r in tensor.readers} & others
     )
     if packed:
         insert(graph, replace(plan, tensors=packed), InsertOptions(matmul_nbits=NBitsOptions()))
-    rest = tuple(each for each in plan if each not in packed)
+    rest = tuple(tensor for tensor in plan if tensor not in packed)
     insert(graph, replace(plan, tensors=rest), InsertOptions(has_casts=True))
 
 
@@ -485,8 +487,8 @@ def dynamic_values(x: torch.Tensor, quantizer: DynamicQuantizer) -> torch.Tensor
 def _deployable(model: nn.Module) -> nn.Module:
     """The model in eval mode on the CPU, in float32 if it is bfloat16 or float64; a copy if that changes anything."""
     tensors = [*model.parameters(), *model.buffers()]
-    others = sorted({str(each.dtype) for each in tensors if each.dtype in (torch.bfloat16, torch.float64)})
-    if not others and not model.training and all(each.device.type == "cpu" for each in tensors):
+    others = sorted({str(tensor.dtype) for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float64)})
+    if not others and not model.training and all(tensor.device.type == "cpu" for tensor in tensors):
         return model
     model = copy.deepcopy(model).cpu().eval()
     if not others:

@@ -126,13 +126,13 @@ def check_parity(
     report = compare_outputs(network, path, batches)
     if report.sqnr_db >= EQUAL_SQNR_DB:
         return report
-    found = first_divergence(network, path, batches[0], values)
-    if found is not None:
-        report = replace(report, first_divergence=found)
+    divergence = first_divergence(network, path, batches[0], values)
+    if divergence is not None:
+        report = replace(report, first_divergence=divergence)
         raise ParityError(
             f"'{path.name}' computes something else than the network ({report}). The first layer that differs, from "
-            f"the same inputs, is {found}. Leave that layer out of quantization (exclude), or export with check=False "
-            "and judge by the figures of a data set",
+            f"the same inputs, is {divergence}. Leave that layer out of quantization (exclude), or export with "
+            "check=False and judge by the figures of a data set",
             report,
         )
     rounding = min(_rounding_sqnr_db(network, batches), NEGLIGIBLE_SQNR_DB)
@@ -153,12 +153,12 @@ def _rounding_sqnr_db(network: Reference, batches: Sequence[Inputs]) -> float:
     cannot do much more than that. -inf where it is not known."""
     if not isinstance(network, GraphReference):
         return -math.inf
-    found = (
+    distances = (
         pair_sums(exact, rounded)
         for batch in batches
         for exact, rounded in zip(network.run_in_float(batch), network.run(batch), strict=True)
     )
-    return min((OutputFidelity.of("", sums).sqnr_db for sums in found), default=-math.inf)
+    return min((OutputFidelity.of("", sums).sqnr_db for sums in distances), default=-math.inf)
 
 
 def compare_outputs(
@@ -167,18 +167,18 @@ def compare_outputs(
     """Compare the outputs of the file in ONNX Runtime with those of the network."""
     network = _reference(network)
     session = open_session(path, has_optimizations=has_optimizations)
-    run, names = session_run(session, f"'{path.name}'"), [each.name for each in session.get_inputs()]
-    meters = {each.name: FidelityMeter(each.name) for each in session.get_outputs()}
+    run, names = session_run(session, f"'{path.name}'"), [input_.name for input_ in session.get_inputs()]
+    meters = {output.name: FidelityMeter(output.name) for output in session.get_outputs()}
     for batch in batches:
         actual = run({name: numpy_of(x) for name, x in zip(names, batch, strict=True)}, list(meters))
         for (name, array), expected in zip(actual.items(), network.run(batch), strict=True):
             meters[name].add(expected.reshape(np.shape(array)), np.asarray(array))
     results = [meter.result() for meter in meters.values()]
-    agreements = [each.agreement for each in results if each.agreement is not None]
+    agreements = [result.agreement for result in results if result.agreement is not None]
     return ParityReport(
         samples=sum(len(batch[0]) if batch and batch[0].dim() else 1 for batch in batches),
-        max_abs_diff=max(each.max_error for each in results),
-        sqnr_db=min(each.sqnr_db for each in results),
+        max_abs_diff=max(result.max_error for result in results),
+        sqnr_db=min(result.sqnr_db for result in results),
         agreement=min(agreements) if agreements else None,
     )
 
@@ -221,16 +221,16 @@ def first_divergence(
     for name, actual in results.items():
         tensor = compared[name]
         expected = recorded[tensor].reshape(np.shape(actual))
-        found = OutputFidelity.of(tensor, pair_sums(expected, np.asarray(actual)))
-        if found.sqnr_db < network.least_sqnr_db:
-            return Divergence(network.layer_of(tensor), tensor, found.sqnr_db, found.max_error)
+        fidelity = OutputFidelity.of(tensor, pair_sums(expected, np.asarray(actual)))
+        if fidelity.sqnr_db < network.least_sqnr_db:
+            return Divergence(network.layer_of(tensor), tensor, fidelity.sqnr_db, fidelity.max_error)
     return None
 
 
 def least_sqnr_db(network: torch.nn.Module) -> float:
     """How close the layers of a file have to be to those of a network with these types."""
-    is_half = any(each.dtype is torch.float16 for each in network.parameters())
-    is_dynamic = any(isinstance(each, DynamicQuantizer) for each in network.modules())
+    is_half = any(parameter.dtype is torch.float16 for parameter in network.parameters())
+    is_dynamic = any(isinstance(module, DynamicQuantizer) for module in network.modules())
     return _LOOSE_SQNR_DB if is_half or is_dynamic else LAYER_SQNR_DB
 
 
@@ -252,11 +252,11 @@ class GraphReference:
 
     def run_in_float(self, inputs: Inputs) -> list[Array]:
         """The outputs of the network without any rounding of activations."""
-        quantizers = [each for each in self.network.modules() if isinstance(each, Quantizer)]
+        quantizers = [module for module in self.network.modules() if isinstance(module, Quantizer)]
         hooks = [
-            each.register_forward_hook(lambda module, arguments, result: arguments[0])
-            for each in quantizers
-            if each.role is Role.ACTIVATION
+            quantizer.register_forward_hook(lambda module, arguments, result: arguments[0])
+            for quantizer in quantizers
+            if quantizer.role is Role.ACTIVATION
         ]
         try:
             return outputs_of(self.network, inputs)
@@ -273,7 +273,7 @@ class GraphReference:
 
     def layer_of(self, tensor: str) -> str:
         """The layer of a node; a quantizer stands for the layer before it."""
-        node = next(each for each in self.network.graph.nodes if each.name == tensor)
+        node = next(node for node in self.network.graph.nodes if node.name == tensor)
         while node.op == "call_module" and "nn_module_stack" not in node.meta and node.all_input_nodes:
             node = node.all_input_nodes[0]
         return layer_name(node)
@@ -299,7 +299,7 @@ def outputs_of(network: fx.GraphModule, inputs: Inputs) -> list[Array]:
     with torch.no_grad():
         call = network.meta.get(CALL)  # inputs of the graph are not always the first parameters of the model
         result = network(*inputs) if call is None else network(**dict(zip(call.names, inputs, strict=True)))
-    return [numpy_of(each) for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+    return [numpy_of(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def numpy_of(x: torch.Tensor) -> Array:

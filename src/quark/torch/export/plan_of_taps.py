@@ -189,7 +189,7 @@ def give_names(model: ir.Model) -> None:
     bases: dict[ir.Node, str] = {}  # the innermost module, or the node of torch, that an ONNX node came from
     for node in nodes(model):
         try:
-            scopes = [str(each) for each in ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))]
+            scopes = [str(scope) for scope in ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))]
         except (ValueError, SyntaxError):
             scopes = []
         path, name = (scopes[-2] if len(scopes) > 1 else ""), (scopes[-1] if scopes else "")
@@ -229,7 +229,7 @@ def give_names(model: ir.Model) -> None:
 def rename(model: ir.Model, value: ir.Value, name: str) -> None:
     """Give a value a name. Another value with that name is renamed, unless it is an input, an output or a constant:
     then the new name gets a number."""
-    holder = next((each for each in values_of(model) if each.name == name), None)
+    holder = next((value for value in values_of(model) if value.name == name), None)
     if holder is value:
         return
     if holder is None:
@@ -260,7 +260,7 @@ def _name_batch(model: ir.Model) -> None:
                 continue
             word = BATCH if axis == 0 else _AXES.get((len(value.shape or ()), axis), f"{value.name}_{axis}")
             numbered = (word if number == 0 else f"{word}_{number}" for number in range(len(names) + 1))
-            free = (each for each in numbered if axis == 0 or each not in names.values())
+            free = (name for name in numbered if axis == 0 or name not in names.values())
             names[size.value] = next(free)  # one batch for all inputs
     rename_sizes(model, names)
 
@@ -271,7 +271,7 @@ def rename_sizes(model: ir.Model, names: Mapping[str, str]) -> None:
     def renamed(size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
         if isinstance(size, int) or not size.value:
             return size
-        return ir.SymbolicDim(re.sub(r"\w+", lambda found: names.get(found[0], found[0]), size.value))
+        return ir.SymbolicDim(re.sub(r"\w+", lambda match: names.get(match[0], match[0]), size.value))
 
     for value in values_of(model):
         if value.shape is not None and value.shape.is_dynamic():

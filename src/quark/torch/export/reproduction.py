@@ -41,8 +41,8 @@ from quark.torch.train.networks import FrozenNetwork, QuantizedNetwork
 
 Quantized = Callable[[Card], QuantizedNetwork]
 
-NAME_FIELDS = tuple(each.name for each in fields(GraphNames))
-FORM_FIELDS = tuple(each.name for each in fields(ExportForm) if each.name != "names")
+NAME_FIELDS = tuple(field.name for field in fields(GraphNames))
+FORM_FIELDS = tuple(field.name for field in fields(ExportForm) if field.name != "names")
 
 
 def reproduce_export(
@@ -58,25 +58,25 @@ def reproduce_export(
     archive of arrays named as the inputs, in the place of the loader. `state` is the state dict of a quantized module
     that was trained. `output` keeps the result.
     """
-    found = read_card(Path(card))
-    if found.card.torch is None:
-        raise InvalidValueError(f"card '{found.file}' is of a file that quark.onnx made: it needs no module")
+    found_card = read_card(Path(card))
+    if found_card.card.torch is None:
+        raise InvalidValueError(f"card '{found_card.file}' is of a file that quark.onnx made: it needs no module")
     if module is None:
         raise InvalidValueError(
-            f"card '{found.file}' is of the torch module {found.card.source.name}, which a card cannot hold: give a "
-            "function that returns it, alone or with the calibration data: --module FILE.py:FUNCTION"
+            f"card '{found_card.file}' is of the torch module {found_card.card.source.name}, which a card cannot hold: "
+            "give a function that returns it, alone or with the calibration data: --module FILE.py:FUNCTION"
         )
     function = load_function(module, "module")[0] if isinstance(module, str) else module
 
     def quantized(known: Card) -> QuantizedNetwork:
-        return _quantized(known, function, data, found.file)
+        return _quantized(known, function, data, found_card.file)
 
     script = module.rpartition(":")[0] if isinstance(module, str) else None
-    return rebuilt(found, quantized, state, output, reads=(script, data))
+    return rebuilt(found_card, quantized, state, output, reads=(script, data))
 
 
 def rebuilt(
-    found: FoundCard,
+    found_card: FoundCard,
     quantized: Quantized,
     state: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -85,22 +85,22 @@ def rebuilt(
 ) -> Reproduction:
     """Export what `quantized` returns in the form of the card, and compare. `paths` are source and data, for the JSON
     beside `output`. They and the files of `reads` are not overwritten."""
-    card = found.card
+    card = found_card.card
     facts = card.torch
     assert facts is not None
     if card.functions:
         raise UnsupportedOptionError(
-            f"card '{found.file}': the network was made with {', '.join(card.functions)}, which a card cannot hold; "
-            "run the script that made the file again"
+            f"card '{found_card.file}': the network was made with {', '.join(card.functions)}, which a card cannot "
+            "hold; run the script that made the file again"
         )
     if facts.is_trained and state is None and not facts.request:
         raise InvalidValueError(
-            f"card '{found.file}': the network was trained after it was quantized, which a card cannot repeat: give "
-            "the state_dict of the quantized module with --state"
+            f"card '{found_card.file}': the network was trained after it was quantized, which a card cannot repeat: "
+            "give the state_dict of the quantized module with --state"
         )
-    (form, wanted), zeros = _form_of(facts, found.file), _example_of(facts, found.file)
-    expected, warnings = expected_hash(found)
-    target = None if output is None else check_output(output, found.file, found.model, state, *paths, *reads)
+    (form, wanted), zeros = _form_of(facts, found_card.file), _example_of(facts, found_card.file)
+    expected, warnings = expected_hash(found_card)
+    target = None if output is None else check_output(output, found_card.file, found_card.model, state, *paths, *reads)
     network = quantized(card)
     if state is not None:
         _load(network, Path(state))
@@ -113,7 +113,9 @@ def rebuilt(
         warnings.append(f"{what} has other numbers than the card's: SHA-256 {origin.state_sha256[:16]}")
     example = example_inputs(frozen, zeros)
     with scratch_folder() as folder:
-        name = found.model.name if found.model is not None else card.result.name if card.result else "model.onnx"
+        name = (
+            found_card.model.name if found_card.model is not None else card.result.name if card.result else "model.onnx"
+        )
         path = folder / name
 
         def written(place: Path, known: Card | None) -> WrittenGraph:
@@ -127,10 +129,12 @@ def rebuilt(
         differing: list[str] = []
         if is_same:
             made = replace(made, sha256=expected)
-        elif found.model is None:
+        elif found_card.model is None:
             differing = ["the file itself is not at hand: what differs in it is unknown"]
         else:
-            differing = file_differences(found.model, path) or ["other bytes for the same nodes, weights and metadata"]
+            differing = file_differences(found_card.model, path) or [
+                "other bytes for the same nodes, weights and metadata"
+            ]
         if target is not None:
             with together(target):
                 kept = card if is_same else own
@@ -182,9 +186,9 @@ def _batches_of(path: Path, names: tuple[str, ...], size: int) -> Iterator[dict[
     arrays = read_array_file(path, f"data '{path}'", names)
     if not arrays:
         raise InvalidValueError(f"data '{path}': expected arrays named {', '.join(names)}")
-    tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     for start in range(0, min(map(len, tensors.values())), size):
-        yield {name: each[start : start + size] for name, each in tensors.items()}
+        yield {name: tensor[start : start + size] for name, tensor in tensors.items()}
 
 
 def _load(network: QuantizedNetwork, path: Path) -> None:
@@ -227,14 +231,14 @@ def _form_of(facts: TorchFacts, file: Path) -> tuple[ExportForm, int | None]:
 
 def _example_of(facts: TorchFacts, file: Path) -> dict[str, torch.Tensor]:
     """Return zeros: values of the example do not affect the file."""
-    found = {}
+    example = {}
     for name, (dtype, shape) in facts.inputs.items():
         where = f"card '{file}': field 'torch.inputs.{name}'"
         kind = getattr(torch, dtype, None) if dtype.isidentifier() else None
         if not isinstance(kind, torch.dtype):
             raise InvalidValueError(f"{where}: {dtype!r} is no type of torch")
         try:
-            found[name] = torch.zeros(shape, dtype=kind)
+            example[name] = torch.zeros(shape, dtype=kind)
         except (RuntimeError, MemoryError) as error:
             raise InvalidValueError(f"{where}: there is no tensor of {len(shape)} such dimensions: {error}") from error
-    return found
+    return example

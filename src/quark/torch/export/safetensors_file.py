@@ -68,7 +68,9 @@ WEIGHTS, CONFIG = "model.safetensors", "quark_network.json"  # config.json is th
 FORMER_CONFIG = "config.json"
 VERSION = 1
 SCALE, ZERO_POINT, BLOCK_SCALES, TENSOR_SCALE = "scale", "zero_point", "block_scales", "tensor_scale"
-_NEARBY = tuple(np.float32(each) for each in (1 - 2.0**-12, 1.0625, 1.125, 1.1875, 1.24))  # factors that may round back
+_NEARBY = tuple(
+    np.float32(value) for value in (1 - 2.0**-12, 1.0625, 1.125, 1.1875, 1.24)
+)  # factors that may round back
 
 
 @dataclass(frozen=True)
@@ -205,12 +207,12 @@ def load_state(network: FrozenNetwork, weights: Path, config_file: Path) -> Froz
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read '{path}': {error}") from error
     here = parameter_choices(network)
-    choices = {each.tensor: each.choice for each in plan if each.tensor in here}
+    choices = {tensor.tensor: tensor.choice for tensor in plan if tensor.tensor in here}
     loaded = {name: restore(name, stored, tensors, choices.get(name)) for name, stored in described.items()}
     config = dict(content.mapping("config").content)
     result = copy.deepcopy(network)
     result.load_state_dict(loaded)
-    read = {(each.tensor, _kind(each.choice)): each.choice for each in plan}
+    read = {(tensor.tensor, _kind(tensor.choice)): tensor.choice for tensor in plan}
     for node in result.graph.nodes:
         quantizer = module_of(result, node)
         if isinstance(quantizer, BlockFakeQuantizer):
@@ -227,7 +229,7 @@ def load_state(network: FrozenNetwork, weights: Path, config_file: Path) -> Froz
 def parameter_choices(network: fx.GraphModule) -> dict[str, Choice]:
     """Return how each parameter of a frozen network is quantized, without those that two quantizers treat
     differently."""
-    found: dict[str, Choice] = {}
+    choices: dict[str, Choice] = {}
     disputed: set[str] = set()
     for node in network.graph.nodes:
         module = module_of(network, node)
@@ -236,9 +238,9 @@ def parameter_choices(network: fx.GraphModule) -> dict[str, Choice]:
             continue
         assert isinstance(source, fx.Node)
         name, choice = str(source.target), module.choice()
-        if found.setdefault(name, choice) != choice or any(user is not node for user in source.users):
+        if choices.setdefault(name, choice) != choice or any(user is not node for user in source.users):
             disputed.add(name)
-    return {name: choice for name, choice in found.items() if name not in disputed}
+    return {name: choice for name, choice in choices.items() if name not in disputed}
 
 
 def _check_plan(network: FrozenNetwork, plan: QuantizationPlan) -> None:
@@ -246,7 +248,7 @@ def _check_plan(network: FrozenNetwork, plan: QuantizationPlan) -> None:
     here, there = _kinds(network.plan), _kinds(plan)
 
     def words(kinds: list[Any] | None) -> str:
-        return " and ".join(str(each[0] if isinstance(each, tuple) else each) for each in kinds) if kinds else "nothing"
+        return " and ".join(str(kind[0] if isinstance(kind, tuple) else kind) for kind in kinds) if kinds else "nothing"
 
     for tensor in sorted(here.keys() | there.keys()):
         if here.get(tensor) != there.get(tensor):
@@ -257,10 +259,10 @@ def _check_plan(network: FrozenNetwork, plan: QuantizationPlan) -> None:
 
 
 def _kinds(plan: QuantizationPlan) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for each in plan:
-        found.setdefault(each.tensor, []).append(_kind(each.choice))
-    return found
+    kinds: dict[str, list[Any]] = {}
+    for tensor in plan:
+        kinds.setdefault(tensor.tensor, []).append(_kind(tensor.choice))
+    return kinds
 
 
 def _kind(choice: Choice) -> Any:
@@ -307,7 +309,7 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
         parts = {BLOCK_SCALES: torch.from_numpy(packed.scales)}
         if packed.tensor_scale is not None:
             parts[TENSOR_SCALE] = torch.tensor(packed.tensor_scale)
-        tensors = {name: torch.from_numpy(packed.codes), **{f"{name}.{part}": each for part, each in parts.items()}}
+        tensors = {name: torch.from_numpy(packed.codes), **{f"{name}.{part}": array for part, array in parts.items()}}
         stored = Stored("packed", choice.format, array.shape, "float32", tuple(parts))
     elif isinstance(choice, FloatChoice) and choice.is_scaled:
         scale = torch.from_numpy(float_scale(choice, array.ndim))
@@ -326,10 +328,12 @@ def store(name: str, values: torch.Tensor, choice: Choice | None) -> tuple[Store
 def restore(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor], choice: Choice | None) -> torch.Tensor:
     """Return the numbers that were stored. A ModelError names a tensor that is not as the file describes it."""
     if stored.kind == "float":
-        found = tensors[name]
-        if tuple(found.shape) != stored.shape:
-            raise ModelError(f"tensor '{name}' of the file has the shape {tuple(found.shape)}, expected {stored.shape}")
-        return found.to(getattr(torch, stored.dtype))
+        packed = tensors[name]
+        if tuple(packed.shape) != stored.shape:
+            raise ModelError(
+                f"tensor '{name}' of the file has the shape {tuple(packed.shape)}, expected {stored.shape}"
+            )
+        return packed.to(getattr(torch, stored.dtype))
     try:
         if isinstance(choice, BlockChoice):
             array = _decode_blocks(name, stored, tensors, choice)
@@ -387,12 +391,12 @@ def _decode_blocks(name: str, stored: Stored, tensors: Mapping[str, torch.Tensor
         _check_part(name, TENSOR_SCALE, tensors, np.float32(tensor_scale))
     packed = PackedArray(tensors[name].numpy(), scales, fmt, stored.shape, axis, np.dtype("f4"), tensor_scale)
     values = np.asarray(unpack(packed))
-    found = values
+    decoded = values
     for factor in _NEARBY:
-        is_moved = np.moveaxis(rounded(found, choice) != values, axis, -1)
+        is_moved = np.moveaxis(rounded(decoded, choice) != values, axis, -1)
         if not is_moved.any():
             break
         starts = np.arange(0, is_moved.shape[-1], fmt.block_size)
         blocks = np.repeat(np.logical_or.reduceat(is_moved, starts, -1), fmt.block_size, -1)[..., : is_moved.shape[-1]]
-        found = np.where(np.moveaxis(blocks, -1, axis), values * factor, found)
-    return found
+        decoded = np.where(np.moveaxis(blocks, -1, axis), values * factor, decoded)
+    return decoded

@@ -153,7 +153,7 @@ def _is_markable(network: fx.GraphModule, node: fx.Node) -> bool:
         return True
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
     computes = len(returns) == 1 and str(returns[0].type) == "Tensor" and not _is_tap(node)
-    return computes and any(each.op == "get_attr" or _is_tap(each) for each in node.all_input_nodes)
+    return computes and any(input_.op == "get_attr" or _is_tap(input_) for input_ in node.all_input_nodes)
 
 
 def translate(
@@ -241,8 +241,8 @@ def _untranslated(error: BaseException, program: torch.export.ExportedProgram) -
 
 def _culprit(messages: Sequence[str], graph: fx.Graph) -> fx.Node | None:
     """The node that the exporter's messages name, or the first one with the operator that they name."""
-    found = [match[1] for text in messages for match in re.finditer(r"translating node %(\w+)", text)]
-    named = [node for node in graph.nodes if node.name in found]
+    names = [match[1] for text in messages for match in re.finditer(r"translating node %(\w+)", text)]
+    named = [node for node in graph.nodes if node.name in names]
     operators = [match[1] for text in messages for match in re.finditer(r"op='\w+\.(\w+)'", text)]
     alike = [node for node in graph.nodes if _operator(node) in operators]
     return next(iter([*named, *alike]), None)

@@ -32,18 +32,18 @@ def widen_weights(
     kinds = {str(node.name): node.op_type for node in model.graph}
     names: list[str] = []
 
-    def widened(each: TensorChoice) -> TensorChoice:
-        choice = each.choice
-        is_read = any(kinds.get(reader.node) in operators for reader in each.readers)
-        if each.role is not Role.WEIGHT or not isinstance(choice, AffineChoice) or not is_read:
-            return each
-        value = model.graph.initializers.get(each.tensor)
+    def widened(tensor: TensorChoice) -> TensorChoice:
+        choice = tensor.choice
+        is_read = any(kinds.get(reader.node) in operators for reader in tensor.readers)
+        if tensor.role is not Role.WEIGHT or not isinstance(choice, AffineChoice) or not is_read:
+            return tensor
+        value = model.graph.initializers.get(tensor.tensor)
         array = constant(value)
         if choice.format not in WIDER or value is None or array is None:
-            return each
-        value.const_value = ir.tensor(rounded(array, choice).astype(array.dtype, copy=False), name=each.tensor)
-        names.append(each.tensor)
-        return replace(each, choice=replace(choice, format=WIDER[choice.format]))
+            return tensor
+        value.const_value = ir.tensor(rounded(array, choice).astype(array.dtype, copy=False), name=tensor.tensor)
+        names.append(tensor.tensor)
+        return replace(tensor, choice=replace(choice, format=WIDER[choice.format]))
 
     tensors = tuple(map(widened, plan.tensors))
     return replace(plan, tensors=tensors), names

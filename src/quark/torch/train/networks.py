@@ -90,7 +90,7 @@ class QuantizedNetwork(_NetworkWithState):
 
     def all_quantizers(self) -> dict[str, Quantizer]:
         """Return every quantizer once, by the path of its module."""
-        return {name: each for name, each in self.named_modules() if isinstance(each, Quantizer)}
+        return {name: module for name, module in self.named_modules() if isinstance(module, Quantizer)}
 
     def freeze_batch_norms(self, *, is_lasting: bool = False) -> None:
         """Keep the running statistics from here on, for the last epochs of training. `train()` undoes it, unless
@@ -144,7 +144,7 @@ def with_state(network: fx.GraphModule, kind: type[Network], state: Mapping[str,
 
 def device_of(network: torch.nn.Module) -> torch.device:
     """Return the device of the parameters; the CPU if there are none."""
-    return next((each.device for each in network.parameters()), torch.device("cpu"))
+    return next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
 
 
 def settle_positions(
@@ -166,7 +166,9 @@ def settle_positions(
     facts = AlgorithmFacts(
         "NPU positions",
         tuple(f"{name} from {was} to {now}" for name, (was, now) in moved.items()),
-        tuple(SkippedNode(each.operation, "", f"{each.rule}: {each}") for each in outcome.violations),
+        tuple(
+            SkippedNode(violation.operation, "", f"{violation.rule}: {violation}") for violation in outcome.violations
+        ),
     )
     made: dict[str, AffineChoice] = {}
     for name, (_, now) in moved.items():

@@ -266,7 +266,7 @@ class TqtQuantizer(LearnedQuantizer):
 
     def numbers_of(self, choice: AffineChoice) -> torch.Tensor:
         """The middle of the thresholds with that step, since a step of training moves one at the edge to the next."""
-        exponents = tuple(float(each) - 0.5 for each in np.log2(choice.scale))
+        exponents = tuple(float(exponent) - 0.5 for exponent in np.log2(choice.scale))
         return _of_channels(exponents, choice.axis) + self._code_bits
 
     def start_at(self, threshold: float) -> None:

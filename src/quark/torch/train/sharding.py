@@ -23,11 +23,11 @@ def fully_shard(network: nn.Module, **options: Any) -> nn.Module:
     """
     from torch.distributed.fsdp import fully_shard as shard  # noqa: PLC0415 - torch 2.6 has it, older ones do not
 
-    whole = [each for each in network.parameters() if each.dim() == 0]  # in the same order everywhere
+    whole = [parameter for parameter in network.parameters() if parameter.dim() == 0]  # in the same order everywhere
     group = options["mesh"].get_group() if options.get("mesh") is not None else None
     for parameter in whole:
         distributed.broadcast(parameter.detach(), group_src=0, group=group)
-        parameter.register_post_accumulate_grad_hook(lambda each: _average(each, group))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(lambda ready: _average(ready, group))  # type: ignore[no-untyped-call]
     ignored = {*whole, *(options.pop("ignored_params", None) or ())}
     shard(network, ignored_params=ignored, **options)
     return network

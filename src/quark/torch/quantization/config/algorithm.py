@@ -48,10 +48,10 @@ class AlgoConfig:
         name = settings.pop("name", None)
         if name in _REFUSED:
             raise _refusal(str(name))
-        algorithms = {**ALGORITHMS, **{each.folder: each.options for each in FEATURES if each.switch}}
+        algorithms = {**ALGORITHMS, **{feature.folder: feature.options for feature in FEATURES if feature.switch}}
         if name not in algorithms:
             raise unknown_name("algorithm", name, algorithms)
-        known = [each.name for each in fields(algorithms[name])]
+        known = [field.name for field in fields(algorithms[name])]
         for key in settings:
             if key not in known:
                 raise unknown_name(f"setting of algorithm '{name}'", key, known)
@@ -353,7 +353,7 @@ class SVDQuantConfig(AlgoConfig):
                     f"{name} of algorithm 'svdquant': the weight's spec says bits, symmetry and groups; leave it out"
                 )
         candidates = self.alpha_candidates
-        if candidates is not None and not (candidates and all(_is_number(each, 0, 1) for each in candidates)):
+        if candidates is not None and not (candidates and all(_is_number(candidate, 0, 1) for candidate in candidates)):
             raise InvalidValueError(f"alpha_candidates {candidates!r}: expected a list of numbers from 0 to 1")
         tried = LowRankOptions.alphas if candidates is None else tuple(candidates)
         return LowRankOptions(
@@ -424,7 +424,7 @@ def _structure(config: Any) -> tuple[tuple[NamedGroup, ...], str]:
 
 def _strings(config: Any, name: str) -> tuple[str, ...]:
     value = getattr(config, name)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         raise UnsupportedTypeError(f"{name} {value!r} of algorithm '{config.name}': expected a list of names")
     return tuple(value)
 
@@ -508,7 +508,7 @@ class RotationConfig(AlgoConfig):
                 )
         if isinstance(self.online_config, OnlineRotationConfig) and self.online_config.use_input_prescale:
             raise UnsupportedOptionError("use_input_prescale of algorithm 'rotation': use AWQConfig beside it instead")
-        usual = {each.name: each.default for each in fields(self)}
+        usual = {field.name: field.default for field in fields(self)}
         named = {name: value for name in _MODULE_FIELDS if (value := getattr(self, name)) != usual[name]}
         has_projections = "v_proj" in named or "o_proj" in named
         return LanguageRotationOptions(
@@ -536,11 +536,11 @@ def _norm_groups(layers: Any) -> dict[str, Any]:
     """`scaling_layers` of RotationConfig as the groups of the first layer, of the others, and behind the last."""
     if layers is None:
         return {}
-    if not isinstance(layers, Mapping) or not all(isinstance(each, Sequence) for each in layers.values()):
+    if not isinstance(layers, Mapping) or not all(isinstance(layer, Sequence) for layer in layers.values()):
         raise InvalidValueError(
             f"scaling_layers of algorithm 'rotation': expected lists by {', '.join(_LAYER_GROUPS)}, got {layers!r}"
         )
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, entries in layers.items():
         if key not in _LAYER_GROUPS:
             raise unknown_name("group of scaling_layers", key, _LAYER_GROUPS)
@@ -553,8 +553,8 @@ def _norm_groups(layers: Any) -> dict[str, Any]:
                 _GROUP_KEYS[name]: value if isinstance(value, str) else tuple(value) for name, value in entry.items()
             }
             groups.append(NormGroup(**named))
-        found[_LAYER_GROUPS[key]] = tuple(groups)
-    return found
+        options[_LAYER_GROUPS[key]] = tuple(groups)
+    return options
 
 
 _OWN = (
@@ -571,7 +571,7 @@ _OWN = (
     AutoRoundConfig,
     SVDQuantConfig,
 )
-ALGORITHMS: Mapping[str, type[AlgoConfig]] = {each.name: each for each in _OWN}
+ALGORITHMS: Mapping[str, type[AlgoConfig]] = {cls.name: cls for cls in _OWN}
 _REFUSED = {"quarot": "use RotationConfig (name 'rotation'), for language models"}
 
 
@@ -588,13 +588,13 @@ def algorithm_dict(algorithm: Any) -> dict[str, Any]:
 
 def _feature_of(options: Any) -> Feature:
     """The feature of features/order.py that these are the options of."""
-    found = next((each for each in FEATURES if each.switch and type(options) is each.options), None)
-    if found is None:
+    feature = next((feature for feature in FEATURES if feature.switch and type(options) is feature.options), None)
+    if feature is None:
         raise UnsupportedTypeError(
             f"algo_config {options!r}: expected CLEConfig, BiasCorrectionConfig, SmoothQuantConfig, "
             "GPTQConfig or another one of quark.torch.quantization.config"
         )
-    return found
+    return feature
 
 
 ChosenOptions: TypeAlias = tuple[CrossLayerOptions | None, TorchBiasCorrectionOptions | None, dict[str, Any]]
@@ -604,13 +604,13 @@ def chosen_options(algorithms: Sequence[Any]) -> ChosenOptions:
     """The options of equalization, of bias correction, and of the features of features/order.py that are listed."""
     if not isinstance(algorithms, Sequence):
         raise UnsupportedTypeError(f"algo_config {algorithms!r}: expected a list, such as [CLEConfig()]; [] is none")
-    found: dict[str, Any] = {}
-    for each in algorithms:
-        is_own = isinstance(each, _OWN)
-        feature = each.feature if is_own else _feature_of(each).folder
-        if feature in found:
+    options: dict[str, Any] = {}
+    for algorithm in algorithms:
+        is_own = isinstance(algorithm, _OWN)
+        feature = algorithm.feature if is_own else _feature_of(algorithm).folder
+        if feature in options:
             raise UnsupportedOptionError(
-                f"algorithm '{each.name if is_own else feature}' is listed twice: keep one of the two"
+                f"algorithm '{algorithm.name if is_own else feature}' is listed twice: keep one of the two"
             )
-        found[feature] = each.options() if is_own else each
-    return found.pop(CLEConfig.feature, None), found.pop(BiasCorrectionConfig.feature, None), found
+        options[feature] = algorithm.options() if is_own else algorithm
+    return options.pop(CLEConfig.feature, None), options.pop(BiasCorrectionConfig.feature, None), options

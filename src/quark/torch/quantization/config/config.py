@@ -114,7 +114,7 @@ class QuantizationConfig:
             if key not in _PLACES and value is not None:
                 raise unknown_name("field of QuantizationConfig", key, _PLACES)
         given = {name: content[name] for name in _PLACES if content.get(name) is not None}
-        return cls(**{name: QuantizationSpec.from_dict(each) for name, each in given.items()})
+        return cls(**{name: QuantizationSpec.from_dict(spec) for name, spec in given.items()})
 
 
 def _check_floats(specs: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _is_fixed(weight: AffineSpec) -> bool:
 
 
 _MOST_BITS = 16  # of an operand; a float32 has 24 of precision
-_PLACES = tuple(each.name for each in fields(QuantizationConfig))
+_PLACES = tuple(field.name for field in fields(QuantizationConfig))
 
 
 @refuse_unknown_fields
@@ -201,37 +201,37 @@ class Config:
         self._check_types()
         specs = self.global_quant_config.layer_specs()
         by_type, by_name = (
-            {name: None if each is None else each.layer_specs() for name, each in entries.items()}
+            {name: None if entry is None else entry.layer_specs() for name, entry in entries.items()}
             for entries in (self._by_type_name(), self.layer_quant_config)
         )
-        layers = [specs, *(each for each in (*by_type.values(), *by_name.values()) if each is not None)]
+        layers = [specs, *(layer for layer in (*by_type.values(), *by_name.values()) if layer is not None)]
         if self.algo_config is not None:
             equalize, correct_biases, features = chosen_options(self.algo_config)
         else:
             static = [
                 layer
                 for layer in layers
-                if any(isinstance(each, AffineSpec) for each in (layer.activation, layer.output))
+                if any(isinstance(value, AffineSpec) for value in (layer.activation, layer.output))
             ]
             weights = [layer.weight for layer in static]  # equalization helps where all channels have one scale
-            has_uneven_channels = any(isinstance(each, AffineSpec) and each.has_one_scale for each in weights)
+            has_uneven_channels = any(isinstance(weight, AffineSpec) and weight.has_one_scale for weight in weights)
             equalize = CLEConfig().options() if has_uneven_channels else None
             correct_biases = TorchBiasCorrectionOptions() if static else None
-            is_compensated = any(isinstance(each, AffineSpec) and _is_fixed(each) for each in weights)
+            is_compensated = any(isinstance(weight, AffineSpec) and _is_fixed(weight) for weight in weights)
             features = (
                 {"compensation": CompensationOptions(sample_limit=_COMPENSATION_SAMPLES)} if is_compensated else {}
             )
-        given = [each for layer in layers for each in (layer.activation, layer.output, layer.weight, layer.bias)]
+        given = [value for layer in layers for value in (layer.activation, layer.output, layer.weight, layer.bias)]
         others = [
-            each
-            for each in given
-            if each is not None
+            spec
+            for spec in given
+            if spec is not None
             and not (
-                isinstance(each, AffineSpec)
-                and each.format == "int8"
-                and each.is_symmetric
-                and each.is_power_of_two
-                and each.has_one_scale
+                isinstance(spec, AffineSpec)
+                and spec.format == "int8"
+                and spec.is_symmetric
+                and spec.is_power_of_two
+                and spec.has_one_scale
             )
         ]
         has_both = all(layer.weight and (layer.activation or layer.output) for layer in layers)
@@ -265,7 +265,7 @@ class Config:
                 if value:
                     raise InvalidValueError(f"{name} {value!r} without kv_cache_quant_config: say what the types are")
             return None
-        by_name = {name: each.layer_specs() for name, each in self.kv_cache_quant_config.items()}
+        by_name = {name: config.layer_specs() for name, config in self.kv_cache_quant_config.items()}
         for name, layer in by_name.items():
             if layer.output is None:
                 raise InvalidValueError(
@@ -277,7 +277,7 @@ class Config:
                     "with a scale for the tensor"
                 )
         groups = self.kv_cache_group
-        if not isinstance(groups, (list, tuple)) or not all(isinstance(each, str) for each in groups):
+        if not isinstance(groups, (list, tuple)) or not all(isinstance(group, str) for group in groups):
             raise UnsupportedTypeError(f"kv_cache_group {groups!r}: expected patterns, such as ['*k_proj', '*v_proj']")
         least = self.min_kv_scale
         if isinstance(least, bool) or not isinstance(least, (int, float)) or not 0 <= least < float("inf"):
@@ -285,7 +285,7 @@ class Config:
         return KvCacheOptions(by_name, tuple(groups), float(least), bool(self.kv_cache_post_rope))
 
     def _by_type_name(self) -> dict[str, QuantizationConfig | None]:
-        return {type_name(key): each for key, each in self.layer_type_quant_config.items()}
+        return {type_name(key): config for key, config in self.layer_type_quant_config.items()}
 
     def _check_types(self) -> None:
         if not isinstance(self.global_quant_config, QuantizationConfig):
@@ -301,7 +301,7 @@ class Config:
                     raise UnsupportedTypeError(f"kv_cache_quant_config[{key!r}] None: leave the entry out")
                 if value is not None and not isinstance(value, QuantizationConfig):
                     raise UnsupportedTypeError(f"{name}_quant_config[{key!r}]: expected QuantizationConfig or None")
-        if not isinstance(self.exclude, (list, tuple)) or not all(isinstance(each, str) for each in self.exclude):
+        if not isinstance(self.exclude, (list, tuple)) or not all(isinstance(pattern, str) for pattern in self.exclude):
             raise UnsupportedTypeError(
                 f"exclude {self.exclude!r}: expected a list of patterns, such as ['classifier*']"
             )
@@ -313,11 +313,11 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON can hold it."""
         by_type, by_name = (
-            {name: None if each is None else each.to_dict() for name, each in entries.items()}
+            {name: None if entry is None else entry.to_dict() for name, entry in entries.items()}
             for entries in (self._by_type_name(), self.layer_quant_config)
         )
         kv_cache = {
-            "kv_cache_quant_config": {name: each.to_dict() for name, each in self.kv_cache_quant_config.items()},
+            "kv_cache_quant_config": {name: config.to_dict() for name, config in self.kv_cache_quant_config.items()},
             "kv_cache_group": list(self.kv_cache_group),
             "min_kv_scale": self.min_kv_scale,
             "kv_cache_post_rope": self.kv_cache_post_rope,
@@ -326,7 +326,9 @@ class Config:
         return {
             "global_quant_config": self.global_quant_config.to_dict(),
             "exclude": list(self.exclude),
-            "algo_config": None if self.algo_config is None else [algorithm_dict(each) for each in self.algo_config],
+            "algo_config": None
+            if self.algo_config is None
+            else [algorithm_dict(config) for config in self.algo_config],
             "layer_type_quant_config": by_type,
             "layer_quant_config": by_name,
             "quant_mode": self.quant_mode.name,
@@ -339,18 +341,18 @@ class Config:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Config:
         """Read what `to_dict` wrote; missing fields get their defaults."""
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for key in content:
             if key not in names:
                 raise unknown_name("field of Config", key, names)
         known = dict(content)
         for name in ("layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config"):
             known[name] = {
-                key: None if each is None else QuantizationConfig.from_dict(each)
-                for key, each in known.get(name, {}).items()
+                key: None if config is None else QuantizationConfig.from_dict(config)
+                for key, config in known.get(name, {}).items()
             }
         if known.get("algo_config") is not None:
-            known["algo_config"] = [AlgoConfig.from_dict(each) for each in known["algo_config"]]
+            known["algo_config"] = [AlgoConfig.from_dict(algorithm) for algorithm in known["algo_config"]]
         if "quant_mode" in known:
             known["quant_mode"] = parse(QuantizationMode, known["quant_mode"], "quant_mode")
         return cls(**{**known, "global_quant_config": QuantizationConfig.from_dict(content["global_quant_config"])})

@@ -211,12 +211,12 @@ class LLMTemplate:
         names = [algorithm] if isinstance(algorithm, str) else list(algorithm or ())
         patterns = (self.kv_layers_name or ()) if kv_cache_scheme is not None else ()
         excluded = self.exclude_layers_name if exclude_layers is None else list(exclude_layers)
-        by_name = {name: self._layers(each) for name, each in (layer_config or {}).items()}
+        by_name = {name: self._layers(scheme) for name, scheme in (layer_config or {}).items()}
         return Config(
             self._layers(scheme),
             exclude=excluded,
-            algo_config=[_algorithm(each.lower(), known) for each in names],
-            layer_type_quant_config={key: self._layers(each) for key, each in (layer_type_config or {}).items()},
+            algo_config=[_algorithm(name.lower(), known) for name in names],
+            layer_type_quant_config={key: self._layers(scheme) for key, scheme in (layer_type_config or {}).items()},
             layer_quant_config=by_name,
             kv_cache_quant_config=self._cache(kv_cache_scheme, by_name.get, scheme),
             kv_cache_group=list(patterns),
@@ -246,11 +246,11 @@ class LLMTemplate:
 
 
 def _by_lower_name(configs: Mapping[str, AlgoConfig | None] | None) -> dict[str, AlgoConfig]:
-    found = {name.lower(): each for name, each in (configs or {}).items() if each is not None}
-    for name in found:
+    by_name = {name.lower(): by_name for name, by_name in (configs or {}).items() if by_name is not None}
+    for name in by_name:
         if name not in ALGORITHMS:
             raise unknown_name("algorithm", name, ALGORITHMS)
-    return found
+    return by_name
 
 
 def _algorithm(name: str, known: Mapping[str, AlgoConfig]) -> AlgoConfig:

@@ -207,12 +207,12 @@ class QuantizationSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as JSON can hold it."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> QuantizationSpec:
         """Read what `to_dict` wrote; missing fields get their defaults."""
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for key, value in content.items():
             if key not in names and value not in _EMPTY:
                 raise unknown_name("field of QuantizationSpec", key, names)
@@ -322,7 +322,7 @@ def _integer_problems(spec: QuantizationSpec) -> Iterator[str]:
     if observer is PlaceholderObserver:
         yield "PlaceholderObserver finds no range, and integers need one; use PerTensorMinMaxObserver or leave it out"
     if scheme not in observer.schemes:
-        possible = " or ".join(each.name for each in observer.schemes)
+        possible = " or ".join(scheme.name for scheme in observer.schemes)
         yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
     if scheme is QSchemeType.per_channel and spec.ch_axis is None:
         yield "qscheme per_channel without ch_axis: say which axis has the channels, 0 for weights of Conv2d or Linear"
@@ -389,7 +389,7 @@ def _learning_problems(spec: QuantizationSpec, observer: type[ObserverBase]) -> 
 
 
 def _block_problems(spec: QuantizationSpec) -> Iterator[str]:
-    names = ", ".join(each.name for each in MX_FORMATS)
+    names = ", ".join(fmt.name for fmt in MX_FORMATS)
     if spec.dtype is Dtype.mx and spec.mx_element_dtype is None:
         yield f"no mx_element_dtype: say what the elements are, one of {names}"
     if spec.dtype is Dtype.mx and spec.mx_element_dtype not in MX_FORMATS:
@@ -404,7 +404,7 @@ def _block_problems(spec: QuantizationSpec) -> Iterator[str]:
     if spec.observer_cls is not None and spec.observer_cls not in (PlaceholderObserver, *allowed):
         yield (
             f"{spec.observer_cls.__name__} finds a scale that is any number or learned, and blocks share powers of two "
-            f"that follow from their data; use {' or '.join(each.__name__ for each in allowed)}, or an integer type"
+            f"that follow from their data; use {' or '.join(cls.__name__ for cls in allowed)}, or an integer type"
         )
     if spec.qscheme not in (None, QSchemeType.per_group):
         yield f"qscheme {spec.qscheme.name}: scales are those of blocks; use per_group, or an integer type"
@@ -418,7 +418,7 @@ def _block_rule_problems(spec: QuantizationSpec) -> Iterator[str]:
     if spec.scale_format not in (None, usual):
         hint = "; Dtype.nvfp4 has scales of e4m3" if spec.scale_format == "e4m3" else ""
         yield f"scale_format {spec.scale_format!r}: scales of '{fmt}' are {usual}; use '{usual}' or leave it out{hint}"
-    rules = [each.value for each in fmt.scale_rules]
+    rules = [rule.value for rule in fmt.scale_rules]
     if spec.scale_calculation_mode is not None and spec.scale_calculation_mode not in rules:
         raise unknown_name("scale_calculation_mode", spec.scale_calculation_mode, rules)
     sub_blocks = fmt.sub_blocks
@@ -437,7 +437,7 @@ def _scaled_float_problems(spec: QuantizationSpec) -> Iterator[str]:
     if observer.method != MinMax() or observer.algorithm is not None or observer.is_power_of_two:
         yield f"{observer.__name__}: the scale of an 8-bit float comes from the largest magnitude; use min_max"
     if scheme not in observer.schemes:
-        possible = " or ".join(each.name for each in observer.schemes)
+        possible = " or ".join(scheme.name for scheme in observer.schemes)
         yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
     if scheme is QSchemeType.per_channel and spec.ch_axis is None:
         yield "qscheme per_channel without ch_axis: say which axis has the channels, 0 for weights of Linear"

@@ -67,8 +67,8 @@ class Dtype(Enum):
     @staticmethod
     def from_str(s: str) -> Dtype:
         """Return the type of that name; case does not matter."""
-        found: Dtype = parse(Dtype, s.lower() if isinstance(s, str) else s, "dtype")
-        return found
+        dtype: Dtype = parse(Dtype, s.lower() if isinstance(s, str) else s, "dtype")
+        return dtype
 
     @staticmethod
     def from_torch_dtype(torch_dtype: Any) -> Dtype:

@@ -139,9 +139,9 @@ class PerTensorObserver(ObserverBase):
     def calculate_qparams(self) -> Parameters:
         if not self._has_observed:
             raise self._nothing_observed()
-        found = self._range()
-        lowest, highest = np.array([found.lowest], np.float32), np.array([found.highest], np.float32)
-        return as_tensors(*qparams(self._affine(), lowest, highest, found.position), self.device)
+        range_ = self._range()
+        lowest, highest = np.array([range_.lowest], np.float32), np.array([range_.highest], np.float32)
+        return as_tensors(*qparams(self._affine(), lowest, highest, range_.position), self.device)
 
     def _range(self) -> TensorRange:
         observer = copy.deepcopy(self._ranges)  # more may be observed later
@@ -355,8 +355,8 @@ class TQTObserver(PerTensorObserver):
         """log2 t for what was observed."""
         if not self._has_observed:
             raise self._nothing_observed()
-        found = self._range()
-        return math.log2(max(-found.lowest, found.highest, _SMALLEST_THRESHOLD))
+        range_ = self._range()
+        return math.log2(max(-range_.lowest, range_.highest, _SMALLEST_THRESHOLD))
 
     def calculate_qparams(self) -> Parameters:
         fmt = self._affine().integer
