@@ -144,12 +144,12 @@ class Report:
     @property
     def quantized_nodes(self) -> tuple[str, ...]:
         """The nodes that take part in quantization: all but the skipped ones."""
-        skipped = {each.node for each in self.plan.skipped}
+        skipped = {node.node for node in self.plan.skipped}
         return tuple(name for name in self.op_types if name not in skipped)
 
     def formats(self, role: Role) -> dict[str, int]:
         """Return the number of tensors of a role by format, with per-channel and per-tensor formats apart."""
-        return dict(Counter(str(each.choice) for each in self.plan if each.role is role))
+        return dict(Counter(str(tensor.choice) for tensor in self.plan if tensor.role is role))
 
     def to_json(self) -> str:
         """Return the whole report as JSON."""
@@ -165,8 +165,8 @@ class Report:
             "versions": dict(self.versions),
             "device": self.device,
             "calibration": asdict(self.calibration),
-            "rewrites": [asdict(each) for each in self.rewrites],
-            "algorithms": [asdict(each) for each in self.algorithms],
+            "rewrites": [asdict(rewrite) for rewrite in self.rewrites],
+            "algorithms": [asdict(algorithm) for algorithm in self.algorithms],
             "mixed_precision": self.mixed.to_dict() if self.mixed else None,
             "protection": asdict(self.protection) if self.protection else None,
             "remarks": list(self.remarks),

@@ -217,20 +217,20 @@ def differences(first: Card, second: Card) -> list[str]:
 
     Compares the parts stored in the models, and the platform if both cards have it.
     """
-    found: list[str] = []
-    one, two = first.inside().to_dict(), second.inside().to_dict()
+    changes: list[str] = []
+    left, two = first.inside().to_dict(), second.inside().to_dict()
     if first.platform and second.platform:
-        one["platform"], two["platform"] = dict(first.platform), dict(second.platform)
-    _collect(one, two, "", found)
-    return found
+        left["platform"], two["platform"] = dict(first.platform), dict(second.platform)
+    _collect(left, two, "", changes)
+    return changes
 
 
-def _collect(one: Any, two: Any, where: str, found: list[str]) -> None:
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        for key in sorted({*one, *two}, key=str):
-            _collect(one.get(key), two.get(key), f"{where}.{key}" if where else str(key), found)
-    elif one != two:
-        found.append(f"{where}: {_said(one)}, now {_said(two)}")
+def _collect(left: Any, two: Any, where: str, changes: list[str]) -> None:
+    if isinstance(left, Mapping) and isinstance(two, Mapping):
+        for key in sorted({*left, *two}, key=str):
+            _collect(left.get(key), two.get(key), f"{where}.{key}" if where else str(key), changes)
+    elif left != two:
+        changes.append(f"{where}: {_said(left)}, now {_said(two)}")
 
 
 def _said(value: Any) -> str:
@@ -242,13 +242,13 @@ def _data(fields: Fields) -> DataFacts:
     fields.refuse_others(DataFacts.__dataclass_fields__)
     preprocessing = fields.mapping("preprocessing")
     for name, value in preprocessing.content.items():
-        for each in value if isinstance(value, list) else [value]:
-            if name == "resize" and isinstance(each, str):
+        for entry in value if isinstance(value, list) else [value]:
+            if name == "resize" and isinstance(entry, str):
                 continue
-            if isinstance(each, bool) or not (each is None or isinstance(each, (int, float))):
+            if isinstance(entry, bool) or not (entry is None or isinstance(entry, (int, float))):
                 preprocessing.refuse(name, "a number, or some")
     return DataFacts(
-        kind=DataKind(fields.text("kind", [each.value for each in DataKind])),
+        kind=DataKind(fields.text("kind", [kind.value for kind in DataKind])),
         name=fields.file_name("name"),
         count=None if fields.value("count") is None else fields.integer("count", 1, MOST_SAMPLES),
         batch_size=fields.integer("batch_size", 1, MOST_SAMPLES),

@@ -100,10 +100,10 @@ class Device:
     @classmethod
     def parse(cls, text: str) -> Device:
         """Read a name such as cuda:1. Raises an error that lists the kinds."""
-        found = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", text.lower(), re.ASCII)
-        if found is None or found[1] not in PROVIDERS or (found[1] == "cpu" and found[2]):
+        match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", text.lower(), re.ASCII)
+        if match is None or match[1] not in PROVIDERS or (match[1] == "cpu" and match[2]):
             raise unknown_name("device", text, (*PROVIDERS, "cuda:0", "cuda:1"))
-        return cls(found[1], int(found[2] or 0))
+        return cls(match[1], int(match[2] or 0))
 
     @property
     def is_cpu(self) -> bool:
@@ -135,11 +135,11 @@ class Device:
         there is a session: `check_loaded`."""
         if self.is_cpu or self.provider != CUDA_PROVIDER:
             return
-        found = driver()
-        if found.trouble:
-            raise InvalidValueError(f"device '{self}': {found.trouble}; or use the device cpu")
-        if self.index >= len(found.devices):
-            there = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(found.devices))
+        version = driver()
+        if version.trouble:
+            raise InvalidValueError(f"device '{self}': {version.trouble}; or use the device cpu")
+        if self.index >= len(version.devices):
+            there = ", ".join(f"cuda:{number} ({name})" for number, name in enumerate(version.devices))
             raise InvalidValueError(f"device '{self}': there is no such GPU, only {there}")
 
     def check_loaded(self, session: Any) -> None:
@@ -201,7 +201,7 @@ def providers_of(names: Iterable[str]) -> Providers:
     import onnxruntime
 
     available = onnxruntime.get_available_providers()
-    found: dict[str, dict[str, str]] = {}
+    providers: dict[str, dict[str, str]] = {}
     devices = []
     for name in names:
         if is_device(name):
@@ -210,15 +210,15 @@ def providers_of(names: Iterable[str]) -> Providers:
                 continue
             device.check()
             devices.append(device)
-            found[device.provider] = device.options
+            providers[device.provider] = device.options
         elif name in available:
-            found.setdefault(name, {})
+            providers.setdefault(name, {})
         else:
             _LOG.warning("this ONNX Runtime has no %s; it has %s", name, ", ".join(available))
-    found.setdefault(CPU_PROVIDER, {})
-    if CUDA_PROVIDER in found:
+    providers.setdefault(CPU_PROVIDER, {})
+    if CUDA_PROVIDER in providers:
         load_cuda_libraries()
-    return Providers(tuple(found), tuple(found.values()), tuple(devices))
+    return Providers(tuple(providers), tuple(providers.values()), tuple(devices))
 
 
 @functools.cache

@@ -255,7 +255,9 @@ class Diagnosis:
     @property
     def ranked(self) -> tuple[LayerDiagnosis, ...]:
         """The layers that have a rank, the most sensitive first."""
-        return tuple(sorted((each for each in self.layers if each.rank is not None), key=lambda each: each.rank or 0))
+        return tuple(
+            sorted((layer for layer in self.layers if layer.rank is not None), key=lambda layer: layer.rank or 0)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON, with infinities as text."""
@@ -299,8 +301,8 @@ def first_divergence(diagnosis: Diagnosis, below_db: float = BELOW_DB) -> Diverg
     None if every layer is exact.
     """
     layers = diagnosis.layers
-    accumulated = [math.inf if each.accumulated is None else each.accumulated.sqnr_db for each in layers]
-    local = [math.inf if each.local is None else each.local.sqnr_db for each in layers]
+    accumulated = [math.inf if layer.accumulated is None else layer.accumulated.sqnr_db for layer in layers]
+    local = [math.inf if layer.local is None else layer.local.sqnr_db for layer in layers]
     inexact = [index for index, db in enumerate(accumulated) if db < math.inf]
     if not inexact:
         return None
@@ -309,7 +311,7 @@ def first_divergence(diagnosis: Diagnosis, below_db: float = BELOW_DB) -> Diverg
         losses.append(before - min(db, BEST_DB))
         before = min(before, db)
     below = next((index for index in inexact if accumulated[index] < below_db), None)
-    index = below if below is not None else max(inexact, key=lambda each: (losses[each], -each))
+    index = below if below is not None else max(inexact, key=lambda position: (losses[position], -position))
     share = 0.0
     if local[index] == -math.inf:
         share = 1.0

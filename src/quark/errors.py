@@ -78,9 +78,9 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     names = list(known)
     wanted = str(name).lower()
     longer = [
-        each for each in names if wanted and (each.lower().startswith(wanted) or wanted in each.lower().split("_"))
+        name for name in names if wanted and (name.lower().startswith(wanted) or wanted in name.lower().split("_"))
     ]
-    by_lower = {each.lower(): each for each in names}
+    by_lower = {name.lower(): name for name in names}
     nearest = longer[:3] or [by_lower[m] for m in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.65)]
     hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
     listing = f" Known: {', '.join(names)}." if len(names) <= _MOST_LISTED else ""
@@ -130,4 +130,4 @@ def refuse_unknown_fields(cls: type[_Class]) -> type[_Class]:
 def _assignable(cls: Any) -> dict[str, None]:
     """Fields and properties with a setter, in order."""
     properties = [name for name in dir(cls) if getattr(getattr(cls, name), "fset", None) is not None]
-    return dict.fromkeys([*(each.name for each in fields(cls)), *properties])
+    return dict.fromkeys([*(field.name for field in fields(cls)), *properties])

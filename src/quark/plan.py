@@ -202,16 +202,16 @@ class QuantizationPlan:
             "version": PLAN_VERSION,
             "tensors": [
                 {
-                    "tensor": each.tensor,
-                    "role": each.role.value,
-                    "choice": _choice_to_dict(each.choice),
-                    "readers": [[reader.node, reader.index] for reader in each.readers],
-                    "reason": each.reason,
-                    **({} if each.first is None else {"first": _choice_to_dict(each.first)}),
+                    "tensor": tensor.tensor,
+                    "role": tensor.role.value,
+                    "choice": _choice_to_dict(tensor.choice),
+                    "readers": [[reader.node, reader.index] for reader in tensor.readers],
+                    "reason": tensor.reason,
+                    **({} if tensor.first is None else {"first": _choice_to_dict(tensor.first)}),
                 }
-                for each in self.tensors
+                for tensor in self.tensors
             ],
-            "skipped": [asdict(each) for each in self.skipped],
+            "skipped": [asdict(node) for node in self.skipped],
         }
 
     @staticmethod
@@ -226,25 +226,25 @@ class QuantizationPlan:
         if fields.value("version") != PLAN_VERSION:
             raise InvalidValueError(f"{label} of version {short(fields.value('version'))}: expected {PLAN_VERSION}")
         tensors, skipped = [], []
-        for each in fields.mappings("tensors"):
+        for mapping in fields.mappings("tensors"):
             readers = []
-            for reader in each.array("readers"):
+            for reader in mapping.array("readers"):
                 is_pair = isinstance(reader, list) and len(reader) == 2 and isinstance(reader[0], str)
                 if not is_pair or type(reader[1]) is not int or not 0 <= reader[1] < _MOST_INPUTS:
-                    each.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
+                    mapping.refuse("readers", "a list of pairs [NODE, NUMBER OF THE INPUT]")
                 readers.append(Reader(*reader))
-            name = each.text("tensor")
+            name = mapping.text("tensor")
             try:
-                choice = _choice_from(each.mapping("choice"))
-                first = _choice_from(each.mapping("first")) if each.has("first") else None
+                choice = _choice_from(mapping.mapping("choice"))
+                first = _choice_from(mapping.mapping("first")) if mapping.has("first") else None
             except InvalidValueError as error:
                 text = str(error)
                 raise InvalidValueError(text if label in text else f"{label}, tensor '{name}': {text}") from error
-            role = Role(each.text("role", [role.value for role in Role]))
-            tensors.append(TensorChoice(name, role, choice, tuple(readers), each.text("reason"), first))
-        for each in fields.mappings("skipped"):
-            each.refuse_others(SkippedNode.__dataclass_fields__)
-            skipped.append(SkippedNode(each.text("node"), each.text("op_type"), each.text("reason")))
+            role = Role(mapping.text("role", [role.value for role in Role]))
+            tensors.append(TensorChoice(name, role, choice, tuple(readers), mapping.text("reason"), first))
+        for mapping in fields.mappings("skipped"):
+            mapping.refuse_others(SkippedNode.__dataclass_fields__)
+            skipped.append(SkippedNode(mapping.text("node"), mapping.text("op_type"), mapping.text("reason")))
         return QuantizationPlan(tuple(tensors), tuple(skipped))
 
     @functools.cached_property
@@ -300,9 +300,9 @@ def _choice_from(fields: Fields) -> Choice:
     if kind == "block":
         quantizer = BlockQuantizer(
             _format_from(fields).with_block_size(fields.integer("block_size", 1, _MOST_BLOCK)),
-            ScaleRule(fields.text("scale_rule", [each.value for each in ScaleRule])),
-            Rounding(fields.text("rounding", [each.value for each in Rounding])),
-            NonFinite(fields.text("nonfinite", [each.value for each in NonFinite])),
+            ScaleRule(fields.text("scale_rule", [rule.value for rule in ScaleRule])),
+            Rounding(fields.text("rounding", [rounding.value for rounding in Rounding])),
+            NonFinite(fields.text("nonfinite", [rule.value for rule in NonFinite])),
             fields.number("tensor_scale") if fields.has("tensor_scale") else None,
         )
         return BlockChoice(
@@ -317,7 +317,7 @@ def _choice_from(fields: Fields) -> Choice:
         scale = (fields.number("scale"),) if axis is None else _numbers_from(fields, "scale", (int, float))
         return FloatChoice(fmt.name, fields.boolean("is_saturating"), scale, axis)
     zero_point = _numbers_from(fields, "zero_point", (int,))
-    if isinstance(fmt, IntFormat) and not all(fmt.qmin <= each <= fmt.qmax for each in zero_point):
+    if isinstance(fmt, IntFormat) and not all(fmt.qmin <= code <= fmt.qmax for code in zero_point):
         fields.refuse("zero_point", f"integers from {fmt.qmin} to {fmt.qmax}, as {fmt.name} has them")
     return AffineChoice(
         fmt.name,
@@ -334,14 +334,14 @@ def _numbers_to_json(numbers: tuple[float, ...] | tuple[int, ...]) -> list[float
         return list(numbers)
     wide = np.array(numbers)
     kinds = _FLOAT_KINDS if wide.dtype.kind == "f" else _INTEGER_KINDS
-    kind = next(each for each in kinds if (wide.astype(each).astype(wide.dtype) == wide).all())
+    kind = next(kind for kind in kinds if (wide.astype(kind).astype(wide.dtype) == wide).all())
     return {"type": kind, "base64": base64.b64encode(wide.astype(kind).tobytes()).decode()}
 
 
 def _numbers_from(fields: Fields, name: str, types: tuple[type, ...]) -> tuple[Any, ...]:
     if isinstance(fields.value(name), list):
         numbers = fields.array(name)
-        if any(type(each) not in types for each in numbers):
+        if any(type(number) not in types for number in numbers):
             fields.refuse(name, "a list of numbers" if float in types else "a list of integers")
         return tuple(numbers)
     packed = fields.mapping(name)
@@ -386,7 +386,7 @@ def _format_from(choice: Fields) -> BlockFormat:
         sub_blocks,
         fields.boolean("flush_subnormals"),
         fields.boolean("carry"),
-        NonFinite(fields.text("default_nonfinite", [each.value for each in NonFinite])),
+        NonFinite(fields.text("default_nonfinite", [rule.value for rule in NonFinite])),
         _small_float(fields.mapping("scale")) if fields.has("scale") else None,
         fields.boolean("has_tensor_scale") if fields.has("has_tensor_scale") else False,
     )
@@ -397,5 +397,5 @@ def _small_float(fields: Fields) -> FloatFormat:
         fields.text("name"),
         fields.integer("exponent_bits", 1, _MOST_EXPONENT_BITS),
         fields.integer("mantissa_bits", 0, _MOST_BITS),
-        Specials(fields.text("specials", [each.value for each in Specials])),
+        Specials(fields.text("specials", [special.value for special in Specials])),
     )

@@ -65,7 +65,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     ((2, 13, 1), True)
     """
     match = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(each) for each in match.group().split(".")] if match else [0]
+    numbers = [int(part) for part in match.group().split(".")] if match else [0]
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
@@ -83,7 +83,7 @@ def shell_command(arguments: Iterable[str | os.PathLike[str]]) -> str:
     >>> print(shell_command(["a\nb"]))
     $'a\012b'
     """
-    return " ".join(_quoted(each) for each in arguments)
+    return " ".join(_quoted(argument) for argument in arguments)
 
 
 def _quoted(argument: str | os.PathLike[str]) -> str:
@@ -121,9 +121,9 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): json_value(each) for key, each in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_value(each) for each in value]
+        return [json_value(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

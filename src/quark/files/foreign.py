@@ -298,10 +298,10 @@ class _YamlBuilder:
             place.key = text
         elif place.is_merging:
             sources = value if isinstance(value, list) else [value]
-            if not all(isinstance(each, dict) for each in sources):
+            if not all(isinstance(source, dict) for source in sources):
                 self._refuse("'<<' takes a mapping, or a list of mappings")
-            for each in reversed(sources):  # the first one counts most
-                place.merged.update(each)
+            for source in reversed(sources):  # the first one counts most
+                place.merged.update(source)
             place.key, place.is_merging = None, False
         else:
             place.value[place.key] = value
@@ -421,7 +421,7 @@ class Fields:
     def file_name(self, name: str) -> str:
         """Return a name without folders, which is safe as part of a path."""
         value = self.text(name)
-        if any(each in value for each in "/\\\0") or value in (".", "..") or len(value) > MOST_NAME:
+        if any(character in value for character in "/\\\0") or value in (".", "..") or len(value) > MOST_NAME:
             self.refuse(name, f"a name without folders, of at most {MOST_NAME} characters")
         return value
 
@@ -458,14 +458,14 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...]:
         value = self.array(name)
-        if not all(isinstance(each, str) for each in value):
+        if not all(isinstance(item, str) for item in value):
             self.refuse(name, "a list of texts")
         return tuple(value)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the sizes of an array's dimensions."""
         value = self.array(name)
-        if len(value) > MOST_DIMENSIONS or not all(type(each) is int and 0 <= each < MOST_SIZE for each in value):
+        if len(value) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < MOST_SIZE for size in value):
             self.refuse(name, f"a list of at most {MOST_DIMENSIONS} sizes, which are integers from 0 on")
         return tuple(value)
 
@@ -475,7 +475,7 @@ class Fields:
     def mappings(self, name: str) -> list[Fields]:
         """Return the mappings of a list."""
         where = self._where(name)
-        return [Fields(each, self._label, f"{where}[{i}]", self._error) for i, each in enumerate(self.array(name))]
+        return [Fields(item, self._label, f"{where}[{i}]", self._error) for i, item in enumerate(self.array(name))]
 
     def refuse_others(self, known: Iterable[str]) -> None:
         """Raise an error if there are fields with other names."""

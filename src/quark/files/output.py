@@ -130,10 +130,10 @@ def check_place(path: str | os.PathLike[str], reads: Iterable[str | os.PathLike[
     if not target.parent.is_dir():
         raise InvalidValueError(f"output '{target}': there is no folder '{target.parent}'; create it first")
     _refuse_special(target)
-    for each in reads:
-        if is_same_file(target, each):
+    for read in reads:
+        if is_same_file(target, read):
             raise InvalidValueError(
-                f"output '{target}' is a file that is read, '{os.fspath(each)}': choose another name, it is not "
+                f"output '{target}' is a file that is read, '{os.fspath(read)}': choose another name, it is not "
                 "overwritten"
             )
     try:
@@ -515,16 +515,16 @@ _WEIGHTS = re.compile(r"(.+)-[0-9a-f]{12}\.data", re.DOTALL)
 def _remove_unused(folder: Path, companions: Iterable[tuple[str, str]]) -> None:
     """Remove weights that neither their own model nor another one in the folder, such as a copy, refers to."""
     for owner, name in companions:
-        found = _WEIGHTS.fullmatch(name)
-        if found is None or found[1] != Path(owner).stem or Path(name).name != name or Path(owner).name != owner:
+        match = _WEIGHTS.fullmatch(name)
+        if match is None or match[1] != Path(owner).stem or Path(name).name != name or Path(owner).name != owner:
             continue
         path = folder / name
         with contextlib.suppress(OSError):
             models = [
-                each for each in _names(folder) if each.lower().endswith(".onnx") and not _TEMPORARY.fullmatch(each)
+                name for name in _names(folder) if name.lower().endswith(".onnx") and not _TEMPORARY.fullmatch(name)
             ]
             if stat.S_ISREG(os.lstat(path).st_mode) and not any(
-                _mentions(folder / each, os.fsencode(name)) for each in {owner, *models}
+                _mentions(folder / file, os.fsencode(name)) for file in {owner, *models}
             ):
                 path.unlink()
 

@@ -96,15 +96,15 @@ class BlockQuantizer:
 
     def increment(self, precision: Precision) -> int:
         """What the scale rule adds to the bits of amax before the mantissa is removed."""
-        one = 1 << precision.mantissa_bits
+        unit = 1 << precision.mantissa_bits
         grid = self.format.element.grid
         if self.scale_rule is ScaleRule.CEIL:
-            return one - 1
+            return unit - 1
         if self.scale_rule is ScaleRule.EVEN:
-            return one >> (grid.mantissa_bits + 1)
+            return unit >> (grid.mantissa_bits + 1)
         if self.scale_rule is ScaleRule.RCEIL:
             significand = grid.highest * 2.0**-grid.max_exponent
-            return one - 1 - int((significand - 1.0) * one)
+            return unit - 1 - int((significand - 1.0) * unit)
         return 0
 
     @property

@@ -47,11 +47,11 @@ def delete_directory_content(directory: str) -> None:
     """Remove everything in a folder, and keep the folder."""
     if not os.path.isdir(directory):
         raise InvalidValueError(f"'{directory}' is not a folder")
-    for each in Path(directory).iterdir():
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
+    for entry in Path(directory).iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
         else:
-            each.unlink()
+            entry.unlink()
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def assert_outputs_equivalent(
         for index, (first, second) in enumerate(zip(a, b, strict=True)):
             assert_outputs_equivalent(first, second, atol=atol, rtol=rtol, ctx=f"{ctx}[{index}]")
         return
-    first, second = (each.detach().cpu().float().numpy() if hasattr(each, "detach") else each for each in (a, b))
+    first, second = (value.detach().cpu().float().numpy() if hasattr(value, "detach") else value for value in (a, b))
     usual_atol, usual_rtol = (0.0 if atol is None else atol), (1e-7 if rtol is None else rtol)
     np.testing.assert_allclose(np.asarray(first), np.asarray(second), usual_rtol, usual_atol, err_msg=ctx)
 
@@ -191,7 +191,7 @@ def run_op_variants(
     """Run a function under each context that is given, or once by itself, with the same seed each time, and return what
     it returns. The results must be equal to the last bit."""
     results = []
-    for context in [each for each in (stable_ctx, legacy_ctx) if each is not None] or [nullcontext()]:
+    for context in [value for value in (stable_ctx, legacy_ctx) if value is not None] or [nullcontext()]:
         with context:
             random.seed(seed)
             np.random.seed(seed)
