@@ -36,10 +36,10 @@ from quark.formats.spec import BlockFormat, FloatFormat, IntFormat, NonFinite, R
 
 PLAN_VERSION = 1
 EIGHT_BIT_FLOATS = ("fp8_e4m3", "fp8_e5m2")
-_MOST_LISTED = 4096  # numbers that a person might still look at
+_MOST_LISTED = 4096  # the longest list that is written as numbers, for people to read
 _FLOAT_KINDS, _INTEGER_KINDS = ("<f4", "<f8"), ("|i1", "|u1", "<i2", "<u2", "<i4", "<i8")
 
-# What a plan from a file may say, so that what is computed from it stays within bounds.
+# Limits on what a plan read from a file may say, so that computations based on it stay bounded.
 _MOST_INPUTS = 1 << 31
 _MOST_RANK = 64
 _MOST_BLOCK = 1 << 20
@@ -48,7 +48,7 @@ _FLOAT_SCALE_FIELDS = ("scale", "has_tensor_scale")
 
 
 class Role(str, Enum):
-    """What a tensor is to the nodes that read it."""
+    """The role of a tensor for the nodes that read it."""
 
     ACTIVATION = "activation"
     WEIGHT = "weight"
@@ -111,9 +111,9 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class FloatChoice:
-    """A small float of the value divided by its scale: one for the tensor, or one for each channel of `axis`. Values
-    beyond the range saturate where `is_saturating`, else become Inf. 8-bit floats always saturate, Inf too; NaN stays
-    NaN."""
+    """A small float type applied to the value divided by its scale. There is one scale for the tensor, or one for each
+    channel of `axis`. Values beyond the range saturate if `is_saturating`, else become Inf. 8-bit floats always
+    saturate, Inf included; NaN stays NaN."""
 
     format: str
     is_saturating: bool = False
@@ -126,12 +126,12 @@ class FloatChoice:
 
     @property
     def is_eight_bits(self) -> bool:
-        """True for E4M3 and E5M2, which the standard's QuantizeLinear has."""
+        """True for E4M3 and E5M2, which the standard QuantizeLinear supports."""
         return self.format in EIGHT_BIT_FLOATS
 
     @property
     def is_scaled(self) -> bool:
-        """True if values are divided by anything but 1."""
+        """True if any scale is not 1."""
         return self.scale != (1.0,)
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class FloatChoice:
 
 @dataclass(frozen=True)
 class DynamicChoice:
-    """Integers whose scale and zero point are found from the data at run time, for the whole tensor."""
+    """Integers whose scale and zero point are computed from the data at run time, for the whole tensor."""
 
     format: str
 
@@ -153,8 +153,8 @@ Choice: TypeAlias = AffineChoice | BlockChoice | FloatChoice | DynamicChoice
 
 @dataclass(frozen=True)
 class TensorChoice:
-    """How one tensor is quantized for these readers, and the rule that decided it. `first`: it is quantized that way
-    before, as the layer that computes it has its types; two quantizers follow each other."""
+    """How one tensor is quantized for these readers, and the rule that decided it. `first` is an earlier quantization
+    of the same tensor, in the types of the layer that computes it; the file then has two quantizers in a row."""
 
     tensor: str
     role: Role
@@ -184,7 +184,7 @@ class QuantizationPlan:
         return iter(self.tensors)
 
     def of(self, tensor: str) -> tuple[TensorChoice, ...]:
-        """The choices for that tensor; several where readers want it differently."""
+        """The choices for that tensor; several if its readers want different ones."""
         return tuple(choice for choice in self.tensors if choice.tensor == tensor)
 
     def to_json(self) -> str:
@@ -197,7 +197,7 @@ class QuantizationPlan:
         return indented_json(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON can hold it; `from_dict` reads it back."""
+        """The plan as a dictionary for JSON; `from_dict` reads it back."""
         return {
             "version": PLAN_VERSION,
             "tensors": [
@@ -216,12 +216,12 @@ class QuantizationPlan:
 
     @staticmethod
     def from_json(text: str, label: str = "quantization plan") -> QuantizationPlan:
-        """What `to_json` wrote, or a person. An error names the document as `label`, and the field that is wrong."""
+        """Read a plan written by `to_json` or by a person. An error names the document, as `label`, and the field."""
         return QuantizationPlan.from_dict(parse_json(text, label, REPORT), label)
 
     @staticmethod
     def from_dict(content: Any, label: str = "quantization plan") -> QuantizationPlan:
-        """The same from content that was parsed already."""
+        """Read a plan from parsed JSON."""
         fields = Fields(content, label)
         if fields.value("version") != PLAN_VERSION:
             raise InvalidValueError(f"{label} of version {short(fields.value('version'))}: expected {PLAN_VERSION}")
@@ -264,7 +264,7 @@ def _choice_to_dict(choice: Choice) -> dict[str, Any]:
     if isinstance(choice, BlockChoice):
         quantizer, fmt = choice.quantizer, choice.quantizer.format
         row = FORMATS.get(fmt.name)
-        # a format is named if the catalog has it (but for the block size), else written out
+        # formats of the catalog are written by name (and block size), others in full
         is_known = isinstance(row, BlockFormat) and row.with_block_size(fmt.block_size) == fmt
         kind = "float" if isinstance(fmt.element, FloatFormat) else "int"
         return {
@@ -329,7 +329,8 @@ def _choice_from(fields: Fields) -> Choice:
 
 
 def _numbers_to_json(numbers: tuple[float, ...] | tuple[int, ...]) -> list[float] | dict[str, str]:
-    """A list; where it is long, as for the groups of a large weight, the bytes of an array of the narrowest type."""
+    """A list of numbers. If it is long, as for the groups of a large weight, base64 of an array of the narrowest exact
+    type."""
     if len(numbers) <= _MOST_LISTED:
         return list(numbers)
     wide = np.array(numbers)

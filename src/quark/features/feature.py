@@ -1,4 +1,4 @@
-"""What the configuration, the pipelines and the report know of a feature."""
+"""The description of a feature for the configuration, the pipelines and the report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Feature:
-    """`folder` is its name. `nouns` says what the report counts, by the name that the feature has there.
+    """A feature. `folder` is its name; `nouns` says what the report counts, by the name that the feature has there.
 
-    With a `switch`, the extra option of that name turns it on, and `doc` says in docs/options.md what that does.
-    `options` is the dataclass of its settings, of which fields made by `setting` are extra options as well. Features
-    without a switch have fields and options of their own in the configuration. `data_use` says what a feature of the
-    ONNX road computes from calibration data, if it cannot run without, and random numbers cannot take its place.
-    `trains` is True if it trains what all others leave, which takes long: only of the network that is written.
+    With a `switch`, the extra option of that name turns it on, and `doc` describes it in docs/options.md. `options` is
+    the dataclass of its settings; fields made by `setting` are extra options as well. Features without a switch are
+    configured by fields and options of their own. `data_use` says what a feature of the ONNX road computes from
+    calibration data, if it cannot do without and random numbers are no substitute. `trains` is True for training, which
+    takes long and starts from the result of all other features; it runs only on the network that is written.
     """
 
     folder: str
@@ -27,7 +27,7 @@ class Feature:
     trains: bool = False
 
     def settings(self) -> dict[str, tuple[str, Any, str]]:
-        """The extra options of its settings: the field, its default, and what it does."""
+        """The extra options of its settings: field, default and description."""
         rows = [field for field in fields(self.options) if "option" in field.metadata] if self.switch else []
         return {row.metadata["option"]: (row.name, row.default, row.metadata["doc"]) for row in rows}
 

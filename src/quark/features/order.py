@@ -31,8 +31,8 @@ ORDER = (
     "compensation",
     "sign_rounding",
     "bias_correction",
-    "finetuning",  # with the biases and the scales that layers end up with
-    "distillation",  # last: starts from what all others leave
+    "finetuning",  # with the biases and scales that layers end up with
+    "distillation",  # last: starts from the result of all others
 )
 FEATURES: tuple[Feature, ...] = tuple(import_module(f"quark.features.{folder}.options").FEATURE for folder in ORDER)
 TRAINING = tuple(feature for feature in FEATURES if feature.trains)
@@ -53,8 +53,8 @@ class Work(Protocol):
 
 
 def call(road: str, function: str, work: Work, features: Sequence[Feature] = FEATURES) -> tuple[Any, ...]:
-    """Call a function of each of these features that is on, in their order, and join what they return. `road`: onnx,
-    torch, or language (quark.torch.language says which functions it calls)."""
+    """Call a hook of every active feature that has it, in order, and join the results. `road` is onnx, torch, or
+    language (quark.torch.language lists the hooks it calls)."""
     results: list[Any] = []
     for feature in features:
         options = work.settings.options_of(feature.folder)
@@ -73,12 +73,12 @@ def options_in_use(settings: Settings) -> tuple[Any, ...]:
 
 
 def data_uses(settings: Settings) -> tuple[str, ...]:
-    """Why the features that are on need calibration data, where random numbers cannot take its place."""
+    """The reasons why active features need real calibration data rather than random numbers."""
     on = (feature for feature in FEATURES if settings.options_of(feature.folder) is not None)
     return tuple(feature.data_use for feature in on if feature.data_use)
 
 
 def features_missing(road: str, settings: Settings) -> tuple[str, ...]:
-    """The folders of features that are on and do nothing on that road."""
+    """The folders of active features that do nothing on that road."""
     on = (feature.folder for feature in FEATURES if settings.options_of(feature.folder) is not None)
     return tuple(folder for folder in on if find_spec(f"quark.features.{folder}.on_{road}") is None)

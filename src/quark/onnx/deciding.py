@@ -1,6 +1,6 @@
-"""From ranges to the final plan: choose, keep within an NPU's limits, and let features improve constants for it.
+"""From ranges to the final plan: choose, apply an NPU's limits, and let features improve constants for it.
 
-`Work` and `Decision` are also what features get to see of a run (features/order.py).
+`Work` and `Decision` are also the state of a run that features receive (features/order.py).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Work:
 class Decision(Work):
     """A float model with the plan that was chosen from its ranges.
 
-    `runner` runs the model as it was when it was opened. `expected` are the float outputs for the held-out samples, and
-    `exact` is a copy of the float model from before any constant was changed; neither is given for networks that are
-    only tried out. `measured` keeps statistics that `runner` was run for, by everything they depend on, for a feature
-    that needs them again. `unrounded` has weights by the name of their node, as they were before a feature put numbers
-    of the format in their place: training starts from these, since a number of the format is far from every other.
+    `runner` runs the model as it was when the runner was opened. `expected` holds the float outputs for the held-out
+    samples, and `exact` is a copy of the float model from before any constant was changed; networks that are only tried
+    out have neither. `measured` caches statistics that took a run of the model, keyed by everything they depend on.
+    `unrounded` holds weights by the name of their node, as they were before a feature rounded them to the format.
+    Training starts from these, because a rounded weight is as far as possible from changing its code.
     """
 
     placement: Placement
@@ -81,10 +81,10 @@ def quantized_errors(
     outputs: Sequence[str] | None = None,
     samples: Sequence[Mapping[str, Any]] | None = None,
 ) -> OutputErrors:
-    """The errors of the network as it would be written now, on the held-out samples or those given.
+    """Return the errors of the network as quantized so far, on the held-out samples or on those given.
 
-    `expected` are the outputs to compare with, by default the float network's, and `outputs` the names of those that
-    count, by default all.
+    `expected` are the outputs to compare with, by default the float network's. `outputs` names the outputs that count,
+    by default all.
     """
     judged = work.samples.held_out if samples is None else samples
     if not judged:
@@ -97,22 +97,22 @@ def quantized_errors(
 
 
 def decide(decision: Decision) -> tuple[AlgorithmFacts, ...]:
-    """Let features that do not train change weights, biases and plan; returns what was done, the NPU's limits first."""
+    """Let features that do not train change weights, biases and plan. Returns the facts, those on NPU limits first."""
     facts = call("onnx", "after_choosing", decision, [feature for feature in FEATURES if not feature.trains])
     return facts if decision.positions is None else (decision.positions, *facts)
 
 
 def train(decision: Decision) -> tuple[AlgorithmFacts, ...]:
-    """Let features that train change weights and biases, once the others have decided."""
+    """Let features that train change weights and biases, after the others."""
     return call("onnx", "after_choosing", decision, TRAINING)
 
 
 def measure(
     runner: FloatRunner, wanted: Sequence[RangeKey], samples: Samples, settings: Settings, known: Ranges | None = None
 ) -> dict[RangeKey, TensorRange]:
-    """Return all wanted ranges; those that are known are not measured again.
+    """Return the ranges of all `wanted` keys; `known` ranges are not measured again.
 
-    A tensor that is wanted for several specs takes one pass over the samples for each of them.
+    A tensor that is wanted for several specs takes one pass over the samples per spec.
     """
     ranges = dict(known or {})
     pending = [key for key in wanted if key not in ranges]

@@ -26,10 +26,10 @@ from quark.onnx.large_tensors import MappedTensor, kept
 
 FLOAT_TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
-# In the meta store of a node: it stays in float, and reads its input before that is quantized for others.
+# Key in a node's meta store: it stays in float, and reads its input before that is quantized for others.
 READS_FLOAT = "quark.onnx.reads_float"
-COMPUTED = "/computed"  # suffix of a tensor of a piece that is both computed and given
-_MAX_COPIES = 100_000_000  # of the type of a value, while shapes are inferred: about 10 seconds
+COMPUTED = "/computed"  # suffix of a tensor of a piece that is both an input and an output
+_MAX_COPIES = 100_000_000  # bytes of type copies during shape inference, about 10 seconds
 _ATTRIBUTES: Mapping[type, Callable[[str, Any], ir.Attr]] = {
     int: ir.AttrInt64,
     float: ir.AttrFloat32,
@@ -39,12 +39,12 @@ _NAMES = "quark.onnx.graph.names"  # key of the names in use, in the model's met
 
 
 def opset(model: ir.Model) -> int:
-    """The version of the standard operators."""
+    """The version of the standard operators that the model imports."""
     return model.opset_imports[""]
 
 
 def nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes of the main graph in order, as a list, so that the graph can change meanwhile."""
+    """The nodes of the main graph in order, as a list, so that the graph may change during iteration."""
     return list(model.graph)
 
 
@@ -70,7 +70,7 @@ def is_constant(value: ir.Value | None) -> bool:
 
 
 def readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """The nodes that read the value, also inside subgraphs, each with the number of the input.
+    """The nodes that read the value, including those inside subgraphs, each with the index of the input.
 
     They are in the order of the graph, except for readers that were rewired since.
     """
@@ -101,7 +101,7 @@ def dimensions(value: ir.Value | None) -> tuple[int | None, ...] | None:
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """The number of dimensions; None if it is unknown."""
+    """The number of dimensions, or None if unknown."""
     return None if value is None or value.shape is None else len(value.shape)
 
 
@@ -111,7 +111,7 @@ def is_float(value: ir.Value | None) -> bool:
 
 
 def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """The bounds of a Relu or Clip; None if they are known at run time only."""
+    """The bounds of a Relu or Clip; None if they are only known at run time."""
     if node.op_type == "Relu":
         return 0.0, np.inf
     bounds = []
@@ -125,7 +125,7 @@ def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
 
 
 def fresh_name(model: ir.Model, base: str) -> str:
-    """`base`, or else `base_1`, `base_2` ..., the first that no value and no node has.
+    """Return `base`, or `base_1`, `base_2` ... if it is taken by a value or a node.
 
     The model remembers the names it returned. Names that other code creates after the first call are not known.
     """
@@ -141,7 +141,7 @@ def fresh_name(model: ir.Model, base: str) -> str:
 
 
 class FreeNames:
-    """The names in use. A name that is asked for again gets a number.
+    """The names in use; a name that is taken gets a number.
 
     Numbers continue where they ended for the same name, so thousands of equal names take linear time.
     """
@@ -152,11 +152,11 @@ class FreeNames:
         self._next: dict[str, int] = {}
 
     def take(self, names: Iterable[str | None]) -> None:
-        """Note names that are in use."""
+        """Mark names as used."""
         self._taken.update(name for name in names if name is not None)
 
     def free(self, base: str) -> str:
-        """`base`, with the first free number if it is in use already. The result is in use from now on."""
+        """Return `base`, or `base` with the first free number if it is taken. The result is in use from now on."""
         name = base
         if base in self._taken:
             number = self._next.get(base, self._first)
@@ -229,7 +229,7 @@ def add_node(  # noqa: PLR0913 - options of the public interface, by keyword
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:
-    """An attribute. onnx_ir finds out the type of a value by many checks against protocols, which are slow."""
+    """Make an attribute. onnx_ir would infer the type of the value by many checks against protocols, which are slow."""
     make = _ATTRIBUTES.get(type(value))
     return ir.convenience.convert_attribute(name, value) if make is None else make(name, value)
 
@@ -314,8 +314,8 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
 
 
 def bypass(node: ir.Node, source: ir.Value | None = None) -> bool:
-    """Remove a node whose first output equals `source`, by default its first input. Returns False and changes nothing
-    if the node is between a graph output and a value that cannot take its name."""
+    """Connect the readers of a node's first output to `source`, by default its first input, and remove the node.
+    Returns False and changes nothing if the node is between a graph output and a value that cannot take its name."""
     value = input_value(node, 0) if source is None else source
     if value is None or not replace_value(node.outputs[0], value):
         return False
@@ -330,20 +330,20 @@ def remove_node(node: ir.Node) -> None:
 
 
 def remove_dead(model: ir.Model) -> bool:
-    """Remove the nodes and initializers that no graph output depends on; return whether there were any."""
+    """Remove the nodes and initializers that no graph output depends on; returns True if there were any."""
     return bool(RemoveUnusedNodesPass()(model).modified)
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Fill in the types and shapes that ONNX's inference finds; others stay as declared.
+    """Add types and shapes by ONNX's inference; existing declarations are kept.
 
-    Large weights are not passed to it. If inference fails altogether, that is not an error, because later steps can do
-    without shapes. It is skipped if ONNX would have to copy the types of too many values for too many subgraphs.
+    Large weights are not passed to it. Failure of the inference is not an error, because later steps can do without
+    shapes. Inference is skipped if ONNX would have to copy the types of too many values for too many subgraphs.
     """
     subgraphs = sum(1 for _ in model.graphs()) - 1
     if subgraphs * sum(len(node.outputs) for node in model.graph) > _MAX_COPIES:
         return
-    # if inference fails, onnx_ir's message is malformed, and logging would print a traceback
+    # if inference fails, onnx_ir logs a malformed message, and logging would print a traceback
     log = logging.getLogger("onnx_ir.passes.common.shape_inference")
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -354,15 +354,15 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _forget_types_of_sequences(graph: ir.Graph, versions: Mapping[str, int]) -> None:
-    """Remove the types that onnx_ir assigns to sequences, maps and optional values without a declared type: those of
-    their elements, as if they were tensors."""
+    """Remove the types that onnx_ir assigns to sequences, maps and optional values without a declared type. It gives
+    them the type of their elements, as if they were tensors."""
     for node in graph:
         inner = _subgraphs(node)
         for inner_graph in inner:
             _forget_types_of_sequences(inner_graph, versions)
         for index, value in enumerate(node.outputs):
             if node.domain == "" and node.op_type in ("If", "Loop") and inner:
-                given = inner[0].outputs  # of a Loop, the first is the condition
+                given = inner[0].outputs  # the first one of a Loop is the condition
                 position = index if node.op_type == "If" else index + 1
                 is_tensor = position >= len(given) or given[position].type is not None
             elif node.domain == "" and node.op_type == "Identity":
@@ -375,7 +375,7 @@ def _forget_types_of_sequences(graph: ir.Graph, versions: Mapping[str, int]) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _sequence_outputs(domain: str, op_type: str, version: int) -> frozenset[int]:
-    """The outputs of an operator that are not tensors, whatever its inputs."""
+    """The indices of an operator's outputs that are never tensors."""
     is_known = domain in ("", "ai.onnx.ml") and 0 < version < 2**31  # onnx accepts no other versions
     if not is_known or not onnx.defs.has(op_type, version, domain):
         return frozenset()
@@ -386,7 +386,8 @@ def _sequence_outputs(domain: str, op_type: str, version: int) -> frozenset[int]
 
 
 def bodies(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node]]:
-    """The subgraphs of If, Loop and Scan, each with the node that holds it; those inside another come before it."""
+    """The subgraphs of If, Loop and Scan, each with the node that holds it. An outer subgraph comes before those inside
+    it."""
     graphs = []
     for node in graph:
         for body in (graph for attr in node.attributes.values() for graph in graphs_in(attr)):
@@ -397,9 +398,9 @@ def bodies(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node]]:
 
 
 def as_model(model: ir.Model, body: ir.Graph) -> ir.Model:
-    """A model whose graph is a body of this one, to look at it and change it in place as if it were alone.
+    """A body of this model as a model of its own, to be read and changed in place.
 
-    The two share names that are in use and versions of operators. The body may read values of graphs outside.
+    The two share the names in use and the versions of operators. The body may read values of outer graphs.
     """
     fresh_name(model, "body")  # from now on the names in use are known
     body.opset_imports.update(model.opset_imports)
@@ -442,7 +443,7 @@ def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> i
         if node is not None and node not in needed:
             needed.add(node)
             pending += [value.producer() for value in read_by(node) if value.name not in given]
-    # only what is needed is cloned: a large model is cut into hundreds of pieces
+    # clone only what is needed: a large model is cut into hundreds of pieces
     read = {str(value.name) for node in needed for value in read_by(node)} | set(outputs)
     own = {str(value.name) for value in model.graph.inputs}
     cut = [values[name] for name in inputs if name not in own and values[name].producer() not in needed]
@@ -461,7 +462,7 @@ def piece(model: ir.Model, inputs: Collection[str], outputs: Sequence[str]) -> i
     )
     graph = part.graph
     for value in graph.inputs[len(model.graph.inputs) :]:
-        value.shape = None  # of a tensor within a model, the declared shape is often only inferred
+        value.shape = None  # the declared shape of an inner tensor is often only inferred
     values = {str(value.name): value for value in graph.inputs}
     values |= {str(value.name): value for node in graph for value in node.outputs}
     for name in inputs:
@@ -500,7 +501,7 @@ def frontier(model: ir.Model, last: int) -> list[str]:
 
 
 def read_by(node: ir.Node) -> Iterable[ir.Value]:
-    """The values that a node reads, also those that its subgraphs capture."""
+    """The values that a node reads, including those that its subgraphs capture."""
     yield from (value for value in node.inputs if value is not None)
     for graph in _subgraphs(node):
         inner = list(graph.all_nodes())

@@ -85,10 +85,10 @@ _SHORT_FLOATS = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16
 _FLOAT8 = {ir.DataType.FLOAT8E4M3FN: "fp8_e4m3", ir.DataType.FLOAT8E5M2: "fp8_e5m2", ir.DataType.FLOAT4E2M1: "fp4_e2m1"}
 _MOVED = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _MOST_MOVES = 8
-_MOVING = ("Identity", "Pad", "Resize")  # besides those of which the table of operators says so
-_TRANSPOSE_A = r"Transpose_output(_\d+)?"  # what insert puts before the integer form of a Gemm with transA
+_MOVING = ("Identity", "Pad", "Resize")  # in addition to those that the table of operators lists
+_TRANSPOSE_A = r"Transpose_output(_\d+)?"  # inserted before the integer form of a Gemm with transA
 _WIDE_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-_DAMAGE = (QuarkError, TypeError, ValueError, LookupError, AttributeError)  # what a malformed node leads to
+_DAMAGE = (QuarkError, TypeError, ValueError, LookupError, AttributeError)  # errors that a malformed node causes
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def is_quantizer(node: ir.Node | None) -> bool:
 
 
 def is_quantizing(node: ir.Node) -> bool:
-    """True if the node is a quantizer, or computes with codes: models in float have no such node."""
+    """True if the node is a quantizer or computes with codes; a float model has no such node."""
     return is_on_codes(node) or is_quantizer(node)
 
 
@@ -168,7 +168,8 @@ class Quantizer:
 
     @cached_property
     def choice(self) -> Choice:
-        """What a plan says of it; reads the scales on first use. Raises QuarkError if no plan can express it."""
+        """The plan's choice for the tensor; scales are read on first use. Raises QuarkError if a plan cannot express
+        it."""
         try:
             return self.decide()
         except QuarkError:
@@ -188,7 +189,7 @@ class Quantizer:
 
     @property
     def scale_count(self) -> int:
-        """The number of scales, known without reading them; 0 if they are computed at run time."""
+        """The number of scales, without reading them; 0 if they are computed at run time."""
         tensor = stored_tensor(self.scale)
         return 0 if tensor is None else int(tensor.size)
 
@@ -203,10 +204,10 @@ def read_plan(source: str | os.PathLike[str] | onnx.ModelProto | bytes | ir.Mode
 
 
 class QuantizedGraph:
-    """A graph, and what is quantized in it. The graph must be in order; it is not changed.
+    """A graph, and what is quantized in it. The graph must be sorted; it is not changed.
 
-    Numbers are read when they are asked for, so a graph whose weights were left out can be looked at too. Nodes that
-    cannot be read are skipped; `plan` raises an error for the first of them.
+    Numbers are read on first use, so a graph without its large weights can be inspected too. Nodes that cannot be read
+    are skipped; `plan` raises an error for the first of them.
 
     quantizers    by their node, in the order of the graph. Each half of a pair is a quantizer; of operators on codes
                   only MatMulNBits and GatherBlockQuantized are
@@ -257,7 +258,7 @@ class QuantizedGraph:
         return self._factors.get((node, index))
 
     def constants(self) -> set[str]:
-        """The names of weights and biases that something reads quantized."""
+        """The names of weights and biases that have a quantizer."""
         return {quantizer.tensor for quantizer, _ in self._rows if quantizer.is_constant}
 
     def is_fixed(self, value: ir.Value | None) -> bool:
@@ -265,14 +266,15 @@ class QuantizedGraph:
         return value is not None and (value in self.fixed or is_constant(value))
 
     def role(self, quantizer: Quantizer) -> Role:
-        """What the tensor is to its readers. A constant is a bias only if nothing reads it as a weight."""
+        """The role of the tensor for its readers. A constant is a bias only if nothing reads it as a weight."""
         if not quantizer.is_constant:
             return Role.ACTIVATION
         is_bias = (quantizer, Role.BIAS) in self._rows and (quantizer, Role.WEIGHT) not in self._rows
         return Role.BIAS if is_bias else Role.WEIGHT
 
     def plan(self) -> QuantizationPlan:
-        """The plan, one row for all readers that see a tensor the same way, however many quantizers it has for them."""
+        """The plan, with one row for all readers that see a tensor the same way, regardless of how many quantizers they
+        use."""
         if self._problems:
             raise self._problems[0]
         seconds = {quantizer: first for quantizer, _ in self._rows if (first := self._first(quantizer)) is not None}
@@ -296,8 +298,8 @@ class QuantizedGraph:
         return QuantizationPlan(rows, tuple(self._skipped()))
 
     def _first(self, quantizer: Quantizer) -> Quantizer | None:
-        """The quantizer of another type whose numbers this one quantizes again; None if there is none, and for the
-        third of three."""
+        """The quantizer of another type whose result this one quantizes again. None if there is none, or if this is the
+        third in a row."""
         before = self._numbers.get(quantizer.source)
         if before is None or before.is_constant or self._numbers.get(before.source) is not None:
             return None
@@ -312,7 +314,7 @@ class QuantizedGraph:
                 yield SkippedNode(_name(node), node.op_type, WEIGHT_IN_FLOAT)
 
     def _read(self, node: ir.Node) -> None:
-        """Note what the node does to its input, and which quantized numbers it reads."""
+        """Record what the node does to its input, and which quantized numbers it reads."""
         first = input_value(node, 0)
         if node.op_type == "Sum" and len(node.inputs) == 1 and first in self._numbers and _stem(node.name, APART):
             self._numbers[node.outputs[0]] = self._numbers[first]
@@ -337,7 +339,7 @@ class QuantizedGraph:
             role = Role.BIAS if known is not None and reader.index == known.bias else Role.WEIGHT
         self._rows.setdefault((quantizer, role), []).append(reader)
 
-    # The rules. Each returns False if the node is not what its name suggests.
+    # Rules. Each returns False if the node does not have the role that its name suggests.
 
     def _quantize(self, node: ir.Node) -> bool:
         source = input_value(node, 0)
@@ -367,7 +369,7 @@ class QuantizedGraph:
             own = _linear(node, before.tensor, before.source, before.is_constant, codes)
         self.quantizers[node] = own
         if before is None and own.is_constant and own.scale is None:
-            return True  # a weight that is unpacked with a scale of its own
+            return True  # a weight that is unpacked, with its own scale
         result = node.outputs[0]
         narrow = _lone_reader(result)
         if narrow is not None and _cast_type(narrow) is ir.DataType.FLOAT16 and _stem(narrow.name, "narrow"):
@@ -377,7 +379,7 @@ class QuantizedGraph:
         return True
 
     def _table_rows(self, node: ir.Node, gather: ir.Node) -> None:
-        """Note the table that a Gather takes rows of codes from, for the node that dequantizes them."""
+        """Record the table that a Gather takes rows of codes from, for the node that dequantizes them."""
         table = gather.inputs[0]
         assert table is not None
         own = _linear(node, _stem(table.name, "quantized") or str(table.name), table, True, table)
@@ -386,7 +388,7 @@ class QuantizedGraph:
             choice, tensor = own.choice, stored_tensor(table)
             if not isinstance(choice, AffineChoice) or choice.axis is None or choice.axis >= 0 or tensor is None:
                 return choice
-            return replace(choice, axis=choice.axis + len(tensor.shape))  # counted from behind: Gather may add axes
+            return replace(choice, axis=choice.axis + len(tensor.shape))  # negative, because a Gather may add axes
 
         quantizer = replace(own, decide=decide)
         self.quantizers[node] = quantizer
@@ -412,14 +414,14 @@ class QuantizedGraph:
             tensor, is_constant = self._tensor(source, hint), is_held(source)
         else:
             tensor, is_constant = str(source.name) if is_held(source) or hint is None else hint, True
-            with contextlib.suppress(QuarkError, TypeError, ValueError):  # plan() says what is wrong with it
+            with contextlib.suppress(QuarkError, TypeError, ValueError):  # plan() reports the error
                 tensor = _stem(tensor, decide().format) or tensor
         quantizer = Quantizer(tensor, source, node, is_constant, decide)
         self.quantizers[node] = self._numbers[node.outputs[0]] = quantizer
         return True
 
     def _cast(self, node: ir.Node) -> bool:
-        """The second of two Casts, or one that widens a constant."""
+        """Record the second of two Casts, or one that widens a constant."""
         source = input_value(node, 0)
         if source is None or node.domain or _cast_type(node) not in _WIDE_FLOATS:
             return False
@@ -427,7 +429,7 @@ class QuantizedGraph:
             name = _SHORT_FLOATS.get(_dtype(source) or ir.DataType.UNDEFINED)
             original = None if name is None else _stem(source.name, name)
             if name is None or (original is None and _cast_type(node) is _dtype(source)):
-                return False  # a float16 model with float16 weights has such a Cast too, with the name that says so
+                return False  # a float16 model has such Casts of its weights too; their names tell
             self._note_float(node, original or str(source.name), source, FloatChoice(name))
             return True
         first = source.producer()
@@ -551,14 +553,14 @@ class QuantizedGraph:
         return True
 
     def _code_factor(self, node: ir.Node, position: int, reader: Reader) -> None:
-        """Note that the node reads these codes."""
+        """Record that the node reads these codes."""
         codes, scale = input_value(node, position), input_value(node, position + 1)
         quantizer = None if codes is None else self._codes.get(codes)
         if codes is not None and quantizer is None and is_held(scale):
 
             def decide() -> AffineChoice:
                 axis, numbers = None, _array(scale)
-                if numbers.ndim:  # of output channels
+                if numbers.ndim:  # one for each output channel
                     axis = 0 if node.op_type == "QLinearConv" or attribute(node, "transB", 0) else 1
                 return _affine(node, _dtype(codes), numbers, _optional_array(input_value(node, position + 2)), axis)
 
@@ -581,13 +583,13 @@ class QuantizedGraph:
             self._codes[result] = Quantizer(tensor, result, node, False, decide, dtype, scale, zero_point)
 
     def _moved_codes(self, node: ir.Node) -> bool:
-        """A node of the standard that reads codes: those that a Reshape, MaxPool, Relu ... moves keep their scale."""
+        """Record a standard node that reads codes; Reshape, MaxPool, Relu and others that move codes keep the scale."""
         read = [(index, value) for index, value in enumerate(node.inputs) if value in self._codes]
         if not read or node.domain:
             return bool(read)
         name, maker = _layer(node), read[0][1].producer()
         quantizer = self._codes[read[0][1]]
-        if maker is not None and _layer(maker) == name != _name(maker):  # the Relu of a layer, after the layer
+        if maker is not None and _layer(maker) == name != _name(maker):  # a Relu that follows its layer
             self._codes[node.outputs[0]] = quantizer
             return True
         for index, value in read:
@@ -595,7 +597,7 @@ class QuantizedGraph:
         known = operator_facts(node)
         is_moving = node.op_type in _MOVING or (known is not None and known.kind in (Kind.PASS, Kind.ACTIVATION))
         for result in node.outputs if is_moving else ():
-            # who reads the codes next may still have the scale that was named after the tensor
+            # the next reader of the codes may still have the scale that was named after the tensor
             hints = (_hint(reader, index + 1) for reader, index in readers(result))
             tensor = next((hint for hint in hints if hint is not None and hint not in self._values), str(result.name))
             self._codes[result] = replace(
@@ -604,10 +606,10 @@ class QuantizedGraph:
         return True
 
     def _tensor(self, source: ir.Value, hint: str | None) -> str:
-        """The name that a tensor had in the float model. `hint` is what the quantizer was named after.
+        """The name of the tensor in the float model. `hint` is what the quantizer was named after.
 
-        The hint is right if a folded Relu took its tensor with it, and if an output of the graph was quantized: the
-        result has taken the name of the output then.
+        The hint is right if a folded Relu took its tensor with it, and if a graph output was quantized: then the result
+        has taken the output's name.
         """
         name, holder = str(source.name), self._values.get(hint or "")
         if hint is None or hint == name:
@@ -619,7 +621,7 @@ class QuantizedGraph:
 
 
 def _linear(node: ir.Node, tensor: str, source: ir.Value, is_fixed: bool, codes: ir.Value | None) -> Quantizer:
-    """What QuantizeLinear or DequantizeLinear does. A type that nothing says is uint8."""
+    """The choice of a QuantizeLinear or DequantizeLinear. The type is uint8 if nothing declares it."""
     scale, zero_point = input_value(node, 1), input_value(node, 2)
     dtype = _dtype(zero_point) or _dtype(codes) or ir.DataType(int(attribute(node, "output_dtype", 0)) or 2)
 
@@ -643,7 +645,7 @@ def _linear(node: ir.Node, tensor: str, source: ir.Value, is_fixed: bool, codes:
 
 
 def _choice_of(quantizer: Quantizer) -> Choice:
-    """What a quantizer does; a ModelError if that is nothing that makes sense."""
+    """The choice of a quantizer; raises a ModelError if it is malformed."""
     try:
         return quantizer.choice
     except ModelError:
@@ -653,7 +655,7 @@ def _choice_of(quantizer: Quantizer) -> Choice:
 
 
 def _gate_choice(node: ir.Node, weight: ir.Value, scale: ir.Value | None, zero_point: ir.Value | None) -> AffineChoice:
-    """What DynamicQuantizeLSTM does to a weight, in the layout of LSTM: [directions, gates, inputs]."""
+    """The choice for a weight of DynamicQuantizeLSTM, in the layout of LSTM: [directions, gates, inputs]."""
     numbers, zeros, tensor = _array(scale), _optional_array(zero_point), stored_tensor(weight)
     shape = () if tensor is None else tuple(tensor.shape.numpy())
     if len(shape) != 3 or numbers.shape not in ((shape[0],), (shape[0], shape[2])):
@@ -662,11 +664,11 @@ def _gate_choice(node: ir.Node, weight: ir.Value, scale: ir.Value | None, zero_p
         return _affine(node, _dtype(weight), numbers, zeros, None if numbers.size == 1 else 0)
     if (numbers == numbers[0]).all() and (zeros is None or (zeros == zeros.ravel()[0]).all()):
         return _affine(node, _dtype(weight), numbers[0], None if zeros is None else zeros.ravel()[:1], 1)
-    return _affine(node, _dtype(weight), numbers, zeros, 2, shape[1])  # each direction has its own for each gate
+    return _affine(node, _dtype(weight), numbers, zeros, 2, shape[1])  # separate for each gate of each direction
 
 
 def _table_choice(node: ir.Node) -> AffineChoice:
-    """What GatherBlockQuantized does to its table, of which rows are read."""
+    """The choice for the table of a GatherBlockQuantized, which reads its rows."""
     scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
     bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 128))
     axis = int(attribute(node, "quantize_axis", 1))
@@ -680,7 +682,7 @@ def _table_choice(node: ir.Node) -> AffineChoice:
 
 
 def _unpacked_zero_points(packed: Array | None, bits: int, lines: int, blocks: int) -> Array | None:
-    """Zero points [lines, blocks] from bytes; None if there are none, or if they are floats."""
+    """Unpack zero points [lines, blocks] from bytes; None if there are none, or if they are floats."""
     if packed is None or packed.dtype != np.uint8:
         return None
     codes = packed.reshape(lines, -1, 1) >> (np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
@@ -688,7 +690,7 @@ def _unpacked_zero_points(packed: Array | None, bits: int, lines: int, blocks: i
 
 
 def _nbits_choice(node: ir.Node) -> AffineChoice:
-    """What MatMulNBits does to its weight."""
+    """The choice for the weight of a MatMulNBits."""
     scale, packed = _array(input_value(node, 2)), _optional_array(input_value(node, 3))
     bits, size = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 0))
     columns = int(attribute(node, "N", 0))
@@ -710,7 +712,7 @@ def _affine(
     axis: int | None,
     group_size: int | None = None,
 ) -> AffineChoice:
-    """The choice for codes of that type; no zero point means 0, and one goes for all scales."""
+    """The choice for codes of that type; a missing zero point means 0, and a single one applies to all scales."""
     format = "uint8" if dtype is None else dtype.name.lower()
     if not isinstance(FORMATS.get(format), IntFormat):
         raise ModelError(f"node '{_name(node)}' ({node.op_type}): codes of type {format} fit no plan")
@@ -724,7 +726,7 @@ def _affine(
 
 
 def _product_scale(node: ir.Node) -> ir.Value | None:
-    """The scale of the weight of ConvInteger or MatMulInteger: Cast, then Mul with a product that it is a factor of."""
+    """The weight's scale of ConvInteger or MatMulInteger: one factor of the product in the Mul behind the Cast."""
     cast = _lone_reader(node.outputs[0])
     scaled = _lone_reader(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
     if cast is None or scaled is None or scaled.op_type != "Mul":
@@ -752,7 +754,7 @@ def _gather_of_table(node: ir.Node) -> ir.Node | None:
 
 
 def _standard(node: ir.Node) -> OperatorFacts | None:
-    """What the table of operators says of a standard operator."""
+    """The entry of a standard operator in the table of operators."""
     return OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
 
@@ -773,7 +775,7 @@ def _fixed_values(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _unpacking_nodes(graph: ir.Graph, fixed: Collection[ir.Value]) -> set[int]:
-    """The nodes that unpack a weight for a mark: the mark says what the weight is."""
+    """The nodes that unpack a weight for a mark; the mark describes the weight."""
     names: set[int] = set()
     for mark in _all_nodes(graph):
         pending = list(mark.inputs) if mark.domain == CONSTANT_DOMAIN else []
@@ -804,13 +806,13 @@ def is_held(value: ir.Value | None) -> bool:
 
 
 def is_turned(value: ir.Value) -> bool:
-    """True for the transpose of a constant, as a weight is stored that is also the table of an embedding."""
+    """True for the transpose of a constant: a weight that is also the table of an embedding is stored that way."""
     maker = value.producer()
     return maker is not None and maker.op_type == "Transpose" and not maker.domain and is_held(input_value(maker, 0))
 
 
 def stored_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """What an initializer or a Constant holds; None for other values."""
+    """The tensor of an initializer or a Constant; None for other values."""
     if value is None or not is_held(value):
         return None
     maker = value.producer()
@@ -832,7 +834,7 @@ def _array(value: ir.Value | None) -> Array:
 
 
 def _dtype(value: ir.Value | None) -> ir.DataType | None:
-    """The type of what is stored, rather than what is declared."""
+    """The type of the stored data, as opposed to the declared one."""
     if value is None:
         return None
     maker = value.producer()
@@ -853,17 +855,17 @@ def _damaged(node: ir.Node, error: Exception) -> ModelError:
 
 
 def _name(node: ir.Node) -> str:
-    """A node without a name is known by its output."""
+    """The node's name, or its output's if it has none."""
     return node.name or next((str(value.name) for value in node.outputs if value.name), node.op_type)
 
 
 def _layer(node: ir.Node) -> str:
-    """The node of the float model that an operator on codes stands for; ONNX Runtime's quantizer says 'quant'."""
+    """The float model's node that an operator on codes stands for; ONNX Runtime's quantizer appends 'quant'."""
     return _stem(node.name, node.op_type) or _stem(node.name, "quant") or _name(node)
 
 
 def _stem(name: str | None, suffix: str) -> str | None:
-    """What a name was derived from by this suffix, also if a number made it unique.
+    """The name without this suffix; a number that made the name unique is removed too.
 
     >>> _stem("w_quantized", "quantized"), _stem("w_quantized_1", "quantized"), _stem("w", "quantized")
     ('w', 'w', None)
@@ -873,7 +875,7 @@ def _stem(name: str | None, suffix: str) -> str | None:
 
 
 def _hint(node: ir.Node, position: int) -> str | None:
-    """The tensor that scale and zero point are named after, where both agree."""
+    """The tensor that scale and zero point are named after, if both agree."""
     scale, zero_point = input_value(node, position), input_value(node, position + 1)
     names = [_stem(None if scale is None else scale.name, "scale")]
     names.append(_stem(None if zero_point is None else zero_point.name, "zero_point"))

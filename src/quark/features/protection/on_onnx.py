@@ -56,18 +56,18 @@ from quark.onnx.view import operator_facts, view_of
 from quark.ranges import TensorRange
 from quark.report.quantities import count_of
 
-MOST_BITS = 9  # of an activation, with its part of a block's scale
-# 1 is the bound of ok, 0 is equal to float. Other samples are worse than those that choices are made by, hence the
-# margin; the answers of a classifier to a few samples are too coarse for one.
+MOST_BITS = 9  # of an activation, including its share of a block's scale
+# 1 is the bound of ok, and 0 is equal to float. Results on other samples are worse than on those that choices are made
+# by, hence the margin. A classifier's answers to a few samples are too coarse for one.
 TARGET_SEVERITY = 0.4
-GOAL_SEVERITY = 0.3  # once there is a search
+GOAL_SEVERITY = 0.3  # the goal of a search, once it has started
 CLASSES = "classes"
 MOST_SAMPLES = 8
 CORRECTION_SAMPLES = 4
-STRETCHES = 2  # of the network, that may have other ranges
-CLEAR_GAIN = 0.97  # of the distance: what a change must at least bring
+STRETCHES = 2  # parts of the network that may have different ranges
+CLEAR_GAIN = 0.97  # the least gain of a change, as a factor on the distance
 SENSITIVITY_SAMPLES = 4
-FIRST_SHARE = 0.5  # of the error of all layers, that is taken out at once
+FIRST_SHARE = 0.5  # the share of the error that the first step removes
 MOST_LAYER_TRIALS = 3
 BETWEEN_PRODUCTS = "between products, where measuring showed that 8 bits break the network"
 SENSITIVE = "the output is sensitive to it"
@@ -77,7 +77,8 @@ Ranges = dict[RangeKey, TensorRange]
 
 
 def is_protectable(settings: Settings) -> bool:
-    """True if the configuration has activations of about 8 bits whose types are fixed before the network runs."""
+    """True if the configuration quantizes activations to about 8 bits, with types that are fixed before the network
+    runs."""
     activation = settings.choose.default.activation
     if settings.mix is not None or settings.choose.is_weights_only:
         return False
@@ -87,7 +88,7 @@ def is_protectable(settings: Settings) -> bool:
 
 
 def needs_protection(outputs: Sequence[OutputFidelity], most: float = TARGET_SEVERITY) -> bool:
-    """True if an output is not ok, or so little better that other samples might not be."""
+    """True if an output is not ok, or so close to the bound that it might not be on other samples."""
     if overall_verdict(outputs) in (Verdict.DEGRADED, Verdict.COLLAPSED):
         return True
     parts = (part for output in outputs for part in output.parts if part.kind != CLASSES)
@@ -98,7 +99,7 @@ def is_better(outputs: Sequence[OutputFidelity], others: Sequence[OutputFidelity
     """True if the first network is closer to float than the other."""
 
     def key(fidelities: Sequence[OutputFidelity]) -> tuple[float, float]:
-        # below 1 all is ok, and the distance tells more
+        # below 1 everything is ok, and the distance says more
         severity = max((output.severity for output in fidelities), default=0.0)
         return max(severity, 1.0), max((output.distance for output in fidelities), default=0.0)
 
@@ -106,14 +107,14 @@ def is_better(outputs: Sequence[OutputFidelity], others: Sequence[OutputFidelity
 
 
 def runs_on_npu(options: ChoiceOptions) -> bool:
-    """True if the network is for an NPU that computes convolutional networks, for which a node in float is a detour."""
+    """True if the target is an NPU for convolutional networks, where a float node is a detour through the processor."""
     activation = options.default.activation
     has_positions = isinstance(activation, AffineSpec) and activation.is_power_of_two
     return options.target is Target.NPU_CNN or has_positions
 
 
 def protect_structures(model: ir.Model, settings: Settings) -> tuple[ChoiceOptions, Structures]:
-    """The options with the nodes in float that the form of the graph says should be, unless protection is off."""
+    """Return the options with the nodes in float that the form of the graph calls for, unless protection is off."""
     options = settings.choose
     if settings.protect.mode is ProtectMode.NONE or not isinstance(options.default.activation, AffineSpec):
         return options, Structures()
@@ -177,7 +178,7 @@ class _Trial:
         return max((output.severity for output in self.outputs), default=math.inf)
 
     def beats(self, other: _Trial) -> bool:
-        """True if this trial is clearly better: outputs that are worse than ok are compared by how bad they are."""
+        """True if this trial is clearly better. Outputs that are not ok are compared by severity."""
         if max(self.severity, other.severity) > 1 and abs(self.severity - other.severity) > 0.05:
             return self.severity < other.severity
         return self.distance < CLEAR_GAIN * other.distance
@@ -187,7 +188,7 @@ class _Trial:
 
 
 def protection_remarks(settings: Settings) -> list[str]:
-    """Options of protection that cannot have an effect."""
+    """Remarks on options of protection that have no effect."""
     options, remarks = settings.protect, []
     if options.mode is not ProtectMode.NONE and not is_protectable(settings):
         remarks.append("Protect: only activations of 8 bits are protected, and not together with mixed precision")
@@ -199,8 +200,8 @@ def protection_remarks(settings: Settings) -> list[str]:
 
 
 class Run(Protocol):
-    """A quantized network: how it compares with float, in the verdict (`outputs`) and on all samples that were judged,
-    the ranges that it was made from, and whether it was trained."""
+    """A quantized network: its comparison with float in the verdict (`outputs`) and on all judged samples, the ranges
+    that it was made from, and whether it was trained."""
 
     @property
     def outputs(self) -> tuple[OutputFidelity, ...]: ...
@@ -226,12 +227,12 @@ def protected_run(
     carry_out: Callable[[ir.Model, Settings, Ranges, Stops | None], AnyRun],
     settings_of: Callable[[str], Settings],
 ) -> tuple[AnyRun, Settings, ProtectionFacts | None]:
-    """Quantize the model by `carry_out`, with structures in float and, if protection is automatic and the outputs are
-    not close enough to float, once more with what a search found. Returns the settings of the result as well.
+    """Quantize the model by `carry_out`, with structures in float. If protection is automatic and the outputs are not
+    close enough to float, search for better options and quantize once more. Returns the settings of the result as well.
 
-    Training fits the layers that are still in 8 bits, so it comes last: `carry_out` stops before it where protection is
-    needed. Ranges that are `known` are not measured again. `vanished` are the names of nodes that rewrites have
-    removed, and `settings_of` returns the settings of a preset.
+    Training fits the layers that remain in 8 bits, so it comes last: `carry_out` stops before training if protection is
+    needed. `known` ranges are not measured again. `vanished` are the names of nodes that rewrites removed, and
+    `settings_of` returns the settings of a preset.
     """
     model, samples, settings = work.model, work.samples, work.settings
     choose, structures = protect_structures(model, settings)
@@ -268,9 +269,9 @@ def protect(
     vanished: Collection[str],
     settings_of: Callable[[str], Settings],
 ) -> Protected:
-    """Find options and ranges that keep the network usable. The float model is not changed.
+    """Find options and ranges that keep the network usable, without changing the float model.
 
-    `settings.choose` has the structures in float already, and `ranges` were measured for it.
+    `settings.choose` already has the structures in float, and `ranges` were measured for it.
     """
     model, settings = work.model, work.settings
     placements = [
@@ -294,14 +295,14 @@ def protect(
 
 
 def _between_products(model: ir.Model, options: ChoiceOptions) -> ChoiceOptions:
-    """The options with everything but products, and operators that only move their values, in float."""
+    """The options with float everywhere except for products and operators that only move their values."""
     known = ((str(node.name), operator_facts(node)) for node in model.graph)
     rest = [name for name, operator in known if operator and operator.kind is Kind.ARITHMETIC]
     return replace(_with_float(options, rest, BETWEEN_PRODUCTS), has_float_products=True)
 
 
 def _with_float(options: ChoiceOptions, names: Iterable[str], reason: str) -> ChoiceOptions:
-    """The options with more nodes in float; those that are already keep their reason."""
+    """The options with more nodes in float; nodes that already are in float keep their reason."""
     kept = dict(options.selection.kept_float)
     for name in names:
         kept.setdefault(name, reason)
@@ -309,7 +310,7 @@ def _with_float(options: ChoiceOptions, names: Iterable[str], reason: str) -> Ch
 
 
 class _Search:
-    """The best network so far, and what was tried on the way. Networks run on the samples that choices are made by."""
+    """The best network so far, and what was tried. Networks run on the samples that choices are made by."""
 
     def __init__(
         self, work: Work, ranges: Ranges, wanted: list[RangeKey], vanished: Collection[str], runner: FloatRunner
@@ -341,7 +342,7 @@ class _Search:
     def try_ranges(self) -> None:
         """Try other ranges: for all tensors, then for stretches of the network."""
         if not self._ranges:
-            return  # formats that need none
+            return  # these formats need no ranges
         methods = self._candidates()
         with track(len(methods) + STRETCHES, "trying ranges") as advance:
             by_method: list[tuple[_Trial, Ranges]] = []
@@ -414,10 +415,10 @@ class _Search:
             self._try("the same layers, ranges as configured", self.best.choose, dict(self._ranges))
 
     def alternatives(self, settings_of: Callable[[str], Settings]) -> tuple[str, ...]:
-        """Presets with wider types that turn out to be ok, for a network that 8 bits do not suit."""
+        """Presets with wider types that are ok for this network."""
         lines = []
         for name in WIDER_PRESETS:
-            # without features: the runner watches other tensors than they need
+            # without features, because the runner does not watch the tensors they need
             wider = replace(settings_of(name), refine=RefineOptions())
             trial = self._judged(name, wider.choose, {}, wider)
             if overall_verdict(trial.outputs) is Verdict.OK:
@@ -443,7 +444,7 @@ class _Search:
         return Protected(best.choose, best.ranges, facts)
 
     def _try(self, name: str, options: ChoiceOptions, ranges: Ranges) -> bool:
-        """Judge a network; returns True if it is the best now."""
+        """Judge a network; returns True if it is the best so far."""
         trial = self._judged(name, options, ranges)
         is_best = trial.beats(self.best)
         if is_best:
@@ -451,9 +452,9 @@ class _Search:
         return is_best
 
     def _judged(self, name: str, options: ChoiceOptions, ranges: Ranges, settings: Settings | None = None) -> _Trial:
-        """Quantize by these options, and everything else by `settings` (those of the run), and compare.
+        """Quantize with these options, and otherwise with `settings` (by default those of the run), and compare.
 
-        Ranges of tensors that only these options quantize are measured into `ranges`.
+        Ranges of tensors that only these options quantize are measured and added to `ranges`.
         """
         providers = self._settings.calibrate.providers
         wanted = tensors_to_measure(place(view_of(self._model), options, self._vanished))
@@ -467,7 +468,7 @@ class _Search:
         return trial
 
     def _quantized(self, settings: Settings, ranges: Ranges) -> Message:
-        """The network as it would be written, with biases corrected by a few samples, and without finetuning."""
+        """The network as it would be written, with biases corrected on a few samples, and without finetuning."""
         copy = self._model.clone()
         placement = place(view_of(copy), settings.choose, self._vanished)
         simulate(copy, settings.simulate, [node.node for node in placement.skipped])
@@ -508,7 +509,7 @@ class _Search:
         }
 
     def _costs(self) -> dict[tuple[str, ...], float]:
-        """How far the outputs move if a layer alone is quantized, by the nodes of the layer."""
+        """The distance of the outputs if one layer alone is quantized, by the nodes of the layer."""
         settings = replace(self._settings, choose=self.best.choose)
         quantized = self._quantized(settings, self.best.ranges).to_graph()
         sites = find_sites(self._model, quantized)
@@ -519,7 +520,7 @@ class _Search:
         costs: dict[tuple[str, ...], float] = {}
         by_name = {site.name: site for site in sites.sites}
         for site in sites.sites:
-            # what a node in float hands on is rounded for the layers that read it: theirs is the cost
+            # the result of a float node is rounded for the layers that read it, so the cost is theirs
             owners = [site]
             if site.name in kept and site.name in self._nodes:
                 uses = (node for value in self._nodes[site.name].outputs for node, _ in readers(value))
@@ -532,6 +533,6 @@ class _Search:
 
 
 def _extra_bytes(nodes: Iterable[ir.Node]) -> int:
-    """What the weights of layers take in float beyond 8 bits; a weight that several nodes share counts once."""
+    """The extra bytes of layers' weights in float instead of 8 bits; a weight shared by several nodes counts once."""
     counts = {node.inputs[1]: weight_count(node) for node in nodes if node.op_type in PRODUCTS | RECURRENT_TYPES}
     return 3 * sum(counts.values())

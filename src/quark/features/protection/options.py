@@ -9,7 +9,7 @@ from enum import Enum
 class ProtectMode(str, Enum):
     """How much is done to keep a network usable in 8 bits."""
 
-    AUTO = "auto"  # structures that are known to break, then what measuring finds if the verdict is not ok
+    AUTO = "auto"  # structures that are known to break, then a search by measurement if the verdict is not ok
     STRUCTURES = "structures"  # only what the form of the graph shows
     NONE = "none"
 

@@ -50,18 +50,18 @@ NORMS = frozenset(
 GATES = frozenset({"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softplus"})
 ACTIVATIONS = GATES | {"Relu", "LeakyRelu", "PRelu", "Elu", "HardSwish", "Gelu", "Softmax"}
 ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
-MOST_GATE_NODES = 6  # that compute the argument of a gate
+MOST_GATE_NODES = 6  # nodes that compute the argument of a gate
 # a tail without any of these only moves, sums or pools the outputs of the last layers
 TELLTALE = {
     *("Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Exp", "Log", "Mul", "Div", "Sub", "Pow", "Sqrt", "Concat"),
     *("TopK", "NonMaxSuppression", "ArgMax", "ReduceMax", "GridSample", "ScatterND", "Where"),
 }
-FEWEST_WEIGHTS = 512  # a layer with fewer has no trained weights: the 16 numbers of a distribution-to-box product
+FEWEST_WEIGHTS = 512  # a layer with fewer, as the 16 of a distribution-to-box product, is not a trained one
 MASK_VALUE = 1e3
-FEWEST_WORDS = 8192  # of a vocabulary
+FEWEST_WORDS = 8192  # the size of a vocabulary
 FEWEST_NORMS = 2
-REDUCTIONS = {"ReduceMean", "ReduceSum", "GlobalAveragePool"}  # which a rewrite may have made from ReduceMean
-MOST_MEAN_NODES = 16  # that compute a variance
+REDUCTIONS = {"ReduceMean", "ReduceSum", "GlobalAveragePool"}  # GlobalAveragePool: a ReduceMean that a rewrite changed
+MOST_MEAN_NODES = 16  # nodes that compute a variance
 PASSING_MASKS = {
     *("Add", "Sub", "Mul", "Where", "Expand", "Cast", "Slice", "Unsqueeze", "Squeeze", "Reshape", "Concat", "Tile"),
     *("Min", "Max", "Clip"),
@@ -122,14 +122,14 @@ def find_structures(model: ir.Model, target: Target) -> Structures:
 
 
 def _is_layer(node: ir.Node) -> bool:
-    """True if the node has trained weights to speak of."""
+    """True if the node has enough weights to be a trained layer."""
     if node.op_type in RECURRENT_TYPES:
         return True
     return node.op_type in PRODUCTS and weight_count(node) >= FEWEST_WEIGHTS
 
 
 def _closure(start: Iterable[ir.Node], step: Callable[[ir.Node], Iterable[ir.Node]]) -> set[ir.Node]:
-    """The nodes that `start` leads to by `step`, with `start` itself."""
+    """The nodes reachable from `start` by `step`, including `start`."""
     seen = set(start)
     pending = list(seen)
     while pending:
@@ -150,7 +150,7 @@ def _readers(node: ir.Node) -> list[ir.Node]:
 
 
 def _post_processing(nodes: list[ir.Node]) -> list[ir.Node]:
-    """The nodes that lead to no further layer, if they do more than move and pool the outputs of the last layers.
+    """The nodes behind the last layers, if they do more than move and pool the layers' outputs.
 
     Activations that are computed with the layer before them stay with it.
     """

@@ -1,4 +1,4 @@
-"""The whole of a run: load, optimize, equalize, mix, protect, place, calibrate, decide, insert, check."""
+"""One quantization run: load, optimize, equalize, mix, protect, place, calibrate, decide, insert, check."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ from quark.ranges import TensorRange
 from quark.report.algorithms import idle_remark
 from quark.report.quantities import count_of, listed, size_text
 
-USUAL_LIMIT_BYTES = 1_000_000_000  # of weights, for a model that only the verdict runs
-VERDICT_MACS = 15_000_000_000  # of all samples together that only the verdict runs
-FEWEST_JUDGED = 16  # samples, as far as VERDICT_MACS allows: of a tenth that went wrong, four times in five one shows
+USUAL_LIMIT_BYTES = 1_000_000_000  # bytes of weights, for a model that runs for the verdict only
+VERDICT_MACS = 15_000_000_000  # for all samples that run for the verdict only
+FEWEST_JUDGED = 16  # if VERDICT_MACS allows: enough to show, four times in five, a failure on a tenth of the samples
 _FEWER_PASSES = (
     "the verdict was computed without ONNX Runtime's optimizations of layouts and of float operators, which take "
     "minutes in a network of this many quantized tensors; its integer kernels were used"
@@ -78,7 +78,7 @@ class Outcome:
     """The quantized model, and the report on it except for the file that it is written to."""
 
     message: Message
-    account: Report  # without the hash of the source: for a large file, it takes as long as everything else
+    account: Report  # without the hash of the source, which takes as long as everything else for a large file
     digest: Digest
     card: Card
     files: tuple[MappedFile, ...] = ()  # files of the source that weights are still read from
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def report(self) -> Report:
-        """The account with the hash, which is waited for."""
+        """The report with the hash of the source; waits until it is computed."""
         return replace(self.account, source=replace(self.account.source, sha256=self.digest.hexdigest()))
 
 
@@ -99,10 +99,10 @@ def quantize_graph(
     settings: Settings,
     metric: Measure | None = None,
 ) -> Outcome:
-    """Quantize a model by the settings; the result is not written. `metric` is measured on both models, for the report.
+    """Quantize a model as the settings say, without writing it.
 
-    The files of a large model are read until the result is saved. If one of them changes, the next step raises a
-    ModelError.
+    `metric` is measured on both models, for the report. The files of a large model are read until the result is saved.
+    If one of them changes, the next step raises a ModelError.
     """
     with ExitStack() as stack:
         if settings.save.is_in_memory:
@@ -128,7 +128,8 @@ def _quantize_graph(
     names = _op_types(model)
     op_types = {node.op_type for node in model.graph.all_nodes()}
     samples = data.open(model, settings)
-    fed = data_facts(data, samples, settings)  # before any are dropped: memory must not show in the file
+    # before samples are dropped: the file must not depend on the machine's memory
+    fed = data_facts(data, samples, settings)
     if settings.optimize.has_channels_last:
         samples.transpose(dict.fromkeys(to_channels_last(model), TO_CHANNELS_LAST))
     obstacle = verdict_obstacle(model, samples, settings)
@@ -204,7 +205,7 @@ def _quantize_graph(
 @dataclass(frozen=True, eq=False)
 class _Source:
     """The model file, the data, the names of all nodes before rewrites, and the float outputs for the samples of the
-    verdict if they were computed already."""
+    verdict if they are computed already."""
 
     loaded: LoadedModel
     fed: DataFacts
@@ -246,9 +247,11 @@ def _carry_out(
     known: Mapping[RangeKey, TensorRange],
     stops: Callable[[Sequence[OutputFidelity]], bool] | None = None,
 ) -> _Run:
-    """Place, calibrate, decide, train, insert and compare, in place; ranges that are known are not measured again.
+    """Place, calibrate, decide, train, insert and compare. Changes the model in place, and does not measure `known`
+    ranges again.
 
-    With `stops`, the network is also compared before it is trained, and not trained if `stops` says so of its outputs.
+    With `stops`, the network is also compared before training; if `stops` returns True for its outputs, it is not
+    trained.
     """
     loaded, samples, providers = source.loaded, source.samples, settings.calibrate.providers
     loaded.check_unchanged()
@@ -300,7 +303,7 @@ def _compared(
     expected: Sequence[Mapping[str, Any]],
     providers: Sequence[str],
 ) -> Comparison:
-    """The outputs beside float, unless the file computes what the float network computes."""
+    """Compare the outputs with the float network's, unless nothing was quantized."""
     if not plan.tensors:
         return Comparison()
     has_integers = any(isinstance(tensor.choice, AffineChoice) and tensor.role is Role.ACTIVATION for tensor in plan)
@@ -325,7 +328,7 @@ def _calibration_facts(samples: Samples, run: _Run, is_unchecked: bool) -> Calib
 
 
 def _with_skipped(plan: QuantizationPlan, first: Sequence[SkippedNode]) -> QuantizationPlan:
-    """Put the nodes that loading left in float in front. The plan has those that hold subgraphs, too."""
+    """Put the nodes that loading left in float first. The plan may already list some of them, those with subgraphs."""
     known = {(node.node, node.op_type) for node in first}
     rest = (node for node in plan.skipped if (node.node, node.op_type) not in known)
     return replace(plan, skipped=(*first, *rest)) if first else plan
@@ -374,12 +377,13 @@ def _absent_types(present: Collection[str], settings: Settings) -> list[str]:
 
 
 def _is_never_run(samples: Samples, settings: Settings) -> bool:
-    """True if only weights are quantized and no data was given: random numbers would tell nothing about them."""
+    """True if only weights are quantized and no data was given: comparing outputs for random inputs would not be
+    informative."""
     return settings.insert.matmul_nbits is not None and samples.is_random and not settings.needs_data
 
 
 def _is_only_judged(samples: Samples, settings: Settings) -> bool:
-    """True if the networks run for the verdict alone, so that no byte of the result depends on samples. Otherwise the
+    """True if samples are needed for the verdict only, so that no byte of the result depends on them. Otherwise the
     float network runs on many samples anyway, or protection decides by the verdict."""
     is_protected = settings.protect.mode is ProtectMode.AUTO and is_protectable(settings) and not samples.is_random
     is_decided_by_samples = settings.needs_data or settings.mix is not None or is_protected
@@ -387,7 +391,7 @@ def _is_only_judged(samples: Samples, settings: Settings) -> bool:
 
 
 def _verdict_count(model: ir.Model, samples: Samples) -> int:
-    """How many samples a network runs on that only the verdict runs: one of random numbers, which are all alike."""
+    """The number of samples for a network that runs for the verdict only; one is enough if they are random."""
     if samples.is_random:
         return 1
     shapes = {name: array.shape for name, array in samples.held_out[0].items()}
@@ -395,12 +399,12 @@ def _verdict_count(model: ir.Model, samples: Samples) -> int:
 
 
 def verdict_obstacle(model: ir.Model, samples: Samples, settings: Settings) -> str | None:
-    """Why there is no verdict on this model, in words; None if there is one.
+    """The reason why there is no verdict on this model, or None if there is one.
 
     The verdict runs the float model, then the quantized one. ONNX Runtime maps the weights and rearranges them for its
     kernels, so a session takes about as much memory as the weights. If samples are needed for more than the verdict,
-    the float model runs anyway, and the verdict needs no more memory. Otherwise nothing would ever hold the model, and
-    there is a limit to what is held for the verdict alone.
+    the float model runs anyway, and the verdict needs no more memory. Otherwise the model would be loaded for the
+    verdict alone, and its size is limited.
     """
     given = settings.calibrate.verdict_limit_bytes
     needed = weight_bytes(model)
