@@ -45,7 +45,7 @@ from quark.ranges import MinMax, TensorRange, range_of
 RangeKey = tuple[str, MeasuredSpec]
 _OF_TABLE = "the table's"
 _LEAST_FLOAT = float(np.finfo(np.float32).smallest_subnormal)
-_LEAST_SOFTMAX_SUM = 1 / 128  # of the scale times positions, with a sixth to spare
+_LEAST_SOFTMAX_SUM = 1 / 128  # lower bound of scale times positions, with a margin of a sixth
 _OVERRIDDEN = "TensorQuantOverrides over "  # prefix of the reason for every choice that an override affected
 
 
@@ -60,7 +60,7 @@ def tensors_to_measure(placement: Placement) -> list[RangeKey]:
 
 
 def _measured_members(placement: Placement, tensor: str, spec: MeasuredSpec) -> list[RangeKey]:
-    """The members of a tensor's group that determine the others' ranges; all of them if none does."""
+    """The members of a tensor's group that determine the others' ranges; all members if none does."""
     members = [(name, member) for name, member in placement.groups.members((tensor, spec)) if is_measured(member)]
     return [key for key in members if key[0] not in placement.derived] or members
 
@@ -82,8 +82,8 @@ def decide(
     options: ChoiceOptions,
     kept: Mapping[Reader, tuple[Choice, str]] | None = None,
 ) -> list[Decision]:
-    """A decision for every request but those of biases that have to stay float; the graph is not touched. `kept` has
-    choices for weights, with their reasons, that were made before."""
+    """Decide every request, except for biases that have to stay float. The graph is not changed. `kept` has choices
+    that were made before for weights, with their reasons."""
     chooser = _Chooser(graph, placement, ranges, options, kept)
     return [decision for decision in map(chooser.decide, placement.requests) if decision is not None]
 
@@ -91,7 +91,7 @@ def decide(
 def choose(
     graph: Graph, placement: Placement, ranges: Mapping[RangeKey, TensorRange], options: ChoiceOptions
 ) -> QuantizationPlan:
-    """The plan; the graph is not touched."""
+    """Choose the plan. The graph is not changed."""
     decided = [_tensor_choice(decision) for decision in decide(graph, placement, ranges, options)]
     before = choices_before_clips(graph, placement.fused, decided) if options.target is Target.ONNX_RUNTIME else {}
     return QuantizationPlan(_merged([*decided, *before.values()], frozenset(before)), placement.skipped)
@@ -105,7 +105,7 @@ def rechoose(
     options: ChoiceOptions,
     tensors: Collection[str],
 ) -> QuantizationPlan:
-    """The plan for constants that have other values now. A bias whose scale follows from its layer keeps it."""
+    """Update the plan for constants whose values have changed. A bias whose scale follows from its layer keeps it."""
     chooser = _Chooser(graph, placement, ranges, options)
     own = [request for request in placement.requests if request.tensor in tensors and not is_derived_bias(request)]
     decided = {
@@ -122,7 +122,8 @@ def rechoose(
 
 
 def is_derived_bias(request: Request) -> bool:
-    """A bias of 32 bits has the scale of what it is added to; narrower ones have their own."""
+    """True for a bias of 32 bits, whose scale is that of the sum it is added to; narrower biases have scales of their
+    own."""
     return request.role is Role.BIAS and isinstance(request.spec, AffineSpec) and request.spec.format == "int32"
 
 
@@ -135,7 +136,7 @@ def check_overrides(names: Iterable[str], overrides: Iterable[TensorOverride]) -
 
 
 def unused_overrides(plan: QuantizationPlan, overrides: Iterable[TensorOverride]) -> list[str]:
-    """A remark for every override that the plan shows no trace of."""
+    """A remark for every override that has no effect on the plan."""
     used = {tensor.tensor for tensor in plan if tensor.reason.startswith(_OVERRIDDEN)}
     unused = (override.tensor for override in overrides if override.tensor not in used)
     return [f"TensorQuantOverrides of '{name}': nothing reads it quantized with a scale of its own" for name in unused]
@@ -170,7 +171,7 @@ class _Chooser:
         }
 
     def decide(self, request: Request) -> Decision | None:
-        """The choice for one reader, or None where a bias has to stay float."""
+        """The choice for one reader, or None if a bias has to stay float."""
         spec, range_ = request.spec, None
         if request.consumer in self._kept:
             return Decision(request, *self._kept[request.consumer])
@@ -196,7 +197,7 @@ class _Chooser:
             is_wider = request.spec in (ends.layer.activation, ends.layer.weight)
             reason += f"; {OPTION}" if is_wider else ""
         first = None
-        if request.first is not None:  # for the writer, so that the axes of this reader do not matter
+        if request.first is not None:  # chosen for the writer, so the axes of this reader do not matter
             before = self.decide(replace(request, spec=request.first, first=None, consumer=Reader("", 0)))
             first = None if before is None else before.choice
         return Decision(request, choice, reason, first)
@@ -269,7 +270,7 @@ class _Chooser:
         return fit_weight_to_bias(weight, constant.array(), activation.scale[0], bias.constant.array())
 
     def _type_override(self, request: Request) -> TensorOverride | None:
-        """The override that gave the request its type, which is not one of integers."""
+        """The override that gave the request a type other than integers."""
         override = self._overrides.get(request.tensor)
         return override if override is not None and override.spec is not None else None
 
@@ -388,7 +389,8 @@ class _Chooser:
         data = self._by_consumer.get(Reader(node.name, 0))
         is_dynamic = data is not None and isinstance(data.spec, DynamicSpec)
         if is_integer and not spec.is_symmetric and node.op_type == "Conv" and is_dynamic:
-            return None  # ConvInteger has one zero point for a weight, which only symmetric channels share
+            # ConvInteger has one zero point per weight, which channels can share only if they are symmetric
+            return None
         configured = dict(self._options.channel_axes).get(node.op_type)
         if configured is not None:
             return ChannelAxis(_axis_of(configured, rank, "QDQOpTypePerChannelSupportToAxis"))
@@ -403,7 +405,7 @@ class _Chooser:
         return None if axis is None else ChannelAxis(axis)
 
     def _activation_of(self, node: str) -> AffineChoice | None:
-        """What the node's first operand is quantized with, where that is affine."""
+        """The choice for the node's first operand, if it is affine."""
         request = self._by_consumer.get(Reader(node, 0))
         if request is None or not isinstance(request.spec, AffineSpec) or request.role is not Role.ACTIVATION:
             return None
@@ -417,10 +419,10 @@ class _Chooser:
         node = self._nodes[request.consumer.node]
         activation = self._activation_of(node.name)
         operand = self._by_consumer.get(Reader(node.name, 1))
-        has_weight = operand is not None and operand.role is Role.WEIGHT  # a computed one has no scale
+        has_weight = operand is not None and operand.role is Role.WEIGHT  # a computed weight has no scale
         weight = self._weight(Reader(node.name, 1)) if activation is not None and has_weight else None
         if operand is None or activation is None or weight is None or weight.group_size is not None or values.ndim != 1:
-            return None  # nothing integer that it could be added to
+            return None  # no integer sum that it could be added to
         if not _has_scales_of_outputs(node, weight, self._values[operand.tensor].constant):
             return None
         choice = derived_bias(spec.format, activation, weight)
@@ -432,7 +434,7 @@ class _Chooser:
         return self._constant(tensor).array()
 
     def _constant(self, tensor: str) -> Constant:
-        """The constant of that name; one with NaN or Inf has no scale."""
+        """The constant of that name; raises an error if it has NaN or Inf, which have no scale."""
         constant = self._values[tensor].constant
         assert constant is not None, tensor
         if not constant.is_finite():
@@ -441,7 +443,7 @@ class _Chooser:
 
 
 def _has_scales_of_outputs(node: Node, weight: AffineChoice | FloatChoice, constant: Constant | None) -> bool:
-    """Whether each channel of the result has one scale, which its bias can share."""
+    """True if each channel of the result has one scale, which its bias can share."""
     if weight.axis is None or constant is None:
         return True
     rank = len(constant.shape)
@@ -469,8 +471,8 @@ def choices_before_clips(
 ) -> dict[str, TensorChoice]:
     """Quantizers between an operator and its Relu or Clip, by the name of the activation's output.
 
-    ONNX Runtime drops such an activation only where the lowest code stands for zero or more. Elsewhere the same
-    quantizer before and behind it changes no value (rounding is monotone, and a rounded number rounds to itself) and
+    ONNX Runtime drops such an activation only if the lowest code stands for zero or more. Otherwise, the same quantizer
+    before and behind the activation changes no value (rounding is monotone, and a rounded number rounds to itself) and
     leaves the operator between two quantizers, so that it becomes an integer kernel. Before any other activation it
     would change values.
     """

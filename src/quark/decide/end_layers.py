@@ -35,16 +35,16 @@ END_TYPES = (FLOAT, FIRST_CONV, "int8", *EIGHT_BIT_FLOATS, *_BLOCK_RULES)
 
 @dataclass(frozen=True)
 class EndLayers:
-    """What first and last layers get: `layer` where their own types are narrower; None leaves them in float. `label` is
-    what the user wrote."""
+    """The types of first and last layers: `layer`, for layers whose own types are narrower; None leaves them in float.
+    `label` is what the user wrote."""
 
     label: str
     layer: LayerSpec | None
 
     @staticmethod
     def named(label: str) -> EndLayers:
-        """What a user calls by the name of a type: one of END_TYPES. Integers and 8-bit floats have a scale for each
-        output channel of a weight and for the whole of an activation, found by MinMax.
+        """The end layers that a user configures by the name of a type, one of END_TYPES. Integers and 8-bit floats have
+        a scale for each output channel of a weight and one for an activation, found by MinMax.
 
         >>> EndLayers.named("mxfp8_e4m3").layer.weight.format
         'mxfp8_e4m3'
@@ -65,21 +65,21 @@ class EndLayers:
         return EndLayers(label, LayerSpec(AffineSpec(label), AffineSpec(label, is_per_channel=True)))
 
     def layers(self, graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the first and of the last layers that this is for."""
+        """The names of the first and of the last layers that this applies to."""
         first, last = first_layers(graph), last_layers(graph)
         if self.label != FIRST_CONV:
             return tuple(first), tuple(last)
         return tuple(name for name in first if graph.by_name[name].op_type == "Conv" and name not in last), ()
 
     def of(self, own: LayerSpec | None) -> LayerSpec | None:
-        """The types of a layer that would have `own`."""
+        """The types of a layer whose usual types would be `own`."""
         if own is None or self.layer is None:
             return None
         activation, weight = _wider(own.activation, self.layer.activation), _wider(own.weight, self.layer.weight)
         return replace(own, activation=activation, weight=weight)
 
     def remark(self, plan: QuantizationPlan, first: Iterable[str], last: Iterable[str]) -> str:
-        """Say in words which layers the plan has wider for this."""
+        """A remark about the layers that have wider types in the plan because of this."""
         kept = {reader.node for tensor in plan if tensor.reason.endswith(OPTION) for reader in tensor.readers}
         kept |= {node.node for node in plan.skipped if node.reason.startswith(OPTION)}
         parts = [
@@ -90,7 +90,7 @@ class EndLayers:
         return f"{OPTION} {self.label}: {'; '.join(parts) or 'no first or last layer has narrower types'}"
 
     def check(self, own: LayerSpec) -> None:
-        """Raise if the activations of a network in blocks would become integers, which go on other tensors too."""
+        """Raise if activations in blocks would become integers, which are placed on other tensors too."""
         if self.layer is None or own.activation is None:
             return
         activation = _wider(own.activation, self.layer.activation)
@@ -124,7 +124,7 @@ def last_layers(graph: Graph) -> list[str]:
 
 
 def _ends(ordered: Iterable[Node], neighbours: Callable[[Node], list[Node | None]]) -> list[str]:
-    """The layers with no other layer behind them in the direction of `neighbours`, which were visited before."""
+    """The layers with no other layer behind them in the direction of `neighbours`, whose nodes were visited before."""
     has_layer: set[str] = set()  # nodes that are layers, or have one in that direction
     ends = []
     for node in ordered:

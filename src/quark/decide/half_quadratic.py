@@ -1,8 +1,8 @@
 """Scales of groups for the least sum of |error|^p with p below 1, by half-quadratic splitting.
 
-A squared error lets a few outliers decide about the scale of their group; a power below 1 lets most weights decide. In
-turns, the errors that are to be left over are found by shrinking, and for these the scale (and, if it is asymmetric,
-the zero point, which stays an integer) by least squares. Each group keeps what it had at its best.
+With a squared error, a few outliers decide the scale of their group; with a power below 1, most weights do. Two steps
+alternate: shrinking gives the errors that should remain, and least squares gives the scale for them (and, if it is
+asymmetric, the zero point, which stays an integer). Each group keeps its best parameters.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ POWER = 0.7
 _ROUNDS = 20
 _FIRST_PENALTY, _PENALTY_GROWTH = 10.0, 1.01
 _TINY = 1e-8
-_CHUNK = 1 << 21  # weights at a time
+_CHUNK = 1 << 21  # weights per chunk
 
 
 def refined(choice: AffineChoice, weight: Array) -> AffineChoice:
-    """The choice with better scales and zero points for groups or channels of a constant; none gets worse by this
-    measure."""
+    """Improve scales and zero points for groups or channels of a constant. No group gets worse by this measure."""
     assert choice.axis is not None
     if choice.group_size is None:  # a channel is a group
         lines = np.moveaxis(weight, choice.axis, 0).reshape(weight.shape[choice.axis], -1)
@@ -54,8 +53,8 @@ def _groups(weight: Array, axis: int, size: int) -> Array:
 
 
 def _in_order_of_groups(values: Array, weight: Array, choice: AffineChoice, *, is_back: bool = False) -> Array:
-    """Parameters from the order of a choice, the shape of the weight with groups in place of the axis, to that of
-    `_groups`, or back."""
+    """Reorder parameters from the order of a choice, which is the shape of the weight with groups in place of the axis,
+    to that of `_groups`, or back."""
     assert choice.axis is not None
     assert choice.group_size is not None
     axis = choice.axis % weight.ndim
@@ -86,7 +85,7 @@ def _refine(groups: Array, scale: Array, zero_point: Array, qmin: int, qmax: int
     penalty = _FIRST_PENALTY
     for _ in range(_ROUNDS):
         steps = coded(scale, zero_point)
-        error = (values - scale * steps) / np.abs(scale)  # in steps, so that the penalty means the same everywhere
+        error = (values - scale * steps) / np.abs(scale)  # in steps, so that the penalty means the same for every scale
         shrunk = np.maximum(np.abs(error) - (np.abs(error) + _TINY) ** (POWER - 1) / penalty, 0.0)
         target = values - np.sign(error) * shrunk * np.abs(scale)
         if is_free:

@@ -1,16 +1,16 @@
 """The NPU's limits on positions: present the operators of a graph to the rules of `quark.npu`, and bring a plan within
 the limits.
 
-Positions sit on tensors, and the rules are about operators. What lies between is the same for a plan, for a file that
-has quantizers in it, and for a torch network, except for the question which position an operand has: `Quantizers`
-answers that. An operator whose output has no quantizer is computed with the activation behind it, or with the Mul that
-stands for the NPU's constant; its output position is the one behind those.
+Positions belong to tensors, and the rules are about operators. Finding the operators is the same for a plan, for a file
+with quantizers, and for a torch network, except for the position of an operand, which `Quantizers` looks up. An
+operator whose output has no quantizer is computed with the activation behind it, or with the Mul that stands for the
+NPU's constant; its output position is the one behind those.
 
-In a plan, positions are read from the scales, exact powers of two; a tensor with any other scale, or one that its
-readers see differently, does not take part. An activation has one position for all who read it; a constant has one for
-each reader, since quantizing it twice costs nothing at run time. Operators that only move values keep one position on
-both sides where they had one. Zeros fit any position, and get a middling one first, so that they move nothing else. A
-bias of 32 bits has the scale of the products that it is added to, before and after.
+In a plan, positions are read from the scales, exact powers of two. A tensor with any other scale, or one that its
+readers see differently, does not take part. An activation has one position for all readers. A constant has one for each
+reader, since quantizing it twice costs nothing at run time. Operators that only move values keep one position on both
+sides if they had one. Zeros fit any position; they get a middling one first, so that they move nothing else. A bias of
+32 bits has the scale of the products that it is added to, before and after.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from quark.formats.power_of_two import NON_OVERFLOW, scale_of_position
 from quark.npu import Operation, is_npu_hard_sigmoid, rules_of, settle
 from quark.plan import AffineChoice, QuantizationPlan, Reader, Role, SkippedNode, TensorChoice
 
-# Operators that are computed with the one before them where nothing is quantized in between.
+# Operators that are computed with the one before them if nothing is quantized in between.
 FOLLOWERS = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu", "Gelu"})
-# Operators whose result the NPU gets with another constant, which a Mul behind them stands for.
+# Operators whose result the NPU computes with another constant, which a Mul behind them stands for.
 SCALED = frozenset({"AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean"})
 _WEIGHTED = ("Conv", "Gemm")
 _MANY_INPUTS = ("Concat", "Add", "Sub", "Mul")
 _ONE_INPUT = ("MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "HardSigmoid")
-_HARD_SIGMOID_DEFAULTS = 0.2, 0.5  # of the standard
+_HARD_SIGMOID_DEFAULTS = 0.2, 0.5  # defaults of the standard
 
 NAME = "npu positions"
-_ZEROS = "a position for zeros"  # what moves a key, where no rule does
+_ZEROS = "a position for zeros"  # reported as the cause of a move that no rule caused
 _PRODUCT = "the scale of the products"
 _POSITION_OF_ZEROS = 7
 
 
 class Quantizers(Protocol):
-    """Where positions are."""
+    """A lookup of positions."""
 
     def read(self, node: Node, index: int) -> Hashable | None:
-        """The key of what that input reads, where it is quantized."""
+        """The key of the position of an input; None if it is not quantized."""
         ...
 
     def written(self, value: Value) -> Hashable | None:
-        """The key of the quantizer behind a value, where there is one."""
+        """The key of the quantizer behind a value, if there is one."""
         ...
 
     def source(self, value: Value) -> Value:
-        """The float value that this one is the quantized form of, or itself."""
+        """The float value that this one is the quantized form of, or the value itself."""
         ...
 
 
 def npu_operations(graph: Graph, quantizers: Quantizers) -> list[Operation]:
-    """The operators that rules are about, in the order of the graph."""
+    """The operators that have rules, in the order of the graph."""
     operations = []
     for node in graph:
         op_type = node.op_type
@@ -90,7 +90,7 @@ def npu_operations(graph: Graph, quantizers: Quantizers) -> list[Operation]:
 
 
 def _output_key(node: Node, quantizers: Quantizers) -> Hashable | None:
-    """The key of the node's first output, or of what it is computed with."""
+    """The key of the node's first output, or of the output of what it is computed with."""
     while True:
         value = node.outputs[0]
         key = quantizers.written(value)
@@ -137,7 +137,7 @@ def _is_swish(node: Node, quantizers: Quantizers) -> bool:
 
 @dataclass(frozen=True)
 class PositionKey:
-    """An activation by its name; a constant by its name and who reads it."""
+    """The position of an activation, identified by name, or of a constant, identified by name and reader."""
 
     tensor: str
     reader: Reader | None = None
@@ -146,9 +146,9 @@ class PositionKey:
 def limit_positions(
     graph: Graph, plan: QuantizationPlan, options: PositionOptions
 ) -> tuple[QuantizationPlan, AlgorithmFacts]:
-    """A plan whose positions keep the rules, and what was moved; the graph is not touched.
+    """Move positions until they keep the rules; returns the plan and what was moved. The graph is not changed.
 
-    What is left in the facts are operators for which a rule does not hold after all rounds: rules contradict there.
+    The facts also list operators for which a rule does not hold after all rounds, because rules contradict each other.
     """
     quantizers = _PlanQuantizers(plan)
     ties = _ties(graph, quantizers)
@@ -191,7 +191,7 @@ def limit_positions(
 
 
 class _PlanQuantizers:
-    """The positions that a plan has, before any is moved."""
+    """The positions of a plan before any is moved."""
 
     def __init__(self, plan: QuantizationPlan) -> None:
         self.positions: dict[PositionKey, int] = {}
@@ -233,7 +233,7 @@ class _PlanQuantizers:
 
 
 class _TiedPositions(MutableMapping[Hashable, int]):
-    """Positions of which those in a group change together."""
+    """Positions in groups that change together."""
 
     def __init__(self, positions: dict[PositionKey, int], groups: Groups[PositionKey]) -> None:
         self._positions: dict[Hashable, int] = dict(positions.items())
@@ -262,7 +262,7 @@ def _keys(tensor: TensorChoice) -> Iterator[tuple[PositionKey, Reader]]:
 
 
 def _ties(graph: Graph, quantizers: _PlanQuantizers) -> Groups[PositionKey]:
-    """Tensors on both sides of an operator that only moves values, where they have one position."""
+    """Tensors on both sides of an operator that only moves values, if they have one position."""
     ties: Groups[PositionKey] = Groups()
     for node in graph:
         known = facts(node)
@@ -278,7 +278,7 @@ def _ties(graph: Graph, quantizers: _PlanQuantizers) -> Groups[PositionKey]:
 def _moved(
     tensor: TensorChoice, before: dict[PositionKey, int], after: dict[PositionKey, int], rules: dict[PositionKey, str]
 ) -> Iterator[TensorChoice]:
-    """The choice with its new scale; several where readers of a constant now want it differently."""
+    """The choice with its new scale; several choices if readers of a constant now want different ones."""
     parts: dict[tuple[int | None, str], list[Reader]] = {}
     for key, reader in _keys(tensor):
         is_moved = key in before and before[key] != after[key]

@@ -37,8 +37,8 @@ class OperatorFacts:
     data: tuple[int, ...] | None = (0,)
     weight: int | None = None
     bias: int | None = None
-    state_weight: int | None = None  # of a recurrent operator: what its state is multiplied with
-    is_for_runtime: bool = True  # ONNX Runtime has an integer form of it, or moves integers through
+    state_weight: int | None = None  # for a recurrent operator, the weight of its state
+    is_for_runtime: bool = True  # ONNX Runtime has an integer form of it, or passes integers through
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -73,29 +73,29 @@ OPERATORS: dict[str, OperatorFacts] = {
     ),
 }
 
-# With a constant they limit what is before them, as a Clip does; with two tensors they are arithmetic.
+# With a constant they limit the result of the node before, as a Clip does; with two tensors they are arithmetic.
 BOUNDS = ("Min", "Max")
 
 RECURRENT_TYPES = frozenset(name for name, operator in OPERATORS.items() if operator.kind is Kind.RECURRENT)
-TRANSFORMER_TYPES = frozenset({"Gemm", "MatMul"})  # what an NPU's transformers compute in integers
+TRANSFORMER_TYPES = frozenset({"Gemm", "MatMul"})  # the operators of transformers that NPUs compute in integers
 
-FEWEST_TABLE_NUMBERS = 1024  # a smaller table is no embedding: nothing is gained by quantizing it
+FEWEST_TABLE_NUMBERS = 1024  # a smaller table is not an embedding, and there is no gain in quantizing it
 
-# An operator without a row that a user names: every float tensor that it reads or computes is quantized.
+# For an operator without a row that a user names: every float tensor that it reads or computes is quantized.
 OTHER = OperatorFacts(Kind.ARITHMETIC, None, is_for_runtime=False)
 
 
 def facts(node: Node) -> OperatorFacts | None:
-    """What is known of the node's operator; None where it has no quantized form."""
+    """The facts about the node's operator; None if it has no quantized form."""
     if not node.is_standard or not node.has_quantized_form:
         return None
     known = OPERATORS.get(node.op_type)
     if node.op_type in BOUNDS and len(node.inputs) == 2 and (limit := node.inputs[1]) is not None and limit.constant:
         return OperatorFacts(Kind.ACTIVATION, (0,), is_for_runtime=False)
-    if node.op_type == "Pad":  # one that adds zeros only moves values
+    if node.op_type == "Pad":  # a Pad that adds zeros only moves values
         is_moving = node.setting("mode", "constant") != "constant" or node.setting("fill", 0.0) == 0
         return OperatorFacts(Kind.PASS if is_moving else Kind.ARITHMETIC)
-    if node.op_type in ("Resize", "Upsample"):  # the nearest value is no new one
+    if node.op_type in ("Resize", "Upsample"):  # the nearest value is an existing one
         return OperatorFacts(Kind.PASS if node.setting("mode", "nearest") == "nearest" else Kind.ARITHMETIC)
     return known
 
@@ -126,8 +126,8 @@ def has_dynamic_kernel(node: Node) -> bool:
 
 
 def reduction_axis(node: Node, index: int) -> int | None:
-    """The axis of input `index` that the node sums over; counted from the end for MatMul, and for a Gemm whose data may
-    have any rank. None where it is a bias, or where the operator sums nothing."""
+    """The axis of input `index` that the node sums over. It is counted from the end for MatMul, and for a Gemm whose
+    data may have any rank. None for a bias, or if the operator does not sum."""
     op = node.op_type
     if op in ("Conv", "ConvTranspose"):
         return {0: 1, 1: 1 if op == "Conv" else 0}.get(index)
@@ -141,13 +141,13 @@ def reduction_axis(node: Node, index: int) -> int | None:
         return -1 if index == 0 or is_vector else -2
     if op in RECURRENT_TYPES:
         return {0: -1, 1: 2, 2: 2}.get(index)
-    if is_embedding(node):  # rows are vectors of the network: as a projection with the same table sums over them
+    if is_embedding(node):  # a row is a vector of the network, and a projection with the same table sums over it
         return 1 if index == 0 else None
     return None
 
 
 def channel_axis(node: Node, rank: int) -> int | None:
-    """The axis of the weight that counts output channels; None where they cannot have scales of their own."""
+    """The axis of the weight that counts output channels; None if channels cannot have scales of their own."""
     op = node.op_type
     if op == "Conv":
         return 0
@@ -155,7 +155,7 @@ def channel_axis(node: Node, rank: int) -> int | None:
         return 1 if node.setting("group", 1) == 1 else None
     if op == "Gemm":
         return 0 if node.setting("transB", 0) else 1
-    if op == "MatMul" and rank == 2:  # ONNX Runtime's kernels take no channels of a stack of matrices
+    if op == "MatMul" and rank == 2:  # ONNX Runtime's kernels have no channels for a stack of matrices
         return 1
     if op in RECURRENT_TYPES:  # gates, the same for both directions
         return 1

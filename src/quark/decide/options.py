@@ -11,7 +11,7 @@ from quark.errors import InvalidValueError
 
 
 class Target(str, Enum):
-    """Whose integer kernels the placement of quantizers is made for."""
+    """The target whose integer kernels quantizers are placed for."""
 
     ONNX_RUNTIME = "onnx_runtime"
     NPU_CNN = "npu_cnn"  # every tensor quantized, nothing between a convolution and its activation
@@ -19,7 +19,7 @@ class Target(str, Enum):
 
 
 class BlockPlacement(str, Enum):
-    """Where block formats (and float16, bfloat16) go."""
+    """Where block formats (and float16, bfloat16) are placed."""
 
     COMPUTE = "compute"  # on both operands of Conv, Gemm and MatMul; the rest stays float
     ALL = "all"  # on every activation, weight and bias
@@ -27,12 +27,12 @@ class BlockPlacement(str, Enum):
 
 @dataclass(frozen=True)
 class SelectionWords:
-    """What users call the options of a selection, for errors and reasons."""
+    """The names of the options of a selection, as users write them, for errors and reasons."""
 
     nodes: str = "nodes_to_quantize"
     excluded_nodes: str = "nodes_to_exclude"
     by_node: str = "specific_layer_config"
-    extra_op_types: str = "extra_op_types_to_quantize"  # empty: there is no such option
+    extra_op_types: str = "extra_op_types_to_quantize"  # empty if there is no such option
     everywhere: str = "; BlockPlacement 'all' puts them here too"
 
 
@@ -41,7 +41,9 @@ class Selection:
     """Which nodes are quantized. Names of nodes may be patterns, which the graph interprets (`Graph.matches`).
 
     `op_types` None means those that the target quantizes by default. `excluded_subgraphs` are pairs of names, from the
-    first nodes to the last, all between them excluded too. `input_nodes` and `output_nodes` bound what is quantized."""
+    first nodes to the last; the nodes between them are excluded too. `input_nodes` and `output_nodes` bound what is
+    quantized.
+    """
 
     op_types: frozenset[str] | None = None
     extra_op_types: frozenset[str] = frozenset()
@@ -52,23 +54,23 @@ class Selection:
     excluded_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     input_nodes: tuple[str, ...] = ()
     output_nodes: tuple[str, ...] = ()
-    kept_float: tuple[tuple[str, str], ...] = ()  # names of nodes that protection leaves in float, with the reason
-    has_embeddings: bool = False  # Gather from a constant table too, if one scale does for its rows
+    kept_float: tuple[tuple[str, str], ...] = ()  # nodes that protection leaves in float, with the reason
+    has_embeddings: bool = False  # also Gather from a constant table, if one scale is enough for its rows
     needs_constant_matmul_operand: bool = False
-    needs_weight_matrix: bool = False  # weights of two dimensions only, as MatMulNBits has them
-    has_bodies: bool = False  # the bodies of If, Loop and Scan too
+    needs_weight_matrix: bool = False  # only two-dimensional weights, as MatMulNBits needs them
+    has_bodies: bool = False  # also the bodies of If, Loop and Scan
     words: SelectionWords = field(default_factory=lambda: SelectionWords())
 
     @property
     def named_op_types(self) -> frozenset[str]:
-        """The operator types that the user wants quantized by name."""
+        """The operator types that the user requests by name."""
         return self.extra_op_types | (self.op_types or frozenset())
 
 
 @dataclass(frozen=True)
 class TensorOverride:
-    """What a user fixes for one tensor by name; None leaves the rule's choice. `spec` is given if the type is not
-    another integer in the place of the layer's: blocks, floats, or integers in a layer that has none."""
+    """What a user fixes for one tensor by name; None leaves it to the rules. `spec` is set if the type is not another
+    integer in place of the layer's: blocks, floats, or integers in a layer that has none."""
 
     tensor: str
     format: str | None = None
@@ -79,15 +81,15 @@ class TensorOverride:
     axis: int | None = None
     has_reduced_range: bool | None = None
     spec: TensorSpec | None = None
-    has_one_scale: bool = False  # also where weights have a scale for each channel
+    has_one_scale: bool = False  # also if weights have a scale for each channel
     converted: TensorOverride | None = None  # what `receivers` see, after the tensor was quantized as said above
-    receivers: tuple[str, ...] = ()  # names of nodes; none: all that read the tensor
+    receivers: tuple[str, ...] = ()  # names of nodes; none means all that read the tensor
 
 
 @dataclass(frozen=True)
 class PositionOptions:
-    """The NPU's limits on positions: the names of the rules of `quark.npu` that are kept, and after how many rounds a
-    set of rules that contradict each other is given up."""
+    """The NPU's limits on positions: the names of the rules of `quark.npu` that apply, and the number of rounds after
+    which contradicting rules are given up."""
 
     rules: frozenset[str]
     max_rounds: int = 5
@@ -95,15 +97,15 @@ class PositionOptions:
 
 @dataclass(frozen=True)
 class ChoiceOptions:
-    """Everything that decides the plan, beside the model and its ranges.
+    """Everything that decides the plan, apart from the model and its ranges.
 
     `by_op_type` and `by_node` replace `default` for nodes of a type, or of a name or pattern; None keeps them float.
-    `aligned` names the operators whose inputs and outputs share one scale. `fused_activations` are the operators that
-    a convolution or Gemm before them is computed with, so that nothing is quantized in between.
+    `aligned` names the operators whose inputs and outputs share one scale. `fused_activations` are the operators that a
+    convolution or Gemm before them is computed with, so that nothing is quantized in between.
 
     `is_trained`: the network is trained after quantizers were placed. Then only `LayerSpec.output` says how results are
-    quantized, and what a reader wants takes precedence over it. float16 and bfloat16 go on every tensor. An activation
-    behind a layer in float reads float, and constants that are only moved are quantized where they arrive.
+    quantized, and a reader's wish takes precedence over it. float16 and bfloat16 go on every tensor. An activation
+    behind a float layer reads float, and constants that are only moved are quantized at their destination.
     """
 
     default: LayerSpec
@@ -119,18 +121,19 @@ class ChoiceOptions:
     has_quantized_bias: bool = True
     is_weights_only: bool = False
     op_types_with_float_output: frozenset[str] = frozenset()
-    nodes_with_float_output: tuple[str, ...] = ()  # names or patterns; nobody reads their outputs quantized
+    nodes_with_float_output: tuple[str, ...] = ()  # names or patterns of nodes whose outputs nobody reads quantized
     channel_axes: tuple[tuple[str, int], ...] = ()  # op type to the axis of its weight's channels
     unquantized_between: tuple[tuple[str, str], ...] = ()  # (writer, reader) types with nothing quantized in between
-    has_dual_pairs: bool = False  # between layers of two types a tensor is quantized as its writer has it, then as read
-    has_fused_blocks: bool = False  # no blocks between an operator and its activation, as it is with integers
-    has_lowest_code: bool = False  # symmetric weights of few bits use their lowest code where that is closer
-    has_fitted_weights: bool = True  # a weight's scale is raised where its bias would not fit into 32 bits
+    # between layers of two types, a tensor is quantized as its writer has it, then as its reader has it
+    has_dual_pairs: bool = False
+    has_fused_blocks: bool = False  # no blocks between an operator and its activation, as with integers
+    has_lowest_code: bool = False  # symmetric weights of few bits use their lowest code if that is closer
+    has_fitted_weights: bool = True  # a weight's scale is raised if its bias would not fit into 32 bits
     has_unsigned_relu: bool = False  # symmetric unsigned tensors that are never negative: zero point 0, the whole range
     has_activation_constants: bool = False  # constants of Add, Sub, Mul, Div, Min, Max have the activation's type
-    positions: PositionOptions | None = None  # None: positions are what the ranges say
-    has_float_products: bool = False  # Gemm and MatMul hand float to nodes in float, also for an NPU's transformers
-    has_forced_movers: bool = False  # operators that only move values are quantized even where their input is not
+    positions: PositionOptions | None = None  # None: no limits on positions
+    has_float_products: bool = False  # Gemm and MatMul return float to nodes in float, also for an NPU's transformers
+    has_forced_movers: bool = False  # operators that only move values are quantized even if their input is not
     is_trained: bool = False
     ends: EndLayers | None = None  # wider types for the first and the last layers
 
@@ -154,7 +157,7 @@ class ChoiceOptions:
         return self.block_placement is BlockPlacement.COMPUTE and not self.selection.has_all_op_types
 
     def goes_everywhere(self, spec: TensorSpec | None) -> bool:
-        """Whether the spec is for every tensor, and not for the operands of products alone."""
+        """True if the spec applies to every tensor, and not only to the operands of products."""
         if isinstance(spec, AffineSpec):
             return True
         if self.is_trained and isinstance(spec, FloatSpec) and not spec.is_eight_bits:

@@ -48,8 +48,8 @@ from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, GroupRule, La
 from quark.decide.view import Graph, Node, Value
 from quark.plan import Reader, Role, SkippedNode
 
-# Operators whose alignment is the user's choice; Flatten and its like go with Reshape. Others that move values always
-# share the scale.
+# Operators whose alignment is the user's choice; Flatten and similar operators go with Reshape. Other operators that
+# move values always share the scale.
 _ALIGNMENT_OPTION = {"Flatten": "Reshape", "Squeeze": "Reshape", "Unsqueeze": "Reshape"}
 _OPTIONAL = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Transpose", "Reshape")
 
@@ -60,7 +60,7 @@ Member = TypeVar("Member", bound=Hashable)
 
 
 class Groups(Generic[Member]):
-    """Groups of things that share one decision.
+    """Sets of things that share one decision.
 
     >>> groups = Groups()
     >>> groups.unite(["a", "b"])
@@ -85,9 +85,9 @@ class Groups(Generic[Member]):
 
 @dataclass(frozen=True)
 class Request:
-    """One reader that is to see a tensor quantized. The quantizer goes before `reader`; what it is read for is
-    `consumer`, which is another node where a dropout lies between. `first` is what the tensor is quantized to before
-    that, for its writer (`ChoiceOptions.has_dual_pairs`)."""
+    """A request that one reader sees a tensor quantized. The quantizer goes before `reader`; the tensor is read for
+    `consumer`, which is another node if a dropout lies between. `first` is an earlier quantization of the tensor, for
+    its writer (`ChoiceOptions.has_dual_pairs`)."""
 
     tensor: str
     spec: TensorSpec
@@ -120,7 +120,7 @@ class Placement:
 
 
 def place(graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()) -> Placement:
-    """Decide where quantizers go; the graph is not touched."""
+    """Decide where quantizers go. The graph is not changed."""
     specs, skipped = select_nodes(graph, options, vanished)
     unquantized = named_nodes(graph, options.nodes_with_float_output, "NodesToExcludeOutputQuantization", vanished)
     receivers = tuple(name for override in options.overrides for name in override.receivers)
@@ -154,7 +154,7 @@ class _Placer:
         self._options = options
         self._is_trained = options.is_trained
         self._overrides = {override.tensor: override for override in options.overrides}
-        self._unquantized = unquantized  # nodes whose outputs stay float for everyone
+        self._unquantized = unquantized  # nodes whose outputs stay float for all readers
         self.specs = specs
         self.requests: list[Request] = []
         self.groups: Groups[tuple[str, TensorSpec]] = Groups()
@@ -163,8 +163,8 @@ class _Placer:
         self._captured: set[str] = set()
 
     def drop_captured_moves(self) -> list[SkippedNode]:
-        """Take out the moving operators on the way to the body of an If, Loop or Scan, which reads float; they read
-        float too. ONNX Runtime propagates a DequantizeLinear through them, and ends the process at the body."""
+        """Remove the moving operators on the way to the body of an If, Loop or Scan, which reads float; they read float
+        too. ONNX Runtime propagates a DequantizeLinear through them and crashes at the body."""
         if self._is_trained:
             return []
         for node in reversed(list(self._graph)):
@@ -179,8 +179,8 @@ class _Placer:
 
     def drop_captured_weights(self) -> list[SkippedNode]:
         """Leave a layer in float if the body of an If, Loop or Scan reads its weight in float as well: the file would
-        hold the weight twice, in float and quantized. The body reads it in float if bodies are not quantized, or if
-        the weight is handed to it as an input. For an NPU the layer stays quantized."""
+        store the weight twice, in float and quantized. The body reads it in float if bodies are not quantized, or if
+        the weight is passed to it as an input. For an NPU the layer stays quantized."""
         if self._is_trained or self._options.target is Target.NPU_CNN:
             return []
         has_bodies = self._options.selection.has_bodies
@@ -198,7 +198,7 @@ class _Placer:
         return [SkippedNode(node.label, node.op_type, reason) for node in dropped]
 
     def drop_idle_moves(self) -> list[SkippedNode]:
-        """Take out the moving operators with no quantized operator before or behind them, unless a user named them."""
+        """Remove the moving operators with no quantized operator before or behind them, unless a user named them."""
         is_npu = self._options.target is Target.NPU_CNN and not self._is_trained
         if is_npu or self._options.has_forced_movers:
             return []
@@ -222,7 +222,7 @@ class _Placer:
             for value in node.outputs:
                 yield from (reader for reader, _ in value.readers)
 
-        for ordered in (moving, reversed(moving)):  # forward from what is before them, backward from what is behind
+        for ordered in (moving, reversed(moving)):  # forward from their inputs, backward from their outputs
             for node in ordered:
                 around = list(neighbours(node))
                 around += [far for near in around if near.is_transparent for far in neighbours(near)]
@@ -237,15 +237,16 @@ class _Placer:
         return [SkippedNode(node.label, node.op_type, "only moves values between float nodes") for node in idle]
 
     def _facts(self, node: Node) -> OperatorFacts:
-        """What is known of a node that is quantized."""
+        """The facts about the operator of a quantized node."""
         return facts_of(node, self.specs.get(node.name), self._options) or OTHER
 
     def _has_float_around(self, node: Node) -> bool:
-        """True for quantized nodes with nothing integer around them: only their weights are."""
+        """True for quantized nodes without integers around them: only their weights are quantized."""
         return self._facts(node).kind is Kind.RECURRENT or self._has_table(node)
 
     def _tied_idle(self, idle: list[Node]) -> list[Node]:
-        """Those of the nodes that are embeddings with the table of a quantized product, which would be stored twice."""
+        """The embeddings among the nodes that share a table with a quantized product, and whose table would be stored
+        twice."""
         weight = self._options.default.weight
         tables = [node for node in idle if is_embedding(node)]
         if self._is_trained or not tables or not isinstance(weight, AffineSpec) or weight.group_size is not None:
@@ -274,7 +275,7 @@ class _Placer:
                     self._request(value, constant, role, reader, consumer)
 
     def _seen(self, source: Value, wanted: TensorSpec | None) -> tuple[TensorSpec | None, TensorSpec | None]:
-        """How a reader that wants `wanted` sees the tensor, and what that is quantized to before, if anything."""
+        """How a reader that wants `wanted` sees the tensor, and its earlier quantization, if any."""
         writer = None if source.producer is None else self.specs.get(source.producer.name)
         if self._is_trained or wanted is None or writer is None:
             return wanted, None
@@ -284,7 +285,7 @@ class _Placer:
         return wanted, written if written is not None and _is_other_type(written, wanted) else None
 
     def _written(self, node: Node, spec: LayerSpec) -> TensorSpec | None:
-        """How the outputs of a quantized node are quantized for those who do not ask for anything."""
+        """How the outputs of a quantized node are quantized for readers without a preference."""
         if self._facts(node).kind is Kind.RECURRENT:
             return None
         if not self._is_trained and spec.output is None and (has_groups(spec) or has_groups(self._options.default)):
@@ -298,7 +299,7 @@ class _Placer:
         return written
 
     def place_outputs(self, node: Node) -> None:
-        """What a quantized node computes is quantized for float readers and graph outputs too."""
+        """Quantize the outputs of quantized nodes for float readers and graph outputs too."""
         written = self._written(node, self.specs[node.name])
         for value in node.outputs if written is not None or self._is_trained else ():
             if not value.is_quantizable or self._fuse(node, value) or written is None:
@@ -309,8 +310,8 @@ class _Placer:
                 self._request(value, written, Role.ACTIVATION, reader, consumer)
 
     def place_named(self) -> None:
-        """A tensor that is given blocks or floats by name is quantized for all its readers, also where the rules above
-        would leave it out."""
+        """Quantize a tensor that is given blocks or floats by name for all its readers, even if the rules above would
+        leave it out."""
         placed = {request.tensor for request in self.requests}
         named = {name for name, override in self._overrides.items() if override.spec is not None} - placed
         for value in (output for node in self._graph if named for output in node.outputs if output.name in named):
@@ -323,7 +324,7 @@ class _Placer:
                 self._request(value, override.spec, Role.ACTIVATION, reader, reader)
 
     def align(self, node: Node) -> None:
-        """Unite the tensors that this operator wants on one scale."""
+        """Unite the tensors that this operator needs on one scale."""
         known, spec = self._facts(node), self.specs[node.name].activation
         if not isinstance(spec, AffineSpec):
             return
@@ -344,7 +345,7 @@ class _Placer:
             self.derived.update(value.name for value in outputs)
 
     def _wish(self, node: Node, known: OperatorFacts, index: int) -> TensorSpec | None:
-        """How a quantized node reads that input; None if it has no preference."""
+        """The spec with which a quantized node reads that input; None if it has no preference."""
         spec = self.specs[node.name].activation
         if self._options.is_weights_only or self._role(node, known, index) is not Role.ACTIVATION:
             return None
@@ -358,8 +359,8 @@ class _Placer:
         return spec if known.kind is Kind.COMPUTE or self._options.goes_everywhere(spec) else None
 
     def _role(self, node: Node, known: OperatorFacts, index: int) -> Role | None:
-        """What the input is to the node; None if it is nothing to quantize. If the network is trained, the computed
-        weight of a convolution stays float, and so does the bias of a Gemm with a computed weight."""
+        """The role of the input; None if it is never quantized. If the network is trained, the computed weight of a
+        convolution stays float, and so does the bias of a Gemm with a computed weight."""
         value = node.inputs[index]
         is_constant = value is not None and value.constant is not None
         weight = None if known.weight is None else node.input(known.weight)
@@ -378,7 +379,7 @@ class _Placer:
         return Role.WEIGHT if is_constant else Role.ACTIVATION
 
     def _float_readers(self, value: Value) -> Iterator[tuple[Reader, Reader]]:
-        """Those that do not ask for the value themselves: (where the quantizer goes, who reads it)."""
+        """The readers that make no request of their own: (where the quantizer goes, the reader)."""
         for node, index, reader in self._readers(value):
             if self._is_trained:
                 known = facts(node)
@@ -392,7 +393,7 @@ class _Placer:
         yield from ((Reader("", index), Reader("", index)) for index in value.outputs)
 
     def _readers(self, value: Value) -> Iterator[tuple[Node, int, Reader]]:
-        """Who reads the value, also behind dropouts and copies."""
+        """The readers of the value, including those behind dropouts and copies."""
         for node, index in value.readers:
             reader = Reader(node.name, index)
             if node.is_transparent:
@@ -401,7 +402,7 @@ class _Placer:
                 yield node, index, reader
 
     def _source(self, value: Value, reader: Reader) -> tuple[Value, Reader]:
-        """The value before dropouts and copies, and who reads it there."""
+        """The value before dropouts and copies, and its reader there."""
         while value.producer is not None and value.producer.is_transparent and value.producer.inputs[0] is not None:
             reader = Reader(value.producer.name, 0)
             value = value.producer.inputs[0]
@@ -427,11 +428,11 @@ class _Placer:
         self.requests.append(Request(value.name, wanted, role, reader, consumer, first))
 
     def _fuse(self, node: Node, value: Value) -> bool:
-        """True where the value goes to one activation that is computed with this node."""
+        """True if the value goes to a single activation that is computed with this node."""
         spec = self.specs[node.name].activation
         is_block = isinstance(spec, BlockSpec) and self._options.has_fused_blocks
         if not isinstance(spec, AffineSpec) and not self._is_trained and not is_block:
-            return False  # blocks and floats that go everywhere go here too
+            return False  # blocks and floats that are placed everywhere are placed here too
         is_join = self._facts(node).kind is Kind.JOIN and self._is_trained
         if self._facts(node).kind is Kind.PASS or is_join or len(value.readers) != 1 or value.outputs:
             return False
@@ -449,13 +450,13 @@ class _Placer:
         return True
 
     def _has_table(self, node: Node) -> bool:
-        """True for an embedding that is selected for its table, where only products are quantized otherwise."""
+        """True for an embedding that is selected for its table if otherwise only products are quantized."""
         spec = self.specs.get(node.name)
         return spec is not None and is_embedding(node) and is_compute_only(self._options, spec)
 
     def _constant_spec(self, node: Node, spec: LayerSpec, role: Role, known: OperatorFacts) -> TensorSpec | None:
-        """How a constant operand is quantized. Integer kernels want both operands of a sum or product of one type;
-        beyond 8 bits there are none, so the weight's type is used."""
+        """The spec of a constant operand. Integer kernels require both operands of a sum or product in one type; beyond
+        8 bits there are none, so the weight's type is used."""
         if role is Role.BIAS:
             return spec.bias if self._options.has_quantized_bias else None
         if known.kind is Kind.COMPUTE:
@@ -464,13 +465,13 @@ class _Placer:
         if known.kind is Kind.RECURRENT or (not self._is_trained and self._has_table(node)):
             if not isinstance(weight, AffineSpec) or not isinstance(activation, DynamicSpec):
                 return weight
-            # scales for channels cost nothing here; the kernel takes one zero point for all of them
+            # scales for channels cost nothing here, but the kernel takes one zero point for all of them
             is_symmetric = weight.is_symmetric or has_dynamic_kernel(node)
             return replace(weight, is_per_channel=True, is_symmetric=is_symmetric)
         if isinstance(activation, (BlockSpec, DynamicSpec)) or self._options.is_weights_only:
             return None  # a constant operand of an Add or Mul has no reduction to block along
         if self._is_trained and known.kind is Kind.PASS:
-            return None  # it takes the scale of its destination
+            return None  # it gets the scale of its destination
         if not isinstance(activation, AffineSpec):
             return activation
         if activation.integer.bits <= 8 or self._options.has_activation_constants or not isinstance(weight, AffineSpec):
@@ -478,7 +479,7 @@ class _Placer:
         return replace(weight, is_per_channel=False, group_size=None)
 
     def _stays_float(self, node: Node, value: Value) -> bool:
-        """True where a product's result is only read in float, and the integer kernel can give it so."""
+        """True if a product's result is only read in float, and the integer kernel can return it in float."""
         is_wanted = self._options.target is Target.ONNX_RUNTIME or self._options.has_float_products
         if not is_wanted or self._is_trained or node.op_type not in ("Gemm", "MatMul"):
             return False
@@ -486,8 +487,8 @@ class _Placer:
 
 
 def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
-    """The requests in the order of the values that they are about, constants behind the value of their node. Quantizers
-    are named in this order, and checkpoints of trained networks have those names."""
+    """Sort the requests in the order of the values that they are about, constants behind the value of their node.
+    Quantizers are named in this order, and checkpoints of trained networks depend on the names."""
     positions = {node.name: i for i, node in enumerate(graph)}
 
     def key(request: Request) -> tuple[int, ...]:
@@ -500,8 +501,8 @@ def _by_value(graph: Graph, requests: list[Request]) -> list[Request]:
 
 
 def _without_short_groups(node: Node, weight: TensorSpec | None) -> TensorSpec | None:
-    """The spec of a weight. Groups along an axis of a few elements would store a scale for every few codes: more than 8
-    bits an element take, for less accuracy."""
+    """The spec of a weight without groups along a short axis: a scale for every few codes would take more than 8 bits
+    per element, for less accuracy."""
     constant = None if (value := node.input(1)) is None else value.constant
     if not isinstance(weight, AffineSpec) or weight.group_size is None or constant is None:
         return weight
@@ -528,7 +529,7 @@ def _is_other_type(first: TensorSpec, other: TensorSpec) -> bool:
 
 
 def _with_override(spec: TensorSpec, override: TensorOverride | None) -> TensorSpec:
-    """The spec in the type that the override asks for."""
+    """The spec in the type that the override requests."""
     if override is None:
         return spec
     if override.spec is not None and not (isinstance(spec, AffineSpec) and isinstance(override.spec, AffineSpec)):

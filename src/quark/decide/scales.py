@@ -36,7 +36,7 @@ from quark.plan import AffineChoice, FloatChoice
 from quark.ranges import MinMax, NonOverflow, TensorRange, range_of, ranges_of_channels
 from quark.rounded import rounded
 
-MAX_BIAS_CODE = 2.0**31 * (1 - 2.0**-20)  # with room for the rounding of scales
+MAX_BIAS_CODE = 2.0**31 * (1 - 2.0**-20)  # leaves room for the rounding of scales
 # ONNX Runtime does not saturate, and correction and finetuning change biases later; a wider scale costs floats nothing.
 MAX_FLOAT8_BIAS_CODE = 2.0**24
 _ZERO_CHANNEL_BITS = 24
@@ -61,7 +61,7 @@ def choice_of_range(
     spec: AffineSpec, range_: TensorRange, override: TensorOverride | None = None, has_unsigned_relu: bool = False
 ) -> AffineChoice:
     """The choice for a tensor with that range. `has_unsigned_relu`: a symmetric unsigned tensor that is never negative
-    has no code to lose below zero, so that its zero point is 0 and its scale half as large."""
+    needs no codes below zero, so its zero point is 0 and its scale half as large."""
     integer = spec.integer
     if spec.learning is not None and spec.learning.algorithm is Algorithm.TQT:
         threshold = max(-range_.lowest, range_.highest, _SMALLEST_THRESHOLD)
@@ -70,7 +70,8 @@ def choice_of_range(
     if spec.learning is not None:
         step = max(range_.highest / integer.qmax, float(np.finfo(np.float32).tiny))
         return AffineChoice(integer.name, (step,), (0,))
-    if override is not None and override.range is not None:  # with powers of two, the smallest that clips nothing of it
+    # with powers of two, the smallest that does not clip the range
+    if override is not None and override.range is not None:
         method = NonOverflow() if spec.is_power_of_two else MinMax()
         range_ = range_of(np.array(override.range, np.float32), method, integer, spec.is_symmetric)
     if has_unsigned_relu and range_.lowest >= 0 and spec.is_symmetric and not integer.signed:
@@ -117,7 +118,7 @@ def choice_of_weight(
 
 def with_lowest_code(choice: AffineChoice, spec: AffineSpec, weight: Constant) -> AffineChoice:
     """The choice with scales at which a symmetric signed type also uses its lowest code, if that has the smaller
-    squared error over the weight; the choice itself otherwise, and for more than 4 bits, where one code matters little.
+    squared error over the weight. Otherwise the choice itself, and for more than 4 bits, where one code matters little.
 
         scale = max(-lowest / 2^(bits - 1), highest / (2^(bits - 1) - 1))          nothing is clipped
     """
@@ -134,7 +135,7 @@ def with_lowest_code(choice: AffineChoice, spec: AffineSpec, weight: Constant) -
 
 
 def _improved(choice: AffineChoice, spec: AffineSpec, weight: Constant) -> AffineChoice:
-    """The choice with the scales that the spec's rule searches for."""
+    """The choice with scales found by the search that the spec's rule requests."""
     if spec.group_rule is GroupRule.SEARCHED:
         return searched(choice, weight.array())
     return refined(choice, weight.array()) if spec.group_rule is GroupRule.HALF_QUADRATIC else choice
@@ -169,7 +170,7 @@ def _start_of_lsq(spec: AffineSpec, values: Array, channels: ChannelAxis | None)
 
 
 def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
-    """One range for tensors that share a scale: nothing that one of them needs is clipped."""
+    """One range for tensors that share a scale; it clips none of them."""
     positions = [range_.position for range_ in ranges if range_.position is not None]
     return TensorRange(
         min(range_.lowest for range_ in ranges),
@@ -179,11 +180,11 @@ def combine_ranges(ranges: Sequence[TensorRange]) -> TensorRange:
 
 
 def searched_float_scales(values: Array, scale: Array, axis: int | None, format: str) -> Array:
-    """Of scales from `scale` up to twice that, those at which 8-bit floats round the values with the least squared
-    error; the smallest of equal ones. `scale` has one number, or one for each channel along the axis.
+    """Search scales from `scale` up to twice that for those at which 8-bit floats round the values with the least
+    squared error; the smallest of equal ones. `scale` has one number, or one for each channel along the axis.
 
-    The spacing of floats is the same share of a number in every binade, so a wider range costs nothing, and another
-    octave would only repeat the errors of this one. It matters where the large values lie between two codes.
+    The relative spacing of floats is the same in every binade, so a wider range costs nothing, and another octave would
+    only repeat the errors of this one. It matters where the large values lie between two codes.
     """
     channels = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
     wide = channels.astype(np.float32)
@@ -199,8 +200,8 @@ def searched_float_scales(values: Array, scale: Array, axis: int | None, format:
 def fit_weight_to_bias(
     weight: Scaled, values: Array, activation_scale: float, bias: Array, *, is_raised: bool = True
 ) -> Scaled:
-    """The weight's choice with scales raised where the bias would overflow 32 bits, unless `is_raised` is False, and
-    chosen for the bias where a channel of the weight is all zeros."""
+    """Raise the scales of a weight whose bias would overflow 32 bits, unless `is_raised` is False, and choose scales
+    for the bias where a channel of the weight is all zeros."""
     most = MAX_BIAS_CODE if isinstance(weight, AffineChoice) else MAX_FLOAT8_BIAS_CODE
     scale = np.array(weight.scale)
     wanted = np.abs(bias.astype(np.float64).ravel()) / activation_scale
@@ -213,7 +214,7 @@ def fit_weight_to_bias(
         is_zero = np.asarray(~values.any(axis=others))
     is_free = is_zero & (wanted > 0)
     fitting = np.maximum(scale, wanted / most) if is_raised else scale
-    if isinstance(weight, FloatChoice):  # by powers of two, at which rounding stays the same
+    if isinstance(weight, FloatChoice):  # by powers of two, which keep the rounding the same
         fitting = scale * np.exp2(np.ceil(np.log2(fitting / scale)))
     fitted = np.where(is_free, fine, fitting).astype(np.float32)
     if (fitted == scale).all():
@@ -222,7 +223,7 @@ def fit_weight_to_bias(
 
 
 def derived_bias(format: str, activation: AffineChoice, weight: AffineChoice) -> AffineChoice:
-    """A bias whose scale is the product of the activation's and the weight's."""
+    """A bias whose scale is the product of the activation's and the weight's scales."""
     scale = np.array(weight.scale, np.float32) * np.float32(activation.scale[0])
     scale = np.maximum(scale.astype(np.float32), np.finfo(np.float32).tiny)
     axis = None if scale.size == 1 else 0
@@ -230,12 +231,12 @@ def derived_bias(format: str, activation: AffineChoice, weight: AffineChoice) ->
 
 
 def own_bias(spec: AffineSpec, bias: Array, override: TensorOverride | None = None) -> AffineChoice:
-    """A bias with a range of its own, symmetric."""
+    """A symmetric bias with a range of its own."""
     return choice_of_weight(spec, ArrayConstant(bias), None, override)
 
 
 def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis | None) -> AffineChoice:
-    """With powers of two, the smallest that are no finer, so that nothing is clipped that was not before."""
+    """Scales from ranges. If they are powers of two, the smallest ones that clip nothing more."""
     integer = spec.integer
     narrow = get_format(f"{'' if integer.signed else 'u'}int{integer.bits - spec.has_reduced_range}")
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
@@ -250,8 +251,8 @@ def _of_ranges(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis 
 
 
 def _of_lowest_code(spec: AffineSpec, low: Array, high: Array, channels: ChannelAxis) -> AffineChoice:
-    """The lowest code is for the largest magnitude, which no other code can be as far from zero as. The scale is
-    negative if that number is above zero, as ONNX Runtime has it for MatMulNBits."""
+    """Scales at which the lowest code stands for the largest magnitude, since no other code is as far from zero. The
+    scale is negative if that number is positive, which ONNX Runtime supports in MatMulNBits."""
     integer = spec.integer
     extreme = np.where(np.abs(high) > np.abs(low), high, low).astype(np.float32)
     scale = extreme / np.float32(integer.qmin)
@@ -261,9 +262,8 @@ def _of_lowest_code(spec: AffineSpec, low: Array, high: Array, channels: Channel
 
 
 def int16_scale(scale: float, *, is_upward: bool = False) -> float:
-    """The number nearest to `scale`, or with `is_upward` the nearest that is no smaller, that is an integer of at most
-    15 bits over a power of two from 1 to 2^16. A scale that rounds to zero becomes 2^-14, and one beyond 2^15 - 1 that
-    number.
+    """Round `scale` to an integer of at most 15 bits over a power of two from 1 to 2^16; with `is_upward`, to one that
+    is no smaller. A scale that rounds to zero becomes 2^-14, and one beyond 2^15 - 1 becomes 2^15 - 1.
 
     >>> int16_scale(0.3) * 2**16
     19661.0
@@ -284,7 +284,7 @@ def int16_scale(scale: float, *, is_upward: bool = False) -> float:
 
 
 def _overridden(choice: AffineChoice, override: TensorOverride | None) -> AffineChoice:
-    """The choice with the scale and the zero point that the override fixes."""
+    """The choice with the scale and zero point fixed by the override."""
     if override is None or (override.scale is None and override.zero_point is None):
         return choice
     scale = choice.scale if override.scale is None else override.scale

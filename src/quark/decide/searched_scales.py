@@ -16,22 +16,22 @@ from quark.formats.affine import integer_format
 from quark.formats.spec import IntFormat
 from quark.plan import AffineChoice
 
-# of the scale that a range gives, by bits
+# shares of the scale from a range, by bits
 _SHARES = {2: (1.0, 0.86, 0.74, 0.64, 0.55), 4: (1.0, 0.96, 0.92, 0.87, 0.81), 8: (1.0, 0.997, 0.994, 0.99)}
-# in addition for 4 bits and more than _LONG weights: the largest of many lies far out, and it pays to clip it. Two of
-# five channels of SmolLM2 have their least squared error below 0.81, one of twenty below 0.65
+# in addition for 4 bits and more than _LONG weights: the largest of many weights is an outlier, and clipping it pays
+# off. Two of five channels of SmolLM2 have their least squared error below 0.81, one of twenty below 0.65
 _LONG = 256
 _SHARES_OF_LONG = (0.75, 0.68, 0.6, 0.52)
-_CHUNK = 1 << 17  # weights at a time
+_CHUNK = 1 << 17  # weights per chunk
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 def searched(choice: AffineChoice, weight: Array, gram: Array | None = None) -> AffineChoice:
-    """The choice with better scales, and zero points if the codes are unsigned, for groups or channels of a constant.
+    """Search better scales, and zero points if the codes are unsigned, for groups or channels of a constant.
 
     `gram` is E[x x'] of the inputs that the weights along the groups' axis are multiplied with. If it is given, the
-    error of a group is that of the outputs, d' G d with the group's part of it; otherwise all weights count alike. Its
-    diagonal alone can be given as well: the weights of a squared error.
+    error of a group is that of the outputs, d' G d with the group's part of it; otherwise all weights count the same.
+    Its diagonal alone can be given as well: the weights of a squared error.
     """
     grid = _Grid(integer_format(choice.format))
     lines, size = _lines(choice, weight)
@@ -55,8 +55,8 @@ def searched(choice: AffineChoice, weight: Array, gram: Array | None = None) -> 
 
 
 def searched_parameters(format: str, groups: Array, gram: Array | None, *, is_symmetric: bool) -> tuple[Array, Array]:
-    """Scales and zero points [lines, groups] for numbers [lines, groups, size], from their ranges on; `gram` has the
-    part of each group, [groups, size, size]."""
+    """Search scales and zero points [lines, groups] for numbers [lines, groups, size], starting from their ranges.
+    `gram` has the part of each group, [groups, size, size]."""
     integer = integer_format(format)
     values = groups.astype(np.float32)
     low, high = values.min(axis=2), values.max(axis=2)
@@ -73,7 +73,7 @@ def searched_parameters(format: str, groups: Array, gram: Array | None, *, is_sy
 
 
 def gram_blocks(gram: Array, size: int) -> Array:
-    """The parts of a Gram matrix on its diagonal, [groups, size, size]; the last one is filled up with zeros.
+    """The diagonal parts of a Gram matrix, [groups, size, size]; the last one is padded with zeros.
 
     >>> gram_blocks(np.arange(9).reshape(3, 3), 2).tolist()
     [[[0, 1], [3, 4]], [[8, 0], [0, 0]]]
@@ -100,13 +100,14 @@ class _Grid:
         for share in _shares(self.bits, groups.shape[2]):
             tried, zero = scale * np.float32(share), zero_point
             if self.is_free and share != 1.0:
-                # the middle of the range stays where it is, as far as codes allow
+                # keep the middle of the range, as far as codes allow
                 middle = (self.qmin + self.qmax) / 2
                 zero = np.clip(np.rint(middle - (middle - zero_point) / share), self.qmin, self.qmax)
-            # where all zero points are 0, adding and subtracting them changes no number
+            # if all zero points are 0, adding and subtracting them changes nothing
             shift = zero[..., None].astype(np.float32) if zero.any() else None
             for is_last in (False, True):
-                np.copyto(spread, tried[..., None])  # once: numpy broadcasts at less than half of its usual speed
+                # once, because numpy broadcasts at less than half of its usual speed
+                np.copyto(spread, tried[..., None])
                 np.divide(groups, spread, out=steps)
                 np.rint(steps, out=steps)
                 if shift is not None:
@@ -157,7 +158,7 @@ def _lines(choice: AffineChoice, weight: Array) -> tuple[Array, int]:
 
 
 def _by_line(choice: AffineChoice, values: tuple[float, ...] | tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """Parameters from the order of a choice to [lines, groups of a line]."""
+    """Reorder parameters from the order of a choice to [lines, groups of a line]."""
     numbers = np.array(values, np.float64)
     if choice.group_size is None:
         return numbers.reshape(-1, 1)
@@ -178,7 +179,7 @@ def _from_lines(choice: AffineChoice, values: Array, shape: tuple[int, ...]) -> 
 
 
 def _padded(lines: Array, size: int) -> Array:
-    """[lines, groups, size]; zeros fill up the last group, and are exact in any scale."""
+    """[lines, groups, size]; the last group is padded with zeros, which are exact at any scale."""
     missing = -lines.shape[1] % size
     full = np.pad(lines, [(0, 0), (0, missing)]) if missing else lines
     return np.ascontiguousarray(full).reshape(len(lines), -1, size)

@@ -26,15 +26,15 @@ from quark.decide.view import Graph, Node, Value
 from quark.errors import unknown_name
 from quark.plan import SkippedNode
 
-FEWEST_ROW_CODES = 32  # that the median row of a table has to use
+FEWEST_ROW_CODES = 32  # the fewest codes that the median row of a table has to use
 
 
 def select_nodes(
     graph: Graph, options: ChoiceOptions, vanished: Iterable[str] = ()
 ) -> tuple[dict[str, LayerSpec], list[SkippedNode]]:
-    """Name to spec of every node that is quantized, and all others with a reason.
+    """Return the spec of every node that is quantized, by name, and all others with a reason.
 
-    `vanished` are nodes that a rewrite removed: their names are no mistakes.
+    `vanished` are nodes that a rewrite removed; naming one is not an error.
     """
     selector = _Selector(graph, options, list(vanished))
     chosen: dict[str, LayerSpec] = {}
@@ -53,9 +53,9 @@ def select_nodes(
 
 
 def facts_of(node: Node, spec: LayerSpec | None, options: ChoiceOptions) -> OperatorFacts | None:
-    """What is known of the node's operator. If a user names its type, every float tensor of it is quantized: if it has
-    no row in the table, and if it is a recurrent layer in integers, of which only the weights are quantized otherwise.
-    """
+    """The facts about the node's operator. If a user names its type, every float tensor of the node is quantized: for
+    types without a row in the table, and for recurrent layers in integers, of which otherwise only the weights are
+    quantized."""
     known = facts(node)
     is_named = node.op_type in options.selection.named_op_types and node.has_quantized_form
     is_recurrent = known is not None and known.kind is Kind.RECURRENT
@@ -70,8 +70,8 @@ def lone_table(spec: LayerSpec) -> LayerSpec:
 
 
 def named_nodes(graph: Graph, patterns: Iterable[str], option: str, vanished: Iterable[str] = ()) -> dict[str, str]:
-    """The names of all nodes that a pattern means, with the pattern. One that means nothing is an error, unless it is
-    one of the nodes that a rewrite removed (`vanished`)."""
+    """The names of all nodes that a pattern matches, each with the pattern. A pattern without a match is an error,
+    unless it is the name of a node that a rewrite removed (`vanished`)."""
     gone = [Node(name, "", None, aliases=(name,)) for name in vanished]
     reasons: dict[str, str] = {}
     for pattern in patterns:
@@ -92,7 +92,8 @@ class _Selector:
         self._vanished = vanished
         _check_op_types(graph, options)
         self._op_types: dict[LayerSpec, frozenset[str]] = {}
-        self._tied: dict[str, list[Node]] | None = None  # by embedding, the products with its table; None: not sought
+        # the products that share an embedding's table, by embedding; None if not computed yet
+        self._tied: dict[str, list[Node]] | None = None
         selection, words = options.selection, options.selection.words
         self._only = self._matching(selection.nodes, words.nodes)
         self._excluded = self._matching(selection.excluded_nodes, words.excluded_nodes)
@@ -106,7 +107,7 @@ class _Selector:
             frozenset(name for names in options.ends.layers(graph) for name in names) if options.ends else set()
         )
         self._kept_float = dict(selection.kept_float)
-        self._between: set[str] = set()  # on a path from the first nodes of an excluded subgraph to its last ones
+        self._between: set[str] = set()  # nodes between the first and the last nodes of an excluded subgraph
         for starts, ends in selection.excluded_subgraphs:
             first, last = (self._matching(names, "subgraphs_to_exclude") for names in (starts, ends))
             self._between |= self._reachable(first, _followers) & self._reachable(last, _predecessors)
@@ -117,8 +118,8 @@ class _Selector:
             self._inside &= self._reachable(self._matching(selection.output_nodes, "output_nodes"), _predecessors)
 
     def spec_of(self, node: Node) -> tuple[LayerSpec | None, str]:
-        """The spec by name, else by operator, else the default, wider for first and last layers if that is asked for;
-        and what it comes from."""
+        """The spec by name, else by operator, else the default, with wider types for first and last layers if
+        requested; and where it comes from."""
         if node.name in self._by_node:
             return self._by_node[node.name]
         result: tuple[LayerSpec | None, str] = (self._options.default, "the configuration")
@@ -131,7 +132,7 @@ class _Selector:
         return result
 
     def obstacle(self, node: Node) -> str:
-        """Why the node stays in float; empty if it does not."""
+        """The reason why the node stays in float; empty if it is quantized."""
         return self._unwanted(node) or self._impossible(node)
 
     def _unwanted(self, node: Node) -> str:
@@ -196,14 +197,14 @@ class _Selector:
         return "" if has_table else self._why_no_table(node) or self._operand_obstacle(node, is_compute)
 
     def has_lone_table(self, node: Node) -> bool:
-        """True for an embedding whose table is quantized as a weight, where operators between products are quantized
-        too, but no Gather."""
+        """True for an embedding whose table is quantized as a weight if operators between products are quantized, but
+        Gather is not."""
         layer = self._options.default
         return not is_compute_only(self._options, layer) and self._has_table(node, layer)
 
     def _has_table(self, node: Node, layer: LayerSpec) -> bool:
-        """True for an embedding whose table is quantized as a weight although no Gather is: with scales found at run
-        time, with weights only, with blocks and floats if `has_embeddings`, and where a quantized product has the same
+        """True for an embedding whose table is quantized as a weight although Gather is not: with scales found at run
+        time, with weights only, with blocks and floats if `has_embeddings`, and if a quantized product shares the
         table, which would be stored twice."""
         selection = self._options.selection
         if self._options.is_trained or not is_embedding(node):
@@ -211,7 +212,7 @@ class _Selector:
         if selection.op_types is not None and "Gather" not in selection.op_types:
             return False
         of_tables = dict(self._options.by_op_type).get("Gather")
-        if of_tables is not None and of_tables.activation is None:  # only weights, as MatMulNBits has them
+        if of_tables is not None and of_tables.activation is None:  # only weights, as in MatMulNBits
             return self._fits_bytes(node)
         is_affine = isinstance(layer.weight, AffineSpec)
         if is_affine and is_compute_only(self._options, layer):
@@ -226,7 +227,7 @@ class _Selector:
         return any(not self.obstacle(node) and self.spec_of(node)[0] == layer for node in tied)
 
     def _why_no_table(self, node: Node) -> str:
-        """Why a Gather stays in float where tables are quantized and nothing else of it is."""
+        """The reason why a Gather stays in float if only its table could be quantized."""
         of_tables = dict(self._options.by_op_type).get("Gather")
         if node.op_type != "Gather" or of_tables is None or of_tables.activation is not None:
             return ""
@@ -235,7 +236,7 @@ class _Selector:
         return "" if self._fits_bytes(node) else "the codes of a row would end within a byte"
 
     def _fits_bytes(self, node: Node) -> bool:
-        """True if the rows of an embedding's table end with a byte when codes are packed."""
+        """True if the rows of an embedding's table end on a byte boundary when codes are packed."""
         spec, table = self.spec_of(node)[0], node.input(0)
         if spec is None or not isinstance(spec.weight, AffineSpec) or table is None or table.constant is None:
             return False
@@ -307,8 +308,8 @@ def _weights(node: Node) -> list[Value]:
 
 
 def tied_tables(graph: Graph) -> dict[str, list[Node]]:
-    """By the name of an embedding, the products that have its table as their weight, as it is or transposed, and sum
-    over its rows."""
+    """The products that have an embedding's table as their weight, possibly transposed, and sum over its rows; by the
+    name of the embedding."""
     products = [(node, weight) for node in graph if (weight := node.input(1)) and node.op_type in ("Gemm", "MatMul")]
     readers: dict[str, list[Node]] = {}
     for embedding in filter(is_embedding, graph):
@@ -334,13 +335,13 @@ def _is_same_table(table: Value, product: Node, weight: Value) -> bool:
 
 
 def _has_like_rows(embedding: Node) -> bool:
-    """True if one scale for the whole table leaves the median row enough codes."""
+    """True if the median row gets enough codes from one scale for the whole table."""
     table = embedding.inputs[0]
     assert table is not None
     assert table.constant is not None
     low, high = table.constant.extremes(0)
     whole = float(high.max(initial=0)) - float(low.min(initial=0))
-    return not np.median(high - low) * 256 < FEWEST_ROW_CODES * whole  # NaN gets an error of its own
+    return not np.median(high - low) * 256 < FEWEST_ROW_CODES * whole  # NaN has an error of its own
 
 
 def _followers(node: Node) -> Iterable[Node]:
@@ -352,7 +353,7 @@ def _predecessors(node: Node) -> Iterable[Node]:
 
 
 def _check_op_types(graph: Graph, options: ChoiceOptions) -> None:
-    """Raise an error for a type that neither the table nor the graph has. Types to add may be missing."""
+    """Raise an error for a type that neither the table nor the graph contains. Types to add may be missing."""
     selection, present = options.selection, {node.op_type for node in graph}
     for op_type in selection.excluded_op_types | (selection.op_types or frozenset()):
         if op_type not in OPERATORS and op_type not in present:
@@ -379,8 +380,8 @@ def _selected_op_types(options: ChoiceOptions, layer: LayerSpec) -> frozenset[st
 
 
 def is_compute_only(options: ChoiceOptions, layer: LayerSpec) -> bool:
-    """Whether only products are quantized: block formats where they are placed so, dynamic and weight-only
-    quantization, and weights in groups, whose products are summed in float."""
+    """True if only products are quantized: block formats if placed so, dynamic and weight-only quantization, and
+    weights in groups, whose products are summed in float."""
     if options.is_trained:
         return not any(options.goes_everywhere(value) for value in (layer.activation, layer.output))
     if layer.activation is None or options.is_weights_only or isinstance(layer.activation, DynamicSpec):

@@ -39,17 +39,17 @@ class ThresholdInit(str, Enum):
 
 @dataclass(frozen=True)
 class Learning:
-    """`initial` None: the maximum for weights and KL-J for activations; LSQ has a start of its own."""
+    """`initial` None: the maximum for weights and KL-J for activations; LSQ has an initial value of its own."""
 
     algorithm: Algorithm
     initial: ThresholdInit | None = None
 
 
 class GroupRule(str, Enum):
-    """Where the scales of groups come from."""
+    """How the scales of groups are found."""
 
     RANGE = "range"  # the range of the group, as for channels
-    LOWEST_CODE = "lowest_code"  # symmetric: its largest magnitude has the lowest code, also if that takes a scale < 0
+    LOWEST_CODE = "lowest_code"  # symmetric: the largest magnitude gets the lowest code, even if that takes a scale < 0
     SEARCHED = "searched"  # LOWEST_CODE or RANGE, or another scale if that has less squared error; for channels too
     HALF_QUADRATIC = "half_quadratic"  # LOWEST_CODE or RANGE, refined for the least sum of |error|^0.7
 
@@ -83,11 +83,11 @@ class AffineSpec:
 
     @property
     def has_one_scale(self) -> bool:
-        """Whether one scale is for the whole tensor."""
+        """True if one scale applies to the whole tensor."""
         return not self.is_per_channel and self.group_size is None
 
     def observed_method(self, is_weight: bool = False) -> RangeMethod:
-        """The method that the tensor's range is found with; what learns starts from a range of its own."""
+        """The method for the tensor's range; quantizers that learn start from a range of their own."""
         if self.learning is None:
             return self.method
         if self.learning.algorithm is Algorithm.LSQ:
@@ -197,7 +197,7 @@ def is_measured(spec: TensorSpec) -> TypeGuard[MeasuredSpec]:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What is wanted of the tensors around one node; None leaves that one in float. A bias of AffineSpec("int32") has
+    """What is wanted of the tensors around one node; None leaves a tensor in float. A bias of AffineSpec("int32") has
     the product of the activation's and the weight's scales; others have ranges of their own. `output` None: as the
     readers of the output want it."""
 
@@ -218,12 +218,12 @@ def words_of(layer: LayerSpec) -> str:
 
 
 def bits_of(layer: LayerSpec) -> tuple[float, float]:
-    """The bits of an element of activations and of weights, with its part of a block's scale; 32 where it is float."""
+    """The bits per element of activations and of weights, including the share of a block's scale; 32 for float."""
     return bits_of_spec(layer.activation), bits_of_spec(layer.weight)
 
 
 def bits_of_spec(spec: TensorSpec | None) -> float:
-    """The bits of an element, with its part of a block's scale; 32 for float."""
+    """The bits per element, including the share of a block's scale; 32 for float."""
     if spec is None:
         return 32.0
     if isinstance(spec, BlockSpec):

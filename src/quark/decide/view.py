@@ -22,27 +22,27 @@ Shape: TypeAlias = tuple["int | None", ...]
 
 
 class Constant(Protocol):
-    """The numbers of a weight, a bias or another constant. Large ones are read piece by piece where possible."""
+    """The numbers of a weight, a bias or another constant. Large ones are read piece by piece if possible."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     def array(self) -> Array:
-        """All of it; must not be written to."""
+        """The whole array, which must not be written to."""
         ...
 
     def extremes(self, axis: int | None = None, group_size: int | None = None) -> tuple[Array, Array]:
-        """(lowest, highest), flat: of the whole, of each channel of `axis`, or of each group along it."""
+        """(lowest, highest), flat: of the tensor, of each channel of `axis`, or of each group along it."""
         ...
 
     def is_finite(self) -> bool:
-        """Whether it holds neither NaN nor Inf."""
+        """True if there is neither NaN nor Inf."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayConstant:
-    """A constant that is in memory."""
+    """A constant in memory."""
 
     values: Array
 
@@ -62,7 +62,7 @@ class ArrayConstant:
 
 
 def all_finite(array: Array) -> bool:
-    """Whether all numbers are finite. A finite sum has finite terms and takes half the time; large terms can overflow
+    """True if all numbers are finite. A finite sum has finite terms and takes half the time; large terms can overflow
     it, so an infinite sum is checked number by number."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
@@ -70,14 +70,14 @@ def all_finite(array: Array) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A tensor. `outputs` are the indices of the graph outputs that it is; `readers` are the nodes that read it, with
-    the number of the input, including nodes inside subgraphs (`Node.is_inner`)."""
+    """A tensor. `outputs` are its indices among the graph outputs; `readers` are the nodes that read it, with the index
+    of the input, including nodes inside subgraphs (`Node.is_inner`)."""
 
     name: str
     origin: Any
     shape: Shape | None = None
-    type_name: str | None = None  # float32, int64 ...; None where it is not known
-    is_quantizable: bool = False  # real numbers of a type that quantizers take
+    type_name: str | None = None  # float32, int64 ...; None if unknown
+    is_quantizable: bool = False  # real numbers of a type that can be quantized
     constant: Constant | None = None
     producer: Node | None = None
     readers: list[tuple[Node, int]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Value:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is known to be a tensor of real numbers, of any width."""
+        """True if it is known to be a tensor of real numbers, of any width."""
         return self.type_name in ("float", "float16", "bfloat16", "double", "float32", "float64")
 
     @property
@@ -93,11 +93,11 @@ class Value:
         return None if self.shape is None else len(self.shape)
 
     def size(self, axis: int) -> int | None:
-        """The size along an axis, where it is known."""
+        """The size along an axis, if known."""
         return self.shape[axis] if self.shape is not None and 0 <= axis < len(self.shape) else None
 
     def array(self) -> Array | None:
-        """The numbers of a constant; None for everything else."""
+        """The numbers of a constant; None for other values."""
         return None if self.constant is None else self.constant.array()
 
 
@@ -106,7 +106,7 @@ class Node:
     """An operator. `op_type` is ONNX's name for it, if `is_standard`; an operator of another domain has its own.
 
     `label` is what users call it: the node's name in ONNX, the path of the module in torch. `aliases` are further names
-    that a pattern of the user may mean.
+    that a user's pattern may match.
     """
 
     name: str
@@ -114,25 +114,26 @@ class Node:
     origin: Any
     label: str = ""
     aliases: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()  # what users call its type: the op type, in torch also the class of its module
+    # names that users have for its type: the op type, in torch also the class of its module
+    kinds: tuple[str, ...] = ()
     inputs: Sequence[Value | None] = ()
     outputs: Sequence[Value] = ()
     is_standard: bool = True
     has_quantized_form: bool = True  # false for an operator whose operands are not all tensors
-    is_inner: bool = False  # inside a subgraph: it appears only among the readers of a value
-    is_plumbing: bool = False  # no layer to a user: sizes, copies
-    is_transparent: bool = False  # hands its input on unchanged: dropout at inference, copies
-    why_float: str = ""  # the reason to give where it has no quantized form; empty: that none is known
-    reads_float_for: str = ""  # the node whose quantizer comes behind it, so that it has to read float
+    is_inner: bool = False  # inside a subgraph: listed only among the readers of a value
+    is_plumbing: bool = False  # not a layer to a user: sizes, copies
+    is_transparent: bool = False  # passes its input on unchanged: dropout at inference, copies
+    why_float: str = ""  # the reason to give if it has no quantized form; empty if none is known
+    reads_float_for: str = ""  # the node whose quantizer follows it, so that it has to read float
     settings: Callable[[str], Any] = lambda name: MISSING
 
     def setting(self, name: str, default: Any = None) -> Any:
         """A parameter by its ONNX name, whether the operator has it as an attribute, as a constant input or (in torch)
         as an argument: group, transA, transB, alpha, beta, perm, axis, axes, pads, mode ...
 
-        Some have a form of their own: `bounds` of a Clip is (low, high), infinite where there is none; `pads` of a Pad
-        is a tuple of (axis, before, behind), and `fill` the number that it adds; `transA` of a Gemm is None where its
-        data may have any rank. `default` where it is not given; None where it is only known at run time.
+        Some have a form of their own: `bounds` of a Clip is (low, high), infinite if there is none; `pads` of a Pad is
+        a tuple of (axis, before, behind), and `fill` the number that it adds; `transA` of a Gemm is None if its data
+        may have any rank. Returns `default` if the parameter is missing, and None if it is only known at run time.
         """
         value = self.settings(name)
         return default if value is MISSING else value
@@ -141,15 +142,15 @@ class Node:
         return self.inputs[index] if 0 <= index < len(self.inputs) else None
 
 
-MISSING: Any = object()  # what `Node.settings` answers for a parameter that is not given
+MISSING: Any = object()  # returned by `Node.settings` for a missing parameter
 
 
 class Graph:
-    """The nodes in their order."""
+    """The nodes in graph order."""
 
     def __init__(self, nodes: Sequence[Node], matches: Callable[[str, Node], bool], word: str = "node") -> None:
         self.nodes = nodes
-        self.matches = matches  # whether a pattern that a user wrote means this node
+        self.matches = matches  # tells whether a user's pattern matches a node
         self.word = word  # what users call a node
         self.by_name = {node.name: node for node in nodes}
 
@@ -157,7 +158,7 @@ class Graph:
         return iter(self.nodes)
 
     def matching(self, pattern: str) -> list[str]:
-        """The names of all nodes that a pattern means."""
+        """The names of all nodes that a pattern matches."""
         return [node.name for node in self.nodes if not node.is_plumbing and self.matches(pattern, node)]
 
     def constants(self) -> dict[str, Value]:
