@@ -105,11 +105,11 @@ def demo(presets: tuple[str, ...], as_json: bool) -> None:
 
     chosen = presets or PRESETS
     for name in chosen:
-        get_default_config(name)  # an unknown one is an error before the work
+        get_default_config(name)  # reject unknown names before the work starts
     rows = []
     for number, row in enumerate(showcase(chosen)):
         rows.append(row)
-        # lines instead of a progress bar: each quantization shows its own bar
+        # lines instead of a progress bar, because each quantization shows its own bar
         if number < len(chosen) and not as_json:
             say(f"{number + 1} of {len(chosen)}: {chosen[number]}", err=True)
     if as_json:

@@ -17,7 +17,7 @@ from quark.report.console import Console, plain_table
 if TYPE_CHECKING:
     from quark.onnx.tools.command import Tool
 
-_WIDTH = 74  # of lines in the help
+_WIDTH = 74  # line width of the help
 
 
 def short_name(module: str) -> str:

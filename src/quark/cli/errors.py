@@ -27,8 +27,8 @@ from quark.cli.terminal import flush, printable_streams, say, say_lines
 from quark.errors import QuarkError
 from quark.text import one_line
 
-COMPLETION = "_QUARK_COMPLETE"  # set by the shell's completion, see docs/quickstart.md
-# what people try, and what it is called here
+COMPLETION = "_QUARK_COMPLETE"  # set by shell completion, see docs/quickstart.md
+# commands that people try, and their names here
 COMMAND_SYNONYMS = {"diagnose": "report", "benchmark": "evaluate", "info": "inspect", "verify": "compare"}
 SYNONYMS = {
     "--preset": "--config",
@@ -116,7 +116,7 @@ def _run(main: Callable[..., Any], standalone_mode: bool, *args: Any, **extra: A
 
 @contextmanager
 def _interruptions_repeated() -> Iterator[None]:
-    """Interrupt the program again where Python drops the exception: in destructors and callbacks of weak references.
+    """Interrupt the program again if Python dropped the exception, as in destructors and callbacks of weak references.
 
     Freed graphs run thousands of these, so about one Ctrl-C in a hundred would have no effect.
     """
@@ -126,7 +126,8 @@ def _interruptions_repeated() -> Iterator[None]:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
             show(dropped)
             return
-        timer = threading.Timer(0.01, _interrupt)  # after the callback has returned, or this one would be dropped, too
+        # delayed until the callback has returned, or this exception would be dropped, too
+        timer = threading.Timer(0.01, _interrupt)
         timer.daemon = True
         timer.start()
 
@@ -140,7 +141,7 @@ def _interruptions_repeated() -> Iterator[None]:
 def _interrupt() -> None:
     main_thread = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main_thread is not None:
-        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a call that waits
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a blocking call
     else:  # Windows
         signal.raise_signal(signal.SIGINT)
 
@@ -185,8 +186,8 @@ def _reporting(ctx: click.Context, invoke: Any) -> Any:
 
 @contextmanager
 def _logging(*, is_debug: bool) -> Iterator[None]:
-    """Show all messages, or none: the summary has the warnings, which Python would otherwise print in the middle of the
-    output. A program that calls a command gets its logger back as it was."""
+    """Show all messages, or none: the summary repeats the warnings, and Python would print them in the middle of the
+    output. The logger is restored afterwards, for programs that call a command."""
     logger = logging.getLogger("quark")
     handler = logging.StreamHandler() if is_debug else logging.NullHandler()
     level = logger.level
@@ -201,7 +202,7 @@ def _logging(*, is_debug: bool) -> Iterator[None]:
 
 
 def error_line(error: Exception) -> str:
-    """Return an error as one line; for an unexpected one, with its class and how to find out more."""
+    """Return an error as one line. For an unexpected one, add its class and how to get details."""
     if isinstance(error, QuarkError):
         return str(error)
     text = one_line(error)

@@ -44,7 +44,7 @@ NPU_SESSION = (
     "        {'xclbin': XCLBIN, 'cache_dir': FOLDER, 'cache_key': NAME}])",
 )
 BF16_SESSION = (*NPU_SESSION[:2], NPU_SESSION[2].replace("'xclbin': XCLBIN", "'config_file': JSON"))
-MOST_LEFT = 5  # weights that the table names for a reason
+MOST_LEFT = 5  # the most weights that the table lists for a reason
 
 
 @click.command()
@@ -126,7 +126,7 @@ def _places_table(all_places: Sequence[Place]) -> Table:
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:
-    """One row for places with the same message, errors first."""
+    """One row for all places with the same message, errors first."""
     table = Table.grid(padding=(0, 2))
     rules = list(dict.fromkeys(finding.rule for finding in findings))
     alike: dict[tuple[str, int, str, str], list[Finding]] = {}

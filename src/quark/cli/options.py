@@ -115,9 +115,9 @@ class Calibration:
 
     def arguments(self) -> dict[str, Any]:
         """Return the data and all values that are not the default, as arguments of `quark.onnx.quantize`."""
-        from quark.onnx.data import find_preprocessing  # late: `quark doctor` works without ONNX Runtime
+        from quark.onnx.data import find_preprocessing  # imported late: `quark doctor` works without ONNX Runtime
 
-        find_preprocessing(self.preprocess)  # an unknown name is an error even if there are no images
+        find_preprocessing(self.preprocess)  # an unknown name is an error even without images
         given = {
             "num_samples": (self.count, None),
             "batch_size": (self.batch_size, 1),
@@ -149,7 +149,7 @@ def is_file_name(name: str) -> bool:
 
 def read_config(name: str, changes: tuple[Change, ...]) -> QuantizationConfig | QConfig:
     """Return the preset or the config file called `name`, with the changes applied."""
-    from quark.onnx.quantization.config.config import get_default_config  # late: see above
+    from quark.onnx.quantization.config.config import get_default_config  # imported late: see above
     from quark.onnx.quantization.config.files import changed, load_config
 
     config = load_config(Path(name)) if is_file_name(name) else get_default_config(name)

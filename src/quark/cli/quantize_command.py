@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 DROP_EXCEEDED = 3  # exit status
 AUTO = "auto"
 TARGETS = tuple(target.value for target in Target)
-UNTRAINED = "A8W8"  # a preset that trains nothing, like all defaults of targets
+UNTRAINED = "A8W8"  # a preset without training, like all defaults of targets
 
 
 class TargetName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no generic one
@@ -63,7 +63,7 @@ class TargetName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no ge
 
 
 def known_profile(_: click.Context, option: click.Parameter, profile: str | None) -> str | None:
-    """Refuse an unknown profile: in `--pack IN OUT`, IN is taken for one, and OUT would be reported as missing."""
+    """Reject an unknown profile. In `--pack IN OUT`, IN would be taken for the profile, and OUT reported as missing."""
     if profile is not None and profile not in PROFILES:
         raise click.BadParameter(
             f"'{profile}' is not a profile; expected {', '.join(PROFILES)}, or --pack after IN and OUT", param=option
@@ -238,9 +238,9 @@ def device_changes(config: str | None, changes: tuple[Change, ...], device: str)
         return ()
     index = Device.parse(device).index
     changed = read_config(config or UNTRAINED, changes)
-    torch_device = f"cuda:{index}"  # in torch, AMD's GPUs are called cuda as well
+    torch_device = f"cuda:{index}"  # torch calls AMD's GPUs cuda as well
     wanted: list[Change] = [("InferDevice", device)]
-    if isinstance(changed, QConfig):  # entries have their own devices, which an option would contradict
+    if isinstance(changed, QConfig):  # entries have devices of their own, which an option would contradict
         entries = [
             replace(config, optim_device=device)
             if isinstance(config, AdaRoundConfig) and config.optim_device == "cpu"
@@ -261,19 +261,19 @@ def device_changes(config: str | None, changes: tuple[Change, ...], device: str)
 
 @dataclass(frozen=True)
 class Quantization:
-    """One quantization by the preset or file called `config`, or the usual one for `runs_on`, with some `changes`."""
+    """One quantization with the preset or file `config`, or with the default for `runs_on`, and with some `changes`."""
 
     source: Path
     target: Path
     config: str | None = None
     changes: tuple[Change, ...] = ()
     calibration: Calibration = field(default_factory=Calibration)
-    pack: str | None = None  # the profile of packed weights
+    pack: str | None = None  # profile of packed weights
     metric: str | None = None
     runs_on: str | None = None
 
     def run(self, as_json: bool = False) -> QuantizedModel:
-        """Quantize, write, and print the summary or the report as JSON. Mistakes are found before the work."""
+        """Quantize, write, and print the summary or the report as JSON. Arguments are checked before any work."""
 
         function = self.metric.rpartition(":")[0] if self.metric else None  # FILE.py:FUNCTION
         calibration = self.calibration
@@ -296,11 +296,11 @@ class Quantization:
         """The arguments that choose the configuration."""
         if self.changes:
             return {"config": read_config(*self._base())}
-        # by name if nothing is changed, so that the report can name the preset
+        # pass the name if nothing is changed, so that the report can name the preset
         return {"target": self.runs_on} if self.config is None else {"config": self.config}
 
     def _base(self) -> tuple[str, tuple[Change, ...]]:
-        """The preset or file, and all changes to it: those of the target come first."""
+        """The preset or file, and all changes to it, the target's first."""
         if self.config is not None:
             return self.config, self.changes
         usual = usual_config(self.runs_on or TARGETS[0], self.source)
@@ -341,7 +341,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class AutoQuantization:
-    """`--config auto`: find the best configuration for `runs_on` by trying.
+    """`--config auto`: find the best configuration for `runs_on` by trying candidates.
 
     `labelled` is a folder of images with their classes; `max_drop` is the user's own bound.
     """
@@ -355,7 +355,7 @@ class AutoQuantization:
     labelled: Path | None = None
 
     def run(self, as_json: bool = False) -> QuantizedModel | None:
-        """Search, write the best model, and print a summary and what was tried, or the report as JSON.
+        """Search, write the best model, and print a summary of the trials, or the report as JSON.
 
         Progress goes to standard error. Returns None if no candidate is within the bound.
         """
@@ -442,7 +442,7 @@ def _say_written(target: Path, program: list[str]) -> None:
 
 
 def _check_files(source: Path, target: Path, *others: str | Path | None) -> None:
-    """Refuse a model that does not exist, and an output that would overwrite an input file."""
+    """Reject a model that does not exist, and an output that would overwrite an input file."""
 
     checked_file(source)
     check_output(target, source, *others)

@@ -140,8 +140,8 @@ def quantize_torch(**options: Any) -> None:
 
 
 def request_of(card: Card, weights: Path, data_dir: Path, export_dir: Path) -> ClassifierQuantization:
-    """Return the request that a card holds; it is checked like the command line that it is written as. Options that
-    do not affect the bytes, such as --help and places to write to, are refused: anybody can write a card."""
+    """Return the request that a card holds, parsed and checked like the equivalent command line. Options that do not
+    affect the bytes, such as --help and output paths, are rejected, because cards are untrusted."""
     assert card.torch is not None
     known = {name.removeprefix("--") for option in quantize_torch.params for name in option.opts}
     Fields(card.torch.request, "card", "torch.request").refuse_others(known - OF_A_MACHINE)

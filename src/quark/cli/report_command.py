@@ -1,7 +1,7 @@
-"""`quark report`: an HTML page that shows where a quantized model differs from the float one, and what to do about it.
+"""`quark report`: an HTML page that shows where a quantized model differs from the float one, and how to improve it.
 
-`making_of` collects how the quantized file was made, as far as the file and the report next to it say. The report
-counts only if its hash is that of the model; a file from elsewhere has none.
+`making_of` collects how the quantized file was made, as far as the file and the report next to it tell. The report is
+used only if it has the hash of the model; a file from another tool has none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEFAULT_SAMPLES = 64
 PAGE_SUFFIXES = (".html", ".htm")
 MOST_SUGGESTIONS = 3
 METADATA = "quark."  # prefix of quark's entries in a model's metadata
-MOST_CHANGES = 20  # a preset that differs in more options is not similar
+MOST_CHANGES = 20  # more differences than this mean that a preset is not similar
 
 TRY_HELP = (
     "Quantize again with each suggestion, and show only those that help, with their gain. This is the default if the "
@@ -163,8 +163,8 @@ def diagnose_and_write(
     """Compare the models, write the page, and return its content.
 
     `measure` is a measure to take, or its result. `is_trying` is True to try suggestions, None to do so if the verdict
-    is not ok. At most 64 samples of `calibration` are used if it does not say how many. Mistakes in the arguments are
-    found before the work.
+    is not ok. At most 64 samples are used if `calibration` does not say how many. Arguments are checked before the work
+    starts.
     """
 
     others = [] if data is None else [data.path, data.labels]
@@ -176,7 +176,7 @@ def diagnose_and_write(
 
 
 def check_page(page: Path, *reads: str | Path | None) -> None:
-    """Refuse a page that cannot be written, or that would overwrite an input file."""
+    """Reject a page that cannot be written, or that would overwrite an input file."""
 
     if page.suffix.lower() not in PAGE_SUFFIXES:
         raise InvalidValueError(f"page '{page}': expected a name that ends in .html, so that a browser opens it")
@@ -194,13 +194,14 @@ def _diagnosed(
     start = time.monotonic()
     checked_file(model)
     if data is not None:
-        data.open(Network(float_model), calibration.preprocess)  # to find mistakes before the work
+        data.open(Network(float_model), calibration.preprocess)  # to find mistakes before the work starts
     checked_file(float_model)
     if calibration.path is None and not calibration.is_random:
         raise InvalidValueError(
             "the models are compared on data: give --calib, or ask for random numbers with --random"
         )
-    if isinstance(measure, Measure):  # first: a function may have mistakes, and the layers take minutes
+    # first, because a user's function may have mistakes, and comparing layers takes minutes
+    if isinstance(measure, Measure):
         measure = measured_quality(float_model, model, measure, calibration)
     diagnosis = diagnose(
         float_model,
@@ -217,7 +218,7 @@ def _diagnosed(
         diagnosis = with_suggestions(diagnosis, float_model, model, calibration, time.monotonic() - start)
     basis = diagnosis.basis
     if calibration.path is not None:
-        basis = replace(basis, data=calibration.path.resolve().name)  # pages are shared: no private paths
+        basis = replace(basis, data=calibration.path.resolve().name)  # pages are shared, so no private paths
     return replace(
         diagnosis,
         basis=basis,
@@ -232,7 +233,7 @@ def _diagnosed(
 def with_suggestions(
     diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration, seconds: float
 ) -> Diagnosis:
-    """Quantize again with each suggestion, for about `seconds`, and keep what helps as advice."""
+    """Quantize again with each suggestion, for about `seconds`, and keep those that help as advice."""
 
     def tell(number: int, count: int, text: str) -> None:
         if sys.stderr.isatty():
@@ -253,8 +254,8 @@ def with_suggestions(
 
 
 def suggestion_lines(diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration) -> list[str]:
-    """Return what helped, each with the command that does it, and how many suggestions were tried; without trials, what
-    might help. The option stands alone if the model does not say how it was made."""
+    """Return the suggestions that helped, each with its command, and how many were tried; without trials, those that
+    might help. Without knowledge of how the model was made, only the option is shown."""
     lines = []
     for step in diagnosis.steps[:MOST_SUGGESTIONS]:
         command = suggested_command(step, float_model, model, calibration)
@@ -268,8 +269,8 @@ def suggestion_lines(diagnosis: Diagnosis, float_model: Path, model: Path, calib
 
 
 def suggested_command(step: Step, float_model: Path, model: Path, calibration: Calibration) -> str:
-    """Return the command that makes the model with a change; empty if there is none, or the model does not say how it
-    was made in a way that a command can."""
+    """Return the command that makes the model with a change. Empty if there is no change, or if how the model was made
+    is unknown or cannot be written as a command."""
     try:
         card = read_card(model).card
     except InvalidValueError:
@@ -288,7 +289,7 @@ def suggested_command(step: Step, float_model: Path, model: Path, calibration: C
     parts += ["--pack", card.packing] if card.packing else []
     if not step.arguments.startswith("--config "):
         parts += ["--config", known[0], *set_arguments(known[1])]
-    return f"{shell_command(parts)} {step.arguments}"  # of two values of an option, the later one counts
+    return f"{shell_command(parts)} {step.arguments}"  # if an option has two values, the later one counts
 
 
 def _summary(diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration) -> list[str]:
@@ -323,7 +324,7 @@ def making_of(
     """Return what is known about how `model` was made, for the page's section "making".
 
     `command` rebuilds the file, if there is a card; `report_command` rebuilds the page; `config_changes` are the
-    differences from the preset, or from the most similar one; `notes` say what is not known, and why.
+    differences from the preset, or from the most similar one; `notes` say what is unknown, and why.
     """
 
     metadata = {prop.key: prop.value for prop in read_proto(model).metadata_props}
@@ -380,7 +381,7 @@ def _report_beside(model: Path, facts: FileFacts) -> tuple[Mapping[str, Any], li
 
 
 def _json_of(text: str) -> Any:
-    """Parse an entry of the model's metadata; None if it is not JSON, since anybody can write one."""
+    """Parse an entry of the model's metadata; None if it is not JSON, since metadata is untrusted."""
     try:
         return parse_json(text, "metadata") if text else None
     except InvalidValueError:
@@ -392,7 +393,7 @@ def _mappings(value: Any) -> list[Any]:
 
 
 def _made_by(card: Mapping[str, Any]) -> str:
-    """Return the command that made the file. It is composed here, because anybody can write a card."""
+    """Return the command that made the file. It is composed here, because cards are untrusted."""
 
     try:
         return command_of(Card.from_dict(card)) if card.get("command") else ""

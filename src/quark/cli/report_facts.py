@@ -1,4 +1,4 @@
-"""What the report shows besides layers: accuracy on labelled data, the user's measure, speed, and lint's findings."""
+"""Facts on the report page besides layers: accuracy on labelled data, the user's measure, speed, lint's findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quark.onnx.data import open_samples
 if TYPE_CHECKING:
     from quark.evaluate import Dataset, Network
 
-BUSY_LOAD = 1.5  # processes that want to run, for each processor
+BUSY_LOAD = 1.5  # runnable processes per processor
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LabelledData:
     labels: Path | None = None
 
     def open(self, network: Network, preprocess: str) -> Dataset:
-        """Open the samples. Raises an error for data without labels: agreement with float is measured without it."""
+        """Open the samples. Data without labels is an error, because agreement with float is measured elsewhere."""
 
         data = open_dataset(self.path, network, preprocess, self.limit, self.labels)
         if not data.has_labels:
@@ -76,10 +76,10 @@ def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> 
     """Time both models on one sample.
 
     On a busy computer, threads wait for each other, and the model that computes longer seems several times slower than
-    it is. One thread each then, by its processor time.
+    it is. There, each model runs on one thread and its processor time is measured.
     """
 
-    # the diagnosis before this has used every processor, which is a load of one for each; Windows has no load
+    # the diagnosis before this used every processor, which is a load of one each; Windows reports no load
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     threads = 1 if load > BUSY_LOAD * (os.cpu_count() or 1) else None
     clock = time.perf_counter if threads is None else time.thread_time
@@ -92,7 +92,7 @@ def measured_speed(float_model: Path, model: Path, calibration: Calibration) -> 
 
 
 def lint_remarks(model: Path) -> tuple[Remark, ...] | None:
-    """What `quark lint` finds; None for a file in other numbers than the NPU's, for which lint is not meant."""
+    """Return lint's findings; None for a file in formats other than the NPU's, which lint is not meant for."""
 
     findings = lint_npu_file(model)
     if findings is None:

@@ -24,7 +24,7 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def say_lines(text: str, *, err: bool = False) -> None:
-    """Print a text of several lines that is quark's own."""
+    """Print several lines of quark's own text."""
     for line in text.removesuffix("\n").split("\n"):
         say(line, err=err)
 

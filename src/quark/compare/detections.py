@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
-BoxReader = Callable[[Sample], tuple[Array, Array, Array]]  # boxes [n, 4], scores [n] and classes [n] of a sample
+# returns boxes [n, 4], scores [n] and classes [n] of a sample
+BoxReader = Callable[[Sample], tuple[Array, Array, Array]]
 
 LOWEST_SCORE = 0.05
 EQUAL_SCORES = 0.02
@@ -38,12 +39,12 @@ class Boxes:
 
 
 def score_weight(scores: Array) -> Array:
-    """How much a score counts: nothing up to 0.1, then linearly up to 1."""
+    """The weight of a score: nothing up to 0.1, then linear up to 1."""
     return np.clip((scores - 0.1) / 0.9, 0.0, 1.0)
 
 
 def box_weight(scores: Array) -> Array:
-    """How much a box counts: as much as its score, and less below 0.15, down to nothing at 0.05."""
+    """The weight of a box: its score, and less below 0.15, down to nothing at 0.05."""
     return scores * np.clip((scores - 0.05) / 0.1, 0.0, 1.0)
 
 

@@ -38,7 +38,7 @@ Sample = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Bounds:
-    """From which figure on a part is ok, and below which it is collapsed: over all samples, and on the worst one."""
+    """The figures from which a part is ok, and below which it is collapsed: over all samples, and on the worst one."""
 
     ok: float
     collapsed: float
@@ -55,21 +55,21 @@ IDS = Bounds(0.9, 0.5, 0.8, 0.2)
 DISTRIBUTION = Bounds(0.93, 0.5, 0.7, 0.2)
 CLASSES = (0.74, 0.4)
 CLASS_OVERLAP = (0.8, 0.5)
-CERTAIN_FLIPS = (0.95, 0.5)  # share of samples whose answer was not certain, or did not change
+CERTAIN_FLIPS = (0.95, 0.5)  # share of samples whose answer was uncertain, or did not change
 CERTAIN = 0.9  # how much likelier the float network finds its own class than the other network's
-LOGITS, ALL_LOGITS = (9.0, 3.0), (8.0, 2.0)  # of the median sample, of all samples together
+LOGITS, ALL_LOGITS = (9.0, 3.0), (8.0, 2.0)  # for the median sample, for all samples together
 SCORES = Bounds(0.93, 0.5, 0.6, 0.2)
 BOXES = Bounds(0.953, 0.5, 0.6, 0.2)
 MAPS = Bounds(0.968, 0.7, 0.7, 0.2)
 QUIET_SCORES = (3.0, -3.0)
 DOUBTFUL = 0.5
 VALUES = Bounds(10.0, 3.0, 8.0, 1.0)
-# One number per sample has no mean over many errors: the largest is several times the usual one. It is collapsed at
-# twice the standard deviation of the output.
+# One number per sample has no mean over many errors: the largest error is several times the usual one. The output is
+# collapsed at twice its standard deviation.
 NUMBERS = Bounds(10.0, 3.0, 4.0, -6.0)
 ROWS = Bounds(8.0, 1.0, 6.0, 0.0)
 CHANNELS = Bounds(7.0, 0.0, -math.inf, -math.inf)
-FEWEST_ROWS = 8  # of a sample, for their median
+FEWEST_ROWS = 8  # of a sample, to have a median
 FEWEST_CHANNELS = 16
 FEWEST_POSITIONS = 32  # of all samples, to know a channel's mean and variance
 LEAST_VARYING = 0.001  # share of a part's power that counts as signal even if it hardly varies
@@ -160,7 +160,7 @@ class OverlapMeter(PartMeter):
         own = float(shared[worst] / total[worst]) if total[worst] > 0 else 1.0
         of_sample = severity_of(float(samples[worst]), self.bounds.sample_ok, self.bounds.sample_collapsed)
         if total[worst] < total.mean() / 2:
-            of_sample = min(of_sample, 2.0)  # too little in it to call the network collapsed
+            of_sample = min(of_sample, 2.0)  # too little in the sample to call the network collapsed
         of_all = severity_of(min(pooled, float(samples.mean())), self.bounds.ok, self.bounds.collapsed)
         severity = max(of_all, of_sample)
         distance = mean_relative_error(self.error, self.power)
@@ -171,7 +171,7 @@ class OverlapMeter(PartMeter):
             measure = "SQNR (all scores are low)"
             return PartFidelity(self.place.name, self.kind, measure, figure, worst, levels[worst], severity, distance)
         if everything < self.prior:
-            severity = min(severity, 1.0)  # nothing to judge by: neither network finds anything
+            severity = min(severity, 1.0)  # no evidence: neither network finds anything
         return PartFidelity(self.place.name, self.kind, self.measure, figure, worst, own, severity, distance)
 
 
@@ -453,7 +453,7 @@ class ValuesMeter(PartMeter):
 
     def result(self) -> PartFidelity:
         error, power = np.array(self.error), np.array(self.power)
-        has_channels = len({sums.shape for sums in self._channel_sums}) == 1  # not so where every axis is a length
+        has_channels = len({sums.shape for sums in self._channel_sums}) == 1  # false if the length of an axis varies
         counts, totals, squares, errors = np.sum(self._channel_sums, 0) if has_channels else np.zeros((4, 1))
         variances = np.maximum(squares - totals**2 / np.maximum(counts, 1e-30), 0.0)
         if self._weights is None and counts[0] >= FEWEST_POSITIONS:
@@ -479,6 +479,6 @@ class ValuesMeter(PartMeter):
 
 
 def _has_signal(powers: Array) -> Array:
-    """True for rows or channels that are not as good as empty; most of those that are not zero count."""
+    """True for rows or channels that are not nearly empty; most of those that are not zero count."""
     strong = powers[powers > 1e-9 * powers.max(initial=0.0)]
     return np.asarray(powers > 1e-3 * np.median(strong)) if strong.size else np.zeros(len(powers), bool)

@@ -26,7 +26,7 @@ from quark.compare.verdict import OutputFidelity, PartFidelity
 Array = NDArray[Any]
 Sample = Mapping[str, Array]
 
-FIRST_SAMPLES = 16  # that decide what the outputs are, at most
+FIRST_SAMPLES = 16  # the most samples that decide what the outputs are
 FIRST_BYTES = 256 << 20
 BROKEN = "not finite"  # the kind of a part that reports NaN or Inf
 VALUES = ("values", "values where scores fire", BROKEN)
@@ -58,7 +58,8 @@ def have_same_form(expected: Array, actual: Array) -> bool:
 
 
 def outputs_without_numbers(samples: Iterable[Sample]) -> list[str]:
-    """The outputs of a float network that are NaN or Inf throughout, by name: there is nothing to compare them with.
+    """The names of outputs of a float network that are NaN or Inf throughout, so that nothing can be compared with
+    them.
 
     >>> outputs_without_numbers([{"y": np.array([np.nan, 1.0]), "z": np.array([np.inf])}])
     ['z']
@@ -175,7 +176,7 @@ class OutputsMeter:
         for name in expected:
             whole = self._whole.setdefault(name, FidelityMeter(name))
             if y[name].dtype.kind == "f":
-                if y[name].dtype.itemsize < 4:  # whose squares would overflow
+                if y[name].dtype.itemsize < 4:  # the squares of narrower types would overflow
                     y[name], z[name] = y[name].astype(np.float32), z[name].astype(np.float32)
                 usable = np.isfinite(y[name])
                 if not usable.all():
@@ -212,7 +213,7 @@ class OutputsMeter:
         parts = [meter.result() for meter in meters]
         distance = sum(part.distance / len(meter.outputs) for part, meter in zip(parts, meters, strict=True))
         if any(meter.are_sets for meter in meters) or name in self._misshapen:
-            # Positions mean nothing here: the share of what both have takes the place of the cosine.
+            # Positions mean nothing here, so the share of what both have replaces the cosine.
             figure = min((part.figure for part in parts), default=0.0)
             result = OutputFidelity(name, figure, -decibels(distance), max_error=result.max_error)
         broken = self._broken.get(name, [])

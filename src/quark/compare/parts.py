@@ -36,20 +36,20 @@ from quark.compare.kinds import (
 
 Array = NDArray[Any]
 
-TOLERANCE = 5e-3  # of what sums to one, or lies in [0, 1]
+TOLERANCE = 5e-3  # for sums of one, and for values in [0, 1]
 MOST_UNDECIDED = 0.35  # share of values in (0.15, 0.85) up to which numbers in [0, 1] are scores
 SCALE_JUMP = 8.0  # ratio of the RMS of neighbouring channels that starts another part
 MOST_RANGES = 8  # of one axis: an output with more is not a concatenation
-MOST_VALUES = 1 << 22  # that are looked at to find ranges
-FEWEST_STEPS = 8  # of a sequence of ids
-FEWEST_CLASSES = 8  # of logits in rows
+MOST_VALUES = 1 << 22  # the most values that are searched for ranges
+FEWEST_STEPS = 8  # the shortest sequence of ids
+FEWEST_CLASSES = 8  # the fewest classes of logits in rows
 LARGEST_EMBEDDING = 8192
-FEWEST_SYMBOLS = 20  # classes from which on a distribution along a sequence is taken for text with blanks
+FEWEST_SYMBOLS = 20  # from this many classes on, a distribution along a sequence is taken for text with blanks
 SMALLEST_MAP = 24  # positions along both axes
 FIRING = 0.25
 ROW_WIDTHS = range(5, 9)  # box, score, and perhaps class, batch and the like
 FEWEST_ROWS = 2
-FEWEST_POSITIONS = 16  # from which on other outputs are weighted by scores of the same positions
+FEWEST_POSITIONS = 16  # from this many positions on, other outputs are weighted by scores of the same positions
 MOST_FIRING = 0.5
 MOST_OVERLAP = 0.35  # mean overlap of the boxes of different samples
 
@@ -80,7 +80,7 @@ def find_parts(expected: Sequence[Sample], actual: Sequence[Sample]) -> list[Par
 
 
 def _ids(name: str, arrays: Sequence[Array]) -> IdsMeter:
-    """A meter for integers; a value that has most of many positions does not hide the others."""
+    """A meter for integers; the most frequent value does not count, so that it does not hide the others."""
     values, counts = np.unique(np.concatenate([x.reshape(-1) for x in arrays]), return_counts=True)
     commonest, share = int(values[counts.argmax()]), float(counts.max() / counts.sum())
     if min(x.size for x in arrays) < FEWEST_STEPS or not 0.2 < share < 1:
@@ -268,7 +268,7 @@ def _logits(name: str, arrays: Sequence[Array]) -> DistributionMeter | None:
         return None
     classes = arrays[0].shape[2]
     if classes % 64 == 0 and classes <= LARGEST_EMBEDDING and "logit" not in name.lower():
-        return None  # a hidden state, which may have a channel that always is the largest
+        return None  # a hidden state may have a channel that always is the largest
     likely, winners = [], []
     for x in arrays:
         rows = x.reshape(-1, classes)
@@ -456,7 +456,7 @@ def _ranges_along(arrays: Sequence[Array], axis: int) -> list[tuple[int, int, bo
     for changes in (kind_changes | (jumps & ~is_scores[1:] & ~is_scores[:-1]), kind_changes):
         edges = [0, *(np.flatnonzero(changes) + 1), len(scales)]
         ranges = [(int(a), int(b), bool(is_scores[a])) for a, b in pairwise(edges)]
-        # A scale that comes back behind a few larger channels is not a concatenation: hidden states have such channels.
+        # A scale that recurs behind a few larger channels is not a concatenation: hidden states have such channels.
         levels = sorted(float(np.median(scales[a:b])) for a, b, is_unit in ranges if not is_unit)
         if len(ranges) <= MOST_RANGES and all(high > SCALE_JUMP / 2 * low for low, high in pairwise(levels)):
             return ranges

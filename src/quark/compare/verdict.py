@@ -19,9 +19,9 @@ from quark.text import json_value
 OK_SQNR_DB, OK_COSINE = 10.0, 0.95
 COLLAPSED_SQNR_DB, COLLAPSED_COSINE = 3.0, 0.75
 EXECUTION_GAP_DB = 6.0  # twice the error; rounding alone makes no such difference
-CLOSE_SQNR_DB = 30.0  # from here on a difference between two executions does not matter
-FEW_PREDICTIONS = 100  # of which each is a percent or more
-UNORDERED_KINDS = frozenset({"detections", "rows", "ids", "sequence"})  # whose places in a tensor mean little
+CLOSE_SQNR_DB = 30.0  # from here on, a difference between two executions does not matter
+FEW_PREDICTIONS = 100  # one prediction of so few is a percent or more
+UNORDERED_KINDS = frozenset({"detections", "rows", "ids", "sequence"})  # kinds whose positions in a tensor mean little
 
 
 class Verdict(str, Enum):

@@ -1,7 +1,7 @@
-"""What each accuracy algorithm did, as one line.
+"""One line about what each accuracy algorithm did.
 
-For an algorithm that changed nothing, the line says so with the most common reason; "applied" would be misleading. For
-the limits of an NPU, no change means that all is well, and what is left is a fault.
+For an algorithm that changed nothing, the line gives the most common reason instead, since "applied" would be
+misleading. For the limits of an NPU, no change means that all is well, and operators left over are a problem.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_REASONS = 2
 
 _NAMES_AND_NUMBERS = re.compile(r"'[^']*'|[-+]?\d[\d.e+-]*")
 
-# What is counted; for other algorithms, changes.
+# the noun of what is counted; for other algorithms, changes
 _NOUNS = {
     NPU_POSITIONS: "position",
     MIXED_PRECISION: "layer",
@@ -42,7 +42,7 @@ def algorithm_line(facts: AlgorithmFacts) -> str:
 def idle_remark(facts: AlgorithmFacts) -> str | None:
     """Return a remark if a requested algorithm did nothing, or if limits of the NPU do not hold.
 
-    It is logged, and stands in the JSON; the summary leaves out what the algorithm's line says as well.
+    It is logged and written to the JSON; the summary omits it if the algorithm's line says the same.
     """
     if facts.name == NPU_POSITIONS:
         return f"{count_of(len(facts.left), 'limit')} of the NPU not kept: {_reasons(facts)}" if facts.left else None
@@ -70,7 +70,7 @@ def _reasons(facts: AlgorithmFacts) -> str:
 def _by_reason(facts: AlgorithmFacts) -> list[tuple[str, int]]:
     """Return reasons and their counts, the most common first.
 
-    Reasons that differ only in names and numbers are counted together, in the words of the first.
+    Reasons that differ only in names and numbers are counted together, under the first one.
     """
     told: dict[str, str] = {}
     counts: Counter[str] = Counter()

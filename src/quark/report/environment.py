@@ -1,4 +1,4 @@
-"""What `quark doctor` checks: the installation, and what the machine or container gives to this process.
+"""The checks of `quark doctor`: the installation, and the resources of the machine or container.
 
 An exception in a check is itself a finding, so one broken package does not hide the others. Limits of a container are
 read from the files of control groups, versions 1 and 2; without such files there is no limit to report.
@@ -54,7 +54,7 @@ def python() -> Iterator[Finding]:
 
 
 def temporary_folder() -> Iterator[Finding]:
-    """Check the space for large weights and samples, which are kept in files during quantization."""
+    """Check the space for large weights and samples, which are stored in files during quantization."""
     elsewhere = "free some space, or set TMPDIR to a folder with more"
     try:
         folder = tempfile.gettempdir()
@@ -74,7 +74,7 @@ def temporary_folder() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Check the smallest limit: of the machine, of the control group, or of ulimit."""
+    """Check the smallest memory limit: of the machine, of the control group, or of ulimit."""
     limits = {"this machine has": _physical_bytes(), "the container allows": _cgroup_memory_bytes()}
     limits["ulimit -v allows"] = _address_space_bytes()
     known = {words: size for words, size in limits.items() if size is not None}

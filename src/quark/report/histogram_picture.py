@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 960, 600
 LEFT, TOP, RIGHT, BOTTOM = 110, 60, WIDTH - 30, HEIGHT - 80  # of the area between the axes
 MOST_BARS = 256
 _TICKS = 8
-_MOST_NAME = 200  # bytes of a file's name, so that a suffix still fits
+_MOST_NAME = 200  # bytes of a file name, with room for a suffix
 _MOST_TITLE = 90
 _INK, _GRID, _BAR, _MARK = (40, 40, 40), (226, 226, 226), (52, 106, 166), (200, 40, 40)
 
@@ -221,7 +221,7 @@ def _legend(draw: ImageDraw.ImageDraw, marks: Sequence[Mark], font: Any) -> None
 
 
 def _shown(text: str) -> str:
-    """Text for a picture: one printable line of limited length, in characters that the built-in font has."""
+    """Return text for a picture: one printable line of limited length, in characters that the built-in font has."""
     line = printable(text).encode("ascii", "replace").decode()
     if len(line) <= _MOST_TITLE:
         return line

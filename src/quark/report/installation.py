@@ -127,8 +127,9 @@ class Requirement:
         return f"{self.name}>={self.least}" + (f",<{self.below}" if self.below else "")
 
     def is_met_by(self, version: str) -> bool:
-        """
-        >>> [Requirement("onnx-ir", "1.1", "2").is_met_by(each) for each in ("1.0.9", "1.1.0", "1.10rc1", "2.0")]
+        """True if `version` is within the bounds.
+
+        >>> [Requirement("onnx-ir", "1.1", "2").is_met_by(version) for version in ("1.0.9", "1.1.0", "1.10rc1", "2.0")]
         [False, True, True, False]
         """
         version_ = version_numbers(version)
@@ -222,11 +223,12 @@ def shadowing_file(module: str) -> Path | None:
     """
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # set to None in sys.modules: the import itself will fail
+    except (ImportError, ValueError):  # set to None in sys.modules; the import itself will fail
         return None
     places = [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or []) if spec else []
     here = Path.cwd().resolve()
-    local = {here / f"{module}.py", here / module, here / module / "__init__.py"}  # not an environment in this folder
+    # an environment in this folder does not count
+    local = {here / f"{module}.py", here / module, here / module / "__init__.py"}
     for place in places:
         path = Path(place).resolve()
         if path.parent.is_relative_to(PACKAGE_FOLDER) or path in local:
@@ -295,7 +297,7 @@ def torch() -> Iterator[Finding]:
 
 
 def gpu() -> Iterator[Finding]:
-    """Check what NVIDIA's GPUs can do: driver, ONNX Runtime's provider, and where operators of ours run."""
+    """Check NVIDIA GPUs: driver, ONNX Runtime's provider, and where our operators run."""
     import onnxruntime
 
     from quark.devices import CUDA_PROVIDER, INSTALL, driver
@@ -414,7 +416,7 @@ def custom_operator() -> Iterator[Finding]:
 
 
 def _is_exact(devices: tuple[str, ...], has_library: bool) -> bool:
-    """True if an operator of ours, by the library or as a function, computes there what numpy does."""
+    """True if our operator computes what numpy does there, by the library or as a function."""
     import numpy as np
     import onnxruntime
 

@@ -107,7 +107,7 @@ def summary_parts(report: Report, has_boxes: bool) -> Iterator[RenderableType]:
     if report.mixed is not None and report.mixed.layers:
         yield ""
         yield mixed_table(report.mixed)
-    rows_of_their_own = (NPU_POSITIONS, MIXED_PRECISION)  # whose remarks say something else
+    rows_of_their_own = (NPU_POSITIONS, MIXED_PRECISION)  # their remarks say something else
     said = {idle_remark(algorithm) for algorithm in report.algorithms if algorithm.name not in rows_of_their_own}
     remarks = [remark for remark in report.remarks if remark not in said]
     if remarks:
@@ -243,7 +243,7 @@ def _protected_lines(report: Report) -> Iterator[str]:
         share = f"{_percent(facts.float_mac_share)} of multiply-accumulates are not in 8 bits"
         yield f"{share}, which adds {size_text(facts.extra_weight_bytes)} of weights"
     if facts.tried:
-        before = facts.before.partition(" ")[2]  # after the severity
+        before = facts.before.partition(" ")[2]  # without the severity
         outcome = f"without protection: {before}" if facts.after else "no change in 8 bits was better"
         yield f"{count_of(len(facts.tried), 'network')} tried; {outcome}"
     if report.verdict is not Verdict.OK:
@@ -338,7 +338,7 @@ def _about_data(report: Report) -> list[str]:
 def _about_algorithms(report: Report) -> list[str]:
     """Suggest algorithms that take seconds, were not requested, and have something to do."""
     if report.calibration.is_random:
-        return []  # they would fit the network to noise
+        return []  # algorithms would fit the network to noise
     requested = {algorithm.name for algorithm in report.algorithms}
     op_types = set(report.op_types.values())
     # correcting biases made weights in blocks of four bits or less (MX4) worse
@@ -366,7 +366,7 @@ def _about_formats(report: Report) -> list[str]:
     weights = [tensor.choice for tensor in report.plan if tensor.role is Role.WEIGHT]
     activations = [tensor.choice for tensor in report.plan if tensor.role is Role.ACTIVATION]
     if any(isinstance(weight, BlockChoice) for weight in weights + activations):
-        # protection measured other formats, or protects these
+        # not if protection measured other formats or protects these layers
         return [] if tried else ["take a block format with more bits: MXINT8 and MX9 keep nearly everything"]
     if all(isinstance(weight, FloatChoice) for weight in weights + activations):
         return ["take BF16, whose range is that of float32, in place of FP16"]
