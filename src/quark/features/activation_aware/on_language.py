@@ -28,7 +28,7 @@ from quark.torch.language.pipeline import LayerWork
 
 NAME = "AWQ"
 RANGES = "AWQ ranges"
-INSPECTED_BATCHES = 2  # that the output of a named module is compared on
+INSPECTED_BATCHES = 2  # batches on which the output of a named module is compared
 FEW_EXPONENTS = EXPONENTS[1::2]
 
 

@@ -48,8 +48,8 @@ from quark.rounded import block_values, rounded
 Array = NDArray[Any]
 NAME, RANGES = "AWQ", "AWQ ranges"
 LAYER_TYPES = ("Gemm", "MatMul")
-MIN_GAIN = 0.02  # of the error, where the division is folded
-MIN_MUL_GAIN = 0.1  # where it takes a Mul
+MIN_GAIN = 0.02  # relative to the error, if the division is folded
+MIN_MUL_GAIN = 0.1  # the same if the division takes a Mul
 NO_DATA = "no calibration data was given, and random numbers are not as large as inputs are"
 
 
@@ -73,7 +73,7 @@ def before_calibration(work: Work, options: ActivationAwareOptions) -> list[Algo
         with FloatRunner(work.model, wanted, providers=calibrate.providers) as runner:
             moments = survey(runner, wanted, work.samples, calibrate, sample_limit=options.sample_limit)
     changed: list[str] = []
-    for group in reversed(groups):  # so that the columns of a layer have their final scales when its rows are scaled
+    for group in reversed(groups):  # a layer's columns need their final scales before its rows are scaled
         change = _find_change(group, road, moments, quantize)
         if isinstance(change, str):
             left += [SkippedNode(layer.node.label, layer.node.op_type, change) for layer in group.layers]
@@ -128,7 +128,7 @@ class InputMoments:
     """Mean magnitudes and products of a layer's inputs. Channels are along `axis`; each of `samples` samples gives a
     few rows."""
 
-    is_mergeable = False  # so that the sums are the same for any number of workers
+    is_mergeable = False  # not merged, so that the sums are the same for any number of workers
 
     def __init__(self, axis: int, samples: int) -> None:
         self.axis, self._samples = axis, samples
@@ -157,8 +157,8 @@ class InputMoments:
 
 
 def rounding_of(spec: TensorSpec | None) -> Quantize | None:
-    """How weights [outputs, inputs] of that spec are rounded, with scales of their own; None if they stay in float.
-    Scales that take a search are those that it starts from."""
+    """Return the rounding of weights [outputs, inputs] for that spec, with their own scales; None if they stay in
+    float. If the spec searches for scales, the rounding uses the ones that the search starts from."""
     if isinstance(spec, BlockSpec):
         choice = BlockChoice(spec.quantizer, 1, spec.to_bfloat16_first)
         return lambda weight: block_values(weight.astype(np.float32), choice)
@@ -198,7 +198,7 @@ def _groups(work: Work, road: OnnxRoad) -> tuple[list[Group], list[SkippedNode]]
 
 @dataclass(frozen=True, eq=False)
 class _Inputs:
-    """What is known of the inputs of a group, of all tensors that it reads."""
+    """Statistics of the inputs of a group, over all tensors that it reads."""
 
     magnitudes: Array
     gram: Array
@@ -257,5 +257,5 @@ def _matrix(layer: Layer) -> Array:
 
 
 def _factor(layer: Layer, scales: Array) -> Array:
-    """What divides the layer's input by the scales, in a shape that broadcasts to it."""
+    """The divisor of the layer's input for these scales, in a shape that broadcasts to it."""
     return (1 / scales).reshape(-1, *(1,) * (-layer.axis - 1))

@@ -29,8 +29,8 @@ class ActivationAwareOptions:
 
 @dataclass(frozen=True)
 class LanguageScalingOptions(ActivationAwareOptions):
-    """What else there is for language models: groups of layers by name, all that are found if empty, and the path of
-    the list of layers, if it is not to be found. See `quark.torch.language.named_groups.NamedGroup`."""
+    """Further options for language models: groups of layers by name (if empty, all groups of the model), and the path
+    of the list of layers, if it should not be detected. See `quark.torch.language.named_groups.NamedGroup`."""
 
     sample_limit: int = sys.maxsize
     groups: tuple[Any, ...] = ()

@@ -38,7 +38,7 @@ Quantize = Callable[[Array], Array]
 EXPONENTS = tuple(step / 10 for step in range(1, 11))
 CLIPS = tuple(1 - step / 20 for step in range(11))  # shares of a group's range, the largest first
 SPREAD = 1e4  # no channel counts as quieter than 1/SPREAD of the loudest
-MOST_OUTPUTS = 512  # of a layer that the search of scales looks at, evenly spaced
+MOST_OUTPUTS = 512  # outputs of a layer that the search uses, evenly spaced
 
 
 @dataclass(frozen=True, eq=False)

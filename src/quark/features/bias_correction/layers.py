@@ -51,7 +51,7 @@ class Layer:
         return value
 
     def weights(self) -> Array:
-        """What inference multiplies by."""
+        """The weight that inference multiplies by."""
         value = self.node.inputs[1]
         assert value is not None
         assert value.constant is not None
@@ -112,7 +112,7 @@ def bias_place(node: Node, obstacle: Callable[[Node], str | None]) -> tuple[Node
 
 
 def output_channels(node: Node, shape: tuple[int, ...]) -> int:
-    """How many channels a layer with a weight of that shape makes."""
+    """The number of output channels of a layer with a weight of that shape."""
     if node.op_type == "ConvTranspose":
         return shape[1] * int(node.setting("group", 1))
     is_first = node.op_type == "Conv" or (node.op_type == "Gemm" and node.setting("transB", 0))
@@ -127,5 +127,5 @@ def middle_mean(values: Array) -> Array:
 
 
 def phrase(layer: Layer, correction: Array) -> str:
-    """What was done to a layer, for the account."""
+    """A phrase about what was done to a layer, for the account."""
     return f"{layer.name}: by at most {np.abs(correction).max(initial=0.0):.3g}"

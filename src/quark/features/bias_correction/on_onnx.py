@@ -168,7 +168,7 @@ def _best_quarters(
 
 
 def give_biases(model: ir.Model) -> None:
-    """Let every Conv, ConvTranspose and Gemm have a constant bias of its own, zeros if it had none."""
+    """Give every Conv, ConvTranspose and Gemm a constant bias of its own, zeros if it had none."""
     for node in view_of(model):
         if node.op_type not in LAYER_TYPES[:3] or not node.is_standard:
             continue
@@ -195,7 +195,7 @@ def _taps(layer: Layer) -> Taps:
 
 
 def _obstacle(node: Node) -> str | None:
-    """Why the mean of the node's output does not follow from a few sums of its input."""
+    """The reason why the mean of the node's output does not follow from a few sums of its input; empty if it does."""
     weight = constant(node.origin.inputs[1])
     if weight is None or taps_of(node.origin, weight) is not None:
         return None
@@ -282,7 +282,7 @@ def _correct(
         )
     means: Mapping[str, TapMeans] = work.measured[key]
     changed: list[_Corrected] = []
-    # a feature before this one may have rounded the weights
+    # an earlier feature may have rounded the weights
     originals = {} if work.exact is None else view_of(work.exact).by_name
     exact = {layer.name: _weights(originals.get(layer.node.name, layer.node)) for layer in layers}
     for layer in layers:
@@ -303,8 +303,8 @@ def _correct(
 def _statistics(
     work: Decision, options: BiasCorrectionOptions, layers: Sequence[Layer]
 ) -> tuple[Hashable, dict[str, TapMeans]]:
-    """What correction wants to know of the tensors that these layers read, before anything was observed, and the key of
-    it in `Decision.measured`."""
+    """The empty statistics that correction needs of the tensors read by these layers, and their key in
+    `Decision.measured`."""
     by_tensor: dict[str, list[tuple[Taps, Choice | None]]] = {}
     bounds: dict[str, tuple[float, float] | None] = {}
     for layer in layers:
@@ -330,8 +330,8 @@ def unmeasured(work: Decision, options: BiasCorrectionOptions) -> dict[str, TapM
 
 
 def _make_up_for_rounding(work: Decision, means: Mapping[str, TapMeans]) -> None:
-    """Let layers make up for what the rounding of the biases before them shifts. Scales stay as they are: what is added
-    is a small part of a step, and a bias near the end of its range is rounded as it would be anyway."""
+    """Compensate, in each layer, the shift that rounding the biases before it causes. Scales stay as they are: the
+    compensation is a small part of a step, and a bias near the end of its range would be rounded anyway."""
     choices = {reader: tensor.choice for tensor in work.plan for reader in tensor.readers if tensor.role is Role.BIAS}
     if not any(map(is_coarse, choices.values())):
         return

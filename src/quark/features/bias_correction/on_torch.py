@@ -50,7 +50,7 @@ from quark.torch.train.conv_batch_norm import (
 )
 from quark.torch.view import parameter_of, view_of
 
-COMPENSATION_SAMPLES = 32  # which run at once; a mean over positions of an image needs no more
+COMPENSATION_SAMPLES = 32  # they run at once; a mean over positions of an image needs no more
 LAYERS = (*CONVOLUTIONS, *TRANSPOSED, torch.ops.aten.linear.default)
 
 Batch = tuple[torch.Tensor, ...]
@@ -78,7 +78,7 @@ def after_choosing(work: Decision, options: TorchBiasCorrectionOptions) -> list[
 
 
 def give_biases(network: fx.GraphModule) -> None:
-    """Let every convolution and linear layer with a constant weight have a bias, zeros if it had none."""
+    """Give every convolution and linear layer with a constant weight a bias, zeros if it had none."""
     for node in list(network.graph.nodes):
         if not is_call(node, *LAYERS) or (len(node.args) > 2 and node.args[2] is not None):
             continue

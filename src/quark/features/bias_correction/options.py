@@ -12,7 +12,7 @@ FEATURE = Feature("bias_correction", nouns={"bias correction": "layer"})
 
 
 class CorrectionInputs(str, Enum):
-    """Which network's activations go into a layer when its mean error is measured."""
+    """The network whose activations are a layer's input when its mean error is measured."""
 
     FLOAT = "float"  # the float network's: only the layer's own rounding counts; never seen to diverge
     QUANTIZED = "quantized"  # the quantized network's, layer by layer: diverges on residual networks, hence guarded

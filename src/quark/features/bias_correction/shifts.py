@@ -54,7 +54,8 @@ def bounds_of(node: Node | None) -> tuple[float, float] | None:
 
 
 def pooled_activations(graph: Graph) -> list[Value]:
-    """What a Relu or Clip gives to a pooling: no layer reads it, and its share within the bounds is to be known."""
+    """The inputs of pooling nodes that come from a Relu or Clip: no layer reads them, and their share within the bounds
+    is needed."""
     pooled = [node.inputs[0] for node in graph if node.op_type in POOLS and node.inputs]
     return [value for value in pooled if value is not None and bounds_of(value.producer) is not None]
 

@@ -42,7 +42,7 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True)
 class Window:
-    """How the taps of a kernel fall on the input along one axis of space."""
+    """The positions of a kernel's taps along one spatial axis of the input."""
 
     kernel: int
     stride: int = 1
@@ -93,7 +93,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Taps:
-    """What to sum of an input: channels of axis 1 under windows along the axes behind it, or, without windows, the
+    """The sums to take of an input: channels of axis 1 under windows along the axes behind it, or, without windows, the
     elements of `axis` over all others."""
 
     windows: tuple[Window, ...] = ()
@@ -213,7 +213,7 @@ def _sums(x: Array, taps: Taps, rounding: AffineRounding | None = None) -> tuple
 
 @dataclass(frozen=True, eq=False)
 class _Tiling:
-    """How the taps cut a plane. `spread` has a row for each pair of taps and a column for each cell."""
+    """The cells into which taps cut a plane. `spread` has a row for each pair of taps and a column for each cell."""
 
     rows: Lines
     columns: Lines
@@ -228,7 +228,7 @@ class _Tiling:
 
 @functools.lru_cache(maxsize=1024)  # the layers of a network; every sample asks again
 def _tiling(windows: tuple[Window, ...], sizes: tuple[int, ...]) -> _Tiling:
-    """How taps cut planes of these sizes; a line of one dimension is a plane of one row."""
+    """Cut planes of these sizes into cells by the taps; a line of one dimension is a plane of one row."""
     places = [window.places(size) for window, size in zip(windows, sizes, strict=True)]
     matrices = [np.ones((1, 1), np.float32)] * (2 - len(places)) + [matrix for matrix, _ in places]
     groups = []

@@ -115,7 +115,7 @@ def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmF
 
 
 def _obstacle(node: ir.Node) -> str | None:
-    """Why the input of a convolution cannot be centered."""
+    """The reason why the input of a convolution cannot be centered; empty if it can."""
     value, weight, bias = node.inputs[0], constant(input_value(node, 1)), input_value(node, 2)
     if weight is None or (bias is not None and constant(bias) is None):
         return "its weight or its bias is not constant"
@@ -129,7 +129,7 @@ def _obstacle(node: ir.Node) -> str | None:
 
 
 def _centers(means: _Means, weight: Array, groups: int) -> Array | None:
-    """What is subtracted from every channel; None if it is not worth it."""
+    """The numbers to subtract from every channel; None if that is not worthwhile."""
     mean, power = means.total / means.count, means.squares / means.count
     around = np.maximum(power - np.square(mean), 0.0)
     is_steady = around < STEADY * power
@@ -143,7 +143,7 @@ def _centers(means: _Means, weight: Array, groups: int) -> Array | None:
 
 
 def center(model: ir.Model, node: ir.Node, centers: Array) -> None:
-    """Let a convolution read its input without `centers`, one number a channel; its output stays as it is."""
+    """Subtract `centers`, one number per channel, from a convolution's input. Its output stays the same."""
     value, weight, groups = node.inputs[0], constant(input_value(node, 1)), int(attribute(node, "group", 1))
     assert value is not None
     assert weight is not None

@@ -38,19 +38,19 @@ class Road(Protocol):
 
     @property
     def writes_constants(self) -> bool:
-        """Whether constants that are added between layers can be rescaled along."""
+        """True if constants that are added between layers can be rescaled too."""
         ...
 
     def obstacle(self, layer: Layer, is_source: bool) -> str | None:
-        """Why the layer cannot be rescaled, for a reason that the graph does not show."""
+        """The reason why the layer cannot be rescaled, if there is one that the graph does not show."""
         ...
 
     def weight(self, layer: Layer) -> Array:
-        """What inference multiplies by."""
+        """The weight that inference multiplies by."""
         ...
 
     def bias(self, layer: Layer) -> Array | None:
-        """What inference adds."""
+        """The bias that inference adds."""
         ...
 
     def write(self, rescalings: Sequence[Rescaling], weights: Weights) -> None:
@@ -103,7 +103,7 @@ class Rescaling(scales.Rescaling):
 
     @property
     def phrase(self) -> str:
-        """What became of the region, for the account."""
+        """A phrase about what was done to the region, for the account."""
         low, high = self.scales.min(), self.scales.max()
         return f"{ends_of(self.region)}: {self.region.count} channels, scales {low:.2g}..{high:.2g}"
 

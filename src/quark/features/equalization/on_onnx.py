@@ -111,7 +111,7 @@ class OnnxRoad:
             array = constant(value)
             assert array is not None
             dtype = array.dtype if array.dtype == np.float64 else np.dtype(np.float32)
-            scaled: Array = array.astype(dtype)  # a copy, written through the view
+            scaled: Array = array.astype(dtype)  # a copy; it is written through the view
             view = layer.view(scaled)
             view *= magnitudes.multiplied.reshape(layer.groups, 1, layer.inputs, 1).astype(dtype)
             view /= magnitudes.divided.reshape(layer.groups, layer.outputs, 1, 1).astype(dtype)
@@ -175,7 +175,7 @@ def _absorb_all(model: ir.Model, equalized: Equalized, extremes: Extremes) -> No
 
 
 def reason_against_absorbing(region: Region) -> str | None:
-    """Why nothing can be absorbed in the region; None where it can."""
+    """The reason why nothing can be absorbed in the region; None if something can."""
     if len(region.sources) != 1 or region.constants:
         return "its channels have more than one source"
     for node in region.passed:

@@ -10,11 +10,11 @@ from quark.features.feature import Feature
 
 FEATURE = Feature("equalization", nouns={"cross-layer equalization": "region"})
 
-CLIP_SAMPLES = 32  # so many show where the channels before a Clip end
+CLIP_SAMPLES = 32  # enough samples to show the limits of the channels before a Clip
 
 
 class ClipTreatment(str, Enum):
-    """What happens to a Clip(0, 6) whose channels are rescaled. Only Relu and similar operators need nothing."""
+    """The treatment of a Clip(0, 6) whose channels are rescaled. Relu and similar operators need none."""
 
     PER_CHANNEL = "per_channel"  # a bound for each channel: exact, but a Min node, which an NPU may refuse
     CALIBRATED = "calibrated"  # it stays; channels that reach the bound on calibration data are left as they are
@@ -37,7 +37,7 @@ class CrossLayerOptions:
 
     @property
     def sample_use(self) -> int:
-        """How many samples it has a use for."""
+        """The number of samples that it needs."""
         return CLIP_SAMPLES if self.clip is ClipTreatment.CALIBRATED or self.has_bias_absorption else 0
 
     def __post_init__(self) -> None:

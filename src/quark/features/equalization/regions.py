@@ -51,7 +51,7 @@ class Layer:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel becomes one channel."""
+        """True if each channel is computed from a single channel."""
         return self.outputs == self.inputs == 1
 
     @property
@@ -82,7 +82,7 @@ class Layer:
         return by_group.swapaxes(1, 2) if self.is_input_first else by_group
 
     def resembles(self, other: Layer) -> bool:
-        """Whether the two read the same weight in the same way."""
+        """True if the two read the same weight in the same way."""
         mine = (self.node.op_type, self.groups, self.outputs, self.inputs, self.is_input_first)
         return mine == (other.node.op_type, other.groups, other.outputs, other.inputs, other.is_input_first)
 
@@ -125,7 +125,7 @@ class Region:
     constants: dict[tuple[Node, int], Channels] = field(default_factory=dict)
     clips: dict[Node, float] = field(default_factory=dict)  # with the bound
     passed: dict[Node, None] = field(default_factory=dict)  # nodes that let the scale through
-    obstacle: str | None = None  # what makes it impossible
+    obstacle: str | None = None  # the reason why it is impossible
 
 
 def find_regions(

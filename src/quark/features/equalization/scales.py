@@ -43,14 +43,15 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-MAX_SWEEPS = 300  # of "until it settles"
-AT_WORK_FROM = 0.98  # of the bound of a Clip
-MARGIN = 0.1  # of the range
-MAX_AT_WORK = 0.05  # of the channels
+MAX_SWEEPS = 300  # iterations of "until it settles"
+AT_WORK_FROM = 0.98  # share of the bound of a Clip
+MARGIN = 0.1  # share of the range
+MAX_AT_WORK = 0.05  # share of the channels
 # No scale goes further: a channel that is almost dead would take its activations out of the range of the type.
 _FURTHEST = {"float16": 2.0**5}
 _FURTHEST_OTHERWISE = 2.0**16
-BIAS_SHARE = 0.25  # of the bias counts beside the weights: its input is 1, theirs are activations, which go to several
+# share of the bias that counts beside the weights: its input is 1, theirs are activations, which go to several
+BIAS_SHARE = 0.25
 
 
 class ChannelMagnitudes:
@@ -110,10 +111,8 @@ def relative_to(is_held: Array, ranges: Array) -> Array:
 
 
 def scales_towards_mean(first: Array, rest: Sequence[Array]) -> Array:
-    """What divides the channels of `first` so that they get the geometric mean of the chain, which `rest` continues.
-
-    1 for a channel that is dead: zero, or not a number, in any of them.
-    """
+    """The divisors of `first`'s channels that give them the geometric mean of the chain, which `rest` continues. 1 for
+    a channel that is dead, that is zero or not finite, in any of them."""
     chain = [first, *rest]
     with np.errstate(all="ignore"):
         scales = first / np.exp(np.mean([np.log(link) for link in chain], axis=0))
@@ -149,7 +148,7 @@ class Rescaling:
         return bool((self.scales != 1).any())
 
     def limit(self, lowest: Array, highest: Array) -> None:
-        """Let no scale go below or beyond these; a channel whose two limits are the same is held."""
+        """Limit the scales to these bounds; a channel whose two limits are equal is fixed."""
         self.lowest, self.highest = np.maximum(self.lowest, lowest), np.minimum(self.highest, highest)
 
     def source_ranges(self) -> Array:
@@ -186,7 +185,7 @@ class Rescaling:
         return relative_to(np.asarray(self.lowest == self.highest), ranges)
 
     def _room(self, count: int) -> tuple[Array, Array]:
-        """How far the scales may go: what is divided has to stay in the range of its type."""
+        """The bounds of the scales: the divided numbers have to stay in the range of their type."""
         furthest = _FURTHEST.get(self._ranges.type_name, _FURTHEST_OTHERWISE)
         biases = [bias for _, bias in self._ranges.sources if bias is not None]
         reach = np.max([*(weight.of_outputs() for weight in self._divided), *biases, *self._ranges.added], axis=0)
@@ -208,7 +207,7 @@ def sweep(chains: Sequence[Sequence[Rescaling]], weight_threshold: float) -> flo
             is_small = first + np.sum(behind[index:], axis=0) < weight_threshold
             scales = link.scale(np.where(is_small, 1.0, wanted))
             changes.append(np.abs(scales - 1))
-            first = behind[index] * scales  # where the chain goes on, what is behind is a depthwise layer
+            first = behind[index] * scales  # if the chain continues, the layer behind is depthwise
     every = np.concatenate(changes)
     return float(every.mean()) if every.size else 0.0
 

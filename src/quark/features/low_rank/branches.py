@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_LEAST, _MOST = 1e-5, 1e5  # of a scale
+_LEAST, _MOST = 1e-5, 1e5  # bounds of a scale
 
 
 def branch(weight: Array, scales: Array, rank: int) -> tuple[Array, Array]:

@@ -43,7 +43,7 @@ def round_weights(work: LayerWork, options: LowRankOptions) -> list[AlgorithmFac
 
 
 def _obstacle(work: LayerWork, path: str, options: LowRankOptions) -> str:
-    """Why a linear layer has no branch; empty if it gets one."""
+    """The reason why a linear layer gets no branch; empty if it gets one."""
     name, shape = work.full_name(path), work.linear(path).weight.shape
     if path in work.is_rounded or work.targets[path].weight is None:
         return "its weight is not rounded here"

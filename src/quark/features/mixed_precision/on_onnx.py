@@ -315,7 +315,7 @@ class _Mixer:
             for name, layers in self._units.items():
                 scores = []
                 for target in targets:
-                    # what is gained by the higher types shows in the quantized network only
+                    # the gain of the higher types shows only in the quantized network
                     is_upward, mixed = self._options.is_upward, dict.fromkeys(layers, target)
                     opened = self._networks.mixed(mixed) if is_upward else self._networks.alone(layers, target)
                     with opened as network:
@@ -346,7 +346,7 @@ class _Mixer:
         total = sum(sizes)
         numbers = solve(harm, saved, total * (at_high - limit))
         if numbers is None:
-            numbers = tuple(range(len(plan.layers)))  # as close as it gets
+            numbers = tuple(range(len(plan.layers)))  # the closest there is
         lowered = tuple(plan.layers[i].layer for i in numbers)
         reached = at_high - (sum(saved[i] for i in numbers) / total if total else 0.0)
         figure = Figure(metric, reached / unit, limit / unit, at_high / unit)

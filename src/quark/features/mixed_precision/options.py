@@ -17,22 +17,22 @@ DISTANCE_SAMPLES = 128
 
 
 class Method(str, Enum):
-    """How layers are chosen for a budget."""
+    """The way in which layers are chosen for a budget."""
 
-    GREEDY = "greedy"  # by harm per bit saved
+    GREEDY = "greedy"  # in the order of harm per bit saved
     INTEGER = "integer"  # with the least possible harm, by integer programming
 
 
 class ScoreKind(str, Enum):
-    """How far a network is from float, the less the better."""
+    """The distance of a network from float; lower is better."""
 
     L2 = "l2"  # the mean over samples of the L2 distance
-    KL = "kl"  # of the outputs as distributions
+    KL = "kl"  # divergence of the outputs as distributions
     COSINE = "cosine"  # 1 - cosine
     SQNR = "sqnr"  # in decibels, with the other sign
     PSNR = "psnr"  # in decibels, with the other sign
-    DISTANCE = "distance"  # what a function says of the outputs of both networks
-    EVALUATION = "evaluation"  # what is lost of what a function says of the outputs of a network
+    DISTANCE = "distance"  # the result of a function of both networks' outputs
+    EVALUATION = "evaluation"  # the loss in the result of a function of one network's outputs
 
 
 @dataclass(frozen=True)

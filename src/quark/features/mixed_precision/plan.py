@@ -28,14 +28,14 @@ _TOLERANCE = 1e-9  # 0.75 - 0.74 is a little more than 0.01
 
 
 class Metric(str, Enum):
-    """What is measured. Accuracy and signal to noise should be high, the others low."""
+    """The measured quantity. Accuracy and signal to noise should be high, the others low."""
 
     ACCURACY = "accuracy"  # whatever the user's function says
-    MEASURE_DROP = "drop of the measure"  # what is lost of a measure, as a share of the float network's value
-    L2 = "L2 distance"  # of the output, from the float network's; the mean over samples
+    MEASURE_DROP = "drop of the measure"  # loss of a measure, as a share of the float network's value
+    L2 = "L2 distance"  # distance of the output from the float network's; the mean over samples
     SQNR = "SQNR"  # signal to noise of the output, in decibels
     BITS = "bits per weight"  # the mean over the weights of all layers that could be lowered
-    SCORE = "score"  # a distance from the float network's outputs
+    SCORE = "score"  # distance from the float network's outputs
     BIT_OPERATIONS = "bit operations"  # multiplications times the bits of both factors, of those at the higher types
 
     @property
@@ -223,7 +223,7 @@ def _layer(content: Fields, label: str) -> LayerPrecision:
     for key in content:
         if key not in known:
             raise unknown_name(f"field of layer '{name}'", key, known)
-    label = f"{label}, layer '{name}'"  # a person looks for the name, not for the number of the line
+    label = f"{label}, layer '{name}'"  # a person looks for the name rather than the line number
     layer = Fields(content.content, label)
     return LayerPrecision(
         name,

@@ -1,5 +1,4 @@
-"""How good a network of mixed precision is: by the user's function or measure, and by its distance from the float
-network."""
+"""The quality of a network of mixed precision, by the user's function or measure, and by its distance from float."""
 
 from __future__ import annotations
 
@@ -196,7 +195,7 @@ def _import_torch() -> Any:
 
 
 def _called(function: Callable[[Any], Any], outputs: Any) -> float:
-    """What the user's function says, as a number."""
+    """Call the user's function and check that it returns a number."""
     name = f"EvaluateFunction {getattr(function, '__name__', function)!r}"
     try:
         value = function(outputs)

@@ -45,7 +45,7 @@ def score_of(score: Score, expected: Outputs, actual: Iterator[Array]) -> float:
 
 
 def _called(score: Score, option: str, *outputs: list[list[Array]]) -> float:
-    """What the user's function says, as a number."""
+    """Call the user's function and check that it returns a number."""
     assert score.function is not None
     name = f"{option} {getattr(score.function, '__name__', score.function)!r}"
     try:

@@ -176,7 +176,7 @@ def least_harm_greedy(harm: Sequence[float], saved: Sequence[float], wanted: flo
 
 
 def _room(saved: Sequence[float], wanted: float) -> float | None:
-    """What those that stay may cost; None if it cannot be done."""
+    """The cost that the remaining items may have; None if there is no solution."""
     total = float(sum(saved))
     room = total - max(wanted, 0.0) + _SLACK * max(total, 1.0)
     return room if room >= 0 else None

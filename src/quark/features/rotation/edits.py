@@ -64,8 +64,8 @@ class Edits:
     _matrices: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = field(default_factory=dict)
 
     def rotate_output(self, node: ir.Node, matrix: Array, channels: int = 0) -> None:
-        """Let a layer compute its result times the matrix. An Add that is all that reads the result belongs to the
-        layer if it adds a constant of so many `channels`."""
+        """Multiply a layer's result by the matrix. An Add that is the only reader of the result belongs to the layer if
+        it adds a constant with `channels` elements."""
         self.edit_weight(node, partial(rotate, matrix=matrix), len(matrix))
         place = self.bias_place(node, channels)
         if place is not None:
@@ -73,7 +73,7 @@ class Edits:
         self.changed.append(f"{node.name}: its output")
 
     def rotate_input(self, node: ir.Node, matrix: Array) -> None:
-        """Let a layer undo a rotation of its input."""
+        """Undo a rotation of a layer's input in the layer's weight."""
         self.edit_weight(node, partial(rotate, matrix=matrix, axis=-2), len(matrix))
         self.changed.append(f"{node.name}: its input")
 
@@ -82,7 +82,7 @@ class Edits:
         index, is_transposed = weight_place(node)
         value = input_value(node, index)
         transpose = None if value is None else value.producer()
-        if transpose is not None:  # of a constant, which others read as it is
+        if transpose is not None:  # of a constant that others read as it is
             held = constant(input_value(transpose, 0))
             assert held is not None
             replace_input(node, index, add_initializer(self.model, f"{node.name}_weight", np.ascontiguousarray(held.T)))
@@ -108,7 +108,8 @@ class Edits:
             if value is None:
                 return None
             width = dimensions(node.outputs[0])
-            if width and width[-1] is not None and (dimensions(value) or (1,))[-1:] != (width[-1],):  # one for all
+            # one number for all
+            if width and width[-1] is not None and (dimensions(value) or (1,))[-1:] != (width[-1],):
                 count = width[-1]
                 self.edit(node, 2, lambda b: np.broadcast_to(b, (*b.shape[:-1], count)))
             return node, 2
@@ -121,7 +122,7 @@ class Edits:
         return None
 
     def fold_gain(self, node: ir.Node, gain: Array, shift: Array | None) -> None:
-        """Let a layer multiply its input by one factor per channel, and add a shift to it, before anything else."""
+        """Multiply a layer's input by one factor per channel, and add a shift to it, in the layer's weight and bias."""
         if shift is not None and shift.any():
             index, is_transposed = weight_place(node)
             value = input_value(node, index)
@@ -153,10 +154,10 @@ class Edits:
         add.replace_input_with(0, product)
 
     def _take_place(self, old: ir.Value, new: ir.Value) -> None:
-        """Let `new` have the name and all readers of `old`."""
+        """Move the name and all readers of `old` to `new`."""
         new.type, new.shape = old.type, old.shape
         name, old.name = old.name, fresh_name(self.model, f"{old.name}_product")
-        new.name = name  # what others, and outputs of the graph, know it by
+        new.name = name  # the name by which others, and graph outputs, know it
         old.replace_all_uses_with(new, replace_graph_outputs=True)
 
     # -- at inference
@@ -164,7 +165,7 @@ class Edits:
     def insert(
         self, value: ir.Value, places: Iterable[tuple[ir.Node, int]], online: Online, name: str, channels: int
     ) -> None:
-        """Let these nodes read the tensor times the matrix."""
+        """Multiply the tensor by the matrix for these nodes."""
         result = self._rotated(value, online, name, channels)
         for node, index in places:
             replace_input(node, index, result)
@@ -172,7 +173,7 @@ class Edits:
     def insert_for_all(
         self, value: ir.Value, places: Iterable[tuple[ir.Node, int]], online: Online, name: str, channels: int
     ) -> None:
-        """Let these nodes, and the graph output that the tensor is, read the tensor times the matrix."""
+        """Multiply the tensor by the matrix for these nodes, and for the graph output that it is."""
         others = list(places)
         result = self._rotated(value, online, name, channels)
         output, value.name = value.name, fresh_name(self.model, f"{value.name}_rotated")
@@ -185,7 +186,7 @@ class Edits:
             replace_input(node, index, result)
 
     def insert_left(self, node: ir.Node, index: int, matrix: Array, name: str) -> None:
-        """Let the node read the matrix times its operand [..., channels, positions]."""
+        """Multiply the node's operand [..., channels, positions] by the matrix from the left."""
         value = input_value(node, index)
         assert value is not None
         product = self._node("MatMul", [self._held(matrix, value, name), value], value, name)

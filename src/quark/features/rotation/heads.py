@@ -90,7 +90,7 @@ def _sent_through(work: Work, attentions: Sequence[Attention], sample: Mapping[s
 
 
 def _replaced_by_columns(model: ir.Model, value: ir.Value, columns: int) -> str:
-    """Let all readers of a tensor see the number of the column instead of the numbers in it."""
+    """Replace a tensor, for all readers, by the number of the column of each element."""
     assert value.dtype is not None
     producer = value.producer()
     read = readers(value)
@@ -101,7 +101,7 @@ def _replaced_by_columns(model: ir.Model, value: ir.Value, columns: int) -> str:
 
 
 def _replaced_by_places(model: ir.Model, value: ir.Value) -> str:
-    """Let all readers of a tensor see the number of each place, row by row."""
+    """Replace a tensor, for all readers, by the number of each element, row by row."""
     assert value.dtype is not None
     producer = value.producer()
     read = readers(value)

@@ -33,8 +33,9 @@ from quark.errors import InvalidValueError
 
 Array = NDArray[Any]
 SEED = 1705472343
-_LARGEST_FACTOR = 64  # of a matrix that is applied as it is at inference; larger ones are applied as two factors
-_HARTLEY_COST = 4  # by how much two Hadamard factors may be larger than two others, and are still preferred
+# the largest matrix that is applied as a whole at inference; larger ones are applied as two factors
+_LARGEST_FACTOR = 64
+_HARTLEY_COST = 4  # the factor by which two Hadamard factors may be larger than two others and still be preferred
 
 
 def rotation(size: int, *, is_random: bool = False, keeps_mean: bool = False, seed: int = SEED) -> Array:

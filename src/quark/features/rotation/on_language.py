@@ -44,9 +44,9 @@ from quark.torch.language.pipeline import LayerWork, ModelWork
 
 NAME = "rotation"
 PROBE = 8  # tokens that models are compared on
-MOST_ERROR = 1e-4  # of the rotated model's logits, relative to the largest, in float32
+MOST_ERROR = 1e-4  # error of the rotated model's logits, relative to the largest, in float32
 MOST_ERROR_HALF = 0.05
-ROTARY = "apply_rotary_pos_emb"  # what Hugging Face calls the function
+ROTARY = "apply_rotary_pos_emb"  # the name of the function in Hugging Face's code
 _VALUES = ("v_proj", "value", "v", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv")
 
 
@@ -84,7 +84,7 @@ def _check_names(work: ModelWork, options: LanguageRotationOptions) -> None:
 
 
 def before_rounding(work: LayerWork, options: LanguageRotationOptions) -> list[AlgorithmFacts]:
-    """Let the linear layers of a layer rotate their inputs at inference."""
+    """Rotate the inputs of a layer's linear layers at inference."""
     if not (options.r4 or options.is_online):
         return []
     changed: list[str] = []
@@ -156,7 +156,7 @@ def _is_attention(path: str) -> bool:
 
 @dataclass(eq=False)
 class _Stream:
-    """What writes to the hidden states and reads them, by full paths."""
+    """The layers that write to the hidden states and read them, by full paths."""
 
     norms: dict[str, list[str]] = field(default_factory=dict)  # the linear layers behind each normalization
     writers: list[str] = field(default_factory=list)
@@ -213,7 +213,7 @@ class _Folding:
         return linear
 
     def _named_stream(self) -> _Stream:
-        """What the user's scaling_layers name; layers that a model does not have are an error."""
+        """The stream that the user's scaling_layers name; layers that a model does not have are an error."""
         stream = _Stream()
         known = dict(self.model.named_modules(remove_duplicate=False))
         for group in self.options.groups(self.work.architecture.count):
@@ -227,7 +227,7 @@ class _Folding:
         return stream
 
     def _found_stream(self) -> _Stream:
-        """What a run on a few tokens shows: which linear layers read the result of which normalization."""
+        """The stream that a run on a few tokens shows: which linear layers read the result of which normalization."""
         parts, model = self.work.architecture, self.model
         table = model.get_submodule(parts.embedding)
         assert isinstance(table, nn.Embedding)
@@ -377,11 +377,11 @@ def _value_pairs(layer: nn.Module, options: LanguageRotationOptions) -> list[tup
 def _read_by(model: nn.Module, norms: dict[str, nn.Module], linears: dict[str, nn.Linear]) -> dict[str, list[str]]:
     """The linear layers that read the result of each normalization, found in a run on a few tokens."""
     written: dict[Any, str] = {}
-    alive: list[torch.Tensor] = []  # so that no two tensors have the same memory
+    alive: list[torch.Tensor] = []  # kept alive, so that no two tensors have the same memory
     paths_by_norm: dict[str, list[str]] = {path: [] for path in norms}
 
     def key(value: torch.Tensor) -> Any:
-        return value.data_ptr(), value.shape  # a slice of all positions, as before a head, is the same
+        return value.data_ptr(), value.shape  # a slice of all positions, as before a head, is the same tensor
 
     def wrote(path: str, value: torch.Tensor) -> None:
         alive.append(value)
@@ -405,7 +405,7 @@ def _read_by(model: nn.Module, norms: dict[str, nn.Module], linears: dict[str, n
 
 
 def _logits(model: nn.Module) -> torch.Tensor:
-    """What a model computes for a few tokens."""
+    """The logits of a model for a few tokens."""
     table = model.get_input_embeddings()  # type: ignore[operator]
     count = int(table.weight.shape[0])
     ids = (torch.arange(PROBE, device=table.weight.device) * 7 + 3) % count

@@ -42,7 +42,7 @@ from quark.onnx.view import view_of
 from quark.plan import SkippedNode
 from quark.text import get_logger
 
-LEAST_SQNR_DB = 60.0  # of the rotated network in float32
+LEAST_SQNR_DB = 60.0  # of the rotated network in float32, relative to the original one
 LEAST_SQNR_DB_HALF = 35.0  # in float16
 CHECKED_SAMPLES = 2
 

@@ -11,7 +11,7 @@ from quark.files.foreign import Fields, read_json
 
 FEATURE = Feature("rotation", nouns={"rotation": "node"})
 LARGEST = 1 << 16
-USUAL_SIZE = 4096  # of a pairs file
+USUAL_SIZE = 4096  # the size of the matrices in a pairs file, if it does not say
 
 
 @dataclass(frozen=True)

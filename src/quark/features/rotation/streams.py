@@ -25,7 +25,7 @@ import numpy as np
 
 from quark.decide.view import Graph, Node, Value
 
-Place = tuple[Node, int]  # a node and the number of its input
+Place = tuple[Node, int]  # a node and the index of its input
 PRODUCTS = ("MatMul", "Gemm")
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 MOST_NAMED = 3  # tensors in a message
@@ -45,9 +45,9 @@ class Gain:
     source: Value
     result: Value
     shift: int | None = None  # the input of a normalization that is added
-    is_forward: bool = True  # whether it goes into the layers behind it
-    layers: list[Node] = field(default_factory=list)  # that take it
-    constants: list[Place] = field(default_factory=list)  # that are added between it and these layers
+    is_forward: bool = True  # True if it is folded into the layers behind it
+    layers: list[Node] = field(default_factory=list)  # the layers that it is folded into
+    constants: list[Place] = field(default_factory=list)  # constants that are added between it and these layers
 
     @property
     def is_norm(self) -> bool:
@@ -184,9 +184,10 @@ class _Search:
         self.parents: dict[Value, Value] = {}
         self.gains: list[Gain] = []
         self.norms: dict[Value, bool] = {}  # tensors that are normalized, and whether their mean is used
-        self.constants: list[tuple[Node, int, Value]] = []  # a constant that is added, and a tensor it is added to
+        # a constant that is added, and the tensor that it is added to
+        self.constants: list[tuple[Node, int, Value]] = []
         self.commuting: dict[Node, set[int]] = {}  # the inputs of a node that a rotation goes through
-        self.results: set[Value] = set()  # of such nodes
+        self.results: set[Value] = set()  # results of such nodes
         self.uses_mean: set[Value] = set()  # tensors that only some rotations go through
         for node in graph:
             rule = _RULES.get(node.op_type) if node.is_standard and not node.is_plumbing else None

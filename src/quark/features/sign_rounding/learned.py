@@ -22,7 +22,7 @@ from quark.plan import BlockChoice
 from quark.rounded import block_values
 from quark.torch.language.linear import RoundedWeight, choice_without_scales, grid_of
 
-LEAST_CLIP = 0.5  # of a range
+LEAST_CLIP = 0.5  # lower bound of a clip, as a share of the range
 
 
 class LearnedWeight(nn.Module):
@@ -48,7 +48,7 @@ class LearnedWeight(nn.Module):
                 clip.clamp_(LEAST_CLIP, 1.0)
 
     def result(self) -> RoundedWeight:
-        """What it has become."""
+        """The learned weight with its scales and zero points."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ class LearnedIntegers(LearnedWeight):
     def result(self) -> RoundedWeight:
         with torch.no_grad():
             scale, zero_point = self.scales()
-            zero_point = zero_point.round()  # what passes gradients is an integer but for the last bit
+            zero_point = zero_point.round()  # with gradients passed through, it is an integer but for the last bit
             wide, zero = self._spread((scale, zero_point))
             codes = ((self.exact / wide + self.offsets).round() + zero).clamp(*self.codes)
             like = self.parameters_at_start
@@ -160,7 +160,7 @@ def passing(function: Callable[[torch.Tensor], torch.Tensor], values: torch.Tens
 
 
 def _spacings(values: np.ndarray, choice: BlockChoice) -> np.ndarray:
-    """How far the numbers around each value are apart."""
+    """The distance between the format's numbers around each value."""
     grid = choice.quantizer.format.element.grid
     size = choice.quantizer.format.block_size
     near = np.abs(block_values(values, choice))

@@ -41,7 +41,7 @@ class Road(Protocol):
     """The constants of an ONNX model or a torch network, and how they are changed."""
 
     def obstacle(self, node: Node) -> str | None:
-        """Why the node cannot take part, for a reason that the graph does not show."""
+        """The reason why the node cannot take part, if there is one that the graph does not show."""
         ...
 
     def is_possible(self, edit: Edit) -> bool:
@@ -66,7 +66,7 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """What one node does with the factor of its output. Without a `source`, it has taken it."""
+    """The effect of one node on the factor of its output. A node without a `source` has absorbed the factor."""
 
     edits: tuple[Edit, ...] = ()
     source: Value | None = None
@@ -74,8 +74,8 @@ class _Step:
 
 
 def find_fold(value: Value, factor: Array, road: Road) -> Fold | None:
-    """How a tensor can be multiplied by the factor without an additional node; None if it cannot. The caller has to
-    check the readers of `value` itself."""
+    """Find a way to multiply a tensor by the factor without an additional node; None if there is none. The caller has
+    to check the readers of `value` itself."""
     edits: list[Edit] = []
     while True:
         node = value.producer

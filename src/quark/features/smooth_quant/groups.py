@@ -41,7 +41,7 @@ class Layer:
     node: Node
     data: int
     axis: int
-    row_axis: int  # of the weight; for a Conv within its group
+    row_axis: int  # row axis of the weight; for a Conv, within its group
 
     @property
     def tensor(self) -> Value:
@@ -61,7 +61,7 @@ class Layer:
 
     @property
     def use(self) -> tuple[str, int, int]:
-        """How the weight is read: layers that read it alike can share scales."""
+        """The way in which the weight is read: layers that read it alike can share scales."""
         return self.node.op_type, self.row_axis, self.groups
 
     def arranged(self) -> LayerWeight:
@@ -106,7 +106,7 @@ class Group:
 
 
 def steps_of(specs: LayerSpec) -> Steps:
-    """How layers of these specs will be rounded."""
+    """The quantization steps of layers with these specs."""
     return Steps(
         is_per_channel=not isinstance(specs.weight, AffineSpec) or specs.weight.is_per_channel,
         is_symmetric=isinstance(specs.activation, AffineSpec) and specs.activation.is_symmetric,
@@ -125,7 +125,7 @@ def smooth_graph(
     """Smooth, in place, the groups that gain by it."""
     groups, left = find_groups(graph, road.obstacle)
     changed: list[str] = []
-    # from the back, so that the columns of a layer have their final scales when its rows are considered
+    # from the back, because a layer's columns need their final scales before its rows are considered
     for group in reversed(groups):
         change = _find_change(group, road, options, statistics, steps)
         if isinstance(change, str):
@@ -253,7 +253,7 @@ def _readers(layers: Sequence[Layer]) -> list[Reader]:
 
 
 def _factor(layer: Layer, scales: Array) -> Array:
-    """What divides the layer's input by the scales, in a shape that broadcasts to it."""
+    """The divisor of the layer's input for these scales, in a shape that broadcasts to it."""
     return (1 / scales).reshape(-1, *(1,) * (-layer.axis - 1))
 
 

@@ -11,7 +11,7 @@ from quark.features.feature import Feature
 OUTLIERS = "outlier channels in float"
 FEATURE = Feature("smooth_quant", nouns={"SmoothQuant": "group", OUTLIERS: "group"})
 
-SMOOTH_SAMPLES = 128  # of those given; an ONNX run spaces them evenly
+SMOOTH_SAMPLES = 128  # from the given samples; an ONNX run spaces them evenly
 
 
 @dataclass(frozen=True)

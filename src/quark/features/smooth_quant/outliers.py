@@ -28,7 +28,7 @@ from quark.onnx.graph import READS_FLOAT, add_initializer, add_node, constant, i
 from quark.onnx.view import view_of
 from quark.report.quantities import count_of
 
-FACTOR = 8.0  # how much wider than usual an outlier is, in the product of both widths
+FACTOR = 8.0  # the width of an outlier relative to the usual one, in the product of both widths
 USUAL = 64  # one channel in so many may be wider than what is usual
 FEWEST_CHANNELS = 2 * USUAL
 

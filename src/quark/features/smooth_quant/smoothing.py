@@ -48,8 +48,8 @@ Array = NDArray[Any]
 
 ALPHAS = tuple(step / 20 for step in range(21))  # candidates of the search
 SPREAD = 1024.0  # no channel counts as quieter than 1/SPREAD of the loudest
-STEPS = 255  # of 8 bits
-SPIKE = 4.0  # how much larger than in all other samples a channel is in the sample of its spike
+STEPS = 255  # number of steps in 8 bits
+SPIKE = 4.0  # ratio of a channel's size in the sample of its spike to its size in all other samples
 SPIKY = 0.004  # share of channels with a spike from which on others are expected
 WIDE = 0.99  # quantile of the channels' magnitudes that an unseen spike may have
 MIN_COUNT = 100  # values of a channel that show where its range ends
@@ -59,8 +59,8 @@ MAX_OUTPUTS = 256  # outputs of a group that the estimate averages over
 
 @dataclass(frozen=True)
 class Steps:
-    """How quantization steps are chosen: whether weights have one for each output channel, and whether the range of
-    the input is symmetric around zero."""
+    """The choice of quantization steps: whether weights have one for each output channel, and whether the range of the
+    input is symmetric around zero."""
 
     is_per_channel: bool = True
     is_symmetric: bool = False
@@ -141,7 +141,7 @@ class ChannelMoments:
         self.count = 0  # values seen of each channel
         self.samples = 0  # items of all batches
         self._all = ChannelExtremes(axis)
-        self._sample = ChannelExtremes(axis)  # of the current sample
+        self._sample = ChannelExtremes(axis)  # statistics of the current sample
         self._squares: Array = np.zeros(0)
         self._largest: list[Array] = []  # reach of every channel in its largest samples, two at most
 
@@ -229,7 +229,7 @@ class Smoothing:
 
     @property
     def gain_db(self) -> float:
-        """By how much the estimated error falls; negative if it rises."""
+        """The decrease of the estimated error; negative if it increases."""
         if self.error_before <= 0 or self.error <= 0:
             return 0.0
         return float(10 * np.log10(self.error_before / self.error))
