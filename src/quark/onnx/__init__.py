@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from quark.onnx.quantization.quantizer import ModelQuantizer, QuantizedModel, quantize
     from quark.search import auto_quantize
 
-# What works on graphs is loaded when it is first asked for: importing it takes longer than all of the above. Some names
+# Functions on graphs are loaded on first use, because importing them takes longer than all of the above. Some names
 # that scripts import from here are ONNX Runtime's own.
 _LAZY = {
     "AutoSearch": "quark.onnx.quantization.auto_search",
@@ -229,7 +229,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name.endswith("_QCONFIG"):  # a fresh one each time, so that a script can change what it got
+    if name.endswith("_QCONFIG"):  # a new one each time, because scripts may change it
         return getattr(import_module("quark.onnx.quantization.config.custom_config"), name)
     if name == "auto_search":  # a module
         return import_module("quark.onnx.auto_search")

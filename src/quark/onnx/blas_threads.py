@@ -17,16 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-_FOLDERS = ("../numpy.libs", ".dylibs")  # where wheels of numpy have their libraries
+_FOLDERS = ("../numpy.libs", ".dylibs")  # the folders of libraries in wheels of numpy
 _NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "openblas_{}_num_threads64_")
 _LOCK = threading.Lock()
-_users: list[int] = []  # for each `with` that has begun and not ended, the threads that there were before it
+_users: list[int] = []  # for each open `with`, the number of threads before it
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let numpy's matrix products start no threads. Does nothing where numpy uses another library than its own
-    OpenBLAS."""
+    """Keep numpy's matrix products on one thread. Does nothing if numpy uses another library than its own OpenBLAS."""
     library = _openblas()
     if library is None:
         yield

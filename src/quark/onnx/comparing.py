@@ -38,7 +38,7 @@ from quark.onnx.data import Samples
 from quark.onnx.large_tensors import Message
 from quark.onnx.session import open_session, release_memory, running
 
-PLAIN_SAMPLES = 1  # that also run without optimizations
+PLAIN_SAMPLES = 1  # samples that also run without optimizations
 
 Array = NDArray[Any]
 Sample = Mapping[str, Any]
@@ -140,7 +140,7 @@ class Comparison:
 
     @property
     def outputs(self) -> tuple[OutputFidelity, ...]:
-        """What the verdict is about."""
+        """The outputs that the verdict is about."""
         return self.judged if self.is_worse_on_more else self.held_out
 
 
@@ -225,8 +225,8 @@ def output_errors(
     providers: Sequence[str],
     has_integer_kernels: bool = True,
 ) -> OutputErrors:
-    """How far outputs are from float on each sample; the rows of a batch count as samples. `outputs` are the names of
-    those that count; None: all."""
+    """The distance of outputs from float on each sample; the rows of a batch count as samples. `outputs` are the names
+    of those that count; None: all."""
     counts = [batch_size_of(sample) for sample in samples]
     known = [
         row

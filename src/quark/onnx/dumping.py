@@ -60,7 +60,7 @@ def dump_model(
     computed = [str(value.name) for value in codes.values() if value.producer() is not None]
     inputs = {str(value.name) for value in model.graph.inputs}
     wanted = list(dict.fromkeys(name for name in (*computed, *floats) if name not in inputs))
-    # as they stand: fused with their neighbours, quantizers would round otherwise
+    # without fusion, which would round differently
     session = open_session(model, extra_outputs=wanted, has_optimizations=False, has_integer_kernels=False)
     with running("the model"):
         results = dict(zip(wanted, session.run(wanted, dict(sample)), strict=True)) | dict(sample)
@@ -101,7 +101,7 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._tensors: dict[str, str] = {}  # by the name of the file
+        self._tensors: dict[str, str] = {}  # name of the tensor, by the name of its file
 
     def write(self, tensor: str, suffix: str, values: NDArray[Any]) -> None:
         """Write an array as .bin and .txt."""

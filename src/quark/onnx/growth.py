@@ -25,8 +25,8 @@ from quark.onnx.plan_reader import BLOCK, QuantizedGraph
 from quark.report.quantities import count_of, listed, size_text
 
 MOST_CAUSES = 2
-LEAST_SHARE = 0.02  # of the file, for a cause that is worth a word
-SMALL_REST_BYTES = 64 * 1024  # of nodes and metadata, which are no reason to worry
+LEAST_SHARE = 0.02  # share of the file from which on a cause is mentioned
+SMALL_REST_BYTES = 64 * 1024  # nodes and metadata up to this size are not worth a warning
 LEAST_WEIGHT_BYTES = 1024
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
@@ -87,7 +87,7 @@ def growth(written: FileFacts, source: FileFacts, proto: onnx.ModelProto) -> Gro
 
 @dataclass(frozen=True)
 class _Storage:
-    """How the constants of a graph are stored.
+    """The storage of a graph's constants.
 
     sizes     bytes by name
     rounded   weights in block formats, with the format

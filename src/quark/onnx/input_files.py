@@ -37,7 +37,7 @@ from quark.text import get_logger
 
 _LOG = get_logger(__name__)
 
-_RECENT_BYTES = 128 << 20  # of weights read as a whole that stay mapped
+_RECENT_BYTES = 128 << 20  # large weights that were read as a whole and stay mapped
 _NEIGHBOURHOOD = 1 << 21  # around a page that is read, the system maps up to so many bytes
 _MOST_LEASES = 64  # each takes a descriptor, of which a process has about a thousand
 
@@ -100,7 +100,7 @@ class MappedFile(mmap.mmap):
 
     @property
     def path(self) -> Path:
-        """Where the file is; empty if it has no name."""
+        """The path of the file; empty if it has no name."""
         return Path() if self.watched is None else self.watched.path
 
     @staticmethod
@@ -138,7 +138,7 @@ class MappedFile(mmap.mmap):
         return data
 
     def release(self, start: int, stop: int) -> None:
-        """Let go of the pages of these bytes, and of neighbours that came along with them."""
+        """Release the pages of these bytes, and neighbouring pages that were mapped with them."""
         if hasattr(mmap, "MADV_DONTNEED"):
             first = max(0, start - _NEIGHBOURHOOD) // mmap.PAGESIZE * mmap.PAGESIZE
             self.madvise(mmap.MADV_DONTNEED, first, min(len(self), stop + _NEIGHBOURHOOD) - first)
@@ -195,7 +195,7 @@ def _leased(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(_opened(path)).fileno()
-            # a program that wants to write makes the system send a signal; the usual one would end the process
+            # if another program wants to write, the system sends a signal; the default one would end the process
             fcntl.fcntl(descriptor, signal_number, harmless)
             fcntl.fcntl(descriptor, lease, fcntl.F_RDLCK)
         except OSError as error:

@@ -30,7 +30,7 @@ from quark.text import get_logger
 
 Array = NDArray[Any]
 
-LARGE_MODEL_BYTES = 256 << 20  # of weights; beyond, large ones are not held
+LARGE_MODEL_BYTES = 256 << 20  # models with more weights do not keep large ones in memory
 LARGE_TENSOR_BYTES = 1 << 20
 PIECE_BYTES = 16 << 20  # enough for every thread of the native code, and little beside what a runtime takes
 READ_BYTES = 1 << 20  # at once, of data that no native code processes
@@ -38,7 +38,7 @@ MIN_APART_BYTES = 1024  # smaller tensors stay in a message, where shape inferen
 
 _IS_LARGE = "quark.onnx.large_tensors.is_large"  # in the model's meta store
 _SPILL = "quark.onnx.large_tensors.spill"
-_SEGMENT_BYTES = 1 << 30  # of one file and one mapping: each mapping takes a file descriptor, and those are few
+_SEGMENT_BYTES = 1 << 30  # of one file and mapping: each mapping takes one of the few file descriptors
 _ALIGNMENT = 4096
 _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT, _GROUP_USE = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.stat")
@@ -167,7 +167,7 @@ def pieces(tensor: ir.TensorProtocol, axis: int | None = None, multiple: int = 1
     """All pieces of a tensor in order. Along `axis` a piece begins at a multiple of `multiple`; without an axis it is a
     run of elements. Pieces of a mapped file are copies that nobody else uses."""
     mapped = tensor if isinstance(tensor, MappedTensor) else None
-    array = tensor.numpy() if mapped is None else mapped.raw  # whose pages are not touched
+    array = tensor.numpy() if mapped is None else mapped.raw  # its pages are not touched
     dims = array.shape or (1,)
     if axis is None:
         outer, length, inner = 1, array.size, 1
@@ -368,7 +368,7 @@ def split(model: ir.Model, is_apart: Callable[[ir.TensorProtocol], bool] = is_si
 
 
 def refer(proto: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Let an empty tensor of a message refer to bytes of a file."""
+    """Set an empty tensor of a message to bytes of a file."""
     proto.raw_data = b""
     onnx.external_data_helper.set_external_data(proto, location, offset=offset, length=length)
     proto.ClearField("raw_data")

@@ -1,4 +1,4 @@
-"""How many weights and multiply-accumulates (MACs) a layer has.
+"""The number of weights and multiply-accumulates (MACs) of a layer.
 
 Conv            every weight takes part once for each position of the output
 ConvTranspose   every weight takes part once for each position of the input

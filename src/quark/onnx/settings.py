@@ -26,7 +26,7 @@ from quark.onnx.simulate import SimulateOptions
 
 @dataclass(frozen=True)
 class EqualizeOptions:
-    """What rescales between layers; None: off."""
+    """Options of features that rescale between layers; None: off."""
 
     cross_layer: CrossLayerOptions | None = None
     smooth: SmoothOptions | None = None
@@ -35,7 +35,7 @@ class EqualizeOptions:
 
 @dataclass(frozen=True)
 class RefineOptions:
-    """What corrects constants once every scale is known; None: off."""
+    """Options of features that correct constants once every scale is known; None: off."""
 
     bias_correction: BiasCorrectionOptions | None = None
     finetune: FinetuneOptions | None = None
@@ -94,11 +94,8 @@ class Settings:
 
     @property
     def data_reasons(self) -> tuple[str, ...]:
-        """Why the run is refused without data; empty if it is not.
-
-        In weight-only quantization, GPTQ and AWQ are all that data is for. Other runs leave them out without data, as
-        they do with bias correction.
-        """
+        """The reasons why the run is refused without data; empty if it is not. In weight-only quantization, data is
+        needed for GPTQ and AWQ only. Other runs omit them without data, and bias correction too."""
         return data_uses(self) if self.insert.matmul_nbits is not None else ()
 
     @property

@@ -1,4 +1,4 @@
-"""What made a model: versions of the packages involved, and the hashes that tell its settings."""
+"""Metadata about how a model was made: versions of the packages involved, and hashes that identify its settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
 
 
 def metadata_of(settings: Settings, plan: QuantizationPlan) -> Mapping[str, str]:
-    """What the file says of its making."""
+    """The metadata of the file about how it was made."""
     config = json.dumps(settings.config, sort_keys=True)
     return {
         "quark.version": quark.__version__,

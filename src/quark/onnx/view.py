@@ -66,7 +66,7 @@ def view_of(model: ir.Model) -> Graph:
     names = {node.name for node in ordered}
 
     def matches(pattern: str, node: Node) -> bool:
-        """Whether the node has that name; where none has, whether a regular expression matches the whole name."""
+        """True if the node has that name; if no node has it, True if a regular expression matches the whole name."""
         return node.name == pattern or (pattern not in names and _matcher(pattern)(node.name))
 
     return Graph(ordered, matches)
@@ -79,7 +79,7 @@ def tensor_names(model: ir.Model) -> set[str]:
 
 
 def operator_facts(node: ir.Node) -> OperatorFacts | None:
-    """What is known of a single node's operator, without a picture of the graph around it."""
+    """The facts about a single node's operator, without a view of the graph around it."""
     is_standard = node.domain in ("", "ai.onnx")
     inputs = [
         None if input_ is None or not is_constant(input_) else Value("", input_, constant=TensorConstant(input_))

@@ -127,7 +127,7 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
         self.augment_model = None
         self.execution_providers: list[str] | None = ["CPUExecutionProvider"]
         self.tensors_to_calibrate: set[str] | None = None
-        self.histogram_folder: Path | None = None  # for pictures of the histograms
+        self.histogram_folder: Path | None = None  # folder for pictures of the histograms
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._inputs = input_infos(self._graph)
         self._store = SampleStore()
@@ -211,7 +211,7 @@ class Calibrater(CalibraterBase):  # type: ignore[misc] # ONNX Runtime has no ty
     def _data(self, name: str, range_: TensorRange, wanted: Wanted) -> TensorData:
         lowest, highest = range_.lowest, range_.highest
         if self.method is PowerOfTwoMethod.MinMSE and range_.position is not None:
-            # what symmetric codes with that scale cover
+            # the range that symmetric codes with that scale cover
             highest = (2 ** (wanted.integer.bits - 1) - 1) * 2.0**-range_.position
             lowest = -highest
         dtype = _FLOATS[_value(self._graph, name).dtype or ir.DataType.FLOAT]

@@ -81,7 +81,7 @@ class OverridedHistogramCollector(HistogramCollector):  # type: ignore[misc] # O
             values = _flat(samples[-1:] if self.layerwise_percentile else samples)
             is_half = values.dtype == np.float16
             count({name: values.astype(np.float32) if is_half else values})
-            if is_half:  # what was seen stays in the type that it has
+            if is_half:  # keep the type of the data
                 counts, edges, *seen = self.histogram_dict[name]
                 self.histogram_dict[name] = (counts, edges, *(np.asarray(bound, np.float16) for bound in seen))
 

@@ -23,7 +23,7 @@ from quark.ops.onnx_nodes import all_nodes, describe, subgraphs
 from quark.ops.schema import EXTENDED_AXIS, EXTENDED_QUANTIZE_LINEAR
 from quark.text import get_logger
 
-MAX_BFLOAT16 = 3.38953139e38  # of AMD's files, and exactly the largest finite bfloat16 when stored in float32
+MAX_BFLOAT16 = 3.38953139e38  # from AMD's files: exactly the largest finite bfloat16 when stored in float32
 
 Readers = dict[str, list[NodeProto]]
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ def has_custom_bfloat16(model: ModelProto) -> bool:
 def insert_clip_bfloat16_qdq(model: ModelProto) -> ModelProto:
     """Put a Clip to the largest bfloat16 number before every activation that is quantized to bfloat16."""
     names = _names(model)
-    clips: dict[tuple[int, str], NodeProto] = {}  # one for all quantizers of a tensor, at the first of them
+    clips: dict[tuple[int, str], NodeProto] = {}  # one for all quantizers of a tensor, before the first of them
     before: dict[str, list[NodeProto]] = {}
     places = list(custom_quantizers(model.graph))
     for graph, node, known in places:
@@ -263,7 +263,7 @@ def _cast_weights(tensor: TensorProto, readers: Readers, outputs: set[str]) -> l
 
 
 def _redirect(old: str, new: str, readers: Readers) -> None:
-    """Let all readers of one tensor read another."""
+    """Replace a tensor by another one for all readers."""
     for node in readers.pop(old, []):
         for index, name in enumerate(node.input):
             if name == old:
@@ -304,7 +304,7 @@ def _names(model: ModelProto) -> FreeNames:
 
 
 def _key(node: NodeProto) -> str:
-    """What identifies a node: the first tensor that it computes."""
+    """The identity of a node: the first tensor that it computes."""
     return next((name for name in node.output if name), "")
 
 

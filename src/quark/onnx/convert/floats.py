@@ -32,7 +32,7 @@ from quark.ops.schema import BLOCK_OPERATORS, DOMAIN
 from quark.text import get_logger
 
 FLOAT, FLOAT16, BFLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
-MAX_FLOAT16, MIN_FLOAT16 = 65504.0, 5.96e-08  # what ONNX Runtime's converter clips the magnitudes of numbers to
+MAX_FLOAT16, MIN_FLOAT16 = 65504.0, 5.96e-08  # the magnitudes that ONNX Runtime's converter clips numbers to
 
 # Operators that ONNX Runtime's converter leaves in float32: without float16 kernels, or inaccurate in float16.
 FLOAT32_OPERATORS = frozenset({
@@ -172,7 +172,7 @@ def replace_infinities(model: onnx.ModelProto, number: float) -> int:
                 f"replace_inf_value {number:g}: initializer '{tensor.name}' is of {array.dtype}, whose largest number "
                 f"is {float(ir.DataType(tensor.data_type).max):g}"
             )
-        # a comparison, because numpy has no sign for small floats
+        # compared with 0, because numpy has no sign for small floats
         changed = np.where(is_infinite, np.where(array > 0, bound, -bound), array).astype(array.dtype)
         tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
         count += 1
@@ -222,8 +222,8 @@ class _Retyping:
     numbers: Callable[[Array], Array]
     is_rounding: bool
     kept: set[ir.Node] = field(default_factory=set)
-    types: dict[ir.Value, ir.DataType] = field(default_factory=dict)  # of the values that are of type `old` so far
-    ends: list[tuple[ir.Graph, ir.DataType]] = field(default_factory=list)  # what the outputs of a graph must be
+    types: dict[ir.Value, ir.DataType] = field(default_factory=dict)  # for values that have been of type `old`
+    ends: list[tuple[ir.Graph, ir.DataType]] = field(default_factory=list)  # the types that a graph's outputs must have
     casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
 
     def assign(self, graph: ir.Graph, keep: Callable[[ir.Node], bool], *, is_kept: bool) -> None:
@@ -308,7 +308,7 @@ class _Retyping:
         return self.casts[value, kind]
 
     def _cast_output(self, graph: ir.Graph, position: int, value: ir.Value, kind: ir.DataType) -> None:
-        """Let an output of a graph have the other type, and keep its name."""
+        """Change the type of a graph output, which keeps its name."""
         cast = self._new_cast(value, kind, f"{value.name}_{kind.name.lower()}")
         graph.append(cast)
         graph.outputs[position] = cast.outputs[0]

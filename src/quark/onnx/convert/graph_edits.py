@@ -24,7 +24,7 @@ from quark.ops.portable_functions import define_portable_functions
 from quark.ops.schema import DOMAIN
 
 IR_VERSION_OF_CONSTANTS = 4  # from here on an initializer need not be an input
-IR_VERSION = 7  # of models that were older than that
+IR_VERSION = 7  # for models with an older one
 LARGE_TENSOR_BYTES = 1 << 20
 
 
@@ -65,7 +65,7 @@ def convert_opset_version(model: onnx.ModelProto, target_opset: int) -> onnx.Mod
 
 
 def _problem(model: onnx.ModelProto) -> str | None:
-    """Why ONNX Runtime refuses the model; None if it does not, is not installed, or cannot be given 2 GB."""
+    """The reason why ONNX Runtime rejects the model; None if it does not, is not installed, or cannot be given 2 GB."""
     if find_spec("onnxruntime") is None or model.ByteSize() > MAX_BYTES:
         return None
     try:
@@ -158,6 +158,6 @@ def _quantized_again(model: ir.Model, output: ir.Value) -> ir.Value:
 
 
 def _producer(node: ir.Node | None, op_type: str) -> ir.Node | None:
-    """What makes the first input of a node of that operator."""
+    """The node that computes the first input, if it is of that operator."""
     value = None if node is None or node.op_type != op_type else input_value(node, 0)
     return None if value is None else value.producer()

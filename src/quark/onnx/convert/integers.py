@@ -51,23 +51,23 @@ from quark.text import get_logger
 Array = NDArray[Any]
 Change: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]  # from scales and zero points to the new ones
 
-LAYERS = ("Conv", "ConvTranspose", "Gemm")  # a weight and a bias are their second and third input
+LAYERS = ("Conv", "ConvTranspose", "Gemm")  # the weight is the second input and the bias the third
 NORMS = ("LayerNormalization", "InstanceNormalization", "BatchNormalization")
 OPSET_OF_INT16 = 21
 _NARROW = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 _SAME = 2.0**-22  # two products of the same scales, however rounded
-_WIDTH_RATIO = 257  # of uint16 to uint8: 65535 / 255
+_WIDTH_RATIO = 257  # from uint16 to uint8: 65535 / 255
 
 _log = get_logger(__name__)
 
 
 def convert_s8s8_to_u8s8(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let int8 activations be uint8: codes and zero points rise by 128, so every value stays the same."""
+    """Change int8 activations to uint8: codes and zero points increase by 128, so every value stays the same."""
     return _shifted(model, ir.DataType.INT8, ir.DataType.UINT8, lambda zero_point: zero_point + 128)
 
 
 def convert_u16s8_to_s16s8(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let uint16 activations be int16: codes and zero points fall by 32768, so values stay the same.
+    """Change uint16 activations to int16: codes and zero points decrease by 32768, so values stay the same.
 
     Zero point 32767, which some tools call symmetric, also becomes 0. The steps stay the same; only a value beyond
     32767 steps, the highest of 65536 levels, is now clipped.
@@ -81,7 +81,7 @@ def convert_u16s8_to_s16s8(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def narrow_to_uint8(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let uint16 codes be uint8 over the same range, without calibration: 257 steps become one."""
+    """Change uint16 codes to uint8 over the same range, without calibration: 257 steps become one."""
     graph = graph_of_model(model)
     quantized = quantizers_in(graph)
     tensors = [tensor for tensor in _code_tensors(quantized) if tensor.dtype is ir.DataType.UINT16]
@@ -112,7 +112,7 @@ def resize_to_power_of_two(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def convert_a8w8_npu_to_a8w8_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let the biases of Conv, ConvTranspose and Gemm be int32 with the scale of the sum that they are added to.
+    """Change the biases of Conv, ConvTranspose and Gemm to int32, with the scale of the sum that they are added to.
 
     An NPU reads biases as int8 with a scale of their own; a CPU adds int32 to the sum of products of codes. Layers
     whose data or weight is not quantized, and int32 biases, stay as they are.
@@ -130,7 +130,7 @@ def convert_a8w8_npu_to_a8w8_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def convert_bias_int32_to_int16(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
-    """Let int32 biases be int16; also return whether there were any, and the model as it is if not.
+    """Change int32 biases to int16. Also returns whether there were any; if not, the model is unchanged.
 
     Codes that fit stay as they are. Otherwise the scale of the bias, or of the channel, is multiplied by the smallest
     power of two with which they fit. The model is lifted to opset 21, the first that knows int16 codes.
@@ -237,7 +237,7 @@ def _shifted(
 
 
 def _symmetric_power_of_two(dtype: ir.DataType) -> Change:
-    """From codes of a type to signed ones of the same width with zero point 0, whose scale is a power of two."""
+    """Change codes of a type to signed ones of the same width with zero point 0 and a power-of-two scale."""
     limits = np.iinfo(dtype.numpy())
 
     def change(scale: Array, zero_point: Array) -> tuple[Array, Array]:
@@ -461,7 +461,7 @@ def bias_values(dequantize: ir.Node, tensor: str) -> Array:
 
 
 def _rounded_levels(quantize: ir.Node, tensor: str) -> Array:
-    """What QuantizeLinear makes of a constant, less the zero point."""
+    """The result of QuantizeLinear for a constant, less the zero point."""
     numbers, scale = constant(input_value(quantize, 0)), constant(input_value(quantize, 1))
     zero_point = constant(input_value(quantize, 2))
     assert numbers is not None, tensor
@@ -488,7 +488,7 @@ def _fitting_factor(values: Array, scale: Array, dtype: ir.DataType) -> Array:
 def _store_bias(
     graph: ir.Model, dequantize: ir.Node, tensor: str, values: Array, scale: Array, dtype: ir.DataType
 ) -> None:
-    """Let DequantizeLinear read a bias as codes of that type, at that scale, with zero point 0."""
+    """Store a bias as codes of that type, at that scale, with zero point 0, for its DequantizeLinear."""
     rounded = _as_scale(scale, dequantize, tensor)
     if rounded.size > 1 and values.shape[-1:] != rounded.shape:
         raise ModelError(f"bias '{tensor}' of shape {values.shape} has {rounded.size} scales and cannot be converted")
@@ -512,7 +512,7 @@ def _store_bias(
 def _assign(
     graph: ir.Model, wanted: Mapping[tuple[ir.Node, int], Array], names: Mapping[int, str] | None = None
 ) -> None:
-    """Let inputs of nodes be these constants.
+    """Replace inputs of nodes by these constants.
 
     An initializer that nothing else reads is changed in place, and keeps its name. Otherwise inputs that shared one and
     get the same numbers share a new one, named after the old one, or by the number of the input.

@@ -32,7 +32,7 @@ from quark.text import get_logger
 TENSORS = ("x", "w", "r", "b")  # inputs 0 to 3; attributes have these names, and y
 _OPERATOR = Operator(EXTENDED_LSTM, TENSORS, ())
 _MIN_OPSET, _MIN_IR_VERSION = 13, 9
-_NUM_OUTPUTS_OPSET = 18  # from here on, Split must be told how many parts it makes
+_NUM_OUTPUTS_OPSET = 18  # from here on, Split must be told the number of parts
 _POINT = float(1 << 24)  # one, as the gates have it
 _INT32 = (-(2.0**31), 2.0**31 - 1)
 _INT16 = (-(2.0**15), 2.0**15 - 1)
@@ -101,7 +101,7 @@ def _attributes(node: ir.Node, quantized: QuantizedGraph) -> dict[str, float | i
 
 
 def _obstacle(node: ir.Node) -> str:
-    """What the operator cannot express about an LSTM; empty if there is nothing."""
+    """The properties of an LSTM that the operator cannot express; empty if there are none."""
     activations = [str(name).lower() for name in attribute(node, "activations", _DEFAULT_ACTIVATIONS)]
     given = [index for index in range(4, len(node.inputs)) if not _is_zero(node.inputs[index])]
     checks = (
@@ -165,7 +165,7 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What the arithmetic derives from scales, zero points and sizes."""
+    """Numbers that the arithmetic derives from scales, zero points and sizes."""
 
     zero: dict[str, Value]  # zero points of signed codes
     x_float: Value
@@ -284,7 +284,7 @@ class _Body(FunctionBody):
         """`number` for sums that were divided by the power of two `done` already."""
         exponent = self.ceil_log2(number)
         factor = _rounded(number * self.power(15.0 - exponent))
-        is_full = (abs(factor) > _INT16[1]).cast(DOUBLE)  # a power of two: 14 bits hold it exactly
+        is_full = (abs(factor) > _INT16[1]).cast(DOUBLE)  # a power of two, which 14 bits hold exactly
         power = self.power(15.0 - exponent - is_full)
         factor = factor / (is_full + 1.0)
         return Multiplier(factor, power if done is None else power / done)

@@ -47,7 +47,7 @@ _STANDARD = {
     EXTENDED_DEQUANTIZE_LINEAR.name: "DequantizeLinear",
 }
 _INTEGERS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32)
-# For inference: ordinary operators with the same types and shapes.
+# Stand-ins for shape inference: ordinary operators with the same types and shapes.
 _STAND_INS = {
     **_STANDARD,
     BFP_QUANTIZE_DEQUANTIZE.name: "Identity",
@@ -129,7 +129,7 @@ def convert_customqdq_to_qdq(model: ModelProto) -> ModelProto:
 
 
 def _obstacle(node: NodeProto, known: Mapping[str, TensorProto]) -> str:
-    """Why a quantizer has no standard form; empty if it has one."""
+    """The reason why a quantizer has no standard form; empty if it has one."""
     zero_point = known.get(node.input[2]) if len(node.input) > 2 else None
     if zero_point is None:
         return "its zero point is not a constant, so the type of its codes is unknown"

@@ -72,7 +72,7 @@ Array = NDArray[Any]
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "QLinearConv", "QGemm", "QLinearMatMul")
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 
-Conversion = dict[str, str]  # how the numbers of an initializer follow from what it stores: see split_codes
+Conversion = dict[str, str]  # how an initializer's numbers follow from its codes, see split_codes
 
 _MIN_IR_VERSION = 4  # initializers that are not inputs
 
@@ -114,7 +114,7 @@ def graph_of_model(model: onnx.ModelProto) -> ir.Model:
 
 
 def quantizers_in(graph: ir.Model) -> QuantizedGraph:
-    """What is quantized in a graph. Raises ModelError if nothing is."""
+    """The quantized tensors of a graph. Raises ModelError if there are none."""
     quantized = QuantizedGraph(graph)
     if not quantized.quantizers:
         raise ModelError("the model has no quantizers. Expected a quantized model")
@@ -148,7 +148,7 @@ def remove_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
 def remove_qdq_between(
     model: onnx.ModelProto, between_ops: Sequence[tuple[str, str]]
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Let the second operator of each pair read the first one's result without the quantizer between them.
+    """Connect the second operator of each pair directly to the first one's result, without the quantizer between them.
 
     Also returns a sentence for every place where a DequantizeLinear has other readers too: these see the quantized
     tensor, and so does the operator, as before. If a QuantizeLinear has several DequantizeLinear, the others keep it.
@@ -272,7 +272,7 @@ def with_numbers(model: onnx.ModelProto, conversions: Mapping[str, Mapping[str, 
 
 
 def _numbers(codes: Array, scale: Array | None, zero_point: Array | None, entry: Mapping[str, str]) -> Array:
-    """What DequantizeLinear makes of codes; without a scale, the same numbers in a wider type."""
+    """Compute what DequantizeLinear makes of codes; without a scale, convert the same numbers to a wider type."""
     if scale is None:
         return codes.astype(ir.DataType(int(entry.get("type") or ir.DataType.FLOAT)).numpy())
     if codes.dtype.kind not in "iu" and not codes.dtype.name.startswith(("int", "uint")):  # float8
@@ -292,7 +292,7 @@ def _numbers(codes: Array, scale: Array | None, zero_point: Array | None, entry:
 
 
 def _source_of(node: ir.Node, quantizer: Quantizer) -> tuple[ir.Value, Conversion | None]:
-    """What the readers of a quantizer read without it, and if it is stored, how numbers follow from it."""
+    """The value that a quantizer's readers read once it is removed, and for a stored one, how its numbers follow."""
     data, maker = input_value(node, 0), _maker(node)
     if is_dequantize(node) and is_quantize(maker) and maker is not None:
         data = input_value(maker, 0)
@@ -347,8 +347,8 @@ def _named(graph: ir.Model, node: ir.Node, held: ir.Value, tensor: str, *, is_ta
 
 
 def convert_qdq_to_qop(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let ONNX Runtime's operators on codes (QLinearConv, QLinearAdd ...) take the place of operators between
-    DequantizeLinear and QuantizeLinear, where there is one. Raises ModelError if the model has no quantizers."""
+    """Replace operators between DequantizeLinear and QuantizeLinear by ONNX Runtime's operators on codes (QLinearConv,
+    QLinearAdd ...) if there are any. Raises ModelError if the model has no quantizers."""
     graph = graph_of_model(model)
     quantizers_in(graph)
     infer_shapes(graph)
@@ -397,6 +397,6 @@ def _maker(node: ir.Node) -> ir.Node | None:
 
 
 def _bypass(node: ir.Node, source: ir.Value | None) -> None:
-    """Let the readers of a node read `source`. If a graph output must keep its name, the node becomes an Identity."""
+    """Connect the readers of a node to `source`. If a graph output must keep its name, the node becomes an Identity."""
     if source is not None and not replace_value(node.outputs[0], source):
         become(node, "Identity", [source])

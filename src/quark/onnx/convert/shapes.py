@@ -148,7 +148,7 @@ def _computed(model: onnx.ModelProto) -> dict[str, ir.Value]:
     graph = _graph(model)
     graph.graph.sort()
     values = {str(value.name): value for node in graph.graph for value in node.outputs if value.name}
-    for value in values.values():  # so that shapes follow from the inputs, and not from what was declared
+    for value in values.values():  # shapes must follow from the inputs, and not from earlier declarations
         value.shape = None
     infer_shapes(graph)
     changing = _data_dependent(graph)

@@ -108,7 +108,7 @@ def open_samples(
             f"calibration data ({source.description}): no samples in it; give what the model will see, or leave the "
             "data out and ask for random numbers with --random (in Python: use_random_data=True)"
         )
-    spare = source.spare or 0  # of the last batches, those for the verdict alone
+    spare = source.spare or 0  # samples of the last batches, which are for the verdict alone
     beyond = total - sum(start < wanted for start in itertools.accumulate([0, *sizes[:-1]]))
     if use is not None:
         spare = max(beyond, min(held_out_count(total), total - 1)) if use else total

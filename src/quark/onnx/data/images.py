@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 # PIL decodes dozens of formats, some of them by starting other programs. These are the ones that images come in.
 FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
-MOST_PIXELS = 89_478_485  # of an image; PIL warns of decompression bombs from there on
+MOST_PIXELS = 89_478_485  # of an image; PIL warns of decompression bombs from here on
 MOST_BYTES = 1 << 30  # of an image file
 MOST_SIDE = 1 << 14  # of an array made of an image
-MOST_ENTRIES = 10_000_000  # in a folder and those below
+MOST_ENTRIES = 10_000_000  # in a folder and its subfolders
 _MOST_RESIZED = 1 << 25  # pixels of a resized image; beyond them only the part that is used is computed
 AUTO = "auto"
 RESIZES = ("crop", "letterbox", "stretch")
@@ -176,7 +176,7 @@ class ImageLoader:
         return self.preprocessing.short_side or usual
 
     def __str__(self) -> str:
-        """What is done to an image, for people."""
+        """Describe the preprocessing of an image, for people."""
         settings = self.preprocessing
         how = {
             "crop": f"short side {self._short_side}, centre {self.height} x {self.width}",
@@ -319,7 +319,7 @@ def _resized_centre(image: Image.Image, short: int, size: int) -> npt.NDArray[np
         if resized != (width, height):
             image = image.resize(resized, Image.Resampling.BILINEAR)
         return np.asarray(image.crop((left, top, left + size, top + size)))
-    # A narrow image enlarged by its short side: one of 1 x 15000 would become 256 x 3,840,000. Only the used part is
+    # A narrow image is enlarged by its short side: one of 1 x 15000 would become 256 x 3,840,000. Only the used part is
     # computed here, with PIL's arithmetic, so that both ways are equal in every pixel.
     columns, rows = (
         range(max(start, 0), min(start + size, end)) for start, end in zip((left, top), resized, strict=True)
@@ -349,7 +349,7 @@ def _whole(image: Image.Image, height: int, width: int, *, has_borders: bool) ->
     return np.asarray(page)
 
 
-_WEIGHT_BITS = 22  # of a weight's fraction: PIL sums pixels as integers
+_WEIGHT_BITS = 22  # fraction bits of a weight: PIL sums pixels as integers
 
 
 def _bilinear_weights(size: int, resized: int, places: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 HELD_OUT_EVERY = 8
 HELD_OUT_LIMIT = 16
 HELD_OUT_BYTES = 256 << 20
-MEMORY_BYTES = 2 << 20  # of samples; others are kept in a file
+MEMORY_BYTES = 2 << 20  # bytes of samples in memory; more are kept in a file
 
 Sample: TypeAlias = dict[str, npt.NDArray[Any]]
 
-_MOST_LEVELS = 64  # of nested lists, as many as an array has axes
+_MOST_LEVELS = 64  # levels of nested lists, the most axes that an array can have
 
 # ---- the inputs of a model ----
 
@@ -115,7 +115,7 @@ def _name_arrays(item: Any, inputs: Sequence[InputInfo], where: str) -> Mapping[
     if isinstance(item, Mapping):
         return item
     first = item
-    for _ in range(_MOST_LEVELS):  # a list may hold itself
+    for _ in range(_MOST_LEVELS):  # a list may contain itself
         if not isinstance(first, (tuple, list)) or not first:
             break
         first = first[0]
@@ -138,7 +138,7 @@ def _name_arrays(item: Any, inputs: Sequence[InputInfo], where: str) -> Mapping[
 def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
     """Return a numpy or torch array, or a number of either, as a numpy array of the same type. `what` names it."""
     try:
-        if hasattr(value, "detach"):  # a torch tensor, whether or not torch can be imported here
+        if hasattr(value, "detach"):  # a torch tensor, whether or not torch can be imported
             value = value.detach().cpu()
             if str(value.dtype) == "torch.bfloat16":  # numpy has none of its own, and torch does not convert it
                 return np.asarray(value.float().numpy()).astype(ml_dtypes.bfloat16)
@@ -198,7 +198,7 @@ def _check(array: npt.NDArray[Any], info: InputInfo, what: str) -> npt.NDArray[A
 
 
 def held_out_count(count: int) -> int:
-    """How many samples to hold out in addition to `count` samples to calibrate on."""
+    """The number of samples to hold out in addition to `count` calibration samples."""
     return min(HELD_OUT_LIMIT, max(1, count // HELD_OUT_EVERY))
 
 
@@ -241,7 +241,7 @@ class Samples:
             chosen = range(HELD_OUT_EVERY - 1, total, HELD_OUT_EVERY)
         held: dict[int, Sample] = {}
         size = 0
-        for i in chosen[:HELD_OUT_LIMIT]:  # as many as may be in memory, at least one
+        for i in chosen[:HELD_OUT_LIMIT]:  # the most that may be in memory, at least one
             sample = store[i]
             size += sum(array.nbytes for array in sample.values())
             if held and size > HELD_OUT_BYTES:
@@ -268,7 +268,7 @@ class Samples:
         return self.count
 
     def batches(self, limit: int) -> int:
-        """How many batches hold `limit` samples, by the mean size of a batch; at least one."""
+        """The number of batches with `limit` samples, by the mean size of a batch; at least one."""
         return max(1, -(-limit * self.count // max(1, self.rows)))
 
     def __iter__(self) -> Iterator[Sample]:
@@ -279,7 +279,7 @@ class Samples:
         return (self._ordered(self._store[i]) for i in range(self._in_order))
 
     def transpose(self, orders: Mapping[str, Sequence[int]]) -> None:
-        """From now on, return these inputs with their axes in that order."""
+        """Return these inputs with their axes in that order from now on."""
         self._orders = dict(orders)
         if self.evaluated is not None and self.evaluated is not self:
             self.evaluated.transpose(orders)
@@ -294,8 +294,8 @@ class Samples:
         del self.held_out[count:]
 
     def judge_at_least(self, rows: int, most: int) -> None:
-        """Let calibration samples take part in the verdict, evenly spaced, until it is about `rows` samples; at most
-        `most` of them, and as many as may be in memory beside those held out."""
+        """Add calibration samples to the verdict, evenly spaced, until it has about `rows` samples. Adds at most
+        `most`, and no more than may be in memory beside those held out."""
         mean = max(1.0, self.rows / max(1, self.count))
         missing = min(math.ceil((rows - self.held_out_rows) / mean), most, self.count)
         if not self.held_out or self.is_held_out_shared or self.is_random or missing <= 0:
@@ -365,7 +365,7 @@ class SampleStore:
         size = sum(array.nbytes for array in sample.values())
         if size <= self._left or is_disk_forbidden():
             self._left = max(0, self._left - size)
-            # a reader may reuse its own
+            # a reader may reuse its own array
             self._entries.append(dict(sample) if is_own else {name: array.copy() for name, array in sample.items()})
             return
         self._left = 0
@@ -377,7 +377,7 @@ class SampleStore:
                 entry.append((name, array.dtype, array.shape, self._end))
                 self._file.seek(self._end)
                 self._end += self._file.write(np.ascontiguousarray(array).tobytes())
-            self._file.flush()  # a full disk raises here, not when the samples are read
+            self._file.flush()  # so that a full disk raises here, not when the samples are read
         except OSError as error:
             raise OutputError(
                 f"{len(self)} samples are read, and there is no room for more in the folder for temporary files: "

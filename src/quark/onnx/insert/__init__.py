@@ -48,7 +48,7 @@ from quark.plan import Choice, DynamicChoice, QuantizationPlan, Role
 
 __all__ = ["InsertOptions", "NBitsOptions", "NodeStyle", "insert"]
 
-_TOLERANCE = 1e-5  # of a bound, relative: scales are rounded
+_TOLERANCE = 1e-5  # relative tolerance of a bound, because scales are rounded
 
 
 def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | None = None) -> None:
@@ -57,7 +57,7 @@ def insert(model: ir.Model, plan: QuantizationPlan, options: InsertOptions | Non
     values = {str(value.name): value for value in (*model.graph.inputs, *model.graph.initializers.values())}
     values |= {str(value.name): value for node in model.graph for value in node.outputs}
     for value in (value for node in model.graph for value in node.inputs if value is not None):
-        values.setdefault(str(value.name), value)  # a body reads values of graphs outside
+        values.setdefault(str(value.name), value)  # a body may read values of outer graphs
     nodes = {str(node.name): node for node in model.graph}
     _check(plan, values, nodes, model)
     dynamic = {r.node for tensor in plan if isinstance(tensor.choice, DynamicChoice) for r in tensor.readers}

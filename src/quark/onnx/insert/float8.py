@@ -20,7 +20,7 @@ import onnx_ir as ir
 from quark.decide.operators import OPERATORS, Kind
 from quark.onnx.graph import add_node, input_value, is_constant, nodes, readers, replace_input
 
-APART = "apart"  # how the name of such a Sum ends
+APART = "apart"  # suffix of the name of such a Sum
 _FLOAT8 = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
 _COMPUTING = (Kind.ACTIVATION, Kind.ARITHMETIC)
 _INTEGER_KERNELS = frozenset(

@@ -57,14 +57,14 @@ _STORAGE: Mapping[str, Any] = {
 
 
 class NodeStyle(str, Enum):
-    """How quantized computation is written."""
+    """The way in which quantized computation is written."""
 
     QDQ = "qdq"  # QuantizeLinear and DequantizeLinear around float operators; the runtime fuses them
     QOPERATOR = "qoperator"  # QLinearConv, QLinearMatMul ...
 
 
 class WeightForm(str, Enum):
-    """How products with weights of a few bits are written."""
+    """The way in which products with weights of a few bits are written."""
 
     MATMUL_NBITS = "matmul_nbits"  # com.microsoft's operator
     DEQUANTIZE_LINEAR = "dequantize_linear"  # the standard's, with blocks, before the float product
@@ -88,12 +88,12 @@ class NBitsOptions:
 
 @dataclass(frozen=True)
 class InsertOptions:
-    """How a plan is written into the graph."""
+    """Options for writing a plan into the graph."""
 
     style: NodeStyle = NodeStyle.QDQ
-    has_dedicated_pairs: bool = False  # a pair of nodes for every reader, instead of one that they share
+    has_dedicated_pairs: bool = False  # a pair of nodes for every reader, instead of a shared one
     has_pairs_on_weights: bool = False  # weights stay float behind QuantizeLinear and DequantizeLinear
-    has_folded_relu: bool = False  # a Relu before codes that begin at zero is removed: saturation has its effect
+    has_folded_relu: bool = False  # remove a Relu before codes that begin at zero: saturation has the same effect
     has_casts: bool = False  # float16 and bfloat16 as Cast pairs instead of Extended*Linear
     has_implied_bfloat16: bool = False  # bfloat16 as its compiler takes it: constants rounded, Casts at inputs only
     matmul_nbits: NBitsOptions | None = None
@@ -271,7 +271,7 @@ def _behind(
     """A node right behind the one that computes `value`, or at the start of the graph."""
     producer = None if value is None else value.producer()
     if producer is not None and producer.graph is not model.graph:
-        producer = None  # a body reads it from outside
+        producer = None  # a body may read values of outer graphs
     first = next(iter(model.graph)) if producer is None else None
     return add_node(
         model, op_type, inputs, before=first, after=producer, name=name, domain=domain, attributes=attributes
@@ -347,7 +347,7 @@ def code_pieces(source: Tensor, choice: AffineChoice) -> Iterator[tuple[Piece, A
     axis = None if choice.axis is None else choice.axis % len(dims)
     for piece in pieces(source, axis, choice.group_size or 1):
         own = parameters
-        if axis is not None:  # which is the middle one of a piece
+        if axis is not None:  # the middle axis of a piece
             scale, zero_point = np.asarray(parameters.scale), np.asarray(parameters.zero_point)
             size = parameters.group_size
             if size is None:
@@ -362,7 +362,7 @@ def code_pieces(source: Tensor, choice: AffineChoice) -> Iterator[tuple[Piece, A
 
 def block_numbers(source: Tensor, choice: BlockChoice) -> ComputedTensor:
     """The numbers rounded to the block format, in the constant's own type."""
-    inner = replace(choice, axis=1)  # of a piece
+    inner = replace(choice, axis=1)  # the axis of a piece
 
     def compute() -> Iterator[Array]:
         axis = choice.axis if len(source.shape) > 1 else 0

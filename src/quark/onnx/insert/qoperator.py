@@ -260,7 +260,7 @@ class IntegerForm:
 
 # Returns the form of a node, if there is one, given the parameters of its result (None: it stays float) and the opset.
 FormRule: TypeAlias = Callable[[ir.Node, Parameters | None, int], IntegerForm | None]
-FORMS: dict[str, FormRule] = {}  # by operator
+FORMS: dict[str, FormRule] = {}  # rules by operator
 
 
 def _form_of(*op_types: str) -> Callable[[FormRule], FormRule]:
@@ -338,7 +338,8 @@ def _rank(codes: Codes) -> int | None:
 
 
 def _bias(node: ir.Node, scales: Array) -> tuple[bool, ir.Value | None]:
-    """Whether the third input, if any, can be added to sums of products with that scale; and its int32 codes."""
+    """Return the int32 codes of the third input, if any, and whether it can be added to sums of products with that
+    scale."""
     if input_value(node, 2) is None:
         return True, None
     dequantize = _dequantizer(node, 2)

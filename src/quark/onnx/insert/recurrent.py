@@ -25,7 +25,7 @@ from quark.onnx.insert.pairs import MICROSOFT, codes, storage_type, stored
 from quark.onnx.large_tensors import ComputedTensor
 from quark.plan import AffineChoice, TensorChoice
 
-INPUTS = 8  # of LSTM: X, W, R, B, sequence_lens, initial_h, initial_c, P
+INPUTS = 8  # inputs of LSTM: X, W, R, B, sequence_lens, initial_h, initial_c, P
 
 
 def insert_dynamic_lstm(model: ir.Model, node: ir.Node, choices: Mapping[int, TensorChoice], shared: Shared) -> None:

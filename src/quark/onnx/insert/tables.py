@@ -26,7 +26,7 @@ MIN_SHARED_BYTES = 1 << 16
 
 
 def dequantize_rows(model: ir.Model) -> None:
-    """Let a Gather read the codes of its table, and dequantize what it takes.
+    """Gather rows of codes from a table, and dequantize them afterwards.
 
         Gather(DequantizeLinear(codes), ids)  =  DequantizeLinear(Gather(codes, ids))
 

@@ -30,7 +30,7 @@ from quark.plan import AffineChoice, QuantizationPlan, Role
 from quark.rounded import parameters_of
 
 Array = NDArray[Any]
-CHANNEL_BLOCK = 128  # of an output with one scale, which the operator wants for every block
+CHANNEL_BLOCK = 128  # block size for outputs with one scale, because the operator requires blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def _insert_table(model: ir.Model, node: ir.Node, choice: AffineChoice, store: l
     if held is None:
         held = _add(model, matrix, store, is_table=True)
     codes = held.codes
-    if codes.shape is not None and len(codes.shape) == 3:  # those of a product
+    if codes.shape is not None and len(codes.shape) == 3:  # the codes of a product
         shape = add_initializer(model, f"{node.name}_rows", np.array([n, -1], np.int64))
         codes = add_node(model, "Reshape", [codes, shape], before=node, name=f"{node.name}_table").outputs[0]
         codes.type, codes.shape = ir.TensorType(ir.DataType.UINT8), ir.Shape([n, k * matrix.bits // 8])
@@ -162,7 +162,7 @@ def _matrix(node: ir.Node, index: int, choice: AffineChoice, is_turned: bool) ->
         spread = np.repeat if is_turned else np.tile
         scale, zero_point = (tuple(spread(value, blocks).tolist()) for value in (choice.scale, choice.zero_point))
         choice = AffineChoice(choice.format, scale, zero_point, 1 if is_turned else 0, CHANNEL_BLOCK)
-    if source.dtype is ir.DataType.FLOAT16:  # in which the scales are stored
+    if source.dtype is ir.DataType.FLOAT16:  # scales are stored in float16
         choice = replace(choice, scale=tuple(_in_float16(np.array(choice.scale)).tolist()))
     return _Matrix(str(weight.name), source, choice, is_turned)
 
@@ -209,7 +209,7 @@ def _add(model: ir.Model, matrix: _Matrix, store: list[_Stored], *, is_table: bo
 
 
 def _replace(model: ir.Model, node: ir.Node, result: ir.Value) -> None:
-    """Let the result take the place of the node's, with its name, so that the two networks can be compared."""
+    """Replace the node's result by this one, under the same name, so that the two networks can be compared."""
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
     tensor = node.outputs[0].name
     replace_value(node.outputs[0], result)

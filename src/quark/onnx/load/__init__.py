@@ -70,11 +70,11 @@ class LoadedModel:
 
     model: ir.Model
     name: str
-    bytes: int  # of the file with its external data, or of the serialized ModelProto
+    bytes: int  # size of the file with its external data, or of the serialized ModelProto
     digest: Digest
     remarks: tuple[str, ...] = ()
     skipped: tuple[SkippedNode, ...] = ()
-    files: tuple[MappedFile, ...] = ()  # that weights are still read from; none for a model that is in memory
+    files: tuple[MappedFile, ...] = ()  # files that weights are still read from; none for a model in memory
 
     def check_unchanged(self) -> None:
         """Raise a ModelError if a file that weights are still read from has changed since it was opened."""

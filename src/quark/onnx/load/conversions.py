@@ -51,7 +51,7 @@ def lift_opset(
     `has_foreign_domains`: operators of unknown domains are in libraries of the user's.
     """
     proto, remarks = carved.proto, []
-    own_version = proto.ir_version  # of the container; it says nothing about the network
+    own_version = proto.ir_version  # the version of the container, which says nothing about the network
     proto.ir_version = max(own_version, MIN_IR_VERSION)
     while proto.ir_version > UNQUESTIONED_IR_VERSION and not _takes(UNQUESTIONED_OPSET, proto.ir_version):
         proto.ir_version = min(proto.ir_version - 1, onnx.IR_VERSION)
@@ -202,7 +202,7 @@ def learn_types(model: ir.Model) -> None:
 
 
 def unusual_layer_types(proto: onnx.ModelProto) -> list[ir.DataType]:
-    """Which of float64 and bfloat16 the weights of layers have, anywhere in the model."""
+    """The types of layers' weights among float64 and bfloat16, anywhere in the model."""
     functions = proto.functions
     nodes = [*all_nodes(proto.graph.node), *(node for function in functions for node in all_nodes(function.node))]
     kinds = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

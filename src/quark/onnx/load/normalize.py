@@ -18,7 +18,7 @@ from quark.onnx.graph import FreeNames, graphs_in, remove_dead
 from quark.onnx.load.structure import all_nodes
 from quark.plan import SkippedNode
 
-MAX_NODES = 200_000  # of all functions, inlined
+MAX_NODES = 200_000  # nodes of all functions, inlined
 MAX_PARTS = 10_000_000  # inputs, outputs and attributes of these nodes
 MAX_BYTES = 2**31 - 1  # the limit of a protobuf message: constants inside of functions multiply as well
 MAX_CALL_DEPTH = 64  # exporters write one level for each nested module
@@ -123,7 +123,7 @@ class _Extent:
     nodes: int = 0
     parts: int = 0
     bytes: int = 0
-    depth: int = 0  # of calls
+    depth: int = 0  # depth of calls
 
     def add_calls(self, called: _Extent, times: int) -> None:
         """Add what a function amounts to that the nodes call `times` times."""
@@ -134,7 +134,7 @@ class _Extent:
 
     @property
     def excess(self) -> str:
-        """Which limit is exceeded, in words; empty if none is."""
+        """Describe the limit that is exceeded; empty if there is none."""
         if self.nodes > MAX_NODES:
             return f"would give more than {MAX_NODES:,} nodes"
         if self.parts > MAX_PARTS:

@@ -1,4 +1,4 @@
-"""From a parsed message to a graph with its weights, and files that are inspected but not run.
+"""Build a graph with its weights from a parsed message, and read files that are inspected but not run.
 
 Every tensor is checked to be as large as its shape says before memory is allocated for it.
 """
@@ -21,7 +21,7 @@ from quark.onnx.load.source import ExternalData, Source, read_source
 from quark.onnx.load.structure import all_nodes, check_ports, check_structure, describe
 from quark.onnx.load.wire import Carved, carve
 
-MAX_HELD_BYTES = 64 << 20  # of a file of which little is read; a larger one is mapped
+MAX_HELD_BYTES = 64 << 20  # size up to which a file that is read in part is held in memory; a larger one is mapped
 MAX_ELEMENTS = 2**40  # nobody has the memory for more
 MAX_RANK = 64  # numpy's limit
 

@@ -209,7 +209,7 @@ class ExternalData:
         try:
             path = (self.source.folder / location).resolve()
             path.is_file()
-        except (OSError, RuntimeError) as error:  # a name that is too long; links in a circle
+        except (OSError, RuntimeError) as error:  # the name is too long, or links form a cycle
             raise self._error(tensor, location, f"is no path: {getattr(error, 'strerror', None) or error}") from error
         # in a store of files that are used through links, the model and its data are side by side
         allowed = (self.source.folder, self.source.real_folder or self.source.folder)

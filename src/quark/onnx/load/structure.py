@@ -11,7 +11,7 @@ import onnx
 
 from quark.errors import ModelError, unknown_name
 
-MOST_CHARACTERS = 200  # of a name in a message
+MOST_CHARACTERS = 200  # characters of a name in a message
 _WORDS = {"sequence_type": "sequence of tensors", "map_type": "map", "sparse_tensor_type": "sparse tensor"}
 MAX_INPUT_SQUARES = 100_000_000  # over all nodes: adding an input to a node takes time for each input it has
 
@@ -196,7 +196,7 @@ def _shortened(name: str) -> str:
 # ---- operators ----
 
 
-KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")  # those that ONNX Runtime's CPU build runs
+KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")  # the domains that ONNX Runtime's CPU build runs
 QUARK_DOMAINS = (
     *("com.amd.quark", "com.amd.quark.constant", "com.amd.quark.packed"),
     *("com.vai.quantize", "com.amd.quantize"),
@@ -211,7 +211,7 @@ _QUANTIZED = frozenset(
     }
 )
 
-MAX_OPSET = 2**31 - 1  # what onnx can be asked for
+MAX_OPSET = 2**31 - 1  # the largest version that onnx accepts
 
 
 def check_operators(proto: onnx.ModelProto, name: str, *, has_foreign_domains: bool = False) -> None:

@@ -37,7 +37,7 @@ class Field(NamedTuple):
 
     number: int
     kind: int
-    start: int  # of the tag
+    start: int  # position of the tag
     content: int
     end: int
 
@@ -112,14 +112,14 @@ MAX_ENTRIES = 100_000  # functions, operator sets and metadata of the model
 MAX_NUMBERS = 20_000_000  # fields with a number: those of attributes and shapes; tensors pack theirs into one field
 MAX_DEPTH = 100  # protobuf's own limit
 BASE_MEMORY_BYTES = 192 << 20  # for names, attributes, types and so on
-MEMORY_PER_BYTE = 8  # of the file, in addition
+MEMORY_PER_BYTE = 8  # additional bytes per byte of the file
 LIMITS = (
     f"{MAX_NODES:,} nodes, {MAX_TENSORS:,} tensors, {MAX_PORTS:,} inputs and outputs, {MAX_ENTRIES:,} functions and "
     f"metadata entries, {MAX_NUMBERS:,} numbers in attributes and shapes, and names and attributes that take "
     f"{BASE_MEMORY_BYTES >> 20} MB of memory and {MEMORY_PER_BYTE} times the size of the file"
 )
 
-# what protobuf takes for one message, measured; others take less than _OTHER_BYTES
+# protobuf's memory for one message, measured; others take less than _OTHER_BYTES
 _MESSAGE_BYTES = {
     "AttributeProto": 208,
     "TensorProto": 176,

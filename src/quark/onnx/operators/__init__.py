@@ -1,1 +1,1 @@
-"""Where scripts written for other versions look for the operator library."""
+"""The operator library at the import path of scripts written for other versions."""

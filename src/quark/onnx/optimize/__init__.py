@@ -42,7 +42,7 @@ REWRITES: tuple[GraphRewrite, ...] = (
     GraphRewrite(fuse_gelu),
     GraphRewrite(fuse_matmul_add),  # makes the Gemm that a batch norm can be folded into
     GraphRewrite(fold_batch_norm),
-    GraphRewrite(batch_norm_to_conv, is_default=False),  # for those that could not be folded
+    GraphRewrite(batch_norm_to_conv, is_default=False),  # for normalizations that could not be folded
     GraphRewrite(fuse_pad_into_conv),
     GraphRewrite(relu_forms),
     GraphRewrite(clip_to_relu),
@@ -74,14 +74,14 @@ REWRITE_OF_OPTION: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Those that do not depend on whether the graph is to be optimized: runtimes and compilers know the fused operators, and
-# their parts would be quantized one by one.
+# Rewrites that do not depend on whether the graph is to be optimized: runtimes and compilers know the fused operators,
+# and their parts would be quantized one by one.
 FUSIONS = frozenset({"fuse_layer_norm", "fuse_instance_norm", "fuse_l2_norm", "fuse_gelu"})
 
-# Those that a network for an NPU gets although they are off by default.
+# Rewrites that a network for an NPU gets although they are off by default.
 FOR_NPUS = frozenset({"split_large_kernel_pool", "split_to_slice"})
 
-MAX_ROUNDS = 20  # a bound, not a tuning: rewrites only ever simplify, and real models come to rest after two or three
+MAX_ROUNDS = 20  # only a bound: rewrites always simplify, and real models take two or three rounds
 
 
 @dataclass(frozen=True)

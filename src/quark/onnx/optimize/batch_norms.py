@@ -118,7 +118,7 @@ def _joined_layers(concat: ir.Node) -> list[ir.Node]:
 
 
 def _channels(layer: ir.Node) -> int | None:
-    """How many channels a Conv, ConvTranspose or Gemm with a constant weight has as its output."""
+    """The number of output channels of a Conv, ConvTranspose or Gemm with a constant weight."""
     dims = dimensions(input_value(layer, 1)) if is_constant(input_value(layer, 1)) else None
     if dims is None or len(dims) < 2 or dims[0] is None or dims[1] is None:
         return None

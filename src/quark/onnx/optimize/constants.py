@@ -71,7 +71,7 @@ def remove_identity(model: ir.Model) -> int:
 
 
 _Rule: TypeAlias = Callable[[ir.Node], ir.Value | None]
-_UNCHANGED: dict[str, _Rule] = {}  # by operator: returns the input that equals the output, or None
+_UNCHANGED: dict[str, _Rule] = {}  # rules by operator; they return the input that equals the output, or None
 
 
 def _unchanged(*op_types: str) -> Callable[[_Rule], _Rule]:

@@ -25,7 +25,7 @@ from quark.onnx.optimize.rewrite import integers, made_by, per_node, reduction_a
 from quark.text import get_logger
 
 LAYER_NORM_OPSET = 17
-MAX_BOUND = 1.01e-12  # of a norm: 1e-12 as float32 has it
+MAX_BOUND = 1.01e-12  # of a norm: 1e-12 in float32, with a margin
 
 _log = get_logger(__name__)
 Array = np.ndarray[Any, Any]
@@ -166,7 +166,7 @@ def _normalizations(model: ir.Model) -> list[Normalization]:
         if deviation is None or _centred(model, deviation) != (x, axes) or _kept_axes(model, mean_square) != axes:
             continue
         last, matched = node, {}
-        for op_type in ("Mul", "Add"):  # by constants, as long as nothing else reads the result
+        for op_type in ("Mul", "Add"):  # constants, as long as nothing else reads the result
             reader, index = readers(last.outputs[0])[0] if is_read_once(last.outputs[0]) else (None, 0)
             if reader is None or reader.graph is not last.graph or reader.op_type != op_type or reader.domain:
                 continue

@@ -36,7 +36,7 @@ MAX_KERNEL = 512  # elements that some hardware can pool over
 
 @per_node("Pad")
 def fuse_pad_into_conv(model: ir.Model, pad: ir.Node) -> bool:
-    """Let a Conv do the padding of a Pad before it.
+    """Move the padding of a Pad into the Conv behind it.
 
         Conv(Pad(x, p), pads=q)   becomes   Conv(x, pads=p+q)
 

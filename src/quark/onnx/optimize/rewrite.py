@@ -1,4 +1,4 @@
-"""What a rewrite is, and the questions about constants and producers that many of them ask."""
+"""The definition of a rewrite, and helpers that look at constants and producers."""
 
 from __future__ import annotations
 

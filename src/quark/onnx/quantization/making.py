@@ -48,7 +48,7 @@ Change = tuple[str, Any]
 
 
 def data_facts(data: Data, samples: Samples, settings: Settings) -> DataFacts:
-    """What the samples are. Call it before any is dropped: the hash covers all that were read."""
+    """The facts about the samples. Call it before any is dropped: the hash covers all that were read."""
     if not samples.count:
         return DataFacts(DataKind.UNUSED, seed=settings.calibrate.seed)
     source = None if settings.calibrate.has_random_data else data.source

@@ -273,7 +273,7 @@ MIXED_BLOCK_PRESETS = (
 WITH_ADAROUND = (XINT8, S8S8, U8S8, S16S8, A8W8, A16W8, U16S8)
 WITH_ADAQUANT = (*WITH_ADAROUND, FP16, BFLOAT16, *BLOCK_PRESETS, *MIXED_BLOCK_PRESETS, *FP8_PRESETS, A8W4, A16W4,
     *TWO_BLOCK_PRESETS)
-# What rounding costs most, and what NPUs compute. Coarse formats need more steps at a higher rate.
+# The presets that lose most to rounding, and those for NPUs. Coarse formats need more steps at a higher rate.
 DISTILLATION = {
     "XINT8": {"Steps": 500, "Rate": 0.004},
     "A8W4": {"Steps": 500, "Rate": 0.003},

@@ -56,7 +56,7 @@ def is_version_below(package: ModuleType, target_version: str) -> bool:
 
 
 def register_custom_ops_library(session_options: Any, device: str = "CPU") -> None:
-    """Let sessions with these options of ONNX Runtime run the operators of com.amd.quark."""
+    """Register the operators of com.amd.quark in session options of ONNX Runtime."""
     session_options.register_custom_ops_library(get_library_path(device))
 
 

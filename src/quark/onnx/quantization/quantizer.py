@@ -76,7 +76,7 @@ class QuantizedModel:
         self._model: onnx.ModelProto | None = None
         self._written: FileFacts | None = None
         self._packing: PackingFacts | None = None
-        self._growth: tuple[str, ...] = ()  # why the file is larger than the float file, if it is
+        self._growth: tuple[str, ...] = ()  # the reason why the file is larger than the float file, if it is
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -89,7 +89,7 @@ class QuantizedModel:
 
     @property
     def report(self) -> Report:
-        """What was done, why, and how good the result is. May wait for the hash of a large source."""
+        """The report on what was done, why, and how good the result is. May wait for the hash of a large source."""
         card = self._card.to_dict()
         report = self._outcome.report
         remarks = (*self._growth, *report.remarks)
@@ -204,7 +204,7 @@ def quantize(  # noqa: PLR0913 - options of the public interface, by keyword
     if transform is not None:
         data = _transformed(data, transform)
     if isinstance(config, str) and config == AUTO:
-        # by its name: quark.search lies right of quark.onnx
+        # imported by name: quark.search lies right of quark.onnx
         auto_quantize = import_module("quark.search").auto_quantize
         result = auto_quantize(
             *(model, data),

@@ -40,7 +40,7 @@ from quark.onnx.session import release_memory
 from quark.onnx.settings import Settings
 from quark.report.quantities import count_of, listed
 
-MOST_ENTRIES = 200_000  # of a folder that a card names
+MOST_ENTRIES = 200_000  # entries of a folder that a card names
 _PIECE = 1 << 22
 
 
@@ -60,7 +60,7 @@ class Reproduction:
         return self.expected == self.found.sha256
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The result as a dictionary for JSON."""
         return {
             "same": self.is_same,
             "expected_sha256": self.expected,
@@ -99,12 +99,12 @@ def reproduce(
     outcome = quantize_graph(source, samples, settings)
     if outcome.digest.hexdigest() != found_card.card.source.sha256:
         raise ModelError(f"model '{source}' changed after it was compared with the card: start again")
-    # as configured; but `quark pack`, afterwards, writes one file if that is possible
+    # as configured; a later `quark pack` writes one file if possible
     is_one = bool(found_card.card.packing) and found_card.model is not None and not external_files(found_card.model)
     options = SaveOptions() if is_one else settings.save
     made, differing = _compared(outcome, found_card, expected, options)
     if target is not None:
-        # a file that differs from the card's has a card of its own
+        # a file that differs from the card's gets a card of its own
         own = found_card.card if made.sha256 == expected else replace(outcome.card, packing=found_card.card.packing)
         with together(target):
             beside = placed(own, target, source, samples.source, _write(outcome, own, target, options))
@@ -129,7 +129,7 @@ def expected_hash(found_card: FoundCard) -> tuple[str, list[str]]:
 
 
 def _old_hash(card: Card, has_external_data: bool) -> str:
-    """What to add to a message about different hashes if they may not be comparable, else nothing."""
+    """An addition to a message about different hashes if they may not be comparable, else nothing."""
     if not has_external_data or not card.versions.get("quark", "").startswith("1.0."):
         return ""
     return (
@@ -305,7 +305,7 @@ def external_files(path: Path) -> list[Path]:
 
 
 def file_differences(first: Path, second: Path) -> list[str]:
-    """How the second file differs, in phrases for people; empty if only the order of bytes could differ."""
+    """The differences of the second file, as phrases for people; empty if only the order of bytes could differ."""
     first_file, two = read_whole(first), read_whole(second)
     before, after = _tensors(first_file), _tensors(two)
     groups = {

@@ -46,23 +46,24 @@ from quark.report.quantities import count_of
 from quark.text import one_line, setting, shell_command
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-WORST_LAYERS = 10  # whose remedies are candidates
+WORST_LAYERS = 10  # layers whose remedies are candidates
 UNQUANTIZED = ("BatchNormalization", "Constant", "Shape", "Cast")  # folded, or not quantized anyway
 EXCLUDED_COUNTS = (1, 3, 5)
 LARGEST_REGION = 16  # nodes around a layer that go with it
-LEAST_SHARE = 0.02  # of all sensitivity, that more layers in float must add
-LARGEST_GROUP = 0.4  # of all parameters
+LEAST_SHARE = 0.02  # share of all sensitivity that more layers in float must add
+LARGEST_GROUP = 0.4  # share of all parameters
 MOST_REMEDIES = 3
 HELD_OUT_EVERY = 4
 MOST_HELD_OUT = 16
-MOST_BYTES = 256 << 20  # of held-out samples
+MOST_BYTES = 256 << 20  # bytes of held-out samples
 WIDER = {"integers": ("A16W8", "MXINT8", "BF16"), "wide": ("BF16",), "blocks": ("MXINT8", "BF16")}
 MOST_PRESETS = 2
-CLEAR_GAIN = 0.9  # of the distance, below which a change has helped
+CLEAR_GAIN = 0.9  # factor on the distance below which a change has helped
 SAME_SEVERITY = 0.02
 LEAST_SECONDS = 10.0
-LONG_TIMES = 5  # what a long trial takes, compared with the others
-OVERTIME = 1.5  # of the time allowed, within which a wider preset is still tried if nothing else gave a verdict of ok
+LONG_TIMES = 5  # the duration of a long trial, relative to the others
+# factor on the allowed time within which a wider preset is still tried if nothing else gave a verdict of ok
+OVERTIME = 1.5
 
 Say = Callable[[int, int, str], None]
 
@@ -95,7 +96,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Making:
-    """How the file was made, so that it can be made again with a change."""
+    """How the file was made, so that it can be rebuilt with a change."""
 
     card: Card
     config: QuantizationConfig | QConfig
@@ -129,7 +130,7 @@ class Tried:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What helped, with the gain; if nothing did, that."""
+        """The steps that helped, with their gain; or a sentence if none did."""
         helped = [suggestion for suggestion in self.suggestions if suggestion.outcome is Outcome.HELPED]
         count = sum(suggestion.outcome in (Outcome.HELPED, Outcome.NO_GAIN) for suggestion in self.suggestions)
         if helped:
@@ -298,7 +299,7 @@ def _group(
 
 
 def _remedies(diagnosis: Diagnosis, config: QuantizationConfig, making: Making) -> Iterator[Candidate]:
-    """What the worst layers ask for, each option once, then what helps many networks and is not in use."""
+    """The remedies of the worst layers, each option once, then options that help many networks and are not in use."""
     options = config.extra_options
     overrides: dict[str, Any] = {}
     plain: dict[str, Candidate] = {}
@@ -463,7 +464,7 @@ class _Trials:
         order = {Outcome.HELPED: 0, Outcome.NO_GAIN: 1, Outcome.FAILED: 2, Outcome.UNTRIED: 3}
 
         def key(result: _Result) -> tuple[int, float, bool, float]:
-            """By severity; of equal severity presets come last, because they cost more than a change to few layers."""
+            """By severity. If equal, presets come last, because they cost more than a change to few layers."""
             candidate, figures, suggestion = result
             severity, distance = figures.rank if figures else (math.inf, math.inf)
             return order[suggestion.outcome], severity, bool(candidate.preset), distance
@@ -474,7 +475,7 @@ class _Trials:
         return Tried((*(suggestion for *_, suggestion in results), *skipped), note)
 
     def _reason_to_skip(self, candidate: Candidate, results: Sequence[_Result], expected: float, seconds: float) -> str:
-        """Why a change is not tried, or nothing. It would be done after `expected` of the `seconds` allowed."""
+        """The reason not to try a change, or nothing. It would be done after `expected` of the `seconds` allowed."""
         for tried, _, suggestion in results:
             is_exclusion = [key for key, _ in tried.changes] == ["nodes_to_exclude"] and tried.count > 1
             if is_exclusion and suggestion.outcome is Outcome.NO_GAIN and _includes(candidate, tried):

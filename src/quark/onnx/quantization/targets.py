@@ -37,7 +37,7 @@ _NORMS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "RMSNo
 
 
 class Target(str, Enum):
-    """Where a network is to run."""
+    """The machine that a network is to run on."""
 
     CPU = "cpu"  # ONNX Runtime's integer kernels on this machine's processor
     NPU = "npu"  # AMD's

@@ -49,8 +49,8 @@ __all__ = [
 
 PRODUCER = "quark"
 NORMALIZATIONS = {"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"}
-PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # of weights: protobuf refuses 2 GB, and the graph needs some of it
-DATA_SUFFIXES = {*SUFFIXES, ".npy", ".npz"}  # of the files that are read from a folder of calibration data
+PROTOBUF_LIMIT_BYTES = (1 << 31) - (1 << 26)  # for weights: protobuf refuses 2 GB, and the graph needs some of it
+DATA_SUFFIXES = {*SUFFIXES, ".npy", ".npz"}  # suffixes of the files that are read from a folder of calibration data
 NO_MODELS = {*DATA_SUFFIXES, ".json", ".yaml", ".yml", ".py", ".txt", ".csv", ".html"}
 REPORT_KEYS = {"card", "plan"}  # every report that was ever written has one of them
 ALIGNMENT = 4096  # of weights in a file of their own, so that each can be mapped
@@ -65,13 +65,13 @@ Part: TypeAlias = memoryview | bytes | ir.TensorProtocol
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """What is written to the file, and what beside it."""
+    """Options for writing the file, and files beside it."""
 
     has_portable_functions: bool = True  # the operators of com.amd.quark as functions, so that any runtime runs them
     has_external_data: bool = False  # weights in a file beside the model, as they always are beyond 2 GB
     is_in_memory: bool = False  # nothing is written while quantizing, and the model is returned
     has_all_value_info: bool = False  # type and shape of every tensor, as they are for a sample
-    preprocessed: str | None = None  # where the float model is written before calibration; '': beside the model
+    preprocessed: str | None = None  # path of the float model before calibration; '': beside the model
 
 
 def finish(model: ir.Model, metadata: Mapping[str, str], options: SaveOptions) -> Message:

@@ -44,7 +44,7 @@ from quark.onnx.graph import (
 )
 from quark.text import get_logger
 
-_log = get_logger("quark.onnx.postprocess.simulation.simulate_dpu_screen")  # as scripts that filter messages know it
+_log = get_logger("quark.onnx.postprocess.simulation.simulate_dpu_screen")  # the name by which scripts filter messages
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ __all__ = ["TOOL", "calculate_psnr", "calculate_ssim", "evaluate", "main", "pars
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 SUFFIXES = (*IMAGE_SUFFIXES, ".npy")
-MOST_CHANNELS = 4  # of the last axis of an image
+MOST_CHANNELS = 4  # channels on the last axis of an image
 PEAK_OF_BYTES = 255.0
 
 Array = NDArray[Any]

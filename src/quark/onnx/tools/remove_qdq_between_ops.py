@@ -10,11 +10,11 @@ from quark.onnx.convert.quantizers import remove_qdq_between
 from quark.onnx.tools.command import Argument, ModelTool
 from quark.text import get_logger
 
-logger = get_logger(f"{__name__}_screen")  # as scripts that filter messages know it
+logger = get_logger(f"{__name__}_screen")  # the name by which scripts filter messages
 
 
 def remove_qdq_between_ops(model: onnx.ModelProto, between_ops: Sequence[tuple[str, str]]) -> onnx.ModelProto:
-    """Let the second operator of each pair read the first one's result as it is, without the quantizer between them.
+    """Connect the second operator of each pair directly to the first one's result, without the quantizer between them.
 
     A quantizer whose result something else reads too stays. The model that was passed does not change.
     """

@@ -11,11 +11,11 @@ from quark.text import get_logger
 
 __all__ = ["TOOL", "find_node_by_output", "main", "remove_qdq_mul_add"]
 
-logger = get_logger(f"{__name__}_screen")  # as scripts that filter messages know it
+logger = get_logger(f"{__name__}_screen")  # the name by which scripts filter messages
 
 
 def remove_qdq_mul_add(onnx_model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let every Add read the result of a Mul as it is, without the quantizer between them.
+    """Connect every Add directly to the result of a Mul, without the quantizer between them.
 
     A quantizer whose result something else reads too stays. The model that was passed does not change.
     """

@@ -226,7 +226,7 @@ class AutoMixprecisionConfig(AlgoConfig):
             if getattr(self, name) not in known:
                 raise InvalidValueError(f"{name} is {getattr(self, name)!r}: expected {' or '.join(known)}")
         for name in (field.name for field in fields(self) if field.name.endswith("target_quant_type")):
-            value = getattr(self, name)  # of a script: a data type; of a file: the name of a quant type
+            value = getattr(self, name)  # a data type in a script, the name of a quant type in a file
             setattr(self, name, restored(getattr(value, "map_onnx_format", value)))
 
     def to_dict(self, on_function: Callable[[str], Any] = refuse_function) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class QuantizationConfig:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> QuantizationConfig:
-        """What `to_dict` wrote; missing fields have their defaults, or the values of the preset under 'preset'."""
+        """Read what `to_dict` wrote; missing fields have their defaults, or the values of the preset under 'preset'."""
         if not isinstance(content, Mapping):
             raise UnsupportedTypeError(f"config: expected a mapping of fields, got {short(content)}")
         values = dict(content)
@@ -291,8 +291,8 @@ class QConfig:
     __hash__ = None  # type: ignore[assignment]  # it can be edited
 
     def to_dict(self, on_function: Callable[[str], Any] = refuse_function) -> dict[str, Any]:
-        """As JSON can hold it. A function among the options is an error, or becomes what `on_function` returns for its
-        name."""
+        """The config as a dictionary for JSON. A function among the options is an error, or becomes what `on_function`
+        returns for its name."""
         return {
             "global_config": self.global_config.to_dict(),
             "specific_layer_config": [
@@ -309,7 +309,7 @@ class QConfig:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> QConfig:
-        """What `to_dict` wrote."""
+        """Read what `to_dict` wrote."""
         if not isinstance(content, Mapping) or "global_config" not in content:
             raise InvalidValueError("not a QConfig: expected a mapping with 'global_config'")
         refuse_unknown_keys("field of QConfig", content, QConfig)

@@ -38,7 +38,7 @@ _FILES = (
 _PLACES = frozenset({"CacheDir", "CalibCacheDir", "DistillationFolder", "TmpDir", *_EVALUATION, *_FILES})
 _PLACES_OF_ENTRIES = frozenset(
     {"cache_dir", "folder"}
-)  # of `algo_config`; texts there, while layers of these names are not
+)  # keys of `algo_config`, which are text; layers of these names are not
 
 
 # ---------------------------------------------------------------- values

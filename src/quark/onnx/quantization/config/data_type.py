@@ -70,7 +70,7 @@ BLOCK_OPERATORS = {
     NVFP4_FAMILY: FLOAT_SCALE_QUANTIZE_DEQUANTIZE.name,
 }
 
-HALF_EVEN = 2  # as the attribute rounding_mode counts
+HALF_EVEN = 2  # numbered as in the attribute rounding_mode
 
 
 def _microexponents(name: str, bit_width: int) -> DataType:

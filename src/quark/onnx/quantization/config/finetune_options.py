@@ -49,7 +49,7 @@ from quark.onnx.quantization.config.run_fields import CROSS_LAYER, SMOOTH, switc
 OPTION = "FastFinetune"
 NO_LIMIT = 1 << 62  # bytes
 _MEGABYTE = 1 << 20
-_ADAROUND_RATE = 0.1  # of its sigmoid's parameter; no single rate suits the weights that AdaQuant trains
+_ADAROUND_RATE = 0.1  # for the parameter of its sigmoid; no single rate suits the weights that AdaQuant trains
 _OF_ADAROUND = ("RegParam", "BetaRange", "WarmStart")
 _EVERY_BATCH = -1
 # Settings of an entry that count only where they differ from their defaults; others would be remarked on.
@@ -85,13 +85,13 @@ class _Setting:
     attribute: str = ""
     field: str = ""
     convert: Callable[[Any], Any] = lambda value: value
-    remark: str = ""  # why the key cannot change a result; values that are false ask for nothing
+    remark: str = ""  # the reason why the key cannot change a result; false values have no effect
 
 
 _SETTINGS: Mapping[str, _Setting] = {
     "DataSize": _Setting(integer(1), "data_size", "data_size", int),
     "FixedSeed": _Setting(integer(0), "fixed_seed", "fit.seed", int),
-    # a batch has the rows of so many samples
+    # the number of samples in a batch
     "BatchSize": _Setting(integer(1), "batch_size", "fit.batch_rows", lambda value: ROWS_OF_A_SAMPLE * int(value)),
     # per iteration; 0 or below: all rows
     "NumBatches": _Setting(

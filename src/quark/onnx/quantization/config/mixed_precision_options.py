@@ -120,7 +120,7 @@ MIXED_PRECISION_KEYS: Mapping[str, Kind] = {
     "AutoMixUseFastFT": BOOL,
 }
 
-_USUAL_L2 = 0.5  # of an entry that names types and no limit
+_USUAL_L2 = 0.5  # for an entry that names types and no limit
 
 
 def mixed_precision_settings(entry: AutoMixprecisionConfig) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def draft_low_spec(draft: Draft, base: QLayerConfig, options: SpecOptions, high:
     def spec(layer: QLayerConfig) -> LayerSpec:
         low = layer_spec(layer, options, high)
         if layer.bias is None and isinstance(low.weight, AffineSpec) and isinstance(high.weight, AffineSpec):
-            low = replace(low, bias=high.bias)  # a bias is small, and 8 bits of its own would be coarse
+            low = replace(low, bias=high.bias)  # a bias is small, and 8 bits would be coarse
         if (high.activation, high.weight) == (low.activation, low.weight):
             raise InvalidValueError(
                 f"{OPTION}: the target types are those of the config ({words_of(high)}): give lower ones"
@@ -200,7 +200,7 @@ def _target_layers(settings: Mapping[str, Any]) -> tuple[list[QLayerConfig], dic
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
     layers = [
         QLayerConfig.from_dict(dict(layer)) if isinstance(layer, Mapping) else layer for layer in listed
-    ]  # of a file
+    ]  # entries of a file
     for layer_config in layers:
         if not isinstance(layer_config, QLayerConfig):
             raise UnsupportedTypeError(f"{OPTION}.TargetLayerConfig: {short(layer_config)}: expected a QLayerConfig")

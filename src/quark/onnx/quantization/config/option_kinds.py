@@ -1,4 +1,4 @@
-"""What the value of an option may be, and values that are little languages: shapes as text, overrides of tensors."""
+"""The types of option values, and values with a syntax of their own: shapes as text, overrides of tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quark.onnx.quantization.config.quant_types import CALIBRATION_METHODS, QUAN
 MOST_COUNTED = 1 << 63  # every integer of an option is smaller
 _LIBRARIES = (".so", ".dll", ".dylib")
 MOST_SIZE = 1 << 40  # of a dimension
-_MOST_FLOAT = 3.4028234663852886e38  # of float32, which scales are stored in
+_MOST_FLOAT = 3.4028234663852886e38  # the largest float32, the type of stored scales
 
 
 @dataclass(frozen=True)
@@ -401,7 +401,7 @@ def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
 
 
 def _converted(subject: str, tensor: str, entries: Any) -> TensorOverride | None:
-    """What some readers see instead, or None."""
+    """The override for some readers, or None."""
     convert = entries[0].get("convert")
     if convert is None:
         return None

@@ -1,4 +1,4 @@
-"""How extra options take effect: each treatment puts its value where it belongs in the Draft of the settings."""
+"""The effects of extra options: each treatment stores a value in the Draft of the settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_REWRITES = frozenset(rewrite.name for rewrite in REWRITES if rewrite.is_
 class Draft:
     """The typed options of every step while they are filled in, by the name of their field."""
 
-    run: QuantizationConfig  # of a QConfig, with the fields that are not about specs
+    run: QuantizationConfig  # for a QConfig, with the fields that are not about specs
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     members: dict[str, set[str]] = field(default_factory=dict)  # fields of ChoiceOptions that are sets
     rewrites: dict[str, bool] = field(default_factory=dict)  # rewrite to on or off, where an option says so
@@ -264,7 +264,7 @@ class Steers:
 
 @dataclass(frozen=True)
 class GptqSettings:
-    """What GPTQParams says of compensation. The rest is about scales, which the weight's own spec gives."""
+    """The options of GPTQParams about compensation. The others are about scales, which the weight's spec defines."""
 
     def __call__(self, draft: Draft, name: str, value: Any) -> None:
         if COMPENSATION not in switched_on(draft.run):

@@ -1,4 +1,4 @@
-"""From a config, which people write, to Settings, which the pipeline reads.
+"""Convert a config, which people write, to Settings, which the pipeline reads.
 
 Every field and every extra option is carried out, refused with a reason, or listed in the remarks with the reason why
 it cannot matter. Nothing is ignored in silence.
@@ -236,7 +236,7 @@ def _nbits_spec(draft: Draft) -> LayerSpec:
     nbits = draft.steps.setdefault("insert", {}).setdefault("matmul_nbits", NBitsOptions())
     draft.put("choose", "is_weights_only", True)
     op_types = {"MatMul", "Gemm"}
-    if nbits.form is WeightForm.DEQUANTIZE_LINEAR:  # which has blocks from that opset on
+    if nbits.form is WeightForm.DEQUANTIZE_LINEAR:  # opset from which it has blocks
         draft.put("load", "least_opset", OPSET_OF_BLOCKS)
         op_types |= {"Conv", "ConvTranspose"}
     draft.put("selection", "needs_constant_matmul_operand", True)
@@ -287,7 +287,7 @@ def _assembled(name: str, draft: Draft, default: LayerSpec, record: Mapping[str,
     specs = [choose.default, mix.low if mix else None, *(spec for _, spec in (*choose.by_op_type, *choose.by_node))]
     specs += [LayerSpec(override.spec, override.spec) for override in choose.overrides]
     specs += [] if choose.ends is None else [choose.ends.layer]
-    is_packed = "matmul_nbits" in draft.of("insert")  # that form needs no newer opset, or has said so
+    is_packed = "matmul_nbits" in draft.of("insert")  # that form needs no newer opset, or has reported it already
     needed = 0 if is_packed else max((_least_opset(spec) for spec in specs if spec is not None), default=0)
     if needed > draft.of("load").get("least_opset", LoadOptions().least_opset):
         draft.put("load", "least_opset", needed)
@@ -369,7 +369,7 @@ def _save_options(draft: Draft) -> SaveOptions:
     return replace(options, preprocessed=None)
 
 
-# What is about positions alone; the rules that align also mean something without them.
+# Options about positions only; the rules for alignment have an effect without them as well.
 _POSITION_OPTIONS = {"NPULimitationCheck", "MaxLoopNum", *(name for name in RULE_NAMES if not name.startswith("Align"))}
 
 

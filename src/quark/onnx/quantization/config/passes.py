@@ -27,7 +27,7 @@ PASS_OPTIONS = ("ShapeShifterYaml", "PreprocessYAML")
 CROSS_LAYER_PASS = "onnx_cross_layer_equalization"
 PREPROCESSED = "PreprocessedModelPath"
 _FILE_KEYS = ("passes", "preprocess_passes", "postprocess_passes", "preprocessed_model_path")
-# of a file that also says which model the passes are for; here that is the model to quantize
+# in a file that also says which model the passes are for; here that is the model to quantize
 _WHOLE_FILE_KEYS = ("input_model_path", "input_model_config", "output_model_path", "engine")
 
 Options = dict[str, Any]
@@ -183,7 +183,7 @@ def with_passes(options: Mapping[str, Any]) -> tuple[Options, bool]:
     optional(PATH).check(name, options[name])
     label = f"option '{name}' ({options[name]})"
     before, after, path = _groups(options[name], label)
-    # what is not named is off; constants are copied only where a pass says so
+    # everything not named is off; constants are copied only if a pass says so
     given: Options = {option: False for option in REWRITE_OF_OPTION if not option.startswith("Copy")}
     given |= {"SimplifyModel": False, "OptimizeModel": False, "CopySharedInit": None, "CopyBiasInit": None}
     given[PREPROCESSED] = path if before else None

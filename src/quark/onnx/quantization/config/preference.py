@@ -20,7 +20,7 @@ OPTION = "QuantizationPreference"
 PREFERENCES = ("accuracy", "speed", "resource_efficiency")
 _HISTOGRAM_BINS = 2048
 _MOST_WORKERS = 8
-# Those that say how AMD's calibration spends memory and processors; ours streams, so that they change nothing here.
+# Options for the memory and processors of AMD's calibration; ours streams, so they have no effect here.
 _WITHOUT_EFFECT = ("NumBins", "CalibOptimizeMem", "CalibWorkerNum")
 
 

@@ -92,7 +92,7 @@ class VitisQuantType(_Named):
 
 
 class ExtendedQuantFormat(_Named):
-    """How quantized computation is written, for all number types."""
+    """The way in which quantized computation is written, for all number types."""
 
     QOperator = 0
     QDQ = 1
@@ -122,7 +122,7 @@ _FORMATS_OF_TYPES = {
     "QUInt32": "uint32",
     "QFloat16": "float16",
     "QBFloat16": "bfloat16",
-    "QFLOAT8E4M3FN": "fp8_e4m3",  # as ONNX Runtime spells it
+    "QFLOAT8E4M3FN": "fp8_e4m3",  # ONNX Runtime's spelling
     "QFloat8E4M3FN": "fp8_e4m3",
     "QFloat8E5M2": "fp8_e5m2",
 }

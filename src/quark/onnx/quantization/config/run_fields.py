@@ -1,4 +1,4 @@
-"""What each field of a config may be, which of them turn algorithms on, and what this version refuses."""
+"""The valid values of a config's fields, the fields that turn algorithms on, and those that this version rejects."""
 
 from __future__ import annotations
 

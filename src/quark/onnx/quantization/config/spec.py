@@ -52,7 +52,7 @@ def refuse_unknown_keys(kind: str, content: Iterable[Any], cls: Any) -> None:
 
 
 class CalibMethod(Enum):
-    """How the range of a tensor is found."""
+    """The method for the range of a tensor."""
 
     MinMax = 0
     MinMSE = 1
@@ -63,7 +63,7 @@ class CalibMethod(Enum):
 
 
 class ScaleType(Enum):
-    """Which numbers may be scales; Int16: a 16-bit integer over a power of two."""
+    """The numbers that may be scales; Int16: a 16-bit integer over a power of two."""
 
     Float32 = 0
     PowerOf2 = 1
@@ -71,8 +71,8 @@ class ScaleType(Enum):
 
 
 class QuantGranularity(Enum):
-    """What has a scale of its own: the tensor, each output channel of a weight, or each group of `group_size` elements
-    of a weight along the axis that is summed over."""
+    """The part of a tensor that shares a scale: all of it, each output channel of a weight, or each group of
+    `group_size` elements of a weight along the axis that is summed over."""
 
     Tensor = 0
     Channel = 1
@@ -123,7 +123,7 @@ class QTensorConfig:
     __hash__ = None  # type: ignore[assignment]  # it can be edited
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it.
+        """The config as a dictionary for JSON.
 
         >>> QTensorConfig.from_dict({"data_type": "Int8"}).to_dict()["calibration_method"]
         'CalibMethod.Percentile'
@@ -379,7 +379,7 @@ class QLayerConfig:
         return self.input_tensors if self.input_tensors is not None else self.activation
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it, without the places that are None."""
+        """The config as a dictionary for JSON, without the places that are None."""
         return {name: spec.to_dict() for name, spec in vars(self).items() if spec is not None}
 
     @staticmethod

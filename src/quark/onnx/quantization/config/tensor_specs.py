@@ -64,7 +64,7 @@ ATTRIBUTE_OPTIONS = {
 MOVING_AVERAGE_CONSTANT = 0.01
 _CASTS = {"float16": "QFloat16", "bfloat16": "QBFloat16"}
 _FLOATS = {**_CASTS, "fp8_e4m3": "QFloat8E4M3FN", "fp8_e5m2": "QFloat8E5M2"}
-_GROUPED = ("int4", "uint4", "int8", "uint8")  # of which the standard's DequantizeLinear takes blocks
+_GROUPED = ("int4", "uint4", "int8", "uint8")  # types whose blocks the standard DequantizeLinear supports
 
 _METHODS: Mapping[Any, tuple[CalibMethod, ScaleType]] = {
     CalibrationMethod.MinMax: (CalibMethod.MinMax, ScaleType.Float32),
@@ -189,7 +189,7 @@ def spec_options(draft: Draft) -> SpecOptions:
 
 
 def layer_spec(layer: QLayerConfig, options: SpecOptions, base: LayerSpec | None = None) -> LayerSpec:
-    """What the layer config asks for, completed from `base`."""
+    """The spec that the layer config requests, completed from `base`."""
     for place in ("input_tensors", "activation", "weight", "bias", "output_tensors"):
         value = getattr(layer, place)
         if value is not None and not isinstance(value, QTensorConfig):
@@ -387,7 +387,7 @@ def _with_spec(override: TensorOverride, options: SpecOptions, default: LayerSpe
 
 
 def range_method(tensor: QTensorConfig, options: SpecOptions) -> RangeMethod:
-    """How the range of a tensor is found: by its scale type and method."""
+    """The method for the range of a tensor, from its scale type and calibration method."""
     float_methods: dict[CalibMethod, RangeMethod] = {
         CalibMethod.MinMax: MinMax(options.moving_average),
         CalibMethod.MinMSE: MinMSE(),
@@ -412,7 +412,7 @@ def range_method(tensor: QTensorConfig, options: SpecOptions) -> RangeMethod:
 # ---------------------------------------------------------------- options that have nothing to act on
 @dataclass(frozen=True)
 class _Relevance:
-    """What must be among the tensors in these places for an option to matter, and the remark if nothing is."""
+    """When an option matters: if these places have specs of a kind; and the remark if there are none."""
 
     is_user: Callable[[TensorSpec | None], bool]
     reason: str
