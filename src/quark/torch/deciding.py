@@ -1,4 +1,4 @@
-"""From ranges to the final choices, and what features get to see of a run (features/order.py)."""
+"""From ranges to the final choices, and the state of a run that features receive (features/order.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided for a torch network (`quark.decide`), with what a plan does not say: which places share one
+"""Decisions for a torch network (`quark.decide`), with facts that a plan does not contain: which places share a
 quantizer, and which quantizers change nothing because the value went through the same one before.
 """
 
@@ -64,7 +64,8 @@ def with_quantizers(graph: Graph, placement: Placement, decided: Iterable[Decisi
             plain = first.replace(".", "_")
             taken = set(names.values())
             numbered = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
-            is_free = plain not in taken and not hasattr(nn.Module, plain)  # a node may be called `to`, as modules' own
+            # a node may be called `to`, like a method of modules
+            is_free = plain not in taken and not hasattr(nn.Module, plain)
             names[key] = (
                 plain if is_free else next(numbered_name for numbered_name in numbered if numbered_name not in taken)
             )
@@ -87,9 +88,9 @@ def with_quantizers(graph: Graph, placement: Placement, decided: Iterable[Decisi
 
 
 def operations_of(graph: Graph, decisions: Decisions) -> tuple[Operation, ...]:
-    """What the rules of `quark.npu` are about, by the names of quantizers. It depends on where quantizers are and not
-    on their numbers; `train/networks.py` moves numbers by it when the network is quantized, and once more when
-    training has moved them."""
+    """The operators that the rules of `quark.npu` apply to, by the names of quantizers. They depend on where quantizers
+    are and not on their numbers; `train/networks.py` uses them when the network is quantized, and again after training
+    has moved the numbers."""
     read = {chosen.request.consumer: chosen.quantizer for chosen in decisions.chosen}
     written = {chosen.request.tensor: chosen.quantizer for chosen in decisions.chosen}
     return tuple(npu_operations(graph, _Names(read, written)))

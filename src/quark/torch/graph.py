@@ -166,7 +166,7 @@ def inputs_of(node: fx.Node) -> Iterator[tuple[int, fx.Node]]:
 
 
 def replace_input(node: fx.Node, index: int, old: fx.Node, new: fx.Node) -> None:
-    """Let the node read `new` in that place, which `inputs_of` numbered."""
+    """Replace the node's input in that place, as numbered by `inputs_of`, by `new`."""
     arguments = list(node.args)
     for place, argument in enumerate(arguments):
         if argument is old and place == index:
@@ -177,7 +177,7 @@ def replace_input(node: fx.Node, index: int, old: fx.Node, new: fx.Node) -> None
 
 
 def outputs_of(graph: fx.Graph) -> list[fx.Node]:
-    """What the graph returns, flat and in order."""
+    """The graph's outputs, flat and in order."""
     nodes: list[fx.Node] = []
     fx.node.map_arg(graph.output_node().args, lambda node: nodes.append(node))
     return nodes

@@ -140,7 +140,7 @@ def quantizer_for(network: Network, chosen: Chosen) -> Quantizer:
     if role is Role.ACTIVATION:
         return AffineQuantizer(tensor, role, choice, ())
     values = parameter_of(network, tensor)
-    follows = None  # a constant's scale follows it in training, if its method looks at extremes only
+    follows = None  # a constant's scale is recomputed in training, if its method only uses extremes
     if spec.method in (MinMax(), NonOverflow()):
         even = FollowedRange(spec.integer, spec.is_symmetric, spec.is_power_of_two)
         follows = even

@@ -182,7 +182,7 @@ def _show_all(
 
 
 def show(observer: Observer, spec: MeasuredSpec, value: torch.Tensor, is_second: bool) -> None:
-    """Let an observer see the values of a batch, in the first or the second pass."""
+    """Pass the values of a batch to an observer, in the first or the second pass."""
     if spec.observed_method() == MinMax():  # found on the tensor's own device
         samples: Iterable[torch.Tensor] = [torch.stack(torch.aminmax(value)) if value.numel() else value]
     else:  # each sample by itself, since some methods compare samples

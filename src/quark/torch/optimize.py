@@ -199,7 +199,7 @@ def _argument(node: fx.Node, index: int) -> Any:
 
 
 def _path(network: Network, layer: fx.Node) -> str:
-    """Where the layer's weight was; beside it if other tensors live there."""
+    """The path of the layer's weight; next to it if other tensors live there."""
     weight: Any = layer.args[1]
     path = str(weight.target).rpartition(".")[0]
     own = {str(arg.target) for arg in layer.args[1:3] if isinstance(arg, fx.Node)}

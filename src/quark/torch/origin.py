@@ -1,4 +1,4 @@
-"""What a quantized network was made from, for the card of its export: digests of the float module and of the data.
+"""The origin of a quantized network, for the card of its export: digests of the float module and of the data.
 
 Every network that `quantize_model` returns has an `Origin`, which copies, pickles and frozen networks keep.
 """
@@ -51,8 +51,8 @@ def state_digest(state: Mapping[str, Any]) -> str:
 
 
 def _pieces(name: str, value: Any) -> Iterator[Any]:
-    """What is hashed of an entry. Extra state may hold anything: plain values are hashed, and the type of all others,
-    whose repr may have an address in it."""
+    """The parts of an entry to hash. Extra state may hold anything: plain values are hashed, and the type of all
+    others, whose repr may contain an address."""
     if isinstance(value, torch.Tensor):
         yield f"{name}:{value.dtype}:{tuple(value.shape)};".encode()
         content = value.detach().cpu().contiguous().reshape(-1)

@@ -37,7 +37,7 @@ class _Operator:
 
 @dataclass(frozen=True)
 class _Value:
-    """What is known of a node's tensor; a free size is None."""
+    """The known facts about a node's tensor; a free size is None."""
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype

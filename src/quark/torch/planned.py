@@ -93,9 +93,9 @@ def _in_format(spec: TensorSpec | None, name: str | None) -> TensorSpec | None:
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """What a plan has for a layer. Formats are names of the catalog, None where a tensor stays float; `weight_axis` is
-    the axis of the channels in the file's weight, None where it has one scale. `precision` is what a mixed plan chose,
-    which has no formats of its own."""
+    """A plan's entry for a layer. Formats are names of the catalog, None for a tensor that stays float; `weight_axis`
+    is the axis of the channels in the file's weight, None if it has one scale. `precision` is the choice of a mixed
+    plan, which has no formats of its own."""
 
     input_format: str | None = None
     weight_format: str | None = None
@@ -118,8 +118,8 @@ class WeightedLayer:
 
 
 def layers_of_plan(network: fx.GraphModule, plan: QuantizationPlan | MixedPlan) -> dict[str, PlannedLayer]:
-    """What the plan has for the layers of the network, by the names of their nodes. Layers of which a QuantizationPlan
-    says nothing stay float there, and are planned so here; a MixedPlan leaves them out."""
+    """The plan's entries for the layers of the network, by the names of their nodes. Layers that a QuantizationPlan
+    does not mention stay float there, and get such an entry here; a MixedPlan leaves them out."""
     layers = weighted_layers(network)
     if isinstance(plan, MixedPlan):
         matched: dict[str, LayerPrecision] = {}

@@ -1,4 +1,4 @@
-"""What the quantized network sees of a tensor, on the tensor's own device; `quark.rounded` is the same for arrays."""
+"""The quantized values of a tensor, computed on its own device; `quark.rounded` is the same for arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's integer kernels compute, in torch: evaluation and training see what is shipped.
+"""The arithmetic of ONNX Runtime's integer kernels in torch, so that evaluation and training see what is shipped.
 
 Fake quantization computes a layer in float and rounds the result. The kernels add codes, which is exact, and go from
 the sum to the code of the result by one product in float32. With x, w, a, b the codes less their zero points:
@@ -40,7 +40,7 @@ from quark.torch.train.quantizers import LearnedQuantizer, Quantizer
 
 aten = torch.ops.aten
 LIMITING = (aten.relu.default, aten.relu6.default, aten.hardtanh.default, aten.clamp.default)
-MOVING = (  # what they return has the codes of what they are given
+MOVING = (  # their results have the codes of their inputs
     *(aten.flatten.using_ints, aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int),
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.contiguous.default, aten.max_pool2d.default),
 )
@@ -179,7 +179,7 @@ class SumOfProducts(Kernel):
         super().__init__(*others)
         self.operation = operation
         self.layer = layer
-        self.dropouts = nn.ModuleList(dropouts)  # what they return while training has no codes
+        self.dropouts = nn.ModuleList(dropouts)  # their results have no codes while training
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
@@ -201,14 +201,14 @@ class SumOfProducts(Kernel):
         return exact + (usual - usual.detach())  # the gradient of the second
 
     def exact(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """What the runtime's kernel computes."""
+        """Compute exactly what the runtime's kernel computes."""
         quantizers: list[Any] = list(self.inputs)
         source, of_weight = quantizers
         channels = [1] * weight.dim()
         channels[0] = -1
         w = torch.round(weight / _scale(of_weight).reshape(channels))
         x = torch.round(x / _scale(source))
-        largest = float(w.abs().flatten(1).sum(1).max()) * 255  # of 8-bit codes less their zero point
+        largest = float(w.abs().flatten(1).sum(1).max()) * 255  # for 8-bit codes less their zero point
         kind = torch.float32 if largest < _EXACT_FLOAT32 else torch.float64
         total = self.operation(x.to(kind), w.to(kind), None)
         scale = _scale(source) * _scale(of_weight)
@@ -430,5 +430,5 @@ def _zero_point(quantizer: Any) -> torch.Tensor:
 
 
 def _unsigned_zero_point(quantizer: Any) -> torch.Tensor:
-    """That of the file, which has unsigned codes."""
+    """The zero point in the file, which has unsigned codes."""
     return _zero_point(quantizer) + (128 if quantizer.format.signed else 0)

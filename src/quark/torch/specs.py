@@ -17,7 +17,7 @@ from quark.features.bias_correction.options import TorchBiasCorrectionOptions
 from quark.features.equalization.options import CrossLayerOptions
 from quark.npu.rules import POOLS
 
-_ENOUGH_BITS = 8  # for a bias that is rounded to the steps of the sums
+_ENOUGH_BITS = 8  # enough for a bias that is rounded to the steps of the sums
 _WORDS = SelectionWords(excluded_nodes="exclude", by_node="layer_quant_config", extra_op_types="", everywhere="")
 
 

@@ -98,7 +98,7 @@ _FLOAT_ONLY: dict[str, str] = {
 # Values pass through unchanged, so whatever holds for the input holds for the output.
 _TRANSPARENT = "contiguous.default clone.default alias.default detach.default lift_fresh_copy.default"
 _SPATIAL = ([2, 3], [-2, -1], [-1, -2], [3, 2])
-# What users call layers that have no module of that name in the graph.
+# The names that users have for layers without a module of that name in the graph.
 _CLASSES = {"Conv": ("Conv1d", "Conv2d", "Conv3d"), "Gemm": ("Linear",)}
 
 
@@ -303,7 +303,7 @@ def _padding(node: fx.Node, argument: Any, name: str) -> Any:
     rank, pads = rank_of(node.all_input_nodes[0]), argument(1, "pad")
     if name != "pads" or rank is None or not isinstance(pads, (list, tuple)):
         return None if name == "pads" else MISSING
-    pairs = [pads[i : i + 2] for i in range(0, len(pads), 2)]  # from the last axis on
+    pairs = [pads[i : i + 2] for i in range(0, len(pads), 2)]  # starting from the last axis
     return tuple((rank - 1 - i, *pair) for i, pair in enumerate(pairs))
 
 

@@ -160,7 +160,7 @@ def recipe(method: Method = Method.FLOAT_SCALE, precision: Precision = Precision
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Which images to use, and how to load them. `calibration` and `evaluation` are counts; None is all."""
+    """The images to use, and how to load them. `calibration` and `evaluation` are counts; None is all."""
 
     size: int = 224
     batch_size: int = 32
@@ -171,11 +171,9 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class ClassifierQuantization:
-    """What to do. Without `training`, the network is only calibrated.
-
-    The ONNX file and the checkpoints of training are written to `export_dir`. With `simulates_runtime`, the quantized
-    network is trained and evaluated with the arithmetic of ONNX Runtime's integer kernels.
-    """
+    """A quantization of a classifier. Without `training`, the network is only calibrated. The ONNX file and the
+    checkpoints of training are written to `export_dir`. With `simulates_runtime`, the quantized network is trained and
+    evaluated with the arithmetic of ONNX Runtime's integer kernels."""
 
     model_name: str
     pretrained: Path

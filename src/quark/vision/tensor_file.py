@@ -44,7 +44,7 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     with complete(path) as unfinished, unfinished.open("r+b") as file:
         try:
             torch.save(content, file)
-        except RuntimeError as error:  # what torch raises for an OSError while it writes
+        except RuntimeError as error:  # torch raises it for an OSError while it writes
             raise OutputError(f"'{path}' cannot be written: {str(error).partition(chr(10))[0]}") from error
         file.flush()
         os.fsync(file.fileno())

@@ -36,9 +36,9 @@ class Batches:
             raise InvalidValueError(
                 f"calibration data: expected a DataLoader or another iterable of batches, got {type(loader).__name__}"
             )
-        self._kept: list[Batch | list[tuple[int, torch.Size, torch.dtype]]] = []  # a list: places in the file
+        self._kept: list[Batch | list[tuple[int, torch.Size, torch.dtype]]] = []  # a list of places in the file
         self._file: IO[bytes] | None = None
-        self._sizes: list[list[set[int]]] = []  # of every axis of every input
+        self._sizes: list[list[set[int]]] = []  # the sizes of every axis of every input
         self.samples = 0  # if the first axis counts them
         held = 0
         is_single = isinstance(loader, (torch.Tensor, Mapping))
@@ -126,7 +126,7 @@ def read_batch(item: Any, signature: CallSignature, what: str = "the batch") -> 
     """
     given = _by_name(item, signature, what) if isinstance(item, Mapping) else _by_position(item, signature, what)
     names = [name for name in signature.names if name in given]
-    names += [name for name in given if name not in signature.names]  # of **kwargs
+    names += [name for name in given if name not in signature.names]  # names from **kwargs
     held, constants = [], {}
     tensors = []
     for name in names:

@@ -121,7 +121,7 @@ def _check_names(model: nn.Module) -> None:
 
 @contextmanager
 def _called_as(model: nn.Module, call: Call) -> Iterator[None]:
-    """Let the model's forward be called with the call's tensors alone: its constants are set, and tensors that the
+    """Make the model's forward callable with the call's tensors alone: its constants are set, and tensors that the
     model takes by **kwargs are parameters, without which torch.export finds no place for their free axes."""
     python = call.signature.python
     others = [] if python is None else [name for name in call.names if name not in python.parameters]
@@ -261,7 +261,7 @@ def _make_functional(graph: fx.Graph) -> None:
         where = f"node '{node.name}' of {layer_name(node)} ({source_line(node)})"
         written = node.args[0]
         if written.op == "get_attr":
-            # a model captured in training mode counts its batches; its batch norms do so again as modules
+            # A model captured in training mode counts its batches; its batch norms do so again as modules
             if not str(written.target).endswith("num_batches_tracked"):
                 raise ModelError(
                     f"{where} changes the parameter or buffer '{written.target}' while the network runs: a quantized "

@@ -1,4 +1,4 @@
-"""From a model to an exported program: what the model computes, as a graph of aten operators.
+"""Export a model to a program: its computation as a graph of aten operators.
 
 The batch stays free. The tracer would treat a batch of 1 as a property of the model, so such an example is repeated.
 """
@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from quark.errors import InvalidValueError, ModelError
 from quark.torch.capture.signature import PLAIN
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position and by name
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position, and by name
 DynamicShapes = Mapping[str, Mapping[int, Any] | Sequence[Any] | None]
-_LIMIT = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")  # as torch suggests it for an axis by name
+_LIMIT = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")  # torch's suggestion for an axis, by name
 _NOT_THE_MODELS = (Path(torch.__file__).parent, Path(__file__).parents[1])  # code of torch and of quark.torch
 
 
@@ -168,7 +168,7 @@ def _named_shapes(
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any = None) -> ExportedProgram:
     free = None
-    if shapes is not None:  # by the parameters of the model's forward; those behind a star are one
+    if shapes is not None:  # by the parameters of the model's forward; those behind a star count as one
         signature = inspect.signature(model.forward)
         try:
             free = dict(signature.bind(*shapes[0], **shapes[1]).arguments)
@@ -191,7 +191,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sha
 
 
 def _register_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Let torch see into dataclasses and caches of Hugging Face that the model returns; True if there are any."""
+    """Register dataclasses and Hugging Face caches that the model returns with torch; True if there are any."""
     with torch.no_grad():
         leaves = pytree.tree_leaves(model(*args, **kwargs))
     kinds = {type(leaf) for leaf in leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))}

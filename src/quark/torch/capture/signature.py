@@ -1,4 +1,4 @@
-"""How a model is called: the parameters of its forward, and which of them a captured network takes.
+"""The signature of a model: the parameters of its forward, and those that a captured network takes.
 
 A network keeps the signature of its model. What it was captured with is fixed: an argument that held a tensor has to be
 given at every call, and one that held none has to keep the value that it had. Calls that differ are refused by name,

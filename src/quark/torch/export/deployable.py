@@ -1,4 +1,4 @@
-"""What an export starts from: a frozen network in eval mode on the CPU, and inputs to run it with."""
+"""The starting point of an export: a frozen network in eval mode on the CPU, and inputs to run it with."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def samples_around(example: Sequence[torch.Tensor], free: Sequence[set[int]]) ->
     generator = torch.Generator().manual_seed(0)
 
     def noisy(x: torch.Tensor, first: int) -> torch.Tensor:
-        """With noise from row `first` on."""
+        """Add noise from row `first` on."""
         if not x.is_floating_point() or not x.dim() or bool(x.isinf().any()):
             return x
         noise = torch.randn(x.shape, generator=generator) * (_NOISE * float(x.float().std(correction=0)))

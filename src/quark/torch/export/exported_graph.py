@@ -58,7 +58,7 @@ def exported_graph(
     is_half = any(tensor.dtype is torch.float16 for tensor in (*example, *network.parameters()))
     version = choose_opset(choices, is_half=is_half, wanted=opset)
     model = load(translate(tapped, example, free, opset=version)).model
-    own_plan = getattr(network, "plan", None)  # a frozen network has one, a float one does not
+    own_plan = getattr(network, "plan", None)  # a frozen network has one, a float network does not
     own_choices = own_plan if isinstance(own_plan, QuantizationPlan) else ()
     rewrites = _REWRITES if choices else frozenset[str]()
     return planned_graph(model, taps, rewrites, {choice.tensor: choice.reason for choice in own_choices})

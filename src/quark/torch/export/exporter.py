@@ -440,7 +440,7 @@ class ModelExporter:
             raise UnsupportedTypeError(f"config: expected an ExporterConfig, got {type(config).__name__}")
         self.config = ExporterConfig() if config is None else config
         self.export_dir = Path(export_dir)
-        self.report: ExportReport | None = None  # of the last ONNX file
+        self.report: ExportReport | None = None  # the report on the last ONNX file
 
     def export_onnx_model(
         self,

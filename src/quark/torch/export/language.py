@@ -52,18 +52,18 @@ IDS, MASK = "input_ids", "attention_mask"
 # Exact rewrites. Constants are not folded: a head that shares its weight with the embedding would get a copy of it.
 _REWRITES = frozenset({"remove_identity", "fuse_gelu"})
 _TRACED_LENGTH, _TRACED_PAST = 5, 3  # any sizes that torch does not take for constants, as it does 0 and 1
-_LEAST_BLOCK = 16  # of MatMulNBits
+_LEAST_BLOCK = 16  # the smallest block of MatMulNBits
 _NBITS = (2, 4, 8)
 _OPSET_OF_FLOAT8 = 19
-_OPSET_OF_OUTPUT_TYPES = 21  # of QuantizeLinear
+_OPSET_OF_OUTPUT_TYPES = 21  # the opset from which QuantizeLinear has them
 
 _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class LanguageGraph:
-    """What a model becomes: the graph without quantizers, the plan in its names, and by the names of their tensors in
-    torch, the values that can be compared."""
+    """The exported form of a model: the graph without quantizers, the plan in its names, and the values that can be
+    compared, by the names of their tensors in torch."""
 
     graph: ir.Model
     plan: QuantizationPlan
@@ -116,8 +116,8 @@ class LanguageModel:
         return ids, mask, *self._past(len(ids), 0)
 
     def batches(self, example: Inputs) -> list[Inputs]:
-        """What to compare on: the example, and another batch and length, with padding in front. With a cache, the
-        second one continues the first."""
+        """The inputs for a comparison: the example, and another batch and length, with padding in front. With a cache,
+        the second one continues the first."""
         ids, mask = example[:2]
         if not self.has_cache:
             other = torch.cat([ids[:1], ids[-1:], ids[:1]])[:, : max(1, ids.shape[1] - 1)].contiguous()
@@ -172,7 +172,7 @@ class LanguageModel:
             return [numpy_of(tensor) for tensor in self._call(*inputs)]
 
     def record(self, inputs: Inputs, wanted: Collection[str]) -> Mapping[str, Array]:
-        """What linear layers read and return, and the outputs of the model."""
+        """Record the inputs and results of linear layers, and the outputs of the model."""
         tensors: dict[str, Array] = {}
 
         def keep(name: str, value: torch.Tensor, quantizer: nn.Module | None) -> torch.Tensor:
@@ -245,7 +245,7 @@ class LanguageModel:
         return program, tuple(taps)
 
     def _choices(self) -> Iterator[tuple[str, Choice | None]]:
-        """How tensors are quantized, by their names; None for what is traced as arithmetic."""
+        """The choices of the quantized tensors, by name; None for tensors that are traced as arithmetic."""
         float8 = {path for path, _ in self._float8_layers()}
         for path, linear in self.model.named_modules():
             if isinstance(linear, QuantizedLinear):
@@ -366,7 +366,7 @@ def _is_same_arithmetic(first: nn.Module, second: nn.Module) -> bool:
 
 
 def _plain_forward(quantizer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What the quantizer computes, although its forward may be replaced."""
+    """Compute the quantizer's result, although its forward may be replaced."""
     result: torch.Tensor = type(quantizer).forward(quantizer, x)
     return result
 
@@ -376,7 +376,7 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
     """The model as a graph with its plan. Within the block, weights may be read from temporary files."""
     program, taps = model.program(example)
     known = {tap.tensor: tap.choice for tap in taps if tap.choice is not None}
-    choices = [  # those that the standard's operators have to express
+    choices = [  # choices that standard operators have to express
         choice
         for tensor, choice in known.items()
         if not (tensor.endswith(".weight") and is_packed(choice) and tensor[: -len("weight")] + "input" not in known)
@@ -387,7 +387,8 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
     translated = translate_program(program, version)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.model.parameters())
     with scratch_folder() as folder:
-        if size > LARGE_MODEL_BYTES:  # a message in memory would be one more copy of the weights, and has a limit
+        # a message in memory would be one more copy of the weights, and its size is limited
+        if size > LARGE_MODEL_BYTES:
             path = Path(folder) / "float.onnx"
             with writing(path), quiet():
                 translated.save(path, external_data=True)
@@ -457,7 +458,7 @@ def _name_ports(graph: ir.Model, model: LanguageModel) -> None:
 
 
 def dynamic_values(x: torch.Tensor, quantizer: DynamicQuantizer) -> torch.Tensor:
-    """What a DynamicQuantizer computes, in operators that can be traced.
+    """The result of a DynamicQuantizer, in operators that can be traced.
 
     >>> from quark.plan import DynamicChoice
     >>> quantizer = DynamicQuantizer("x", Role.ACTIVATION, DynamicChoice("int8"), is_symmetric=True, is_per_row=True)

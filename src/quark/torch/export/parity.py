@@ -44,12 +44,12 @@ from quark.torch.train.quantizers import DynamicQuantizer, Quantizer
 Array = NDArray[Any]
 
 EQUAL_SQNR_DB = 60.0
-SUSPICIOUS_SQNR_DB = 10.0  # of outputs, once every layer is known to agree by itself
-NEGLIGIBLE_SQNR_DB = 46.0  # of rounding, below which other kernels may differ by more
+SUSPICIOUS_SQNR_DB = 10.0  # for outputs, if every layer agrees by itself
+NEGLIGIBLE_SQNR_DB = 46.0  # for rounding, below which other kernels may differ by more
 KERNEL_GAP_DB = 6.0  # twice the error, which is more than rounding the other way explains
 LAYER_SQNR_DB = 60.0  # the same numbers are rounded the same way: only the order of sums differs
 _LOOSE_SQNR_DB = 35.0  # float16 sums, and scales that are found at run time, whose layers cannot be told apart
-_MOST_SAMPLES = 2  # for comparing layers: all tensors of the network are held at once
+_MOST_SAMPLES = 2  # samples for comparing layers: all tensors of the network are held at once
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class ParityReport:
 
 
 class Reference(Protocol):
-    """What a file is compared with: a network that can be run, and asked for values inside of it."""
+    """The network that a file is compared with: it can be run, and asked for inner values."""
 
     @property
     def least_sqnr_db(self) -> float:
-        """How close a single layer of the file has to be."""
+        """The agreement that is required of a single layer of the file."""
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -149,8 +149,8 @@ def check_parity(
 
 
 def _rounding_sqnr_db(network: Reference, batches: Sequence[Inputs]) -> float:
-    """How far rounding activations takes the outputs of a network: values that fall on the other side of a rounding
-    cannot do much more than that. -inf where it is not known."""
+    """The distance by which rounding activations moves the outputs of a network: values that fall on the other side of
+    a rounding can hardly cause more. -inf if it is unknown."""
     if not isinstance(network, GraphReference):
         return -math.inf
     distances = (
@@ -228,7 +228,7 @@ def first_divergence(
 
 
 def least_sqnr_db(network: torch.nn.Module) -> float:
-    """How close the layers of a file have to be to those of a network with these types."""
+    """The agreement required of a file's layers with a network of these types."""
     is_half = any(parameter.dtype is torch.float16 for parameter in network.parameters())
     is_dynamic = any(isinstance(module, DynamicQuantizer) for module in network.modules())
     return _LOOSE_SQNR_DB if is_half or is_dynamic else LAYER_SQNR_DB

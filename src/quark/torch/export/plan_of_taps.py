@@ -78,7 +78,7 @@ def remove_taps(model: ir.Model, taps: Sequence[Tap]) -> TappedPlaces:
 
 
 class TappedPlaces:
-    """Where taps were, and the computed values of the graph by their names in torch."""
+    """The places of taps, and the computed values of the graph by their names in torch."""
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
@@ -104,7 +104,7 @@ class TappedPlaces:
         return QuantizationPlan(tuple(merged.values()))
 
     def take_out(self, node: ir.Node, tap: Tap) -> None:
-        """Let all readers of the tap read its source."""
+        """Connect all readers of the tap to its source."""
         source, result = node.inputs[0], node.outputs[0]
         assert source is not None, node.name
         if result.is_graph_output() and (source.is_graph_output() or source.producer() is None):
@@ -138,7 +138,7 @@ class TappedPlaces:
         return value
 
     def _transpose(self, node: ir.Node, source: ir.Value, tap: Tap) -> None:
-        """Let the readers of a Transpose read a constant that is transposed already."""
+        """Replace a Transpose of a constant by a transposed constant."""
         array = constant(source)
         assert array is not None, source.name
         perm = tuple(int(axis) for axis in attribute(node, "perm", tuple(reversed(range(array.ndim)))))
@@ -208,7 +208,7 @@ def give_names(model: ir.Model) -> None:
         taken.add(name)
         node.name = name
     for value in model.graph.outputs:
-        value.name = f"{value.name}/output"  # so that no two are in each other's way
+        value.name = f"{value.name}/output"  # avoids clashes between names
     for index, value in enumerate(model.graph.outputs):
         rename(model, value, "output" if index == 0 else f"output_{index}")
     for node in nodes(model):
@@ -233,7 +233,7 @@ def rename(model: ir.Model, value: ir.Value, name: str) -> None:
     if holder is value:
         return
     if holder is None:
-        fresh_name(model, name)  # so that it is known to be taken
+        fresh_name(model, name)  # marks the name as taken
         value.name = name
     elif holder.is_graph_input() or holder.is_graph_output() or holder.is_initializer():
         value.name = fresh_name(model, name)

@@ -160,7 +160,7 @@ def export_safetensors(
 def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> FrozenNetwork:
     """Return a copy of the network with the state from the folder. A ModelError names what does not fit."""
     own, former = Path(folder) / CONFIG, Path(folder) / FORMER_CONFIG
-    is_former = former.exists() and not own.exists()  # as versions up to 1.0 wrote it
+    is_former = former.exists() and not own.exists()  # written by versions up to 1.0
     return load_state(network, Path(folder) / WEIGHTS, former if is_former else own)
 
 

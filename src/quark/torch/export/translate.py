@@ -1,4 +1,4 @@
-"""From a network to ONNX, by torch's own exporter, with taps that mark places on the way.
+"""Translate a network to ONNX by torch's own exporter, with taps that mark places on the way.
 
 A tap is an operator of torch that returns its input, with a number:
 

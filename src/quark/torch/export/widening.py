@@ -17,8 +17,8 @@ from quark.plan import AffineChoice, QuantizationPlan, Role, TensorChoice
 from quark.rounded import rounded
 
 WIDER = {"int8": "int16", "uint8": "uint16"}
-WIDENED_OPSET = 21  # of QuantizeLinear with 16 bits
-# What is tried, in this order: products of matrices have the longest sums, and are the smaller change
+WIDENED_OPSET = 21  # the opset from which QuantizeLinear has 16 bits
+# The attempts, in this order: products of matrices have the longest sums, and are the smaller change
 STAGES = (("MatMul", "Gemm"), ("MatMul", "Gemm", "Conv", "ConvTranspose"))
 
 

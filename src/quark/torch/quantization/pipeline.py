@@ -248,7 +248,7 @@ class ModelQuantizer:
                 "keep_first_last: language models are quantized module by module, without a graph that says which come "
                 "first and last; name them in layer_quant_config, or leave the head in float by exclude"
             )
-        # what an omitted algo_config stands for is found for graphs
+        # the default of an omitted algo_config is determined on graphs
         return replace(self._settings, features={}) if self.config.algo_config is None else self._settings
 
     @staticmethod

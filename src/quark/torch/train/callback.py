@@ -60,7 +60,7 @@ class QuantizationCallback:
         """The name of its state in checkpoints."""
         return type(self).__name__
 
-    _legacy_state_key = state_key  # where Lightning looks in checkpoints that do not have `state_key`
+    _legacy_state_key = state_key  # the key that Lightning looks for in checkpoints without `state_key`
 
     def state_dict(self) -> dict[str, Any]:
         """There is none: what is frozen follows from the progress."""

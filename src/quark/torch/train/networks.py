@@ -27,7 +27,7 @@ from quark.torch.train.quantizers import Quantizer
 
 QUANTIZERS = "quantizers"  # the folder of a network's quantizers
 _STATE = "quark"
-_LASTING = "quark_frozen"  # what training has frozen for good
+_LASTING = "quark_frozen"  # for parameters that training has frozen permanently
 
 
 def is_derived_bias(role: Role, choice: Choice) -> bool:
@@ -43,7 +43,7 @@ class _NetworkWithState(Network):
 
     @property
     def algorithms(self) -> tuple[AlgorithmFacts, ...]:
-        """What was done to the float network, and what was moved for an NPU."""
+        """The changes to the float network, and those made for an NPU."""
         return self._entry("algorithms")  # type: ignore[no-any-return]
 
     @property
@@ -54,7 +54,7 @@ class _NetworkWithState(Network):
 
     @property
     def origin(self) -> Origin | None:
-        """What it was made from; None for networks of earlier versions."""
+        """The origin of the network; None for networks of earlier versions."""
         return self.meta[_STATE].get("origin")  # type: ignore[no-any-return]
 
     @origin.setter
@@ -70,7 +70,7 @@ class QuantizedNetwork(_NetworkWithState):
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What an NPU's rules apply to, by the names of quantizers; empty if it is for another machine."""
+        """The operators that an NPU's rules apply to, by the names of quantizers; empty for other machines."""
         return self._entry("operations")  # type: ignore[no-any-return]
 
     @property
@@ -85,7 +85,7 @@ class QuantizedNetwork(_NetworkWithState):
 
     @property
     def specs(self) -> Mapping[str, Any]:
-        """What is wanted of the quantizers of activations, by their names."""
+        """The specs of the quantizers of activations, by name."""
         return self._entry("specs")  # type: ignore[no-any-return]
 
     def all_quantizers(self) -> dict[str, Quantizer]:
@@ -111,7 +111,7 @@ class QuantizedNetwork(_NetworkWithState):
         for quantizer in self.all_quantizers().values():
             quantizer.is_frozen = True
             for parameter in quantizer.parameters():
-                parameter.grad = None  # of an earlier step; optimizers leave out what has none
+                parameter.grad = None  # the gradient of an earlier step; optimizers skip parameters without one
 
     def train(self, mode: bool = True) -> QuantizedNetwork:
         """Train, or with False evaluate. What was frozen for good stays frozen."""

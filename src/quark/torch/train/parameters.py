@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-LOG_THRESHOLD_RATE = 1e-2  # of the paper, arXiv 1903.08066
+LOG_THRESHOLD_RATE = 1e-2  # from the paper, arXiv 1903.08066
 
 
 @dataclass

@@ -21,7 +21,7 @@ NETWORKS: Mapping[str, Build] = {
     "resnet18": lambda classes: ResNet(BasicBlock, (2, 2, 2, 2), classes),
     "resnet34": lambda classes: ResNet(BasicBlock, (3, 4, 6, 3), classes),
     "resnet50": lambda classes: ResNet(Bottleneck, (3, 4, 6, 3), classes),  # torchvision's, also called v1.5
-    # as first published, with the epsilon of Keras, where such weights come from
+    # as first published, with the epsilon of Keras, the source of such weights
     "resnet50_v1": lambda classes: ResNet(
         Bottleneck, (3, 4, 6, 3), classes, Variant(has_stride_first=True, epsilon=1e-3)
     ),

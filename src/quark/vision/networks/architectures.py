@@ -18,7 +18,7 @@ STAGE_CHANNELS = (64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class Variant:
-    """Where a bottleneck has its stride, and the epsilon of batch norms."""
+    """The position of the stride in a bottleneck, and the epsilon of batch norms."""
 
     has_stride_first: bool = False
     epsilon: float = 1e-5

@@ -1,4 +1,4 @@
-"""How a quantized model is written: as safetensors with JSON, and as ONNX."""
+"""Options for writing a quantized model: as safetensors with JSON, and as ONNX."""
 
 from __future__ import annotations
 

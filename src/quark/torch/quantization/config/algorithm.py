@@ -43,7 +43,7 @@ class AlgoConfig:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> AlgoConfig:
-        """What `to_dict` wrote; settings that are missing have their defaults."""
+        """Read what `to_dict` wrote; missing settings have their defaults."""
         settings = dict(content)
         name = settings.pop("name", None)
         if name in _REFUSED:

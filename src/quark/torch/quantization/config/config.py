@@ -148,7 +148,7 @@ def _is_fixed(weight: AffineSpec) -> bool:
     return is_coarse and isinstance(weight.method, PowerOfTwoMinMSE)
 
 
-_MOST_BITS = 16  # of an operand; a float32 has 24 of precision
+_MOST_BITS = 16  # bits of an operand; a float32 has 24 bits of precision
 _PLACES = tuple(field.name for field in fields(QuantizationConfig))
 
 

@@ -97,7 +97,7 @@ class QATSpec:
 @refuse_unknown_fields
 @dataclass(frozen=True)
 class TQTSpec(QATSpec):
-    """Where the threshold of a TQTObserver starts from; None: weights from their largest magnitude, others by KL-J."""
+    """The initial threshold of a TQTObserver; None: weights from their largest magnitude, others by KL-J."""
 
     threshold_init_meth: TQTThresholdInitMeth | None = None
 
@@ -241,7 +241,7 @@ def _plain(value: Any) -> Any:
 
 # ---- conversion; the spec was checked when it was built ----
 def _scheme(spec: QuantizationSpec) -> QSchemeType:
-    """What shares a scale: as the spec says, or as its observer does."""
+    """The scope of a scale: from the spec, or else from its observer."""
     if spec.qscheme is not None:
         return spec.qscheme
     return spec.observer_cls.schemes[0] if spec.observer_cls and spec.observer_cls.schemes else QSchemeType.per_tensor

@@ -11,7 +11,7 @@ from quark.formats.spec import BlockFormat
 
 
 class QSchemeType(Enum):
-    """What shares one scale: a tensor, a channel, or a group of neighbours along an axis."""
+    """The part of a tensor that shares a scale: all of it, a channel, or a group of neighbours along an axis."""
 
     per_tensor = "per_tensor"
     per_channel = "per_channel"
@@ -90,7 +90,7 @@ class Dtype(Enum):
 
 
 class ScaleType(Enum):
-    """How scales are kept: as float32 (`float`, `float32`), or as powers of two (`pof2`)."""
+    """The form of scales: float32 (`float`, `float32`), or powers of two (`pof2`)."""
 
     float = "float"
     float32 = "float32"
@@ -100,7 +100,7 @@ class ScaleType(Enum):
 
 
 class RoundType(Enum):
-    """How ties are rounded; `round` rounds them away from zero."""
+    """The rounding of ties; `round` rounds them away from zero."""
 
     round = 2
     floor = 3
@@ -108,14 +108,14 @@ class RoundType(Enum):
 
 
 class QuantizationMode(Enum):
-    """How a model is quantized: always on its graph here, whichever name is given."""
+    """The mode of AMD Quark. Here, a model is always quantized on its graph, whichever name is given."""
 
     eager_mode = "eager_mode"
     fx_graph_mode = "fx_graph_mode"
 
 
 class TQTThresholdInitMeth(Enum):
-    """Where a trained threshold starts from: three deviations, the least divergence, or the largest magnitude."""
+    """The initial value of a trained threshold: three deviations, the least divergence, or the largest magnitude."""
 
     _3SD = "_3sd"
     _KL_J = "_kl_j"

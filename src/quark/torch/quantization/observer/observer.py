@@ -227,7 +227,7 @@ def as_tensors(scale: Any, zero_point: Any, device: Any) -> Parameters:
 
 
 class PerTensorMinMaxObserver(PerTensorObserver):
-    """From the least to the greatest value."""
+    """The range from the least to the greatest value."""
 
 
 class PerTensorMovingAverageMinMaxObserver(PerTensorObserver):
@@ -276,7 +276,7 @@ class PerTensorPowOf2NonOverflowObserver(PerTensorObserver):
 
 
 class PerChannelMinMaxObserver(PerChannelObserver):
-    """From the least to the greatest value of each channel."""
+    """The range from the least to the greatest value of each channel."""
 
 
 class PerChannelPowOf2MinMaxObserver(PerChannelObserver):
@@ -293,7 +293,7 @@ class PerChannelPowOf2MinMSEObserver(PerChannelObserver):
 
 
 class PerGroupMinMaxObserver(PerChannelObserver):
-    """From the least to the greatest value of each group."""
+    """The range from the least to the greatest value of each group."""
 
     schemes = (QSchemeType.per_group,)
 
@@ -323,7 +323,7 @@ class LSQObserver(ObserverBase):
 
     def observe(self, x: torch.Tensor) -> None:
         axis = self._affine().axis
-        extremes(as_float32(x))  # which refuses NaN and Inf
+        extremes(as_float32(x))  # rejects NaN and Inf
         magnitudes = as_float32(x).reshape(x.shape).astype(np.float64)
         np.abs(magnitudes, out=magnitudes)
         whole = magnitudes[None] if axis is None else np.moveaxis(magnitudes, axis, 0)
