@@ -44,7 +44,7 @@ class CalibrationFacts:
     is_random: bool = False
     is_verdict_on_calibration: bool = False
     is_verdict_skipped: bool = False  # not enough memory: a remark says how much is needed
-    preprocessing: str = ""  # what was done to image files, in words
+    preprocessing: str = ""  # how image files were preprocessed, in words
     batches: int = 0
     judged: int = 0
 
@@ -59,10 +59,8 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class AlgorithmFacts:
-    """What an accuracy algorithm did: a phrase for each change, and the nodes that it left unchanged, with the reason.
-
-    If nothing changed, the summary says so.
-    """
+    """The changes made by an accuracy algorithm, a phrase each, and the nodes that it left unchanged, with the reason.
+    If nothing changed, the summary says so."""
 
     name: str
     changed: tuple[str, ...]
@@ -131,11 +129,11 @@ class Report:
     mixed: MixedPlan | None = None  # if layers were chosen to have lower types
     protection: ProtectionFacts | None = None  # if something was protected
     packing: PackingFacts | None = None
-    measure: MeasureResult | None = None  # of the user's metric, if there is one
-    chosen_by: str = ""  # why this configuration, if the user named none
-    auto: Mapping[str, Any] = field(default_factory=dict)  # what `--config auto` tried, as JSON
-    device: str = "cpu"  # where both networks were run
-    card: Mapping[str, Any] = field(default_factory=dict)  # how to rebuild the file: quark.card.Card as JSON
+    measure: MeasureResult | None = None  # the result of the user's metric, if there is one
+    chosen_by: str = ""  # the reason for this configuration, if the user named none
+    auto: Mapping[str, Any] = field(default_factory=dict)  # the trials of `--config auto`, as JSON
+    device: str = "cpu"  # the device that both networks ran on
+    card: Mapping[str, Any] = field(default_factory=dict)  # how to rebuild the file: a quark.card.Card as JSON
 
     @property
     def verdict(self) -> Verdict:

@@ -116,7 +116,8 @@ class Card:
     packing: str = ""
     platform: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
-    paths: Mapping[str, str] = field(default_factory=dict)  # of source and data, relative to the folder of the card
+    # paths of source and data, relative to the folder of the card
+    paths: Mapping[str, str] = field(default_factory=dict)
     result: FileFacts | None = None
     torch: TorchFacts | None = None
 

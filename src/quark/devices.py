@@ -111,7 +111,7 @@ class Device:
 
     @property
     def options(self) -> dict[str, str]:
-        """What the provider is told."""
+        """Options of the provider."""
         if self.is_cpu:
             return {}
         return {"device_id": str(self.index), **(_CUDA_OPTIONS if self.provider == CUDA_PROVIDER else {})}
@@ -179,7 +179,7 @@ def device_of(names: Iterable[str]) -> Device:
 
 @dataclass(frozen=True)
 class Providers:
-    """What a session is given: names with options, and the devices among them, which must work."""
+    """The providers of a session: names with options, and the devices among them, which must work."""
 
     names: tuple[str, ...]
     options: tuple[dict[str, str], ...]
@@ -238,7 +238,7 @@ def load_cuda_libraries() -> None:
 
 
 def _loading_trouble(provider: str) -> str:
-    """Why a provider's library does not load, by loading it."""
+    """Load a provider's library, and return the reason if that fails."""
     import onnxruntime
 
     name = provider.removesuffix("ExecutionProvider").lower()

@@ -23,7 +23,7 @@ from quark.plan import SkippedNode
 from quark.text import json_value, shell_command
 
 BELOW_DB = 10.0
-OWN_SHARE = 0.5  # of a layer's error, from which on the layer itself is to blame
+OWN_SHARE = 0.5  # share of a layer's error from which on the layer itself is to blame
 BEST_DB = 60.0  # SQNR that the first layer is compared with
 
 
@@ -157,7 +157,7 @@ class LayerDiagnosis:
     remedies: tuple[Remedy, ...] = ()
     weight_histogram: Histogram | None = None
     input_histogram: Histogram | None = None
-    nodes: tuple[str, ...] = ()  # of the whole layer: its node, and the activation computed with it
+    nodes: tuple[str, ...] = ()  # all nodes of the layer: its own, and the activation computed with it
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class AccuracyFacts:
     quantized_top1: float
     float_top5: float
     quantized_top5: float
-    standard_error: float  # of the difference of top-1
+    standard_error: float  # of the difference in top-1
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class Diagnosis:
     weights: WeightFacts | None = None
     accuracy: AccuracyFacts | None = None
     speed: SpeedFacts | None = None
-    measure: MeasureResult | None = None  # of the user's metric, if there is one
+    measure: MeasureResult | None = None  # the result of the user's metric, if there is one
     lint: tuple[Remark, ...] | None = None  # None if not checked
     steps: tuple[Step, ...] = ()
     suggestions: tuple[Suggestion, ...] = ()
@@ -249,7 +249,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do first, as lines of text."""
+        """The first steps to take, as lines of text."""
         return tuple(step.line() for step in self.steps)
 
     @property

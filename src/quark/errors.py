@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from quark.text import one_line, printable
 
-_MOST_CHARACTERS, _LAST_CHARACTERS = 3000, 1000  # of a message, and after the part that is left out
+_MOST_CHARACTERS, _LAST_CHARACTERS = 3000, 1000  # characters of a message, and of its end after the omitted part
 
 
 class QuarkError(Exception):

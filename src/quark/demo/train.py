@@ -201,7 +201,7 @@ LOG_EPOCHS = 10
 
 @dataclass(frozen=True)
 class Training:
-    """How the network is trained."""
+    """Settings of the training."""
 
     seed: int = 0
     epochs: int = 60

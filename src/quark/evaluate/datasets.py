@@ -290,7 +290,7 @@ def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
     lines = [line.replace(",", " ").split() for line in text.splitlines()]
     rows = [line for line in lines if line and line[0] != "ImageId"]
     if rows and all(len(row) == 1 for row in rows):
-        classes = [row[0] for row in rows]  # of the sorted images, all of which must be there
+        classes = [row[0] for row in rows]  # classes of the sorted images, which must be complete
         if len(classes) != len(images):
             raise InvalidValueError(
                 f"labels file '{path}' has {len(classes)} lines for {len(images)} images: without names, one line each"
@@ -309,7 +309,7 @@ def _read_labels(path: Path, images: list[Path]) -> dict[str, str]:
     for image_file in images:
         label = by_stem[image_file.stem]
         if label.isdecimal() and len(label) < 10 and int(label) < 100_000:
-            label = f"{int(label):05d}"  # so that folders sort in the order of the classes
+            label = f"{int(label):05d}"  # padded, so that folders sort in the order of the classes
         elif not SYNSET.fullmatch(label):
             raise InvalidValueError(
                 f"labels file '{path}': label '{label}' is neither a synset (n01440764) nor a number"

@@ -27,9 +27,9 @@ from quark.errors import InvalidValueError, QuarkError
 
 Error = type[QuarkError]
 
-MOST_DIGITS = 300  # of a number, so that it fits a float
+MOST_DIGITS = 300  # digits of a number, so that it fits a float
 MOST_NAME = 255  # characters of a file's name
-MOST_DIMENSIONS, MOST_SIZE = 64, 1 << 48  # of an array, and of a dimension
+MOST_DIMENSIONS, MOST_SIZE = 64, 1 << 48  # of an array, and of each dimension
 _TAG = "tag:yaml.org,2002:"
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
@@ -46,8 +46,8 @@ class Limits:
 
 
 REPORT = Limits(256 << 20, 1 << 24, text=1 << 28)  # a plan lists the scales of every weight
-SETTINGS = Limits(4 << 20, 200_000, text=1 << 16)  # what a person writes
-RECORD = Limits(64 << 20, 1 << 21)  # what quark writes about one run or one file
+SETTINGS = Limits(4 << 20, 200_000, text=1 << 16)  # documents that people write
+RECORD = Limits(64 << 20, 1 << 21)  # documents that quark writes about one run or one file
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
@@ -67,7 +67,7 @@ def open_regular(path: str | os.PathLike[str], label: str, error: Error = Invali
         kind = os.stat(path).st_mode
         if stat.S_ISREG(kind):  # devices are not even opened, which may have effects
             descriptor = os.open(path, _FLAGS)
-            kind = os.fstat(descriptor).st_mode  # of the open file, in case it was replaced meanwhile
+            kind = os.fstat(descriptor).st_mode  # checked on the open file, in case it was replaced meanwhile
             if stat.S_ISREG(kind):
                 return os.fdopen(descriptor, "rb")
             os.close(descriptor)

@@ -99,7 +99,7 @@ def nothing_on_disk() -> Iterator[None]:
         _REFUSALS.pop()
 
 
-_REFUSALS: list[bool] = []  # one for each block of `nothing_on_disk` that is open
+_REFUSALS: list[bool] = []  # one entry for each open block of `nothing_on_disk`
 
 
 def is_disk_forbidden() -> bool:
@@ -148,7 +148,7 @@ def is_same_file(first: str | os.PathLike[str], second: str | os.PathLike[str]) 
     """True if both names refer to one file, through links too, or would if it existed."""
     try:
         return os.path.samefile(first, second)
-    except ValueError:  # a null character, which no name has
+    except ValueError:  # a null character, which no name can contain
         return False
     except OSError:  # one of them is not there
         return os.path.realpath(first) == os.path.realpath(second)
@@ -160,7 +160,7 @@ def _refuse_special(path: Path) -> None:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
-    except OSError as error:  # a name that is too long, say
+    except OSError as error:  # a name that is too long, for example
         raise InvalidValueError(f"output '{path}' cannot be used: {error.strerror}") from error
     if stat.S_ISREG(mode):
         return
@@ -313,7 +313,7 @@ def temporary(path: Path) -> Iterator[Path]:
                 file.remove()
 
 
-_UNFINISHED: dict[Path, _Temporary] = {}  # of all threads; the names are random
+_UNFINISHED: dict[Path, _Temporary] = {}  # from all threads; the names are random
 
 
 def put(unfinished: Path, path: Path) -> None:
@@ -425,7 +425,7 @@ def _wait_for_lock(file: Path, result: Path) -> int | None:
                 _LOG.warning("'%s' is being written by another process: waiting for it", result)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if is_taken is not None and _is_at(descriptor, file):
-                _remove_unused(file.parent, _journal(descriptor))  # of a process that was killed
+                _remove_unused(file.parent, _journal(descriptor))  # left over from a process that was killed
                 os.ftruncate(descriptor, 0)
                 os.lseek(descriptor, 0, os.SEEK_SET)
                 return descriptor
@@ -500,12 +500,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def _journal(descriptor: int) -> list[tuple[str, str]]:
-    """What an abandoned lock lists: pairs of an owner's name and the name of a file beside it."""
+    """The entries of an abandoned lock: pairs of an owner's name and the name of a file beside it."""
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)
         content = json.loads(os.read(descriptor, _MOST_JOURNAL) or b"[]")
         return [(str(owner), str(name)) for owner, name in content]
-    except (OSError, ValueError, TypeError, RecursionError):  # a process died while writing it, or it is not ours
+    # a process died while writing it, or it is another program's
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
 
 

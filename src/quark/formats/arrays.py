@@ -191,7 +191,7 @@ class TorchKind(ArrayKind):
         return bool(condition.any()) if self._is_eager_cpu(condition) else True
 
     def chunk_elements(self, x: Any) -> int:
-        # a GPU prefers one large launch, and so does a compiler, which fuses the temporaries away
+        # GPUs prefer one large launch, and so does a compiler, which fuses the temporaries
         if not self._is_eager_cpu(x):
             return max(1, int(x.numel()))
         _keep_freed_memory()

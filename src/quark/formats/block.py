@@ -95,7 +95,7 @@ class BlockQuantizer:
             )
 
     def increment(self, precision: Precision) -> int:
-        """What the scale rule adds to the bits of amax before the mantissa is removed."""
+        """The number that the scale rule adds to the bits of amax before the mantissa is removed."""
         unit = 1 << precision.mantissa_bits
         grid = self.format.element.grid
         if self.scale_rule is ScaleRule.CEIL:
@@ -326,7 +326,7 @@ def _round_sub_blocks(
     grid, sub_blocks = quantizer.format.element.grid, quantizer.format.sub_blocks
     assert sub_blocks is not None
     size, lanes = y.shape
-    sub_size = max(1, min(sub_blocks.size, size))  # a longer sub-block would only hold more zeros
+    sub_size = max(1, min(sub_blocks.size, size))  # a longer sub-block would only contain more zeros
     y = kind.pad_end(y, 0, -size % sub_size).reshape(-1, sub_size, lanes)
     padded = kind.pad_end(magnitudes, 0, -size % sub_size).reshape(y.shape)
     own = _rule_scales(kind, kind.xp.amax(padded, 1), quantizer, precision)

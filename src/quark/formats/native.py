@@ -89,7 +89,7 @@ def load_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def cuda_problem() -> str | None:
-    """Why operators of the library cannot run on NVIDIA's GPUs; None if they can."""
+    """The reason why the library's operators cannot run on NVIDIA GPUs; None if they can."""
     path = library_file()
     if path is None:
         return "the library was not compiled"
@@ -113,7 +113,7 @@ def quantize_dequantize_native(x: Any, axis: int, quantizer: BlockQuantizer, thr
     library = None if source is None else load_library()
     if source is None or library is None:
         return None
-    contiguous = np.require(source, requirements=["C_CONTIGUOUS", "ALIGNED"])  # a copy only if needed
+    contiguous = np.require(source, requirements=["C_CONTIGUOUS", "ALIGNED"])  # copies only if needed
     storage = _STORAGE.get(contiguous.dtype.name)
     widened = contiguous.astype(np.float32) if storage is None else contiguous
     out = np.empty(widened.shape, widened.dtype)
@@ -181,7 +181,7 @@ def _parameters(quantizer: BlockQuantizer, longest: int) -> _BlockParameters:
 class FakeKind(IntEnum):
     """The meaning of a quantizer's parameter, with the numbers of the compiled code."""
 
-    AFFINE = 0  # a fixed scale, with a zero point
+    AFFINE = 0  # fixed scale and zero point
     STEP = 1  # LSQ: the step
     THRESHOLD = 2  # TQT: log2 of the threshold
 
@@ -289,7 +289,7 @@ def _raise_for(status: int, quantizer: FakeQuantizer, rows: Rows) -> None:
 
 
 class StepKind(IntEnum):
-    """What is learned of a weight, with the numbers of the compiled code."""
+    """The learned parameters of a weight's steps, numbered as in the compiled code."""
 
     PLAIN = 0  # anything, by Adam alone
     AFFINE = 1  # AdaQuant: the weight, rounded with a fixed scale

@@ -194,7 +194,7 @@ def pack(
     array = array.reshape(array.shape or (1,))
     fixed = None
     if isinstance(fmt, BlockFormat):
-        if block_size is not None:  # a block longer than the axis is one of its length
+        if block_size is not None:  # a block longer than the axis is as long as the axis
             length = max(1, array.shape[position])
             fmt = fmt.with_block_size(min(as_index("block_size", block_size), length))
         quantizer = BlockQuantizer(fmt, rule, mode, policy, tensor_scale).fixed(array)

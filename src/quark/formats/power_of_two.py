@@ -130,7 +130,7 @@ def min_mse_position(x: Any, bits: int = 8, rule: PositionRule = NON_OVERFLOW) -
     step = kind.chunk_elements(flat)
     totals = []
     for position in candidates:
-        total: Any = 0.0  # of (x_hat - x)^2, in float64
+        total: Any = 0.0  # sum of (x_hat - x)^2, in float64
         for start in range(0, flat.shape[0], step):
             wide = kind.widen(flat[start : start + step], FLOAT64)
             codes = kind.xp.clip(kind.rint(wide * math.ldexp(1.0, position)), -half, half - 1)

@@ -1,4 +1,4 @@
-"""What a format makes of an array: the quantized values, and the two neighbours that each could be rounded to."""
+"""Apply a format to an array: the quantized values, and the two neighbours that each could be rounded to."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ from quark.errors import InvalidValueError
 
 SCALE_MIN_EXPONENT = -127
 SCALE_MAX_EXPONENT = 127
-MAX_BLOCK_MANTISSA = 20  # of an element: rounding by addition in float32 takes two more bits
+MAX_BLOCK_MANTISSA = 20  # bits of an element: rounding by addition in float32 takes two more
 SCALE_NAN_CODE = 255  # E8M0's only special code: every value of its block is NaN
 FLOAT32_MAX = math.ldexp(2.0 - 2.0**-23, 127)
 
 
 class Specials(str, Enum):
-    """Which codes of a small float are not numbers."""
+    """The codes of a small float that are not numbers."""
 
     IEEE = "ieee"  # the top exponent holds Inf and NaN
     NAN_ONLY = "nan_only"  # the all-ones code is NaN, the rest of the top exponent are numbers; no Inf
@@ -44,11 +44,11 @@ class ScaleRule(str, Enum):
     CEIL = "ceil"  # ceil(log2 amax) - emax; never saturates, up to one bit lost
     EVEN = "even"  # floor after amax is rounded half up to the element's mantissa
     RCEIL = "rceil"  # the smallest scale with amax <= scale * max; never saturates, tightest
-    MSE = "mse"  # of several scales near the usual one, that with the least squared error; for static weights
+    MSE = "mse"  # of several scales near the usual one, the one with the least squared error; for static weights
 
 
 class Rounding(str, Enum):
-    """What happens exactly half way between two neighbours."""
+    """The treatment of values exactly halfway between two neighbours."""
 
     HALF_AWAY = "half_away"  # away from zero; operator attribute rounding_mode = 0
     HALF_UP = "half_up"  # toward +infinity; rounding_mode = 1
@@ -56,10 +56,10 @@ class Rounding(str, Enum):
 
 
 class NonFinite(str, Enum):
-    """What NaN and Inf in the input do."""
+    """The treatment of NaN and Inf in the input."""
 
     BLOCK_NAN = "block_nan"  # every element of the block becomes NaN
-    PASSTHROUGH = "passthrough"  # that element is copied; the others are quantized as if it were absent
+    PASSTHROUGH = "passthrough"  # the element is copied; the others are quantized as if it were absent
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class BlockFormat:
             raise InvalidValueError(f"format '{self.name}' with element '{self.element}': {obstacle}")
 
     def _obstacle(self) -> str:
-        """Why there can be no such format; empty if there can."""
+        """The reason why the fields describe no valid format; empty if they do."""
         grid, element = self.element.grid, self.element
         if element.emax < 0:
             return "the element holds no power of two from 1 on; give it fewer fraction bits, the scale makes up for it"
@@ -265,7 +265,7 @@ class BlockFormat:
         return self._scale_obstacle()
 
     def _scale_obstacle(self) -> str:
-        """Why the scales cannot be what the fields say; empty if they can."""
+        """The reason why the scales cannot be what the fields say; empty if they can."""
         if self.scale is None:
             return "only scales that are floats have a tensor scale besides" if self.has_tensor_scale else ""
         if self.sub_blocks is not None or self.carry or self.flush_subnormals:

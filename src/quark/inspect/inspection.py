@@ -40,7 +40,7 @@ from quark.report.quantities import count_of, listed, size_text
 MOST_OP_TYPES = 12
 MOST_PORTS = 100  # inputs; as many outputs
 MOST_METADATA = 8
-MOST_CHARACTERS = 60  # of a value of the metadata, which may hold a whole configuration
+MOST_CHARACTERS = 60  # characters of a metadata value, which may contain a whole configuration
 Reader: TypeAlias = Callable[[Path], onnx.ModelProto]
 
 
@@ -202,7 +202,7 @@ def _quantized(model: onnx.ModelProto) -> dict[str, dict[str, int]]:
     whole = bare_graph(model)
     for value in [input_ for input_ in whole.graph.inputs if input_.is_initializer()]:
         whole.graph.inputs.remove(value)  # older files list constants as inputs
-    with contextlib.suppress(ValueError):  # a cycle
+    with contextlib.suppress(ValueError):  # the graph has a cycle
         whole.graph.sort()  # other tools leave that to the runtime
     graph = QuantizedGraph(whole)
     formats: dict[str, Counter[str]] = {}

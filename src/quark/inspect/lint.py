@@ -66,7 +66,7 @@ _TOLERANCE = 1e-5
 
 
 class Level(str, Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"  # the NPU's compiler refuses it, or leaves the work to the CPU
     WARNING = "warning"  # it can be compiled, and something may differ from what is expected
@@ -116,7 +116,7 @@ def lint_npu_file(model: str | os.PathLike[str]) -> tuple[Finding, ...] | None:
 
 
 def other_purpose(model: str | os.PathLike[str]) -> str:
-    """What a quantized file was made for, if most of its numbers are neither the NPU's power-of-two int8 nor bfloat16;
+    """The purpose of a quantized file, if most of its numbers are neither the NPU's power-of-two int8 nor bfloat16;
     else ''."""
     graph = read_graph(model)
     if is_bfloat16(graph):
@@ -136,7 +136,7 @@ def other_purpose(model: str | os.PathLike[str]) -> str:
 
 
 class Where(str, Enum):
-    """Where a node would run, as far as AMD's documents tell."""
+    """The place where a node would run, as far as AMD's documents tell."""
 
     NPU = "NPU"
     UNKNOWN = "unknown"  # depends on the compiler's release
@@ -145,7 +145,7 @@ class Where(str, Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node would run; `reason` is empty for the NPU."""
+    """The place where a node would run; `reason` is empty for the NPU."""
 
     node: str
     op_type: str
@@ -220,7 +220,7 @@ class NpuQuantizer:
 
     @property
     def uses(self) -> list[tuple[ir.Node, int]]:
-        """Who reads the tensor after it was dequantized."""
+        """The readers of the tensor after it was dequantized."""
         outputs = [self.node.outputs[0]]
         if is_quantize(self.node):
             outputs = [node.outputs[0] for node, _ in readers(outputs[0]) if is_dequantize(node)]
@@ -228,7 +228,7 @@ class NpuQuantizer:
 
     @property
     def parameters(self) -> tuple[object, ...]:
-        """What quantizers of one tensor must have in common."""
+        """The parameters that quantizers of one tensor must have in common."""
         scale = None if self.scale is None else tuple(self.scale.ravel().tolist())
         return scale, (0,) if self.zero_point is None else tuple(self.zero_point.ravel().tolist()), self.codes
 
@@ -479,7 +479,7 @@ def check_float_tensors(model: ir.Model, quantizers: FileQuantizers) -> Iterator
 
 
 def _npu_facts(node: ir.Node) -> OperatorFacts | None:
-    """What is known of an operator that the NPU has."""
+    """The facts about an operator that the NPU has."""
     return None if node.op_type in RECURRENT_TYPES else operator_facts(node)
 
 

@@ -308,7 +308,8 @@ class Judge:
         assert isinstance(self.measure, OutputMeasure)
         meter = self.measure.meter()
         for sample, first, second in zip(self._samples, self._expected, actual, strict=True):
-            sizes = {len(array) if np.ndim(array) else 1 for array in sample.values()}  # of the inputs' first axes
+            # sizes of the inputs' first axes
+            sizes = {len(array) if np.ndim(array) else 1 for array in sample.values()}
             count = sizes.pop() if len(sizes) == 1 else 1
             for before, other in zip(samples_of_batch(first, count), samples_of_batch(second, count), strict=True):
                 meter.add(before, other)

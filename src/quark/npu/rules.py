@@ -47,8 +47,8 @@ class Operation:
     weight: Hashable | None = None
     bias: Hashable | None = None
     is_before_leaky_relu: bool = False
-    is_swish: bool = False  # a Mul of x and HardSigmoid(x)
-    alpha: float = 0.0  # of HardSigmoid
+    is_swish: bool = False  # True for a Mul of x and HardSigmoid(x)
+    alpha: float = 0.0  # the alpha of HardSigmoid
     beta: float = 0.0
 
 
@@ -74,7 +74,7 @@ class Bound:
 
     @property
     def excess(self) -> int:
-        """How far the quantity is above its range; negative if it is below."""
+        """The excess of the quantity above its range; negative if it is below."""
         if self.lowest is not None and self.value < self.lowest:
             return self.value - self.lowest
         if self.highest is not None and self.value > self.highest:

@@ -60,7 +60,7 @@ class Histogram:
         return mean, float(np.sqrt(((centres - mean) ** 2) @ self.counts / self.total))
 
     def clip(self, lowest: float, highest: float) -> TensorRange:
-        """That range, clipped to the range of the data."""
+        """Clip that range to the range of the data."""
         return TensorRange(min(max(lowest, self.lowest), self.highest), max(min(highest, self.highest), self.lowest))
 
 

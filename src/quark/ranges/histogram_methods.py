@@ -291,7 +291,7 @@ class CandidateObserver(HistogramObserver):
     """
 
     def __init__(self, integer: IntFormat, is_symmetric: bool, observed: tuple[float, float] | None = None) -> None:
-        super().__init__(Entropy(), integer, is_symmetric)  # which needs an even histogram; the others take any
+        super().__init__(Entropy(), integer, is_symmetric)  # Entropy needs an even histogram; the others take any
         self._extremes.add(observed)
 
     def candidates(self) -> dict[str, TensorRange]:

@@ -1,4 +1,4 @@
-"""What a calibration method is, and the simplest one, MinMax.
+"""The interface of calibration methods, and the simplest one, MinMax.
 
     method     a frozen dataclass of the method's settings; its text is the name that reports print
     observer   collects what the method needs of one tensor, batch by batch, and returns a range at the end

@@ -137,7 +137,7 @@ POSITION_METHODS = (NonOverflow, PowerOfTwoMinMSE, PowerOfTwoRange, PowerOfTwoPe
 
 
 def range_with_position(lowest: float, highest: float, bits: int) -> TensorRange:
-    """That range, at the largest position at which nothing of it is clipped."""
+    """That range, at the largest position that does not clip it."""
     return TensorRange(lowest, highest, _candidates(Extremes((lowest, highest)), bits)[0])
 
 
@@ -171,7 +171,7 @@ class LeastErrorObserver(Observer):
         self._bits = bits
         self._extremes = Extremes()
         self._elements = 0
-        self._errors: dict[int, float] | None = None  # of the remaining candidates
+        self._errors: dict[int, float] | None = None  # errors of the remaining candidates
 
     def observe(self, x: Any) -> None:
         if self._errors is not None:

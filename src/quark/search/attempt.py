@@ -31,11 +31,8 @@ from quark.text import shell_command
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What all trials share.
-
-    `is_packing` is True if files are packed; files of the presets `linted` are checked against the rules of the NPU;
-    `on_quantized` is called with every quantized model that was judged.
-    """
+    """The state shared by all trials. `is_packing` is True if files are packed; files of the presets `linted` are
+    checked against the rules of the NPU; `on_quantized` is called with every quantized model that was judged."""
 
     model: Path
     data: Data

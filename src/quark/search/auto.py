@@ -48,23 +48,20 @@ from quark.text import json_value, printable
 DEFAULT_DROP = 1.0  # percent of the measure
 TIME_FACTOR = 10.0  # times that of BASELINE
 _START = 1.0  # seconds that every command takes to start
-_USABLE = 0.9  # of that time: a trial may take longer than expected, and the file has to be written
+_USABLE = 0.9  # share of that time: a trial may take longer than expected, and the file has to be written
 BASELINE = "INT8_CNN_DEFAULT"
 ALIKE_IN_SPEED = 1.03
 LINTED = ("XINT8",)  # the presets whose rules `quark.onnx.lint` knows
 _STATIC = ("INT8_CNN_DEFAULT", "INT8_TRANSFORMER_DEFAULT")
 _REMEASURED = 1.15  # times the latency of the fastest: closer candidates are measured once more, together
-_MOSTLY_PRODUCTS = 0.5  # of the multiply-accumulates: beyond it a network is a transformer
+_MOSTLY_PRODUCTS = 0.5  # share of the multiply-accumulates from which on a network is a transformer
 _FEW_PRODUCTS = 0.05
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What counts as close enough to float.
-
-    `max_drop` is the user's own bound, in percent of the measure or, without one, in the points of `--max-drop`. None
-    is a verdict of ok and 1 % of the measure.
-    """
+    """The bound on the distance from float. `max_drop` is the user's own bound, in percent of the measure or, without
+    one, in the points of `--max-drop`. None is a verdict of ok and 1 % of the measure."""
 
     has_measure: bool
     max_drop: float | None = None
@@ -275,7 +272,7 @@ class _Search:
     preparation: float
     on_progress: Callable[[str], None]
     trials: dict[str, Trial] = field(default_factory=dict)
-    bits: dict[str, float] = field(default_factory=dict)  # of a weight, by the name of the candidate
+    bits: dict[str, float] = field(default_factory=dict)  # bits of a weight, by the name of the candidate
     rows: list[Row] = field(default_factory=list)
     latest: QuantizedModel | None = None
     leader: tuple[str, QuantizedModel] | None = None  # the best so far, which need not be made again
@@ -316,7 +313,7 @@ class _Search:
             outcome, reason = "failed", trial.failure
             latency: float | None = None
             if trial.measured is not None:
-                if self.target in (Target.CPU, Target.SIZE):  # for others, this machine's time means nothing
+                if self.target in (Target.CPU, Target.SIZE):  # for other targets, this machine's time is irrelevant
                     latency = trial.measured.latency_ratio
                     if latency is None:
                         latency = trial.measured.latency_ms / self.judge.latency_ms

@@ -47,7 +47,7 @@ from quark.text import get_logger
 
 _LOG_NAME = "auto_search"
 _ITERATIONS, _RATE = "NumIterations", "LearningRate"
-_STEP = 1000  # of iterations, where the range has room for it
+_STEP = 1000  # step of iterations, if the range is wide enough
 
 
 def logger_config(log_path: str = "./auto_search.log", logging_name: str = "auto search") -> logging.Logger:
@@ -420,7 +420,7 @@ class AutoSearch:
         if name not in SAMPLERS:
             self.logger.warning("sampler_algo '%s' is not one of %s: TPE is used", name, ", ".join(SAMPLERS))
             name = "TPE"
-        is_distance = self.evaluator is None  # of which less is better, whatever the metric
+        is_distance = self.evaluator is None  # a lower distance is better, whatever the metric
         sign = -1 if params.get("direction", "minimize") == "maximize" and not is_distance else 1
         space = space_of(ranges)
         sampler = sampler_named(name, space)

@@ -171,7 +171,7 @@ class AutoSearchPro:
         self.eval_data_reader = self.calib_data_reader if given is None else given
         self._float: FloatOutputs | None = None
         self._float_value = 0.0
-        self._settled: Config = {}  # by the first stage, and no parameters of the second
+        self._settled: Config = {}  # fixed by the first stage, and not parameters of the second
 
     # ---- one trial ----
 

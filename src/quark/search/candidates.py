@@ -192,7 +192,7 @@ def _candidate(name: str, preset: str, stage: Stage, changes: tuple[Change, ...]
     settings = settings_of(bare.config())
     weight = settings.choose.default.weight
     bits = bits_of(settings.choose.default)[1]
-    if settings.mix is not None:  # a lower bound: the target, else the lower precision
+    if settings.mix is not None:  # a lower bound: the target, or else the lower precision
         bits = max(bits_of(settings.mix.low)[1], settings.mix.weight_bits or 0.0)
     return replace(bare, bits=bits, format="float" if weight is None else weight.format)
 

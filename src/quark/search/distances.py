@@ -1,4 +1,4 @@
-"""How far the outputs of a quantized model are from those of the float model, as one number for a search."""
+"""The distance between the outputs of a quantized model and those of the float model, as one number for a search."""
 
 from __future__ import annotations
 

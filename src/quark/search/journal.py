@@ -46,9 +46,9 @@ _SPOKEN = {
 
 
 class Keep(str, Enum):
-    """Which model files are kept."""
+    """The model files to keep."""
 
-    BEST = "best"  # those that no other beats
+    BEST = "best"  # models that no other model beats
     ALL = "all"
     NONE = "none"
 
@@ -61,7 +61,7 @@ class Journal:
     basis: Mapping[str, str]
     keep: Keep = Keep.BEST
     notes: list[str] = field(default_factory=list)
-    remedy: str = "give --out another folder"  # for a folder that cannot be used
+    remedy: str = "give --out another folder"  # suggested for a folder that cannot be used
     _lock: IO[bytes] | None = field(default=None, repr=False)
 
     def open(self) -> None:

@@ -39,7 +39,7 @@ from quark.report.quantities import count_of
 Array = NDArray[Any]
 BATCH_SIZE = 10
 SPEED_ROUNDS, SPEED_REPEATS, SPEED_SECONDS = 3, 4, 0.5
-CAREFUL_ROUNDS, CAREFUL_REPEATS, CAREFUL_SECONDS = 4, 50, 0.2  # where latency decides
+CAREFUL_ROUNDS, CAREFUL_REPEATS, CAREFUL_SECONDS = 4, 50, 0.2  # used if latency decides
 
 
 @dataclass(frozen=True)

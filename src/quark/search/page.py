@@ -182,7 +182,7 @@ def plot(trials: Sequence[Trial], limits: Limits) -> str:
     shown = [*sizes, *([limits.size_bytes] if limits.size_bytes <= 1.5 * max(sizes) else [])]
     drops = [figures.drop for _, figures in points if math.isfinite(figures.drop)] or [0.0]
     scale = _Scale(0.75 * min(shown), 1.05 * max(shown) + 1, min(0.0, *drops) - 0.2, max(1.0, *drops) * 1.15)
-    line: list[tuple[Trial, Measurement]] = []  # those with less drop than everything that is as small
+    line: list[tuple[Trial, Measurement]] = []  # trials with less drop than every smaller or equally small one
     for trial, figures in sorted(points, key=lambda point: (point[1].size_bytes, point[1].drop, point[0].name)):
         if not line or figures.drop < line[-1][1].drop:
             line.append((trial, figures))

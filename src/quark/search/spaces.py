@@ -155,7 +155,7 @@ class Parameter:
     values: tuple[Any, ...] = ()
     low: float = 0.0
     high: float = 0.0
-    step: float = 0.0  # of integers
+    step: float = 0.0  # step of integers
     is_log: bool = False
 
     @property

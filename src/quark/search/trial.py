@@ -39,9 +39,9 @@ _VALUE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)")
 
 
 class Stage(str, Enum):
-    """How expensive a trial is, cheapest first."""
+    """The cost of a trial, cheapest first."""
 
-    DIRECT = "direct"  # a preset as it is
+    DIRECT = "direct"  # a preset without changes
     RECIPE = "recipe"  # with an algorithm that takes seconds
     MIXED = "mixed"  # layers of two precisions
     FINETUNED = "finetuned"  # layers fitted one by one

@@ -1,4 +1,4 @@
-"""Which torch is installed, for scripts that ask."""
+"""The version of the installed torch, for scripts that ask."""
 
 from __future__ import annotations
 

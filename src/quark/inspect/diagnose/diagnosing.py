@@ -39,7 +39,7 @@ from quark.onnx.session import release_memory
 HISTOGRAM_SAMPLES = 8
 SENSITIVITY_SECONDS = 120.0  # if measuring sensitivities would take longer, there are fewer samples
 FEWEST_SAMPLES = 2
-RUNS_A_SAMPLE = 4  # of the network, to compare all layers
+RUNS_A_SAMPLE = 4  # runs of the network, to compare all layers
 
 
 def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
@@ -169,7 +169,7 @@ def _first(samples: Samples, count: int) -> list[Sample]:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """What was measured. `in_float` names the nodes that stayed in float."""
+    """The results of all measurements. `in_float` names the nodes that stayed in float."""
 
     exact: Side
     other: Side

@@ -46,7 +46,7 @@ EXPLAINED = 0.8  # least correlation of a channel
 SURELY_FAR = 0.3  # of the factor's logarithm to base 2
 MANY = 0.3  # share of the channels
 FEW = 9  # numbers that a tensor's neighbours count for: they are not independent
-DEVIATIONS = 4.0  # from 1 that rounding may have caused
+DEVIATIONS = 4.0  # deviations from 1 that rounding may have caused
 CLOSE = 1.6  # to 1, whatever the deviation, in steps of the weight: saturation makes weights smaller on the whole
 MOST_TURNS = 4
 PASSING = frozenset(
@@ -75,7 +75,7 @@ def find_factors(exact: ir.Model, quantized: ir.Model, sites: Sites, turn: Turn)
     walk = _Walk(exact, quantized, sites)
     is_sure = walk.has_rescaled_weights()
     if not is_sure and not walk.others:
-        return {}  # as with most files: nothing needs to be run
+        return {}  # the usual case: nothing needs to be run
     plain = turn({})
     measured = _measured(plain)
     if not is_sure and not any(is_surely_rescaled(measured[name]) for name in walk.others if name in measured):
@@ -144,7 +144,7 @@ def read_factors(value: ir.Value, known: Factors) -> Array | None:
 
 
 def _constant_factor(node: ir.Node) -> Array | None:
-    """What a Mul multiplies the channels with."""
+    """The factors by which a Mul multiplies the channels."""
     if node.op_type != "Mul":
         return None
     held = [value for value in (constant(input_value(node, 0)), constant(input_value(node, 1))) if value is not None]
@@ -212,7 +212,7 @@ class _Walk:
                 factors = next((factor for factor in known if factor is not None), np.ones(1))
             if factors is None and name in self.others:
                 factors = measured.get(name)
-            # a Reshape may leave the tensor with other channels than those that came in
+            # a Reshape may change the channels of the tensor
             is_fitting = factors is not None and name in measured and factors.size == measured[name].size
             if factors is not None and is_fitting and (factors != 1).any():
                 result[name] = factors
@@ -220,7 +220,7 @@ class _Walk:
         return result
 
     def _release(self) -> None:
-        """Let go of the pages of mapped files that were read: they would count as memory in use."""
+        """Release the pages of mapped files that were read: they would count as memory in use."""
         for value in (initializer for model in self._models for initializer in model.graph.initializers.values()):
             if isinstance(value.const_value, MappedTensor):
                 value.const_value.release()

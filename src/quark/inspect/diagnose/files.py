@@ -50,7 +50,7 @@ from quark.plan import SkippedNode
 
 ModelFile: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
 
-CONFIG_KEY = "quark.config"  # of the metadata of our files
+CONFIG_KEY = "quark.config"  # key in the metadata of our files
 FOLDED = frozenset({"BatchNormalization", "Add", "Sub", "Mul", "Div"})
 BEFORE_FOLDED = "/before folding"
 BOUNDING = frozenset({"Relu", "Clip"})
@@ -65,7 +65,7 @@ class Side:
     model: ir.Model
     facts: FileFacts
     path: Path | None
-    files: tuple[MappedFile, ...] = ()  # that weights are still read from
+    files: tuple[MappedFile, ...] = ()  # files that weights are still read from
     remarks: tuple[str, ...] = ()
 
     @property
@@ -118,7 +118,7 @@ def check_pair(exact: Side, quantized: Side) -> None:
 
 @dataclass(frozen=True)
 class Restored:
-    """How many nodes were put back."""
+    """The number of nodes that were restored."""
 
     activations: int
     codes: int

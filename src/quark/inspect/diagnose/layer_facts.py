@@ -26,7 +26,7 @@ from quark.onnx.data import Sample
 from quark.onnx.graph import COMPUTED, FLOAT_TYPES, piece
 
 Array = NDArray[Any]
-LOW_QUANTILE = 0.05  # of the channels' sizes: a few may be empty by training
+LOW_QUANTILE = 0.05  # quantile of the channels' sizes: training may leave a few empty
 BINS = 64
 
 
@@ -208,7 +208,7 @@ def _histogram(name: str, values: Array, quantized: Array | None, clip: tuple[fl
 
 
 def find_weight_facts(exact: ir.Model, quantized: ir.Model, layers: list[LayerFacts]) -> WeightFacts | None:
-    """How many bits a parameter takes: in the float file, by the formats of the quantized one, and on disk.
+    """The bits of a parameter: in the float file, in the formats of the quantized one, and on disk.
 
     Weights of layers count by their format, with scales; other parameters, biases too, as in the float file. None for a
     network without parameters.

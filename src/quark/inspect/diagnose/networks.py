@@ -34,7 +34,7 @@ from quark.onnx.session import release_memory
 
 Array = NDArray[Any]
 FACTOR_SAMPLES = 4
-KEPT_VALUES = 1024  # of a tensor of a sample
+KEPT_VALUES = 1024  # values kept of a tensor of one sample
 EXACT, WHOLE, BY_LAYERS = "exact", "whole", "by_layers"
 Looked: TypeAlias = tuple[float, float, Array]  # lowest, highest, and some values
 
@@ -58,7 +58,7 @@ class Networks:
 
     @property
     def quantized_inside(self) -> list[str]:
-        """What quantizers of layers read that the float network does not have, such as a centered input."""
+        """Tensors that quantizers of layers read and the float network does not have, such as a centered input."""
         given = {str(value.name) for value in self._models[1].graph.inputs}
         read = dict.fromkeys(str(input_.source.name) for site in self.sites.sites for input_ in site.inputs)
         return [name for name in read if name not in given and name not in self.sites.makers]
@@ -73,8 +73,8 @@ class Networks:
     def by_layers(
         self, sample: Sample, exact: Mapping[str, Array], names: Sequence[str], factors: Factors | None = None
     ) -> dict[str, Array]:
-        """What layers compute for these tensors from the float network's: in their own scale if `factors` are given,
-        else in the float network's."""
+        """The results of layers for these tensors of the float network: in their own scale if `factors` are given, else
+        in the float network's."""
         run = self._run(BY_LAYERS)
         known = self.factors if factors is None else factors
         feeds: dict[str, Any] = {**sample}
@@ -96,11 +96,11 @@ class Networks:
     def find_factors(self, samples: Sequence[Sample]) -> None:
         """Find the factors of equalization from a few samples."""
         shared = list(self.sites.shared)
-        waiting = threading.Lock()  # a sample at a time: few are looked at, and all tensors of one take much memory
+        waiting = threading.Lock()  # one sample at a time: few are looked at, and all tensors of one take much memory
 
         def turn(factors: Factors) -> dict[str, ChannelSums]:
             total: dict[str, ChannelSums] = {}
-            varying: set[str] = set()  # as many channels as a sample is long: nothing to equalize
+            varying: set[str] = set()  # as many channels as a sample is long, so there is nothing to equalize
 
             def run_sample(_: int, sample: Sample) -> dict[str, ChannelSums]:
                 with waiting:

@@ -42,12 +42,12 @@ class Run:
         self._session = open_session(
             model, extra_outputs=extra, threads=THREADS, has_integer_kernels=has_integer_kernels
         )
-        release_memory()  # what folding constants took: as much as the weights
+        release_memory()  # constant folding took as much memory as the weights
         self.names: list[str] = [output.name for output in self._session.get_outputs()]
         self.inputs: list[str] = [input_.name for input_ in self._session.get_inputs()]
         self._floats = {
             input_.name: FLOATS[input_.type] for input_ in self._session.get_inputs() if input_.type in FLOATS
-        }  # a network of float16 is quantized as one of float32, which is fed the tensors of the other
+        }  # a float16 network is quantized as a float32 one, which is fed the tensors of the other
 
     def __call__(self, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the tensors of these names, or all outputs. Feeds that the model does not read are left out."""

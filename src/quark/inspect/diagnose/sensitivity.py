@@ -36,7 +36,7 @@ from quark.onnx.graph import COMPUTED, frontier, piece
 
 Array = NDArray[Any]
 GROUPS = 8
-FEWEST_LAYERS = 4  # of a group: opening its sessions takes as long as running the network a few times
+FEWEST_LAYERS = 4  # per group: opening its sessions takes as long as running the network a few times
 
 
 @dataclass(frozen=True)

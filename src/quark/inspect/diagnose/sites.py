@@ -45,7 +45,7 @@ SCALE_BITS = 32
 
 
 class Kind(str, Enum):
-    """What the numbers of an operand are."""
+    """The meaning of an operand's numbers."""
 
     AFFINE = "affine"
     DYNAMIC = "dynamic"
