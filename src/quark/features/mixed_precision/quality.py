@@ -7,18 +7,17 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from quark.compare.measures import ErrorSums
-from quark.errors import InvalidValueError, MissingDependencyError, ModelError, UnsupportedTypeError
+from quark.errors import InvalidValueError, MissingDependencyError, ModelError
 from quark.features.mixed_precision.networks import Array, Network
 from quark.features.mixed_precision.options import MixOptions, Score
 from quark.features.mixed_precision.plan import Figure, Metric
-from quark.features.mixed_precision.scores import score_of
+from quark.features.mixed_precision.scores import number_from, score_of
 from quark.measures import FunctionMeasure, Judge, Measure, OutputMeasure
 from quark.measures.measure import check_count, output_of
 from quark.onnx.data import Sample, Samples
@@ -195,22 +194,9 @@ def _import_torch() -> Any:
 
 
 def _called(function: Callable[[Any], Any], outputs: Any) -> float:
-    """Call the user's function and check that it returns a number."""
     name = f"EvaluateFunction {getattr(function, '__name__', function)!r}"
-    try:
-        value = function(outputs)
-    except Exception as error:
-        shape = tuple(outputs.shape)
-        raise InvalidValueError(
-            f"{name} failed on the outputs of all calibration samples, a tensor of shape {shape}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(value, Real) and math.prod(getattr(value, "shape", (0,))) == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise UnsupportedTypeError(
-            f"{name} returned {value!r} of type {type(value).__name__}: expected a number, the higher the better"
-        )
+    given = f"the outputs of all calibration samples, a tensor of shape {tuple(outputs.shape)}"
+    value = number_from(function, name, [outputs], given, "a number, the higher the better")
     if not math.isfinite(value):
         raise InvalidValueError(f"{name} returned {value!r}: expected a finite number, the higher the better")
-    return float(value)
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -44,21 +44,27 @@ def score_of(score: Score, expected: Outputs, actual: Iterator[Array]) -> float:
     return _called(score, "MetricEvaluateFn", mine) - _called(score, "MetricEvaluateFn", theirs)
 
 
-def _called(score: Score, option: str, *outputs: list[list[Array]]) -> float:
-    """Call the user's function and check that it returns a number."""
-    assert score.function is not None
-    name = f"{option} {getattr(score.function, '__name__', score.function)!r}"
+def number_from(function: Callable[..., Any], name: str, arguments: Sequence[Any], given: str, expected: str) -> float:
+    """Call a user's function and check that it returns a real number.
+
+    Errors call the function `name`, and say what it was `given` and what was `expected` of it.
+    """
     try:
-        value = score.function(*outputs)
+        value = function(*arguments)
     except Exception as error:
-        raise InvalidValueError(
-            f"{name} failed on the outputs of {len(outputs[0])} samples, a list with a list of arrays for each: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise InvalidValueError(f"{name} failed on {given}: {type(error).__name__}: {error}") from error
     if not isinstance(value, Real) and math.prod(getattr(value, "shape", (0,))) == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise UnsupportedTypeError(f"{name} returned {value!r} of type {type(value).__name__}: expected a number")
+        raise UnsupportedTypeError(f"{name} returned {value!r} of type {type(value).__name__}: expected {expected}")
+    return float(value)
+
+
+def _called(score: Score, option: str, *outputs: list[list[Array]]) -> float:
+    assert score.function is not None
+    name = f"{option} {getattr(score.function, '__name__', score.function)!r}"
+    given = f"the outputs of {len(outputs[0])} samples, a list with a list of arrays for each"
+    value = number_from(score.function, name, outputs, given, "a number")
     if math.isnan(value):
         raise InvalidValueError(f"{name} returned NaN: expected a number")
-    return float(value)
+    return value
