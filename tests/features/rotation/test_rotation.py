@@ -15,7 +15,6 @@ from quark.features.rotation.matrices import (
     factors,
     fold_norm,
     hadamard,
-    orthogonal,
     product,
     rotate_inputs,
     rotate_outputs,
@@ -50,7 +49,7 @@ def test_rotations_are_orthogonal_and_may_keep_the_mean():
 
 @pytest.mark.parametrize("size", [6, 33, 100])
 def test_orders_without_a_hadamard_matrix_are_rotated_all_the_same(size):
-    for matrix in (rotation(size), orthogonal(size, seed=3), rotation(size, keeps_mean=True)):
+    for matrix in (rotation(size), rotation(size, is_random=True, seed=3), rotation(size, keeps_mean=True)):
         np.testing.assert_allclose(matrix @ matrix.T, np.eye(size), atol=1e-12)
     assert np.abs(rotation(size)).max() <= (2 / size) ** 0.5 + 1e-12
     np.testing.assert_allclose(rotation(size, keeps_mean=True).sum(axis=0), 1, atol=1e-12)

@@ -201,8 +201,10 @@ class Edits:
         last, result = online.size, value
         is_parted = channels != last or online.left is not None
         if is_parted:
-            parts = [] if channels == last else [channels // last]
-            sizes = [*parts, len(online.matrix)] if online.left is None else [*parts, *map(len, _both(online))]
+            sizes = [] if channels == last else [channels // last]
+            if online.left is not None:
+                sizes.append(len(online.left))
+            sizes.append(len(online.matrix))
             result = self._reshaped(result, [0] * (len(dims) - 1) + sizes, name)
         result = self._node("MatMul", [result, self._held(online.matrix, value, name)], result, name)
         if online.left is not None:
@@ -235,11 +237,6 @@ class Edits:
         node.meta[READS_FLOAT] = NAME
         node.outputs[0].type = behind.type
         return node.outputs[0]
-
-
-def _both(online: Online) -> tuple[Array, Array]:
-    assert online.left is not None
-    return online.left, online.matrix
 
 
 def weight_place(node: ir.Node) -> tuple[int, bool]:

@@ -134,7 +134,8 @@ def _heads(attention: Attention, tensors: Mapping[str, Array]) -> Heads | str:
         return "its heads do not have columns of their own in the weight that computes the values"
     others = (value for value, _ in attention.others)
     if any(np.isin(columns, tensors[value.name]).any() for value in others):
-        return f"columns of its values are also read by {_name(attention)}"
+        reader = attention.others[0][1][0]
+        return f"columns of its values are also read by {reader.op_type} '{reader.label}'"
     places = tensors[result.name]
     if places.size != np.unique(places).size:
         return "there are too many places in its result to tell them apart; calibrate with shorter samples"
@@ -147,11 +148,6 @@ def _heads(attention: Attention, tensors: Mapping[str, Array]) -> Heads | str:
             return f"the channels of its heads do not arrive in order at '{node.label}'"
         heads.outputs.append((node, channels))
     return heads
-
-
-def _name(attention: Attention) -> str:
-    node = attention.others[0][1][0]
-    return f"{node.op_type} '{node.label}'"
 
 
 def _rows(array: Array) -> Array:

@@ -52,15 +52,6 @@ def rotation(size: int, *, is_random: bool = False, keeps_mean: bool = False, se
     return np.asarray(signs[:, None] * matrix) if is_random else matrix
 
 
-def orthogonal(size: int, seed: int = SEED) -> Array:
-    """A random rotation of any order, the same on every machine for a seed.
-
-    >>> bool(np.allclose(orthogonal(9) @ orthogonal(9).T, np.eye(9)))
-    True
-    """
-    return rotation(size, is_random=True, seed=seed)
-
-
 def _normalized(size: int) -> Array:
     return hadamard(size) / math.sqrt(size) if has_hadamard(size) else hartley(size)
 

@@ -451,14 +451,10 @@ def _pass_reduced(search: _Search, node: Node) -> None:
     if data is None or axes is None:
         return
     if axes == [-1]:
-        if node.op_type != "ReduceSum" and not _is_square_of(data):
+        if node.op_type != "ReduceSum" and not (data.producer is not None and _is_square(data.producer)):
             search.add_norm(data, uses_mean=True)
     elif None not in axes and -1 not in axes:
         search.pass_through(node, [0])
-
-
-def _is_square_of(value: Value) -> bool:
-    return value.producer is not None and _is_square(value.producer)
 
 
 def _pass_sum(search: _Search, node: Node) -> None:

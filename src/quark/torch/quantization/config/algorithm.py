@@ -47,7 +47,7 @@ class AlgoConfig:
         settings = dict(content)
         name = settings.pop("name", None)
         if name in _REFUSED:
-            raise _refusal(str(name))
+            raise UnsupportedOptionError(f"algorithm '{name}' is not carried out on torch models: {_REFUSED[name]}")
         algorithms = {**ALGORITHMS, **{feature.folder: feature.options for feature in FEATURES if feature.switch}}
         if name not in algorithms:
             raise unknown_name("algorithm", name, algorithms)
@@ -573,10 +573,6 @@ _OWN = (
 )
 ALGORITHMS: Mapping[str, type[AlgoConfig]] = {cls.name: cls for cls in _OWN}
 _REFUSED = {"quarot": "use RotationConfig (name 'rotation'), for language models"}
-
-
-def _refusal(name: str) -> UnsupportedOptionError:
-    return UnsupportedOptionError(f"algorithm '{name}' is not carried out on torch models: {_REFUSED[name]}")
 
 
 def algorithm_dict(algorithm: Any) -> dict[str, Any]:
