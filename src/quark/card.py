@@ -146,7 +146,7 @@ class Card:
         fields = Fields(content, label)
         if "version" not in fields:
             raise InvalidValueError(
-                f"{label}: there is no card in it: expected the JSON that quark writes beside a model"
+                f"{label}: it contains no card: expected the JSON that quark writes next to a model"
             )
         if fields.value("version") != CARD_VERSION:
             version = short(fields.value("version"))

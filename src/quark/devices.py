@@ -243,7 +243,7 @@ def _loading_trouble(provider: str) -> str:
 
     name = provider.removesuffix("ExecutionProvider").lower()
     folder = Path(onnxruntime.__file__).parent / "capi"
-    reason = "its library loads, and ONNX Runtime says no more"
+    reason = "its library loads, and ONNX Runtime gives no reason"
     file = next(folder.glob(f"*onnxruntime_providers_{name}.*"), None)
     try:
         ctypes.CDLL(str(file or f"onnxruntime_providers_{name}"))

@@ -144,7 +144,7 @@ def test_entries_of_one_activation_move_together():
 
 
 def test_what_has_no_position_takes_no_part():
-    """A scale that is no power of two, one for each channel, another kind of number, readers that disagree."""
+    """A scale that is not a power of two, one for each channel, another kind of number, readers that disagree."""
     model = conv_net()
     plan = plan_of(model, {"x": 9, "w": 11, "b": 22, "y": 0})
     odd = [

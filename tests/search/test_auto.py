@@ -142,7 +142,7 @@ def test_a_stated_bound_takes_the_place_of_the_usual_one(model, calib):
 
 def test_says_where_samples_are_too_few_for_the_bound(model, calib, latencies):
     (note,) = auto_quantize(model, calib, max_drop=3).notes
-    assert note.startswith("3 samples cannot tell a loss of 3 points: one changed prediction")
+    assert note.startswith("3 samples cannot show a loss of 3 points: one changed prediction")
     assert auto_quantize(model, calib, max_drop=40).notes == ()
 
 

@@ -42,8 +42,8 @@ def _names_by_purpose() -> str:
 
 HELP = f"""Convert a model with one of many small tools.
 
-Without NAME: list the tools with what they do. `quark convert NAME --help` shows the arguments of a tool. The same
-tools are run by `python -m quark.onnx.tools.NAME`, under AMD's names.
+Without NAME, list the tools. `quark convert NAME --help` shows the arguments of a tool. The same tools can be run by
+`python -m quark.onnx.tools.NAME`, under AMD's names.
 
 {_names_by_purpose()}
 """

@@ -296,7 +296,7 @@ def reproduce(
         from quark.torch.export.reproduction import reproduce_export
 
         if model is not None:
-            raise click.UsageError("--float is for files, and this one was made from a torch module: give --module")
+            raise click.UsageError("this file was made from a torch module, so give --module instead of --float")
         result = reproduce_export(card, module, calib, state, output)
     if as_json:
         say_json(result.to_dict(), indent=1)

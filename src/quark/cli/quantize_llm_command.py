@@ -107,7 +107,7 @@ def _request(folder: Path, out: Path, options: dict[str, Any]) -> LanguageQuanti
 
     calib, evaluate, length = options["calib"], options["evaluate"], options["length"]
     if options["limit"] is not None and evaluate is None:
-        raise click.UsageError("--limit is for --evaluate, which is not there")
+        raise click.UsageError("--limit needs --evaluate")
     if options["device"] != "cpu" and not torch.cuda.is_available():
         raise click.UsageError(f"--device {options['device']}: torch finds no such device; use cpu")
     return LanguageQuantization(

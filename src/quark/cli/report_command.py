@@ -294,7 +294,7 @@ def suggested_command(step: Step, float_model: Path, model: Path, calibration: C
 
 def _summary(diagnosis: Diagnosis, float_model: Path, model: Path, calibration: Calibration) -> list[str]:
     """Return the verdict, the worst outputs, the most sensitive layers, and suggestions."""
-    doubt = ", on random numbers, which says little" if diagnosis.basis.is_random else ""
+    doubt = ", on random numbers, which is not informative" if diagnosis.basis.is_random else ""
     lines = [f"{diagnosis.verdict.value.upper()}: {diagnosis.result.name} against {diagnosis.source.name}{doubt}"]
     lines += [
         f"output '{output.name}': SQNR in dB {sqnr_text(output.sqnr_db)}, cosine {output.cosine:.4f}"
@@ -339,7 +339,7 @@ def making_of(
         command = shell_command(["quark", "reproduce", Path(card_file)])
     else:
         notes.append(
-            "There is no reproducibility card in the file or beside it, so no command makes it again for sure."
+            "There is no reproducibility card in the file or next to it, so no command is certain to rebuild it."
         )
     version = metadata.get(f"{METADATA}version")
     made = {

@@ -177,7 +177,7 @@ def limit_positions(
         SkippedNode(
             violation.operation,
             op_types.get(violation.operation, ""),
-            f"{violation.rule}: {violation}, after {options.max_rounds} rounds; other rules want it otherwise",
+            f"{violation.rule}: {violation}, after {options.max_rounds} rounds, because other rules contradict it",
         )
         for violation in settlement.violations
     ]

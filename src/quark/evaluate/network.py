@@ -59,7 +59,7 @@ class Network:
         if len(self.inputs) != 1:
             inputs = ", ".join(map(str, self.inputs))
             raise ModelError(
-                f"model '{self.path}' takes no images: expected one input, it has {inputs}; "
+                f"model '{self.path}' takes no images: expected one input, but it has {inputs}; "
                 "give a .npz file with an array [n, ...] for each of them"
             )
         return self.inputs[0]

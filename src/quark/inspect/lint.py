@@ -519,7 +519,7 @@ def check_numbers(_: ir.Model, quantizers: FileQuantizers) -> Iterator[Finding]:
                 message = f"{quantizer.scale.size} scales, expected one for the tensor"
                 yield quantizer.finding("PerTensor", message, "quantize with per_channel=False, as XINT8 does")
             elif quantizer.position is None:
-                message = f"scale {float(quantizer.scale.reshape(())):.9g} is no power of two"
+                message = f"scale {float(quantizer.scale.reshape(())):.9g} is not a power of two"
                 yield quantizer.finding(
                     "PowerOfTwoScale", message, "quantize with PowerOfTwoMethod.MinMSE, as XINT8 does"
                 )

@@ -92,7 +92,9 @@ def _first_sample(reader: Any, model: ir.Model, shapes: Mapping[str, Sequence[in
         )
     sample = reader.get_next()
     if not sample:
-        raise InvalidValueError("dump_data_reader has no sample: get_next returned nothing; rewind it, or make it anew")
+        raise InvalidValueError(
+            "dump_data_reader has no sample: get_next returned nothing; rewind it, or create a new one"
+        )
     return as_sample(sample, inputs, 0)
 
 

@@ -115,5 +115,5 @@ def _checked(read: Source, external: ExternalData) -> tuple[Carved, dict[str, me
     check_forms(carved.proto, read.name)
     views = check_tensors(read, carved, external)
     if "" not in opset_versions(carved.proto.opset_import):
-        raise ModelError(f"'{read.name}' does not say which opset it is of (opset_import). Export it again")
+        raise ModelError(f"'{read.name}' does not declare its opset (opset_import). Export it again")
     return carved, views

@@ -206,7 +206,7 @@ def _check_import(name: str, version: str, consequence: str, health: Health = He
     """Check that a package can be imported, and that the import finds the installed one."""
     module = IMPORT_NAMES.get(name, name)
     if elsewhere := shadowing_file(module):
-        detail = f"'import {module}' finds {elsewhere}, which is another module of that name"
+        detail = f"'import {module}' finds {elsewhere}, another module of that name"
         return Finding(name, health, detail, consequence, "leave that folder (cd), or remove it from PYTHONPATH")
     try:
         importlib.import_module(module)

@@ -297,7 +297,7 @@ def advice(report: Report) -> list[str]:
             return ["quantize what is inside If, Loop and Scan too: --set EnableSubgraph=true"]
         return ["'in float' below has the reason for each node"]
     if report.verdict is Verdict.UNCHECKED:
-        return ["give data that the network knows: --calib DIR in the command, data= in Python"]
+        return ["give realistic data: --calib DIR in the command, data= in Python"]
     tips = []
     if alternatives := _measured_alternatives(report):
         name, figures = alternatives[0]

@@ -390,7 +390,7 @@ class _Search:
                 return f"its file would take {size_text(int(least))} at least, and {best.name} is smaller"
             return ""
         if best is not None and self.target is not Target.CPU:
-            return f"{best.name} passed, and comes before it"
+            return f"{best.name} passed, and ranks higher"
         if candidate.preset in ("FP16", "BF16"):
             return f"{best.name} passed and is smaller" if best is not None else ""
         if candidate.base:
@@ -412,7 +412,7 @@ class _Search:
             return f"nothing was protected in {candidate.base}"
         if "ProtectBudget" in dict(candidate.changes):
             if base.figures.verdict == Verdict.OK.value and base.outcome != "passed":
-                return f"protection goes by the verdict, which is ok for {candidate.base} already"
+                return f"protection depends on the verdict, which is already ok for {candidate.base}"
             passed = next((row for row in self.rows if row.outcome == "passed" and row.preset in _STATIC), None)
             return f"{passed.name} passed with less in float" if passed is not None else ""
         return "" if base.outcome == "passed" else f"{candidate.base} did not pass with protection"
@@ -494,7 +494,7 @@ class _Search:
         is_counted = any(row.figures is not None and row.figures.agreement is not None for row in self.rows)
         if most is not None and is_counted and not self.bound.has_measure and 100 / count > most:
             yield (
-                f"{count_of(count, 'sample')} cannot tell a loss of {most:g} points: one changed prediction that is no "
+                f"{count_of(count, 'sample')} cannot show a loss of {most:g} points: one changed prediction that is no "
                 f"near tie is {100 / count:.3g}. Give more samples, or labelled ones (--data)"
             )
 

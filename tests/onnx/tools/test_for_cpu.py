@@ -113,8 +113,8 @@ def test_a_network_for_an_npu_keeps_every_bit_and_has_no_float_convolution(tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sw": F32(0.01)}, r"\(Conv\): scale .* is no power of two"),
-        ({"sb": F32(2**-15)}, r"\(Conv\): bias 'b' is no whole number of steps"),
+        ({"sw": F32(0.01)}, r"\(Conv\): scale .* is not a power of two"),
+        ({"sb": F32(2**-15)}, r"\(Conv\): bias 'b' is not a whole number of steps"),
         ({"sw": F32(2**-30), "sb": F32(2**-12)}, r"\(Conv\): its sums may reach \d+ steps; float32 is exact up to"),
     ],
     ids=["scale", "bias", "sum"],

@@ -270,7 +270,7 @@ class _Mixer:
                 )
             self.notes.append(
                 f"PlanFile '{self._options.plan_file}': its sensitivities are of another model, other types or other "
-                "samples, and were measured anew"
+                "samples, so they were measured again"
             )
         layers = []
         with track(len(plan.layers), "measuring sensitivities") as advance:

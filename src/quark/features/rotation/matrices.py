@@ -83,7 +83,7 @@ def hadamard(size: int) -> Array:
 
 
 def _factors(size: int) -> list[int] | None:
-    """Orders of 2, or of a Paley matrix, whose product is `size`; the one that is no power of two comes first."""
+    """Orders of 2, or of a Paley matrix, whose product is `size`; the one that is not a power of two comes first."""
     if size > 0 and size & (size - 1) == 0:
         return [2] * (size.bit_length() - 1)
     doublings, core = 0, size

@@ -420,7 +420,7 @@ def _check(expected: torch.Tensor, actual: torch.Tensor) -> None:
     most = MOST_ERROR if expected.dtype in (torch.float32, torch.float64) else MOST_ERROR_HALF
     if not error <= most:
         raise ModelError(
-            f"rotation: the rotated model computes something else (largest error {error:.2g} of the largest logit), so "
+            f"rotation: the rotated model differs (largest error {error:.2g} of the largest logit), so "
             "it has a form that is not understood; name the layers in scaling_layers, or use online_r1_rotation=True"
         )
 

@@ -77,11 +77,11 @@ def _least_sqnr(array: Array) -> float:
 def _changed_function(options: RotationOptions, sqnr_db: float) -> InvalidValueError:
     if options.pairs:
         return InvalidValueError(
-            f"rotation config '{options.source}': the rotated network computes something else (SQNR {sqnr_db:.1f} dB). "
+            f"rotation config '{options.source}': the rotated network differs (SQNR {sqnr_db:.1f} dB). "
             "Every node that writes a rotated tensor belongs to prev_nodes, and every node that reads one to next_nodes"
         )
     return InvalidValueError(
-        f"include_rotation: the rotated network computes something else (SQNR {sqnr_db:.1f} dB), so the graph has a "
+        f"include_rotation: the rotated network differs (SQNR {sqnr_db:.1f} dB), so the graph has a "
         "form that is not understood. Turn the rotations off one by one (R1, R2, R3, R4), or name the nodes in a file "
         "(RConfigPath)"
     )

@@ -101,7 +101,7 @@ def _check_layer(layer: ir.Node, quantized: QuantizedGraph) -> None:
     for factor in (number for array in scales for number in np.ravel(array).tolist()):
         if not _is_power_of_two(factor):
             raise ModelError(
-                f"{what}: scale {factor:g} of its sums or its output is no power of two, so that float and integer "
+                f"{what}: scale {factor:g} of its sums or its output is not a power of two, so that float and integer "
                 "arithmetic round differently. Quantize with a preset of power-of-two scales, such as XINT8"
             )
     _, zero_point = scale_and_zero_point(data, str(layer.name))
@@ -115,12 +115,12 @@ def _check_layer(layer: ir.Node, quantized: QuantizedGraph) -> None:
         added = bias_values(own, bias.tensor) / scale
         if (added != np.rint(added)).any():
             raise ModelError(
-                f"{what}: bias '{bias.tensor}' is no whole number of steps of the layer's sums, {np.max(scale):g}, and "
+                f"{what}: bias '{bias.tensor}' is not a whole number of steps of the sums, {np.max(scale):g}, and "
                 "an int32 bias would round it"
             )
         steps = steps + np.abs(added).ravel()
     elif input_value(layer, 2) is not None:
-        raise ModelError(f"{what}: its bias is not quantized, so that its sums are no integers")
+        raise ModelError(f"{what}: its bias is not quantized, so its sums are not integers")
     if steps.max(initial=0) > EXACT_STEPS:
         raise ModelError(
             f"{what}: its sums may reach {steps.max():.0f} steps; float32 is exact up to {EXACT_STEPS}, so that the "

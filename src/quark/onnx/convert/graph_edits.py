@@ -36,7 +36,7 @@ def convert_opset_version(model: onnx.ModelProto, target_opset: int) -> onnx.Mod
     """
     present = opset_versions(model.opset_import).get("") or opset_versions(model.opset_import).get("ai.onnx")
     if present is None:
-        raise ModelError("the model does not say which opset it is of (opset_import). Export it again")
+        raise ModelError("the model does not declare its opset (opset_import). Export it again")
     newest = onnx.defs.onnx_opset_version()
     if not 1 <= target_opset <= newest:
         raise InvalidValueError(f"opset {target_opset}: expected 1 to {newest}, the newest that the package onnx has")

@@ -189,7 +189,7 @@ def _check(array: npt.NDArray[Any], info: InputInfo, what: str) -> npt.NDArray[A
         bad = int(array.size - np.count_nonzero(np.isfinite(array)))
         if bad:
             raise InvalidValueError(
-                f"{what}: {bad} of {array.size} values are NaN or Inf; calibrating on them is no use"
+                f"{what}: {bad} of {array.size} values are NaN or Inf; they cannot be used for calibration"
             )
     return np.ascontiguousarray(array) if array.ndim else array
 

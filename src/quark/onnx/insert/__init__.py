@@ -85,7 +85,7 @@ def _check(plan: QuantizationPlan, values: dict[str, ir.Value], nodes: dict[str,
     """Raise ModelError if the plan is not for this model."""
     for tensor in plan:
         if tensor.tensor not in values:
-            raise ModelError(f"the plan quantizes tensor '{tensor.tensor}', and the model has none of that name")
+            raise ModelError(f"the plan quantizes tensor '{tensor.tensor}', which the model does not have")
         for reader in tensor.readers:
             node = nodes.get(reader.node)
             read = model.graph.outputs if reader.is_graph_output else node.inputs if node is not None else ()
@@ -94,7 +94,9 @@ def _check(plan: QuantizationPlan, values: dict[str, ir.Value], nodes: dict[str,
                 where = f"output {reader.index}" if reader.is_graph_output else f"'{reader.node}' input {reader.index}"
                 raise ModelError(f"the plan lets {where} read tensor '{tensor.tensor}': the model has it otherwise")
         if tensor.role is not Role.ACTIVATION and not is_constant(values[tensor.tensor]):
-            raise ModelError(f"the plan takes tensor '{tensor.tensor}' for a {tensor.role.value}: it is no constant")
+            raise ModelError(
+                f"the plan takes tensor '{tensor.tensor}' for a {tensor.role.value}, but it is not a constant"
+            )
 
 
 def _insert_static(

@@ -62,7 +62,7 @@ def lift_opset(
         )
     present = opset_versions(proto.opset_import).get("")
     if present is None or present < 1:
-        raise ModelError(f"'{name}' does not say which opset it is of (opset_import). Export it again")
+        raise ModelError(f"'{name}' does not declare its opset (opset_import). Export it again")
     if present > runtime_limit(present):
         raise ModelError(
             f"'{name}' is of opset {present}, and the installed ONNX Runtime takes up to "
@@ -73,7 +73,7 @@ def lift_opset(
         return carved, remarks
     if target < max(present, MIN_OPSET):
         raise InvalidValueError(
-            f"opset {target} for '{name}', which is of opset {present}: a model can be lifted to a newer opset from "
+            f"opset {target} for '{name}', whose opset is {present}: a model can be lifted to a newer opset from "
             f"{MIN_OPSET} on, and never brought to an older one"
         )
     if runtime_limit(target) < target:

@@ -88,7 +88,7 @@ def _read_file(path: Path, max_held_bytes: int) -> Source:
     except ValueError as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{str(path)!r} is no path: {error}") from error
+        raise ModelError(f"{str(path)!r} is not a path: {error}") from error
     return Source(data, path.name, path.parent.resolve(), path.resolve().parent)
 
 
@@ -167,7 +167,7 @@ class ExternalData:
             raise ModelError(f"'{self.source.name}': its external data cannot be read: {error}") from error
         for path, name in names.items():
             if not path.is_file():
-                raise self._error(name, path, "is not there: external data belongs beside the model")
+                raise self._error(name, path, "is not there: external data belongs next to the model")
             try:
                 # an empty file cannot be mapped
                 is_held = total <= large_tensors.LARGE_MODEL_BYTES or path.stat().st_size == 0
@@ -210,7 +210,9 @@ class ExternalData:
             path = (self.source.folder / location).resolve()
             path.is_file()
         except (OSError, RuntimeError) as error:  # the name is too long, or links form a cycle
-            raise self._error(tensor, location, f"is no path: {getattr(error, 'strerror', None) or error}") from error
+            raise self._error(
+                tensor, location, f"is not a path: {getattr(error, 'strerror', None) or error}"
+            ) from error
         # in a store of files that are used through links, the model and its data are side by side
         allowed = (self.source.folder, self.source.real_folder or self.source.folder)
         if not any(path.is_relative_to(folder) for folder in allowed):

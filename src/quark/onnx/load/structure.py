@@ -176,7 +176,7 @@ class _Place:
                     ready.append(reader)
         if done < len(nodes):
             stuck = next(node for node, count in zip(nodes, missing, strict=True) if count)
-            raise self.error(f"the graph turns in a circle: {describe(stuck)} needs a value that depends on its own")
+            raise self.error(f"the graph has a cycle: {describe(stuck)} needs a value that depends on its own result")
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -290,7 +290,7 @@ def _check_nodes(
                 "that it was made from"
             )
     if not 0 < opsets.get("", 1) <= MAX_OPSET:
-        raise ModelError(f"'{name}' says that it is of opset {opsets['']}, which is none. Export it again")
+        raise ModelError(f"'{name}' declares opset {opsets['']}, which does not exist. Export it again")
     for node in nodes:
         domain = node.domain
         if (domain, node.op_type) in functions:
@@ -331,7 +331,7 @@ def _check_standard(node: onnx.NodeProto, version: int, name: str) -> None:
     if node.op_type in known:
         since = onnx.defs.get_schema(node.op_type).since_version
         raise ModelError(
-            f"'{name}': {describe(node)} is no operator of opset {version}; ONNX has {node.op_type} in other versions "
-            f"(newest: {since}). Export the model again, for an opset that has it"
+            f"'{name}': {describe(node)} is not an operator of opset {version}; ONNX has {node.op_type} in other "
+            f"versions (newest: {since}). Export the model again, for an opset that has it"
         )
     raise ModelError(f"'{name}': {describe(node)}: {unknown_name('standard operator', node.op_type, sorted(known))}")

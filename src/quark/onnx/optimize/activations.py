@@ -45,7 +45,7 @@ def fuse_gelu(model: ir.Model) -> int:
     matches = [match for node in nodes(model) if (match := _match_gelu(node)) is not None]
     if opset(model) < GELU_OPSET:
         if matches:
-            _log.info("%d Gelu stay as they are: opset %d has no Gelu (20 has)", len(matches), opset(model))
+            _log.info("%d Gelu stay decomposed: Gelu needs opset 20, the model has %d", len(matches), opset(model))
         return 0
     for last, x, approximate in matches:
         become(last, "Gelu", [x], {"approximate": approximate})

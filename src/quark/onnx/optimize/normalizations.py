@@ -59,7 +59,7 @@ def fuse_layer_norm(model: ir.Model) -> int:
     matches = [match for match in _normalizations(model) if _normalized_shape(match) is not None]
     if opset(model) < LAYER_NORM_OPSET:
         if matches:
-            text = "%d layer normalizations stay as they are: opset %d has no LayerNormalization (17 has)"
+            text = "%d layer normalizations stay decomposed: LayerNormalization needs opset 17, the model has %d"
             _log.info(text, len(matches), opset(model))
         return 0
     return sum(_to_layer_norm(model, match) for match in matches)

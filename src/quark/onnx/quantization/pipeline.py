@@ -357,8 +357,8 @@ def _remarks(plan: QuantizationPlan, samples: Samples, settings: Settings, obsta
     if constants := samples.constants():
         told = listed(f"'{name}' is {value:g}" for name, value in constants.items())
         remarks.append(
-            f"every value of {told}, in all samples: the ranges fit no other input, and the verdict says nothing "
-            "about one. Check how the data is made"
+            f"every value of {told}, in all samples: the ranges and the verdict are not valid for any other input. "
+            "Check how the data is made"
         )
     return remarks
 

@@ -64,7 +64,7 @@ def get_opset_version(model: onnx.ModelProto) -> int:
     """The version of ONNX's own operators in a model."""
     versions = opset_versions(model.opset_import)
     if "" not in versions:
-        raise ModelError(f"'{model.graph.name or 'model'}' does not say which opset it is of (opset_import)")
+        raise ModelError(f"'{model.graph.name or 'model'}' does not declare its opset (opset_import)")
     return versions[""]
 
 

@@ -119,12 +119,14 @@ def expected_hash(found_card: FoundCard) -> tuple[str, list[str]]:
     result = found_card.card.result
     if found_card.model is None:
         if result is None:
-            raise InvalidValueError(f"card '{found_card.file}' says no hash of its file, and that is not beside it")
+            raise InvalidValueError(
+                f"card '{found_card.file}' does not contain the hash of its file, which is not next to it either"
+            )
         return result.sha256, []
     now = file_hash(found_card.model)
     if found_card.file == found_card.model or result is None or result.sha256 == now:
         return now, []
-    warning = f"'{found_card.model.name}' beside the card has changed since: SHA-256 {now[:16]}"
+    warning = f"'{found_card.model.name}' next to the card has changed since: SHA-256 {now[:16]}"
     return result.sha256, [warning + _old_hash(found_card.card, bool(external_files(found_card.model)))]
 
 

@@ -176,7 +176,7 @@ def try_all(
     try:
         making = Making.of(Path(quantized))
     except InvalidValueError as error:
-        return untried(diagnosis, f"the file does not say how to make it again ({error})")
+        return untried(diagnosis, f"the file does not say how to rebuild it ({error})")
     candidates = suggest(diagnosis, making, load(float_model, making.settings.load).model)
     with _Trials(making, float_model, data, num_samples, preprocessing) as trials:
         return trials.run(Path(quantized), candidates, max(seconds, LEAST_SECONDS), say or (lambda *_: None))

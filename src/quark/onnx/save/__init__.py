@@ -158,7 +158,7 @@ def _refuse_other_json(report: Path, target: Path) -> None:
         return
     if not isinstance(content, dict) or not REPORT_KEYS & content.keys():
         raise InvalidValueError(
-            f"output '{target}': its report would overwrite '{report}', which is JSON and no report of quark's; choose "
+            f"output '{target}': its report would overwrite '{report}', which is JSON, but not of quark; choose "
             "another name, or move that file"
         )
 

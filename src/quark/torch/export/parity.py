@@ -130,7 +130,7 @@ def check_parity(
     if divergence is not None:
         report = replace(report, first_divergence=divergence)
         raise ParityError(
-            f"'{path.name}' computes something else than the network ({report}). The first layer that differs, from "
+            f"'{path.name}' does not compute what the network computes ({report}). The first layer that differs, from "
             f"the same inputs, is {divergence}. Leave that layer out of quantization (exclude), or export with "
             "check=False and judge by the figures of a data set",
             report,

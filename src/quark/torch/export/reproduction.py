@@ -236,7 +236,7 @@ def _example_of(facts: TorchFacts, file: Path) -> dict[str, torch.Tensor]:
         where = f"card '{file}': field 'torch.inputs.{name}'"
         kind = getattr(torch, dtype, None) if dtype.isidentifier() else None
         if not isinstance(kind, torch.dtype):
-            raise InvalidValueError(f"{where}: {dtype!r} is no type of torch")
+            raise InvalidValueError(f"{where}: {dtype!r} is not a type of torch")
         try:
             example[name] = torch.zeros(shape, dtype=kind)
         except (RuntimeError, MemoryError) as error:

@@ -87,7 +87,7 @@ def quantize_network(
     if wanted and batches is None and not is_empty:
         raise InvalidValueError(
             f"{len(wanted)} activations have static scales, such as '{wanted[0][0]}', and there is no data: "
-            "hand a loader to quantize_model, or take is_dynamic=True or weights alone"
+            "pass a loader to quantize_model, use is_dynamic=True, or quantize weights alone"
         )
     ranges = dict.fromkeys(wanted, UNKNOWN) if is_empty else observe(network, wanted, batches or ())
     decision = Decision(network, work.batches, settings, placement, ranges, starts_late=is_empty)
@@ -144,8 +144,8 @@ def _batches(model: nn.Module | ExportedProgram, loader: Iterable[Any] | None, s
     if not isinstance(model, ExportedProgram) or model.example_inputs is None:
         return None
     warnings.warn(
-        "no calibration data: ranges are found from random numbers, which says little about real data; hand a loader "
-        "to quantize_model",
+        "no calibration data: ranges are found from random numbers and may not fit real data; pass a loader to "
+        "quantize_model",
         stacklevel=4,
     )
     generator = torch.Generator().manual_seed(settings.seed)

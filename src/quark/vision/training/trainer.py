@@ -202,7 +202,7 @@ class Trainer:
             if before != value:
                 raise InvalidValueError(
                     f"'{self.folder / LAST}' is of a run with {name} {before}, not {value}: resume with the same "
-                    f"options, or start anew"
+                    "options, or start again"
                 )
         try:
             self._steps.restore(saved)

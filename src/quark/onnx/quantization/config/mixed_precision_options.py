@@ -291,16 +291,17 @@ def _targets(settings: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
         ".Top1AccTarget without EvaluateFunction: give the function that it is about": (
             "Top1AccTarget" in settings and not has_function
         ),
-        ".EvaluateFunction without Top1AccTarget: say what it may lose, such as 0.01": (
+        ".EvaluateFunction without Top1AccTarget: give the acceptable loss, such as 0.01": (
             has_function and "Top1AccTarget" not in settings and not is_planned
         ),
-        ".MetricTarget without Metric: say which measure, such as 'cosine'": (
+        ".MetricTarget without Metric: give the measure, such as 'cosine'": (
             "MetricTarget" in settings and "Metric" not in settings
         ),
         ": BitsTarget and BitOperationsTarget are two budgets: give one": (
             "BitsTarget" in settings and "BitOperationsTarget" in settings
         ),
-        ": a budget says how much is lowered; leave NumTarget out": has_budget and bool(settings.get("NumTarget")),
+        ": a budget already decides how much is lowered; leave NumTarget out": has_budget
+        and bool(settings.get("NumTarget")),
         ": a budget is for single layers and one lower type; leave SubgraphJson out, and name one TargetLayerConfig": (
             has_budget and ("SubgraphJson" in settings or bool(draft.of("mix")["others"]))
         ),
@@ -310,7 +311,7 @@ def _targets(settings: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
         ": MetricDistanceFn and MetricEvaluateFn are two functions for one score: give one": (
             "MetricDistanceFn" in settings and "MetricEvaluateFn" in settings
         ),
-        ".UsePlan without PlanFile: say which plan": is_planned and "PlanFile" not in settings,
+        ".UsePlan without PlanFile: give the plan": is_planned and "PlanFile" not in settings,
     }
     for text, is_made in mistakes.items():
         if is_made:

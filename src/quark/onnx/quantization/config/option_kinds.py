@@ -371,11 +371,9 @@ def tensor_overrides(value: Mapping[str, Any]) -> tuple[TensorOverride, ...]:
                     raise unknown_name(f"key of option '{subject}'", key, OVERRIDE_KEYS)
                 OVERRIDE_KEYS[key].check(f"{subject}.{key}", item)
             if ("scale" in entry) != ("zero_point" in entry):
-                raise InvalidValueError(f"option '{subject}': scale and zero_point come together")
+                raise InvalidValueError(f"option '{subject}': give both scale and zero_point, or neither")
             if "scale" in entry and not {"symmetric", "reduce_range", "rmin", "rmax"}.isdisjoint(entry):
-                raise InvalidValueError(
-                    f"option '{subject}': with scale and zero_point given, nothing else of the range can be"
-                )
+                raise InvalidValueError(f"option '{subject}': scale and zero_point exclude other settings of the range")
         first = entries[0]
         if first.get("per_tensor", False) is not False and "axis" in first:
             raise InvalidValueError(f"option '{subject}': per_tensor and axis exclude each other: give one")

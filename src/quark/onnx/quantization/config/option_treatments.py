@@ -111,7 +111,7 @@ class ForSpecs:
     def __call__(self, draft: Draft, name: str, value: Any) -> None:
         key = self.alias_of or name
         if draft.spec_values.setdefault(key, value) != value:
-            raise InvalidValueError(f"options '{name}' and '{key}' are one, and say different things: leave one out")
+            raise InvalidValueError(f"options '{name}' and '{key}' are the same, with different values: leave one out")
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class SecondSwitch(Switch):
 
     def __call__(self, draft: Draft, name: str, value: Any) -> None:
         if draft.run.extra_options.get(self.first, value) != value:
-            raise InvalidValueError(f"options '{name}' and '{self.first}' are one, and say different things")
+            raise InvalidValueError(f"options '{name}' and '{self.first}' are the same, with different values")
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class GptqSettings:
             draft.remarks.append(f"{name}.BlockSize: it does not change the result")
         if given:
             keys = ", ".join(given)
-            draft.remarks.append(f"{name}: weights are rounded to the scales of their spec, which says {keys}")
+            draft.remarks.append(f"{name}: weights are rounded to the scales of their spec, which defines {keys}")
 
 
 @dataclass(frozen=True)

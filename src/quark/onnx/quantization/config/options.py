@@ -171,7 +171,7 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
     draft = _drafted(run, layer.inputs)
     for option in ("ActivationSymmetric", "WeightSymmetric", "WeightCalibrateMethod"):
         if draft.spec_values.pop(option, None) is not None:
-            draft.remarks.append(f"{option}: in a QConfig the specs say it")
+            draft.remarks.append(f"{option}: a QConfig has this in its specs")
     options = spec_options(draft)
     is_nbits = draft.spec_values.get("UseMatMulNBits")
     default = _nbits_spec(draft) if is_nbits else layer_spec(layer, options)
@@ -232,7 +232,7 @@ def _nbits_spec(draft: Draft) -> LayerSpec:
     given = [name for name, same in _DECIDED_BY_NBITS.items() if values.get(name, same) != same]
     for name in [*given, *(["op_types_to_quantize"] if draft.run.op_types_to_quantize else [])]:
         draft.spec_values.pop(name, None)
-        draft.remarks.append(f"{name}: UseMatMulNBits says it: weights of MatMul in groups, all else float")
+        draft.remarks.append(f"{name}: UseMatMulNBits implies it: weights of MatMul in groups, all else float")
     nbits = draft.steps.setdefault("insert", {}).setdefault("matmul_nbits", NBitsOptions())
     draft.put("choose", "is_weights_only", True)
     op_types = {"MatMul", "Gemm"}

@@ -204,7 +204,7 @@ def _groups(spec: Any, label: str) -> tuple[Options, Options, str]:
     path = Path(spec)
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         if str(spec).lower() not in TEMPLATES:
-            raise unknown_name(f"template of {label}, which is no .yaml file", str(spec), TEMPLATES)
+            raise unknown_name(f"template of {label}, which is not a .yaml file", str(spec), TEMPLATES)
         return dict(TEMPLATES[str(spec).lower()]), {}, ""
     content = (read_json if path.suffix.lower() == ".json" else read_yaml)(path, label, SETTINGS)
     if not isinstance(content, Mapping):

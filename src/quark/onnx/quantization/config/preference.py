@@ -87,7 +87,11 @@ def with_preference(
     told += [f"FastFinetune.{key} = {value}" for key, value in finetune.items() if old.get(key) != value]
     if finetune:
         changes["FastFinetune"] = {**old, **finetune}
-    what = f"sets {', '.join(told)}" if told else "the settings of calibration and finetuning are as it wants them"
+    what = (
+        f"sets {', '.join(told)}"
+        if told
+        else "the settings of calibration and finetuning are already the ones it selects"
+    )
     return replace(run, extra_options={**before, **changes}), [f"{OPTION} '{preference}': {what}"]
 
 

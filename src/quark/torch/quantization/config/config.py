@@ -263,7 +263,7 @@ class Config:
             given["kv_cache_post_rope"] = self.kv_cache_post_rope
             for name, value in given.items():
                 if value:
-                    raise InvalidValueError(f"{name} {value!r} without kv_cache_quant_config: say what the types are")
+                    raise InvalidValueError(f"{name} {value!r} without kv_cache_quant_config: give the types")
             return None
         by_name = {name: config.layer_specs() for name, config in self.kv_cache_quant_config.items()}
         for name, layer in by_name.items():

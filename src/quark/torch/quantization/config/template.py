@@ -238,8 +238,8 @@ class LLMTemplate:
             raise unknown_name("kv_cache_scheme", cache, KV_CACHE_SCHEMES)
         if not self.kv_layers_name:
             raise InvalidValueError(
-                f"kv_cache_scheme {cache}: the template for '{self.model_type}' does not say which projections give "
-                "keys and values (kv_layers_name)"
+                f"kv_cache_scheme {cache}: the template for '{self.model_type}' does not name the projections for keys "
+                "and values (kv_layers_name)"
             )
         spec = KV_CACHE_SCHEMES[cache].to_quantization_spec()
         return {name: replace(own(name) or self._layers(scheme), output_tensors=spec) for name in self.kv_layers_name}

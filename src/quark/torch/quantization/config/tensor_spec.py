@@ -325,9 +325,9 @@ def _integer_problems(spec: QuantizationSpec) -> Iterator[str]:
         possible = " or ".join(scheme.name for scheme in observer.schemes)
         yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
     if scheme is QSchemeType.per_channel and spec.ch_axis is None:
-        yield "qscheme per_channel without ch_axis: say which axis has the channels, 0 for weights of Conv2d or Linear"
+        yield "qscheme per_channel without ch_axis: give the axis of the channels, 0 for weights of Conv2d or Linear"
     if scheme is QSchemeType.per_group and spec.group_size is None:
-        yield "qscheme per_group without group_size: say how many neighbours share a scale, such as 32"
+        yield "qscheme per_group without group_size: give the number of neighbours that share a scale, such as 32"
     if scheme is QSchemeType.per_tensor and spec.ch_axis is not None:
         yield f"ch_axis {spec.ch_axis} with qscheme per_tensor: leave it out, or use per_channel"
     if scheme is not QSchemeType.per_group and spec.group_size is not None:
@@ -391,7 +391,7 @@ def _learning_problems(spec: QuantizationSpec, observer: type[ObserverBase]) -> 
 def _block_problems(spec: QuantizationSpec) -> Iterator[str]:
     names = ", ".join(fmt.name for fmt in MX_FORMATS)
     if spec.dtype is Dtype.mx and spec.mx_element_dtype is None:
-        yield f"no mx_element_dtype: say what the elements are, one of {names}"
+        yield f"no mx_element_dtype: give the type of the elements, one of {names}"
     if spec.dtype is Dtype.mx and spec.mx_element_dtype not in MX_FORMATS:
         yield f"mx_element_dtype {getattr(spec.mx_element_dtype, 'name', None)}: expected one of {names}"
     if spec.dtype is not Dtype.mx and spec.mx_element_dtype is not None:
@@ -440,7 +440,7 @@ def _scaled_float_problems(spec: QuantizationSpec) -> Iterator[str]:
         possible = " or ".join(scheme.name for scheme in observer.schemes)
         yield f"{observer.__name__} with qscheme {scheme.name}: it serves {possible}; change one of the two"
     if scheme is QSchemeType.per_channel and spec.ch_axis is None:
-        yield "qscheme per_channel without ch_axis: say which axis has the channels, 0 for weights of Linear"
+        yield "qscheme per_channel without ch_axis: give the axis of the channels, 0 for weights of Linear"
     if scheme is QSchemeType.per_tensor and spec.ch_axis is not None:
         yield f"ch_axis {spec.ch_axis} with qscheme per_tensor: leave it out, or use per_channel"
     yield from _axis_and_size_problems(spec)
