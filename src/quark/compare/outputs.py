@@ -42,7 +42,7 @@ def batch_size_of(inputs: Mapping[str, Any]) -> int:
 def samples_of_batch(outputs: Sample, count: int) -> list[Sample]:
     """Split the outputs of a batch of `count` into single samples; outputs without the batch in front stay whole.
 
-    >>> [each["y"].shape for each in samples_of_batch({"y": np.zeros((2, 5))}, 2)]
+    >>> [sample["y"].shape for sample in samples_of_batch({"y": np.zeros((2, 5))}, 2)]
     [(1, 5), (1, 5)]
     """
     if count < 2 or not all(output.ndim and len(output) == count for output in outputs.values()):

@@ -273,8 +273,8 @@ def settle(
     the position of the largest one. Violations that remain after `max_rounds` are returned.
 
     >>> positions = {"x": 5, "w": 13, "y": 1}
-    >>> found = settle([Operation("conv", "Conv", ("x",), "y", "w")], positions)
-    >>> positions["w"], [(move.rule, move.before, move.after) for move in found.moves]
+    >>> settled = settle([Operation("conv", "Conv", ("x",), "y", "w")], positions)
+    >>> positions["w"], [(move.rule, move.before, move.after) for move in settled.moves]
     (12, [('AdjustShiftCut', 13, 12)])
     """
     if max_rounds < 0:

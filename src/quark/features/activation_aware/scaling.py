@@ -67,8 +67,8 @@ def find_scaling(
     have to have it.
 
     >>> weights = np.array([[1.0, 0.3], [-1.0, 0.3]])
-    >>> found = find_scaling([weights], np.array([1.0, 100.0]), np.diag([1.0, 1e4]), np.rint)
-    >>> found.error < found.error_before, bool(found.scales[1] > found.scales[0])
+    >>> scaling = find_scaling([weights], np.array([1.0, 100.0]), np.diag([1.0, 1e4]), np.rint)
+    >>> scaling.error < scaling.error_before, bool(scaling.scales[1] > scaling.scales[0])
     (True, True)
     """
     rounds = [quantize] * len(weights) if callable(quantize) else list(quantize)

@@ -69,7 +69,7 @@ def lower_most(
 
     >>> from quark.features.mixed_precision.plan import Metric
     >>> error = {"a": 1.0, "b": 2.0, "c": 9.0, "d": 9.0}
-    >>> judge = lambda lowered: (Figure(Metric.L2, sum(error[each] for each in lowered), limit=3.5),)
+    >>> judge = lambda lowered: (Figure(Metric.L2, sum(error[layer] for layer in lowered), limit=3.5),)
     >>> lower_most(list(error), judge).lowered
     ('a', 'b')
     """

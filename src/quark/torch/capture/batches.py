@@ -121,7 +121,7 @@ def read_batch(item: Any, signature: CallSignature, what: str = "the batch") -> 
     that the model does not take is an error.
 
     >>> signature = CallSignature(("x",))
-    >>> [each.shape for each in read_batch((torch.rand(2, 3), torch.tensor([0, 1])), signature)[1]]
+    >>> [tensor.shape for tensor in read_batch((torch.rand(2, 3), torch.tensor([0, 1])), signature)[1]]
     [torch.Size([2, 3])]
     """
     given = _by_name(item, signature, what) if isinstance(item, Mapping) else _by_position(item, signature, what)
