@@ -9,8 +9,8 @@ A list of names says where a session runs. Each is a device, or a provider of ON
     gpu, gpu:N              the first provider for GPUs that this ONNX Runtime has
     CUDAExecutionProvider   that provider with its own defaults, skipped with a warning if this ONNX Runtime lacks it
 
-A device that was asked for must work: ONNX Runtime itself falls back to the CPU without a word if a provider does not
-load. On CUDA, products are computed in float32 (not TF32), so that outputs are those of the CPU within rounding.
+A device that was asked for must work: ONNX Runtime itself silently falls back to the CPU if a provider does not load.
+On CUDA, products are computed in float32 (not TF32), so that outputs are those of the CPU within rounding.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class OutputsMeter:
         """Every output in the order of the float network; empty if there was no sample.
 
         Values are degraded at worst beside outputs that answer a question (scores, classes, boxes): they are often
-        states or features that nobody reads.
+        states or features without a reader.
         """
         if self._meters is None:
             self._decide()

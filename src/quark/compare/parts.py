@@ -420,7 +420,7 @@ def _distribution(name: str, arrays: Sequence[Array]) -> PartMeter | None:
 
 
 def _ranges(arrays: Sequence[Array]) -> tuple[int, list[tuple[int, int, bool]]]:
-    """The axis along which an output is put together, and its ranges: start, stop, whether they are scores."""
+    """The axis along which an output is composed, and its ranges: start, stop, whether they are scores."""
     thinned = [_thinned(x) for x in arrays if x.size]
     thinned = thinned[:: -(-sum(x.size for x in thinned) // MOST_VALUES)]
     whole = bool(

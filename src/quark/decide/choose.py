@@ -302,7 +302,7 @@ class _Chooser:
         """The smallest scale for the result of a Softmax that ONNX Runtime computes from codes; 0 for other tensors.
 
         QLinearSoftmax overflows, and all its codes become 0, if scale times positions is below exp(-5). With a smaller
-        scale, as flat distributions have in asymmetric 8 bits, it would give nothing but zeros.
+        scale, as flat distributions have in asymmetric 8 bits, all results would be zero.
         """
         least = 0.0
         for name, member in self._placement.groups.members((tensor, spec)):

@@ -5,7 +5,7 @@ A quantized node reads its data quantized, and what it computes is quantized for
     - between an operator and the activation that it is computed with (`fused_activations`) there is nothing;
     - block formats in the placement 'compute' only go on the operands of products, and so do integers if weights have
       scales for groups: there are no integer kernels for those;
-    - for ONNX Runtime, what a Gemm or MatMul hands to nodes that stay in float stays float: its integer kernels can
+    - for ONNX Runtime, the result of a Gemm or MatMul stays float for nodes in float: its integer kernels can
       return float at no cost;
     - an operator that only moves values is quantized where a neighbour is, and shares the scale;
     - of LSTM, GRU and RNN the weights are quantized, and their data if blocks or floats are, or ONNX Runtime has a

@@ -1,11 +1,11 @@
-"""What a user wants of a tensor, before anything is known of its values.
+"""The formats that a user requests for tensors, before their values are known.
 
     AffineSpec     integers with a scale and a zero point, found by a method of `quark.ranges`
     BlockSpec      blocks that share a scale
     FloatSpec      float16, bfloat16, or an 8-bit float with a scale
     DynamicSpec    integers whose scale is found at run time
 
-None in the place of a spec means: leave it in float.
+None instead of a spec means that the tensor stays in float.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class GroupRule(str, Enum):
 @dataclass(frozen=True)
 class AffineSpec:
     """Integers of `format`. `is_symmetric`: the middle code is zero. `is_per_channel`: for weights, a scale for each
-    output channel. `group_size`: for weights, a scale for so many neighbours along the reduction axis. `axis`: where
-    the channels or groups lie, if not where the operator has them. `has_reduced_range`: one bit less, for integer units
-    that would saturate. `learning`: the scale is trained. `has_int16_scale`: scales are a 16-bit integer over a power
-    of two (`quark.decide.scales.int16_scale`). `group_rule` is for the scales of groups."""
+    output channel. `group_size`: for weights, a scale for each group of that many neighbours along the reduction axis.
+    `axis`: the axis of channels or groups, if it differs from the operator's. `has_reduced_range`: one bit less, for
+    integer units that would saturate. `learning`: the scale is trained. `has_int16_scale`: scales are a 16-bit integer
+    over a power of two (`quark.decide.scales.int16_scale`). `group_rule` is for the scales of groups."""
 
     format: str
     method: RangeMethod = field(default_factory=MinMax)

@@ -1,9 +1,9 @@
 """A graph as decisions see it, the same for an ONNX model and for a captured torch network.
 
-`Graph`, `Node` and `Value` are a picture of the graph at one moment, in the words of ONNX: an aten convolution is a
-`Conv` with its weight as input 1, a clamp is a `Clip`. What decides (selection, placement, choosing, the NPU's limits,
-equalization) reads the picture and never the graph behind it. `quark.onnx.view` and `quark.torch.view` take the
-picture; `origin` leads back to what it was taken of, for the code that changes the graph.
+`Graph`, `Node` and `Value` are a snapshot of the graph, in ONNX's terms: an aten convolution is a
+`Conv` with its weight as input 1, a clamp is a `Clip`. All decisions (selection, placement, choosing, the NPU's limits,
+equalization) read the snapshot and never the graph behind it. `quark.onnx.view` and `quark.torch.view` take it;
+`origin` is the original node or tensor, for the code that changes the graph.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def measure_in_turns(
     inputs: dict[str, NDArray[Any]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Speed]:
-    """Time networks on the same batch in turns, so that whatever slows the computer down for a while affects all."""
+    """Time networks on the same batch in turns, so that a temporary slowdown of the computer affects all of them."""
     rounds = [
         [measure_speed(network, inputs, REPEATS_A_ROUND, SECONDS_A_ROUND, clock) for network in networks]
         for _ in range(ROUNDS)

@@ -1,4 +1,4 @@
-"""Number formats: what they are, which there are, and what they keep of an array of numpy or torch.
+"""Number formats: their definitions, the catalog, and quantization of numpy and torch arrays.
 
     spec, catalog       a format as a value; the table of all formats
     quantize            the values that a format keeps, for plain and for block formats

@@ -535,7 +535,7 @@ class NativeColumnRounding:
 
 
 class NativeBlockRounding:
-    """The same for columns of which all that are handed over together are one block of a block format."""
+    """The same for columns that together are one block of a block format."""
 
     def __init__(self, round_columns: Any, quantizer: BlockQuantizer) -> None:
         self._round, self._quantizer = round_columns, quantizer

@@ -140,7 +140,7 @@ def _read(path: Path, read: Reader) -> onnx.ModelProto:
         model = read(path)
     except QuarkError:
         raise
-    except Exception as error:  # on what is no model, protobuf fails in ways of its own
+    except Exception as error:  # protobuf raises various errors for files that are not models
         raise ModelError(f"model '{path}' cannot be read as ONNX: {error}") from error
     if not model.opset_import:
         raise ModelError(f"model '{path}' is not an ONNX model: it names no operator set")

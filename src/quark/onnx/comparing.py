@@ -54,7 +54,7 @@ class Outputs(Protocol):
 
 
 def one_by_one(function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]) -> None:
-    """Compute for all items and hand on each result."""
+    """Compute and yield the result of each item."""
     for index, item in enumerate(items):
         see(function(index, item))
 
@@ -93,7 +93,7 @@ def _run_beside(
     see: Callable[[int, Sample, Sample, int], None],
     in_order: Callable[..., None] = one_by_one,
 ) -> None:
-    """Run a network on the samples, and hand on the number of each, its outputs in both networks and its rows."""
+    """Run a network on the samples, and yield the index of each, its outputs in both networks and its rows."""
 
     def compute(index: int, sample: Sample) -> tuple[int, Sample, Sample, int]:
         reference = expected[index]
@@ -176,7 +176,7 @@ def compare_held_out(
 
     run = session_run(open_session(message, providers=tuple(providers)))
     usual = judge(run)
-    if not has_integers:  # only around integers does the runtime put other kernels in the place of nodes
+    if not has_integers:  # the runtime replaces nodes by other kernels only around integers
         del run
         release_memory()
         return usual

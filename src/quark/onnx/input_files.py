@@ -38,7 +38,7 @@ from quark.text import get_logger
 _LOG = get_logger(__name__)
 
 _RECENT_BYTES = 128 << 20  # large weights that were read as a whole and stay mapped
-_NEIGHBOURHOOD = 1 << 21  # around a page that is read, the system maps up to so many bytes
+_NEIGHBOURHOOD = 1 << 21  # bytes that the system may map around a page that is read
 _MOST_LEASES = 64  # each takes a descriptor, of which a process has about a thousand
 
 
@@ -96,7 +96,7 @@ def read_file(path: Path) -> bytes:
 class MappedFile(mmap.mmap):
     """A file mapped for reading. An empty file cannot be mapped."""
 
-    watched: WatchedFile | None = None  # None for a file without a name, which nobody else can open
+    watched: WatchedFile | None = None  # None for a file without a name, which no other program can open
 
     @property
     def path(self) -> Path:

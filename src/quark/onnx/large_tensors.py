@@ -185,7 +185,7 @@ def pieces(tensor: ir.TensorProtocol, axis: int | None = None, multiple: int = 1
 
 
 def byte_pieces(tensor: ir.TensorProtocol) -> Iterator[memoryview | bytes]:
-    """The bytes of a tensor as in a file, in pieces that nobody else uses, so they may be kept for a while."""
+    """The bytes of a tensor as in a file, in pieces that are not shared, so they may be kept for a while."""
     if tensor.dtype.bitwidth < 8 or tensor.dtype == ir.DataType.STRING:
         yield tensor.tobytes()  # packed, several in a byte
         return

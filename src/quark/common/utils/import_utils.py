@@ -8,10 +8,10 @@ from typing import Any
 def export_for_training(
     mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any = None
 ) -> Any:
-    """The exported program of a module, by whatever the installed torch calls this.
+    """Export a module to a program, under the name that the installed torch has for it.
 
-    The batch stays dynamic, as with `quark.torch.export_for_training`; `dynamic_shapes` takes the place of that, and
-    goes to torch as it is.
+    The batch stays dynamic, as with `quark.torch.export_for_training`; `dynamic_shapes` replaces that, and is passed to
+    torch unchanged.
     """
     if dynamic_shapes is not None:
         import torch

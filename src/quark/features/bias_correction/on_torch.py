@@ -292,7 +292,7 @@ def compensations(
 
 
 class _Step(fx.Interpreter):
-    """A network that runs one node at a time: two of them go side by side, whatever a model does with its batch."""
+    """A network that runs one node at a time, so that two of them can run in step on any kind of batch."""
 
     def __init__(self, network: fx.GraphModule, inputs: Batch) -> None:
         super().__init__(network)

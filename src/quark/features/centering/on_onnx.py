@@ -74,7 +74,7 @@ class _Means:
 
 
 def before_calibration(work: Work, options: CenteringOptions) -> list[AlgorithmFacts]:
-    """Center the inputs of convolutions in place, where it is worth it."""
+    """Center the inputs of convolutions in place, if that is worthwhile."""
     reason, choose = "", work.settings.choose
     activation = None if choose.is_weights_only else choose.default.activation
     if work.samples.is_random or not work.samples.count:

@@ -1,4 +1,4 @@
-"""Cross-layer equalization of an ONNX model, with bias absorption where it is asked for.
+"""Cross-layer equalization of an ONNX model, with bias absorption if requested.
 
 Absorption moves what a channel has on top of zero all the time from its bias into the biases behind it:
 
@@ -50,7 +50,7 @@ _KEEPS_SHIFTS = frozenset(
 def before_calibration(work: Work, options: CrossLayerOptions) -> list[AlgorithmFacts]:
     """Rescale between layers, in place."""
     if options.clip is ClipTreatment.CALIBRATED and work.samples.is_random:
-        options = replace(options, clip=ClipTreatment.SKIP)  # random numbers say nothing of where activations end
+        options = replace(options, clip=ClipTreatment.SKIP)  # random numbers do not show the bounds of activations
     extremes: dict[str, tuple[Array, Array]] = {}
     wanted = {name: ChannelExtremes(axis) for name, axis in tensors_to_survey(work.model, options).items()}
     if wanted:

@@ -3,7 +3,7 @@
 A region grows from the output of a layer along every operator that lets a positive scale of each channel through,
 f(x / s) = f(x) / s, forwards and backwards: all writers and all readers of a residual stream are in one. A layer ends
 it: as a source, whose output channels are divided, or as a sink, whose input channels are multiplied. Layers with the
-same weight draw each other's tensors in. Whatever else touches the region makes it impossible, and is its `obstacle`.
+same weight draw each other's tensors in. Any other node on the region makes it impossible, and is its `obstacle`.
 
 The rules (`RULES`) answer for one operator: where channels that are known of one of its tensors lie in its others, and
 which of its constants have to be scaled along. What has no rule, or does not fit its rule, is a CannotScaleError.

@@ -170,7 +170,7 @@ class Rescaling:
         )
 
     def scale(self, wanted: Array) -> Array:
-        """Scale by what is wanted, as far as it is allowed; what it became."""
+        """Scale by the requested factors within the limits, and return the actual ones."""
         total = np.clip(self.scales * wanted, self.lowest, self.highest)
         scales: Array = total / self.scales
         self.scales = total

@@ -1,7 +1,7 @@
 """Networks with some layers at the lower types: their options, their plans, and what they compute.
 
-A plan for an assignment is what choosing makes of it where the lowered layers have the lower spec. Ranges are measured
-once, for all layers at either; they are handed on, so that nobody measures them again.
+The plan for an assignment is chosen with the lower spec for the lowered layers. Ranges are measured
+once, for all layers at either; they are passed on, so that they are not measured again.
 """
 
 from __future__ import annotations

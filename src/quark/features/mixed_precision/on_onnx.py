@@ -135,7 +135,7 @@ def mix(
 
 
 def _given(options: MixOptions) -> Precision:
-    """The precision that layers are given in the place of the default one."""
+    """The precision of layers that do not keep the default one."""
     return Precision.HIGH if options.is_upward else Precision.LOW
 
 
@@ -145,7 +145,7 @@ def _mixed_layers(plan: MixedPlan, options: MixOptions) -> dict[str, int]:
 
 
 def _units(networks: MixedNetworks, model: ir.Model, options: MixOptions) -> dict[str, tuple[str, ...]]:
-    """The layers that are mixed together, by the name of their subgraph; each by itself if there is no such file."""
+    """The layers that are mixed together, by the name of their subgraph; single layers if there is no such file."""
     names = [layer.layer for layer in networks.layers]
     if options.subgraphs is None:
         return {name: (name,) for name in names}

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-9  # 0.75 - 0.74 is a little more than 0.01
 class Metric(str, Enum):
     """The measured quantity. Accuracy and signal to noise should be high, the others low."""
 
-    ACCURACY = "accuracy"  # whatever the user's function says
+    ACCURACY = "accuracy"  # the value of the user's function
     MEASURE_DROP = "drop of the measure"  # loss of a measure, as a share of the float network's value
     L2 = "L2 distance"  # distance of the output from the float network's; the mean over samples
     SQNR = "SQNR"  # signal to noise of the output, in decibels
@@ -97,7 +97,7 @@ class Precision(str, Enum):
 @dataclass(frozen=True)
 class LayerPrecision:
     """A layer that could be lowered. `sensitivity` is None if it was not measured, and `macs`, the multiplications for
-    one sample, if shapes are not known. `score` stands in the place of the sensitivity if a score was asked for, and
+    one sample, if shapes are not known. `score` replaces the sensitivity if a score was requested, and
     `target` is the number of the types, if there are several to choose from."""
 
     layer: str

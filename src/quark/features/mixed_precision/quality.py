@@ -132,7 +132,7 @@ class _Again:
 
 
 class Expected:
-    """Some of the samples to calibrate on, evenly spaced, and what the float network makes of them."""
+    """Some of the samples to calibrate on, evenly spaced, and the float network's outputs for them."""
 
     def __init__(self, network: Network, samples: Samples, count: int | None, output: str) -> None:
         self.output = output

@@ -4,7 +4,7 @@
      "all_config_scores": [0.1], "best_config_index": 0, "enabled": true}]}
 
 `enabled` is for people: a layer or subgraph with false stays as it is. `cache_key` is a digest of all that the scores
-follow from; a file with another one is measured and written anew.
+follow from; a file with another one is measured and written again.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def lower_most(
             remember(trial)
         return trial.is_met
 
-    good, bad = 0, most  # so many of the first are good enough, none at all being assumed to be; so many are not
+    # lowering the first `good` layers is known to be good enough (none is assumed to be), and the first `bad` are not
+    good, bad = 0, most
     if is_good(order[:most]):
         good = most
     else:

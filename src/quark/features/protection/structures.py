@@ -383,7 +383,7 @@ def _without_cast(value: ir.Value | None) -> ir.Value | None:
 
 
 def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
-    """Everything before a logarithm in the midst of a network: few layers, or any number without an activation; and
+    """Everything before a logarithm in the middle of a network: few layers, or any number without an activation; and
     everything before the magnitudes of a spectrum, if there is no activation."""
     front_end: set[ir.Node] = set()
     for node in nodes:

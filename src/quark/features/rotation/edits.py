@@ -194,7 +194,7 @@ class Edits:
         replace_input(node, index, product)
 
     def _rotated(self, value: ir.Value, online: Online, name: str, channels: int) -> ir.Value:
-        """The tensor, which has so many channels, times the matrix, behind the node that computes it."""
+        """The tensor, which has that many channels, times the matrix, behind the node that computes it."""
         dims = dimensions(value)
         if dims is None:
             raise ModelError(f"tensor '{value.name}' cannot be rotated: its number of dimensions is not known")

@@ -35,8 +35,8 @@ class RotationOptions:
     r4   the inputs of the down projections, at inference
 
     `pairs` of the file `source` say what r1 rotates; without them, residual streams are found in the graph. `size` is
-    the number of channels of the stream; None: any. With a `block`, r1 and r4 rotate every block of so many channels by
-    itself. A random rotation has random signs, from a fixed seed.
+    the number of channels of the stream; None: any. With a `block`, r1 and r4 rotate every block of that many channels
+    separately. A random rotation has random signs, from a fixed seed.
     """
 
     pairs: tuple[RotatedPair, ...] = ()

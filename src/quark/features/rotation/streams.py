@@ -90,7 +90,7 @@ class Stream:
 
     @property
     def obstacle(self) -> str:
-        """The tensors that are in the way, with the nodes that write or read them; empty if there are none."""
+        """The tensors that prevent a rotation, with the nodes that write or read them; empty if there are none."""
         texts = [f"tensor '{value.name}' is {_origin(value)}" for value in self.entries]
         texts += [f"tensor '{value.name}' is {_use(places)}" for value, places in self.exits.items()]
         return "; ".join(texts[:MOST_NAMED]) + (f" and {len(texts) - MOST_NAMED} more" if texts[MOST_NAMED:] else "")

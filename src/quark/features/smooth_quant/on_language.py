@@ -72,7 +72,7 @@ def _quantized_linears(work: LayerWork, group: ScaledGroup) -> list[str]:
 def _scales(
     work: LayerWork, group: ScaledGroup, options: SmoothOptions, statistics: ChannelStatistics
 ) -> tuple[Array, str] | str:
-    """The scales and what to say of them; or why there are none."""
+    """The scales with a note on them, or the reason why there are none."""
     paths = _quantized_linears(work, group)
     if not paths:
         return "its input is not quantized"

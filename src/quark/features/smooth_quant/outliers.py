@@ -29,7 +29,7 @@ from quark.onnx.view import view_of
 from quark.report.quantities import count_of
 
 FACTOR = 8.0  # the width of an outlier relative to the usual one, in the product of both widths
-USUAL = 64  # one channel in so many may be wider than what is usual
+USUAL = 64  # one channel in this many may be wider than usual
 FEWEST_CHANNELS = 2 * USUAL
 
 

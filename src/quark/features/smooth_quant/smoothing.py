@@ -53,7 +53,7 @@ SPIKE = 4.0  # ratio of a channel's size in the sample of its spike to its size 
 SPIKY = 0.004  # share of channels with a spike from which on others are expected
 WIDE = 0.99  # quantile of the channels' magnitudes that an unseen spike may have
 MIN_COUNT = 100  # values of a channel that show where its range ends
-FRESH = 8  # values of a channel that a sample adds to what is known of its range
+FRESH = 8  # values of a channel that count as new information about its range
 MAX_OUTPUTS = 256  # outputs of a group that the estimate averages over
 
 

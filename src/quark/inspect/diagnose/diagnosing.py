@@ -181,7 +181,7 @@ class _Found:
 
 
 def _layers(findings: _Found, samples: Sequence[Sample], histograms: int) -> Iterator[LayerDiagnosis]:
-    """Put together what is known of each layer, with histograms for the worst."""
+    """Combine the results for each layer, with histograms for the worst."""
     models = findings.exact.model, findings.other.model
     costs = {} if findings.sensitivities is None else findings.sensitivities.values
     ranked = sorted(costs, key=lambda name: -costs[name])

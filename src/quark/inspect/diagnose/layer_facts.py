@@ -32,7 +32,7 @@ BINS = 64
 
 @dataclass(frozen=True, eq=False)
 class LayerFacts:
-    """Figures that are None could not be found, or mean nothing for the layer.
+    """Figures are None if they could not be computed, or do not apply to the layer.
 
     clipped         share of the input's values that saturate
     tail            the largest input over the 99.9th percentile
@@ -129,7 +129,7 @@ def _parameters(site: Site) -> int:
 
 
 def weight_histogram(site: Site, exact: ir.Model, quantized: ir.Model, factors: Factors) -> Histogram | None:
-    """The float file's weight and what it became, or only the latter if the float file's is not known."""
+    """The float file's weight and the quantized one, or only the latter if the float file's is unknown."""
     weight, weights = site.weight, layer_weights(site, exact, quantized)
     if weight is None or weights is None:
         return None

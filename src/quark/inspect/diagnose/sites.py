@@ -51,7 +51,7 @@ class Kind(str, Enum):
     DYNAMIC = "dynamic"
     BLOCK = "block"
     FLOAT = "float"
-    PACKED = "packed"  # computed from constants in a way that says nothing of the format
+    PACKED = "packed"  # computed from constants in a way that does not show the format
 
 
 @dataclass(frozen=True, eq=False)

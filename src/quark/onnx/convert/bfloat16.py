@@ -1,7 +1,7 @@
 """The forms of bfloat16 quantizers in a file: operators of com.amd.quark, pairs of Casts, or rounded weights alone.
 
     insert_clip_bfloat16_qdq     a Clip before each quantizer, so that large numbers saturate on every runtime
-    replace_bfloat16_qdq_cast    Casts in the place of the operators
+    replace_bfloat16_qdq_cast    Casts instead of the operators
     remove_bf16_cast             no Casts: weights are stored rounded, activations stay in float32
 
 All of them change the model that they are given, and return it.

@@ -42,7 +42,7 @@ FLOAT32_OPERATORS = frozenset({
     "SVMRegressor", "Scaler", "TopK", "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor",
     "Upsample", "ZipMap",
 })  # fmt: skip
-_FLOAT32_INPUTS = {"Resize": (2,), "GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}  # whatever their schemas say
+_FLOAT32_INPUTS = {"Resize": (2,), "GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}  # regardless of their schemas
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 _DEFAULT_TYPES = {  # operators whose result is float32 unless an attribute says otherwise
     **dict.fromkeys(("RandomNormal", "RandomUniform", "SequenceEmpty"), "dtype"),

@@ -123,7 +123,7 @@ def remove_initializers_from_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 # ---------------------------------------------------------------- channels last
 def convert_nchw_to_nhwc(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with inputs and outputs [n, h, w, c] in the place of [n, c, h, w], by a Transpose at each.
+    """Return the model with inputs and outputs [n, h, w, c] instead of [n, c, h, w], by a Transpose at each.
 
     Inputs keep their names; an output `y` becomes `y_transpose`. Tensors that do not have four dimensions, or whose
     channels, height and width are not all known, stay as they are, with a warning. An output that is quantized is

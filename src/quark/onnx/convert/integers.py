@@ -7,8 +7,8 @@
     convert_a8w8_npu_to_a8w8_cpu   biases: int8 to int32                   scale = activation's * weight's
     convert_bias_int32_to_int16    biases: int32 to int16                  scale * 2^k where the codes do not fit
 
-The first two are exact. All others round half to even; whoever changes the scale of an activation also rounds the int32
-biases of the layers that read it to their new scale, which is the product of the activation's and the weight's.
+The first two are exact. All others round half to even; a conversion that changes the scale of an activation also rounds
+the int32 biases of its layers to their new scale, which is the product of the activation's and the weight's.
 
 A scale or zero point that other tensors use too is copied, and a bias that several layers read gets a DequantizeLinear
 for each. Codes must stand between QuantizeLinear and DequantizeLinear, or be stored: ModelError names the first tensor

@@ -1,4 +1,4 @@
-"""Quantized models: read them to change them, remove quantizers, and list what is quantized how.
+"""Quantized models: read them to change them, remove quantizers, and list how tensors are quantized.
 
     graph_of_model       a model as a graph that can be changed, without changing the message it was made from
     quantizers_in        the quantizers of such a graph; raises ModelError if it has none

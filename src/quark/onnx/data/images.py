@@ -159,8 +159,8 @@ def find_preprocessing(name: str | Path | Preprocessing) -> Preprocessing | None
 
 @dataclass(frozen=True)
 class ImageLoader:
-    """Turns files into arrays for one input, without the batch axis. `is_assumed` is True if nobody named the
-    preprocessing."""
+    """Turns files into arrays for one input, without the batch axis. `is_assumed` is True if the preprocessing was not
+    specified."""
 
     preprocessing: Preprocessing
     height: int

@@ -361,7 +361,7 @@ class SampleStore:
         self._lock = threading.Lock()
 
     def append(self, sample: Sample, *, is_own: bool = False) -> None:
-        """Keep a sample; `is_own` promises that nobody else writes to its arrays, which then need not be copied."""
+        """Keep a sample; `is_own` promises that no other code writes to its arrays, which then need not be copied."""
         size = sum(array.nbytes for array in sample.values())
         if size <= self._left or is_disk_forbidden():
             self._left = max(0, self._left - size)

@@ -22,7 +22,7 @@ from quark.onnx.load.structure import all_nodes, check_ports, check_structure, d
 from quark.onnx.load.wire import Carved, carve
 
 MAX_HELD_BYTES = 64 << 20  # size up to which a file that is read in part is held in memory; a larger one is mapped
-MAX_ELEMENTS = 2**40  # nobody has the memory for more
+MAX_ELEMENTS = 2**40  # more than any memory can hold
 MAX_RANK = 64  # numpy's limit
 
 _TYPED_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")

@@ -46,8 +46,8 @@ FINETUNING_BATCH = 4
 
 _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 
-# Weights that make up for each other's rounding. A few samples have rows enough, and more only take longer. Finetuning
-# rounds every layer anew and ends where it does without them.
+# Weights that compensate for each other's rounding. A few samples have enough rows, and more only take longer.
+# Finetuning rounds every layer again, and has the same result without compensation.
 COMPENSATED = {"Compensation": True, "CompensationSamples": 32}
 COMPENSATED_INT8 = {"Compensation": True, "CompensationSamples": 16}
 # For small floats and blocks, which round a number with an error that grows with it: steady channels are read without

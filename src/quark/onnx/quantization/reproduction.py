@@ -199,7 +199,7 @@ def find_data(found_card: FoundCard, given: Path | None) -> Data:
         return Data(None, facts.count, facts.batch_size, preprocessing, is_random=True)
     folder = found_card.file.parent
     names = ["", ""] if facts.kind is DataKind.OBJECT else [found_card.card.paths.get("data", ""), facts.name]
-    # the path ends in the name of the data, so that a card cannot lead to whatever lies above it
+    # the path ends in the name of the data, so that a card cannot lead to files above it
     named = [folder / name for name in names if name and name.rpartition("/")[2] == (facts.name or name)]
     path = next((path_ for path_ in ([given] if given is not None else named) if path_.exists()), None)
     if path is not None and given is None and path.is_dir():

@@ -1,4 +1,4 @@
-"""Configs as plain content: what JSON and YAML can hold, and back.
+"""Convert configs to plain values for JSON and YAML, and back.
 
 Enums are written by name, as in Python: `calibrate_method: PowerOfTwoMethod.MinMSE`. Functions cannot be written.
 Files come from anybody: `quark.files.foreign` reads them, and an error about a value names its field.

@@ -163,7 +163,7 @@ class SameAs:
 
 @dataclass(frozen=True)
 class Refused:
-    """An error with the reason, unless the value is a `harmless` one, which asks for nothing."""
+    """An error with the reason, unless the value is a `harmless` one, which has no effect."""
 
     reason: str
     harmless: tuple[Any, ...] = (False,)

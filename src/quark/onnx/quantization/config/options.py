@@ -148,7 +148,7 @@ def _by_tensor(config: QConfig, name: str) -> Settings:
     if expanded != config.extra_options:
         config = copy(config)
         config.extra_options = expanded
-    if has_cross_layer:  # the file says how, in the place of an entry
+    if has_cross_layer:  # the file replaces an entry
         others = [algorithm for algorithm in config.algo_config if not isinstance(algorithm, CLEConfig)]
         config.algo_config = [*others, CLEConfig()]
     algorithms, extra_options = fields_and_options(config.algo_config, config.extra_options)

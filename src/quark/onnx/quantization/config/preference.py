@@ -1,7 +1,6 @@
-"""QuantizationPreference: what 'accuracy', 'speed' or 'resource_efficiency' makes of the other extra options.
+"""QuantizationPreference: the effect of 'accuracy', 'speed' or 'resource_efficiency' on the other extra options.
 
-It changes settings of calibration and finetuning, also those that were given: who states a preference wants the rest to
-follow it.
+It changes settings of calibration and finetuning, including those that were given, because a preference overrides them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The enums of a config: calibration methods, number types, node formats.
 
-Four classes are ONNX Runtime's own, so values from either import are the same objects. The others add what it has no
-name for. In files, a member is written with its class: `PowerOfTwoMethod.MinMSE`.
+Four classes are ONNX Runtime's own, so values from either import are the same objects. The others add members that it
+lacks. In files, a member is written with its class: `PowerOfTwoMethod.MinMSE`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wanted of tensors and layers, in the words of a QConfig.
+"""The specs of tensors and layers, as a QConfig has them.
 
 A `QTensorConfig` says how one kind of tensor is quantized; the `*Spec` classes are the usual ones, by name. They are
 ordinary objects to edit: `spec.set_symmetric(False)` or `spec.symmetric = False`. A `QLayerConfig` has one for each

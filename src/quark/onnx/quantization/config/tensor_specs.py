@@ -350,7 +350,7 @@ def _float8_spec(tensor: QTensorConfig, options: SpecOptions) -> FloatSpec:
 
 def draft_overrides(draft: Draft, options: SpecOptions, default: LayerSpec) -> None:
     """Complete the types that single tensors are given by name: MixedPrecisionTensor is another way to write
-    TensorQuantOverrides, and types that are not another integer in the place of the layer's get their whole spec."""
+    TensorQuantOverrides, and types other than integers get their whole spec."""
     by_type = draft.spec_values.get("MixedPrecisionTensor")
     if by_type and not draft.run.specific_tensor_precision:
         draft.remarks.append("MixedPrecisionTensor: specific_tensor_precision is False, so it is not used")
@@ -417,7 +417,7 @@ class _Relevance:
     is_user: Callable[[TensorSpec | None], bool]
     reason: str
     places: tuple[str, ...] = ("activation", "weight", "bias", "output")
-    idle: Any = False  # the value that asks for nothing
+    idle: Any = False  # the value without an effect
 
 
 def _method_is(*classes: type) -> Callable[[TensorSpec | None], bool]:
