@@ -160,8 +160,8 @@ def silent() -> Iterator[None]:
 class PrintableStream:
     """Standard output or standard error with everything made printable, except line breaks.
 
-    Colours pass if the stream is a terminal, or if FORCE_COLOR or TTY_COMPATIBLE asks for them; nothing else that a
-    terminal obeys does. The error of a failed write names the stream; `ignores_failures` is True to go on without it.
+    Colours pass if the stream is a terminal, or if FORCE_COLOR or TTY_COMPATIBLE is set; other control sequences do
+    not. The error of a failed write names the stream; `ignores_failures` is True to go on without it.
 
     There is no attribute `buffer`: click would write UTF-8 to it if the encoding is ASCII.
     """

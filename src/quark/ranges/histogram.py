@@ -126,7 +126,7 @@ class HistogramObserver(Observer):
         self._bins = BINS
 
     def set_bins(self, bins: int) -> None:
-        """Count in so many bins, or one more if the number is odd: a histogram has two halves."""
+        """Count in that many bins, or one more if the number is odd: a histogram has two halves."""
         if bins < 2 or self._counts is not None:
             raise InvalidValueError(f"{bins} bins: expected at least 2, set before the data are counted")
         self._bins = bins + bins % 2

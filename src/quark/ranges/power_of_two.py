@@ -128,7 +128,7 @@ class PositionedObserver(Observer):
 
 
 def histogram_observer(observer: Observer) -> HistogramObserver | None:
-    """The observer that fills a histogram: this one, or the one that it gives a position to; None if there is none."""
+    """The observer that fills a histogram: this one, or the one that it places a position for; None if there is none."""
     inner = observer.inner if isinstance(observer, PositionedObserver) else observer
     return inner if isinstance(inner, HistogramObserver) else None
 
@@ -142,7 +142,7 @@ def range_with_position(lowest: float, highest: float, bits: int) -> TensorRange
 
 
 def range_at(position: int, bits: int) -> TensorRange:
-    """All numbers that codes of so many bits reach at a position."""
+    """The range of codes of that many bits at a position."""
     step, half = math.ldexp(1.0, -position), 1 << (bits - 1)
     return TensorRange(-half * step, (half - 1) * step, position)
 

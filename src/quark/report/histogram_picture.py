@@ -28,7 +28,7 @@ _MOST_TITLE = 90
 _INK, _GRID, _BAR, _MARK = (40, 40, 40), (226, 226, 226), (52, 106, 166), (200, 40, 40)
 
 Numbers = npt.ArrayLike
-Mark = tuple[float, str]  # a value, and what it is
+Mark = tuple[float, str]  # a value and its label
 
 
 def write_histogram(

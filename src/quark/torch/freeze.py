@@ -203,7 +203,7 @@ def _affine_of(network: QuantizedNetwork, node: fx.Node | None) -> AffineChoice 
 
 
 def _choices(network: QuantizedNetwork) -> tuple[TensorChoice, ...]:
-    """The choice of every quantizer node, and who reads it."""
+    """The choice of every quantizer node, and its readers."""
     reasons = {tensor.tensor: tensor.reason for tensor in network.plan}
     outputs = outputs_of(network.graph)
     tensors = []

@@ -1,4 +1,4 @@
-"""The few functions through which the steps reach an fx graph, and the network that they hand on.
+"""The few functions through which the steps access an fx graph, and the network that they pass on.
 
 A `Network` is a plain graph module: functional aten operators, parameters under the names that the model gave them,
 batch norms and dropouts as modules. Values are named by their nodes; a layer is called by the path of its module where
@@ -29,7 +29,9 @@ class Network(fx.GraphModule):
     It is called as the model was, by position and by name; its graph takes the tensors of that call.
     """
 
-    accepts_loss_kwargs = False  # the Trainer of Hugging Face asks: the graph computes no loss, whatever the model did
+    accepts_loss_kwargs = (
+        False  # read by the Trainer of Hugging Face: the graph computes no loss, even if the model did
+    )
 
     def recompile(self) -> Any:
         code = super().recompile()

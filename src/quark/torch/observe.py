@@ -1,4 +1,4 @@
-"""Run the float network over the calibration data, and find the ranges of what it computes.
+"""Run the float network over the calibration data, and find the ranges of its tensors.
 
 Ranges are found by the methods of `quark.ranges`, as on the ONNX side. Quantizers that learn have starting points of
 their own:

@@ -1,4 +1,4 @@
-"""Functions that a network calls in the place of aten operators, so that decisions can tell them apart."""
+"""Functions that a network calls instead of aten operators, so that decisions can tell them apart."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _linear_operation(layer: Any) -> LinearOperation | None:
     if not isinstance(layer, fx.Node) or layer.kwargs:
         return None
     target: Any = layer.target
-    # the graph's own kind of list is no list to torch.compile
+    # torch.compile does not accept the graph's own type of list
     arguments = tuple(list(arg) if isinstance(arg, list) else arg for arg in layer.args[3:])
     if is_call(layer, *CONVOLUTIONS):
         return LinearOperation(target, arguments)

@@ -79,7 +79,7 @@ def source_facts(model: nn.Module | ExportedProgram) -> FileFacts:
 
 
 def data_facts(batches: Batches | None, loader: Any, seed: int) -> DataFacts:
-    """Return what the batches hold; `loader` is None if they are random numbers."""
+    """Return the facts about the batches; `loader` is None if they are random numbers."""
     if batches is None:
         return DataFacts(DataKind.UNUSED, seed=seed)
     digest, size = hashlib.sha256(), 0

@@ -1,7 +1,7 @@
 """Networks as values that pickle can write: the graph as a list of nodes, beside the modules and the state.
 
 torch's own graph modules are pickled as code, and traced once more when they are read, which quantizers do not survive.
-Here every node is written with its operator, its arguments and what is known of its value. Sizes that are free are
+Here every node is written with its operator, its arguments and the known facts about its value. Sizes that are free are
 written as such (`free_axes`), since torch's symbols belong to the process that traced them.
 """
 
@@ -17,7 +17,7 @@ from torch import fx, nn
 
 FREE_AXES = "quark_free_axes"  # the entry of a node's meta that says which axes of a restored value are free
 _KEPT = ("nn_module_stack", "stack_trace")
-_FREE_SIZE = 2  # in the place of a free size, where a shape needs a number
+_FREE_SIZE = 2  # stands for a free size if a shape needs a number
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _read_value(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arguments in plain containers, in the place of those of torch.fx."""
+    """Arguments in plain containers instead of those of torch.fx."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, slice):

@@ -6,7 +6,7 @@ The file was exported from the network, by quark or by torch, so that names tell
     QuantizationPlan     by the name of the weight, which is that of the parameter
     MixedPlan            by the name of the node: the path of the module, also as /path/Conv or node_conv2d
 
-Exporters that fold and rename leave no names. Then layers are taken in order, where the plan speaks of as many weights
+Exporters that fold and rename leave no names. Then layers are matched in order, if the plan has as many weights
 as the network has, and what is known of each fits: the number of channels, or of weights. Anything else is an error
 that names the layer.
 

@@ -1,7 +1,7 @@
 """Typed settings of a run on a torch network.
 
-`quantization/config` makes `Settings` out of what a user wrote; the steps read nothing else. What is wanted of single
-tensors is in the words of `quark.decide.specs`.
+`quantization/config` makes `Settings` out of what a user wrote; the steps read nothing else. Single tensors are
+described by the specs of `quark.decide.specs`.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ _FLOAT_ONLY: dict[str, str] = {
     "Resize": "upsample_nearest1d.vec",
     "Shape": "sym_size.int",
 }
-# Values pass through unchanged, so whatever holds for the input holds for the output.
+# Values pass through unchanged, so the properties of the input hold for the output.
 _TRANSPARENT = "contiguous.default clone.default alias.default detach.default lift_fresh_copy.default"
 _SPATIAL = ([2, 3], [-2, -1], [-1, -2], [3, 2])
 # The names that users have for layers without a module of that name in the graph.
@@ -338,7 +338,7 @@ class ParameterConstant:
 
 
 def parameter_of(network: fx.GraphModule, name: str) -> torch.Tensor | None:
-    """The tensor of that name; of a layer with a batch norm, the folded one. None where there is none."""
+    """The tensor of that name; of a layer with a batch norm, the folded one. None if there is none."""
     path, _, last = name.rpartition(".")
     try:
         owner = network.get_submodule(path)

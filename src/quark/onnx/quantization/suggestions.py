@@ -167,7 +167,7 @@ def try_all(
     preprocessing: Any = "auto",
     say: Say | None = None,
 ) -> Tried:
-    """Try the changes that are worth it, for about as many seconds as are given; at least one is tried.
+    """Try the promising changes for about the given number of seconds, at least one.
 
     `say` is told the number of the change, the number of all, and what it is.
     """
@@ -184,7 +184,7 @@ def try_all(
 
 # ---------------------------------------------------------------- what to try
 def suggest(diagnosis: Diagnosis, making: Making, model: ir.Model) -> list[Candidate]:
-    """The changes worth a try, the likeliest to help first. `model` is the float model as the quantizer reads it."""
+    """The promising changes, most likely first. `model` is the float model as the quantizer reads it."""
     suggestions = [*_own_changes(diagnosis, making, model)] if isinstance(making.config, QuantizationConfig) else []
     settings = making.settings
     activation = settings.choose.default.activation

@@ -87,7 +87,7 @@ class Tool:
 
 
 class ModelTool(Tool):
-    """A tool that reads the model of its first argument and writes what `change` makes of it to its second.
+    """A tool that reads the model of its first argument, applies `change`, and writes the result to its second.
 
     `change` gets the model, and the other arguments by keyword. It returns the new model; the old one may be changed.
     """
@@ -134,7 +134,7 @@ def convert_file(
     *,
     has_external_data: bool = False,
 ) -> None:
-    """Write what `change` makes of the model `source` to `target`, whole or not at all, and print a line about it."""
+    """Apply `change` to the model `source`, write the result to `target` completely or not at all, and print a line."""
     path = check_output(target, source, has_report=False)
     message, _, files = read_message(source)
     with naming(source):
@@ -157,7 +157,7 @@ def convert_model(
     target: str | os.PathLike[str] | None,
     change: Callable[[onnx.ModelProto], onnx.ModelProto],
 ) -> onnx.ModelProto | None:
-    """Return what `change` makes of a model or a file; with a target, write it there instead and return None."""
+    """Apply `change` to a model or a file and return the result; with a target, write it there and return None."""
     if isinstance(source, onnx.ModelProto):
         if target is None:
             return change(source)

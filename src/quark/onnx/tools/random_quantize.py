@@ -32,7 +32,7 @@ def main(args: Namespace) -> None:
     config = get_default_config(args.config)
     config.extra_options |= {"UseRandomData": True, "Protect": "none"}  # nothing to measure accuracy by
     config.use_external_data_format = args.save_as_external_data
-    if args.config == "XINT8":  # the scale of least error is worth nothing for random numbers
+    if args.config == "XINT8":  # the scale of least error is meaningless for random numbers
         config.calibrate_method = PowerOfTwoMethod.NonOverflow
     if args.exclude_nodes:
         config.nodes_to_exclude = [name.strip() for name in args.exclude_nodes.split(";")]

@@ -146,7 +146,7 @@ def _by_name(item: Mapping[Any, Any], signature: CallSignature, what: str) -> di
     others = {key: value for key, value in item.items() if key not in ignored}
     is_known = signature.takes_others or any(key in signature.names for key in others)
     if len(required) == len(others) == 1 and not is_known:
-        return {required[0]: next(iter(others.values()))}  # whatever it is called
+        return {required[0]: next(iter(others.values()))}  # whatever its name
     given = {str(key): value for key, value in others.items()}
     missing = [name for name in required if name not in given and name not in signature.defaults]
     strange = [] if signature.takes_others else [name for name in given if name not in signature.names]

@@ -72,7 +72,7 @@ def capture(
     elif isinstance(model, fx.GraphModule) and _is_exported(model):
         module = model
     else:
-        signature = signature_of(model)  # first: it also refuses what is not a module
+        signature = signature_of(model)  # first, because it rejects everything but modules
         batch = example()
         if call is None:
             call, batch = read_batch(batch, signature, "the example input")

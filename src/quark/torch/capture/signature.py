@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from quark.errors import InvalidValueError, ModelError
 
-PLAIN = (bool, int, float, str, type(None))  # arguments that a graph is captured for, in the place of tensors
+PLAIN = (bool, int, float, str, type(None))  # arguments other than tensors that a graph is captured for
 
 
 @dataclass(frozen=True)

@@ -288,14 +288,14 @@ class ExportForm:
 
     @property
     def older(self) -> int | None:
-        """The opset to convert to; None where torch writes the one that is wanted."""
+        """The opset to convert to; None if torch writes the wanted one."""
         return self.opset if self.opset is not None and self.opset < TORCH_OPSET else None
 
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """A file before it is compared; `values` are the names of what the network computes. `card` is None if it is not
-    known what the network was made from, and `config` if it is in float."""
+    """A file before it is compared; `values` are the names of what the network computes. `card` is None if the origin
+    of the network is unknown, and `config` if it is in float."""
 
     report: ExportReport
     values: Mapping[str, str]

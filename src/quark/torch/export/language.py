@@ -191,7 +191,7 @@ class LanguageModel:
     # ---- tracing ----
 
     def program(self, example: Inputs) -> tuple[torch.export.ExportedProgram, tuple[Tap, ...]]:
-        """The model as a program in which batch and lengths are free, with taps in the place of quantizers."""
+        """The model as a program in which batch and lengths are free, with taps instead of quantizers."""
         choices = dict(self._choices())  # before tracing, which hides numbers
         float8 = {
             f"{path}.weight": (codes_of(layer.weight, layer.weight_scale, layer.spec.format), layer.weight_scale)
@@ -406,7 +406,7 @@ def language_graph(model: LanguageModel, example: Inputs, opset: int | None) -> 
 
 
 def _unsigned(tensor: TensorChoice) -> TensorChoice:
-    """An activation with uint8 in the place of int8, which stands for the same numbers. ONNX Runtime 1.31 refuses files
+    """An activation in uint8 instead of int8, with the same numbers. ONNX Runtime 1.31 refuses files
     of opset 21 in which an int8 DequantizeLinear stands before a Reshape: it inserts a QuantizeLinear of its own there,
     with a type that it takes for uint8."""
     choice = tensor.choice

@@ -49,7 +49,7 @@ _MADE_UP = re.compile(r"(val|n|node)_?\w*\d+")
 
 @dataclass(eq=False)
 class Place:
-    """A tensor behind a tap, and who reads it; names are looked up after everything has been named."""
+    """A tensor behind a tap, and its readers; names are looked up after everything has been named."""
 
     tap: Tap
     value: ir.Value

@@ -55,7 +55,7 @@ def reproduce_export(
     """Build the file of a torch export again, and compare.
 
     `module` is a function, or FILE.py:FUNCTION, that returns the float module, or (module, loader). `data` is an
-    archive of arrays named as the inputs, in the place of the loader. `state` is the state dict of a quantized module
+    archive of arrays named as the inputs, instead of the loader. `state` is the state dict of a quantized module
     that was trained. `output` keeps the result.
     """
     found_card = read_card(Path(card))

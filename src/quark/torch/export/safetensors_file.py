@@ -105,8 +105,8 @@ def export_safetensors(
     """Write a quantized model into the folder, which is created if necessary; return the paths of weights and config.
 
     A causal language model is written as a folder of Hugging Face: `custom_mode` is "quark", the layout of AMD Quark,
-    or "compressed-tensors", which transformers and vLLM read. `weight_format` "fake_quantized" stores float numbers in
-    the place of codes, and `pack_method` says how eight codes of 4 bits lie in a word: "reorder" as AWQ kernels take
+    or "compressed-tensors", which transformers and vLLM read. `weight_format` "fake_quantized" stores float numbers
+    instead of codes, and `pack_method` says how eight codes of 4 bits lie in a word: "reorder" as AWQ kernels take
     them, or "order". "awq" is the layout of AutoAWQ, for uint4 in groups, and "fp8" that of vLLM's FP8 with a scale for
     each tensor. `quark.torch.import_model_from_safetensors` loads all of them.
 

@@ -70,10 +70,10 @@ def quantize_network(
     if dynamic_shapes is None and batches is not None:
         dynamic_shapes = batches.dynamic_shapes
     network = capture(model, example, dynamic_shapes, None if batches is None else batches.call)
-    source = source_facts(model)  # once it is known to be a model whose values can be read
+    source = source_facts(model)  # after checking that it is a model whose values can be read
     optimize(network)
     settings = settings if plan is None else with_plan(network, settings, plan)
-    work = Work(network, None if loader is None else batches, settings)  # no random numbers in the place of data
+    work = Work(network, None if loader is None else batches, settings)  # random numbers do not replace data
     algorithms = call("torch", "before_calibration", work)
     placement = place(view_of(network), settings.choose)
     wanted = tensors_to_measure(placement)

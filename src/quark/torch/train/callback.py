@@ -63,7 +63,7 @@ class QuantizationCallback:
     _legacy_state_key = state_key  # the key that Lightning looks for in checkpoints without `state_key`
 
     def state_dict(self) -> dict[str, Any]:
-        """There is none: what is frozen follows from the progress."""
+        """Empty, because the frozen state follows from the progress."""
         return {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, *batch: Any) -> None:
@@ -82,7 +82,7 @@ class QuantizationCallback:
 
 
 def _do_nothing(*arguments: Any, **by_name: Any) -> None:
-    """In the place of hooks that are not needed."""
+    """A placeholder for hooks that are not needed."""
 
 
 def _network_in(model: nn.Module) -> QuantizedNetwork:

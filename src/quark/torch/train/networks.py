@@ -114,7 +114,7 @@ class QuantizedNetwork(_NetworkWithState):
                 parameter.grad = None  # the gradient of an earlier step; optimizers skip parameters without one
 
     def train(self, mode: bool = True) -> QuantizedNetwork:
-        """Train, or with False evaluate. What was frozen for good stays frozen."""
+        """Train, or with False evaluate. Permanently frozen parameters stay frozen."""
         super().train(mode)
         if mode:
             lasting = self.meta.get(_LASTING, ())

@@ -169,7 +169,7 @@ class LearnedQuantizer(Quantizer):
     """Codes with zero point 0, all of them used, for the whole tensor or for each channel of an axis.
 
     If there was no calibration data, its number is NaN until the first batch, from which `start_from` finds it. Since
-    the number itself says whether it is known, a checkpoint that is loaded ends the waiting.
+    NaN marks a missing number, loading a checkpoint also sets it.
     """
 
     def __init__(self, tensor: str, role: Role, format: str, axis: int | None) -> None:

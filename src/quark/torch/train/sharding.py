@@ -16,7 +16,7 @@ def fully_shard(network: nn.Module, **options: Any) -> nn.Module:
     """Shard a quantized network over the processes of torchrun, in place, and return it; `options` are those of torch's
     `fully_shard`, such as `mesh` and `mp_policy`.
 
-    Call it in the place of torch's function, before the optimizer is made. Parameters without axes start as those of
+    Call it instead of torch's function, before the optimizer is made. Parameters without axes start as those of
     the first process. To save or freeze the network, gather its parameters with
     `torch.distributed.checkpoint.state_dict.get_model_state_dict` (full_state_dict=True) and load them into a network
     that is not sharded.

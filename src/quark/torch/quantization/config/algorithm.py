@@ -80,7 +80,7 @@ class CLEConfig(AlgoConfig):
 @refuse_unknown_fields
 @dataclass(frozen=True)
 class BiasCorrectionConfig(AlgoConfig):
-    """Biases corrected by the mean error of their layer's output, over at most so many `samples`."""
+    """Biases corrected by the mean error of their layer's output, over at most that many `samples`."""
 
     name: ClassVar[str] = "bias_correction"
     feature: ClassVar[str] = "bias_correction"
