@@ -128,7 +128,7 @@ class PositionedObserver(Observer):
 
 
 def histogram_observer(observer: Observer) -> HistogramObserver | None:
-    """The observer that fills a histogram: this one, or the one that it places a position for; None if there is none."""
+    """The observer that fills a histogram: this one or its inner one; None if there is none."""
     inner = observer.inner if isinstance(observer, PositionedObserver) else observer
     return inner if isinstance(inner, HistogramObserver) else None
 
