@@ -146,7 +146,11 @@ def test_a_function_cannot_be_written(tmp_path: Path):
 
 
 def test_settings_keep_the_config_as_json_can_hold_it():
-    json.dumps(dict(settings_of(get_default_config("XINT8")).config))
-    json.dumps(dict(settings_of(QConfig(QLayerConfig(activation=Int8Spec(), weight=Int8Spec()))).config))
-    settings = settings_of(QuantizationConfig(extra_options={"AutoMixprecision": {"EvaluateFunction": print}}))
-    json.dumps(dict(settings.config))
+    with_function = QuantizationConfig(extra_options={"AutoMixprecision": {"EvaluateFunction": print}})
+    for config in (
+        get_default_config("XINT8"),
+        QConfig(QLayerConfig(activation=Int8Spec(), weight=Int8Spec())),
+        with_function,
+    ):
+        content = dict(settings_of(config).config)
+        assert json.loads(json.dumps(content)) == content
