@@ -64,7 +64,7 @@ def test_a_kernel_that_gives_something_else_is_what_the_verdict_is_about(attenti
     assert distance(outputs(result.model, samples[0], "ORT_ENABLE_ALL"), exact) > 0.5
     assert distance(outputs(result.model, samples[0], "ORT_DISABLE_ALL"), exact) < 0.05
     assert result.report.outputs[0].sqnr_db < 3
-    assert any("depends on ONNX Runtime's optimizations: output 'y'" in each for each in result.report.remarks)
+    assert any("depends on ONNX Runtime's optimizations: output 'y'" in remark for remark in result.report.remarks)
 
 
 def test_a_gap_counts_either_way_unless_both_are_close_to_float() -> None:

@@ -70,7 +70,7 @@ def test_pieces_are_all_of_it_in_order_and_cut_at_multiples(shape, axis, multipl
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
 def test_what_is_tiny_or_empty_has_pieces_too(shape):
     array = np.ones(shape, np.float32)
-    found = [each.array for each in pieces(ir.Tensor(array), axis=0 if shape else None, multiple=32)]
+    found = [piece.array for piece in pieces(ir.Tensor(array), axis=0 if shape else None, multiple=32)]
     assert sum(each.size for each in found) == array.size
     assert b"".join(byte_pieces(ir.Tensor(array))) == array.tobytes()
 
@@ -92,8 +92,8 @@ def test_a_mapped_tensor_reads_the_same_before_and_after_it_is_released(tmp_path
     array = numbers(64, 33)
     tensor = mapped(tmp_path / "w", array, offset)
     for _ in range(2):
-        np.testing.assert_array_equal(np.concatenate([each.array.ravel() for each in pieces(tensor)]), array.ravel())
-        assert all(each.array.flags.aligned for each in pieces(tensor))
+        np.testing.assert_array_equal(np.concatenate([piece.array.ravel() for piece in pieces(tensor)]), array.ravel())
+        assert all(piece.array.flags.aligned for piece in pieces(tensor))
         np.testing.assert_array_equal(tensor.numpy(), array)
         tensor.release()
     assert tensor.named("other").name == "other"
@@ -113,7 +113,7 @@ def test_what_was_read_does_not_stay_mapped(tmp_path, monkeypatch):
     array = np.zeros((64, 1 << 18), np.float32)  # 67 MB
     path = tmp_path / "w"
     tensor = mapped(path, array)
-    assert sum(each.array.any() for each in pieces(tensor)) == 0
+    assert sum(piece.array.any() for piece in pieces(tensor)) == 0
     assert all(not any(piece[:9]) for piece in byte_pieces(tensor))
     assert mapped_megabytes(path) < 8
     rows = [MappedTensor(tensor.file, i << 20, tensor.dtype, ir.Shape([1 << 18]), str(i)) for i in range(64)]

@@ -57,7 +57,7 @@ def config_of(preset: str, **options):
 
 
 def by_reader(plan: QuantizationPlan):
-    rows = [((reader.node, reader.index), each) for each in plan for reader in each.readers]
+    rows = [((reader.node, reader.index), tensor) for tensor in plan for reader in tensor.readers]
     assert len(dict(rows)) == len(rows), "an input reads one tensor in one way"
     return dict(rows)
 
@@ -97,14 +97,14 @@ def assert_same(planned: QuantizationPlan, read: QuantizationPlan, *, lost_names
 
 
 def layers_in_float(plan: QuantizationPlan) -> set[str]:
-    return {each.node for each in plan.skipped if each.op_type in LAYERS}
+    return {node.node for node in plan.skipped if node.op_type in LAYERS}
 
 
 def presets_of_networks() -> list[Any]:
     """Every preset on the first network and on one of the others in turn; the remaining pairs are slow tests."""
     turns = itertools.cycle(NETWORKS[1:])
     quick = {
-        (network, preset) for each, preset in zip(turns, USED_PRESETS, strict=False) for network in (NETWORKS[0], each)
+        (network, preset) for turn, preset in zip(turns, USED_PRESETS, strict=False) for network in (NETWORKS[0], turn)
     }
     pairs = itertools.product(NETWORKS, USED_PRESETS)
     return [pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow) for pair in pairs]
@@ -135,7 +135,7 @@ def test_every_way_to_write_it(network, preset, options):
 
 def test_a_clip_before_a_cast_saturates():
     result = quantized("demo", config_of("BF16", BF16QDQToCast=True, BF16WithClip=True))
-    activations = [each.choice for each in read_plan(result.model) if each.role is Role.ACTIVATION]
+    activations = [tensor.choice for tensor in read_plan(result.model) if tensor.role is Role.ACTIVATION]
     assert set(activations) == {FloatChoice("bfloat16", is_saturating=True)}
 
 
@@ -204,8 +204,8 @@ def test_a_plan_that_was_read_makes_the_same_file_again():
 def test_a_float_model_has_an_empty_plan_and_says_which_layers_it_has():
     plan = read_plan(transformer_block())
     assert plan.tensors == ()
-    assert {each.reason for each in plan.skipped} == {ALL_IN_FLOAT}
-    assert {each.op_type for each in plan.skipped} >= {"MatMul"}
+    assert {node.reason for node in plan.skipped} == {ALL_IN_FLOAT}
+    assert {node.op_type for node in plan.skipped} >= {"MatMul"}
 
 
 def test_a_layer_whose_weight_stayed_in_float():
@@ -336,7 +336,7 @@ def test_onnx_runtimes_own_quantizer(tmp_path):
     rows = by_reader(plan)
     assert {(name, index) for name in convolutions for index in (0, 1, 2)} <= rows.keys()
     floats = {tensor.name for tensor in onnx.load(tmp_path / "float.onnx").graph.initializer}
-    assert {each.tensor for each in plan if each.role is not Role.ACTIVATION} == floats
+    assert {tensor.tensor for tensor in plan if tensor.role is not Role.ACTIVATION} == floats
     assert {rows[name, 1].choice.axis for name in convolutions} == {0}
     assert {rows[name, 2].choice.format for name in convolutions} == {"int32"}
     assert rows["", 0].tensor == proto.graph.output[0].name
@@ -356,7 +356,7 @@ def test_constants_may_be_nodes_and_nodes_nameless():
     graph.graph.node.extend(nodes)
     named = read_plan(npu_file())
     for plan in (read_plan(graph), read_plan(ir.from_proto(graph))):
-        assert [(each.tensor, each.choice) for each in plan] == [(each.tensor, each.choice) for each in named]
+        assert [(tensor.tensor, tensor.choice) for tensor in plan] == [(each.tensor, each.choice) for each in named]
         assert len(by_reader(plan)) == len(by_reader(named)) > 10
 
 

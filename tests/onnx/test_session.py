@@ -53,12 +53,12 @@ def test_every_form_gives_the_same_outputs(tmp_path: Path, monkeypatch: pytest.M
     product = X @ numpy_helper.to_array(network().graph.initializer[0])
     for model in forms(tmp_path):
         session = open_session(model, extra_outputs=["product", "y", "product"], threads=1)
-        assert [each.name for each in session.get_outputs()] == ["y", "product"]
+        assert [output.name for output in session.get_outputs()] == ["y", "product"]
         assert not list((tmp_path / "scratch").iterdir())
         y, found = session.run(None, {"x": X})
         np.testing.assert_allclose(found, product, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(y, np.maximum(found, 0))
-        assert [each.name for each in open_session(model).get_outputs()] == ["y"]
+        assert [output.name for output in open_session(model).get_outputs()] == ["y"]
 
 
 def test_the_model_is_not_changed() -> None:
@@ -162,7 +162,7 @@ def optimized_operators(path: Path, target: Path, passes_left_out: Sequence[str]
 @pytest.mark.parametrize("preset", ["A8W8", "INT8_CNN_DEFAULT"])
 def test_passes_that_large_graphs_do_without_make_no_integer_kernels(tmp_path: Path, preset: str) -> None:
     path = quantize(network_path(), load_digits()[0].images[:16], preset).save(tmp_path / "m.onnx")
-    usual, fewer = (optimized_operators(path, tmp_path / "o.onnx", each) for each in ((), module.PASSES_LEFT_OUT))
+    usual, fewer = (optimized_operators(path, tmp_path / "o.onnx", value) for value in ((), module.PASSES_LEFT_OUT))
     assert usual["QLinearConv"]
     for operator in ("QLinearConv", "QGemm", "QLinearAdd", "QLinearGlobalAveragePool", "Conv", "Gemm"):
         assert fewer[operator] == usual[operator], operator
@@ -183,5 +183,5 @@ def test_large_quantized_graphs_are_opened_with_fewer_passes(monkeypatch: pytest
     assert passes_left_out(ir.from_proto(usual.model)) == list(module.PASSES_LEFT_OUT)
     assert not passes_left_out(onnx.load(network_path()))  # without quantizers the optimizer takes little time
     told = quantize(network_path(), images, "A8W8").report
-    assert [each for each in told.remarks if "optimizations of layouts" in each]
-    assert not [each for each in usual.report.remarks if "optimizations of layouts" in each]
+    assert [remark for remark in told.remarks if "optimizations of layouts" in remark]
+    assert not [remark for remark in usual.report.remarks if "optimizations of layouts" in remark]

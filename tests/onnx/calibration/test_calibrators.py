@@ -55,7 +55,7 @@ def model():
 
 def ranges(data):
     assert isinstance(data, TensorsData)
-    return {name: tuple(float(each.item()) for each in found.range_value) for name, found in data.items()}
+    return {name: tuple(float(each.item()) for each in value.range_value) for name, value in data.items()}
 
 
 def found(calibrator, samples=X):
@@ -71,7 +71,7 @@ def test_minmax_of_the_chosen_tensors(model, tmp_path):
     assert {each.name for each in calibrator.get_augment_model().graph.output} == {"x", "r", "s", "n"}
     assert not (tmp_path / "augmented_model.onnx").exists()
     assert found(float_scale(model, ["Relu"], extra_options={"symmetric": True})) == {"x": (-9, 9), "r": (-9, 9)}
-    names = [each.name for each in calibrator.infer_session.get_outputs()]
+    names = [output.name for output in calibrator.infer_session.get_outputs()]
     assert {"n", "r", "s"} <= set(names)
 
 

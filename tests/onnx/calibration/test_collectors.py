@@ -43,7 +43,7 @@ def test_float16_keeps_its_type(values):
     collector = histogram_collector()
     collector.collect_value({"x": [np.array(values, np.float16)]})
     counts, *_, lowest, highest, reach = collector.histogram_dict["x"]
-    assert {each.dtype for each in (lowest, highest, reach)} == {np.dtype(np.float16)}
+    assert {value.dtype for value in (lowest, highest, reach)} == {np.dtype(np.float16)}
     assert counts.sum() == len(values)
 
 

@@ -52,7 +52,7 @@ class RewindingReader(Reader):
 def rows(data: Any, inputs: Any = IMAGE, **options: Any) -> list[float]:
     """The first number of every sample, those held out included, in order."""
     samples = open_samples(data, inputs, **options)
-    return sorted(float(each["x"].flat[0]) for each in [*samples, *samples.held_out])
+    return sorted(float(sample["x"].flat[0]) for sample in [*samples, *samples.held_out])
 
 
 EXPECTED = [48.0 * i for i in range(10)]
@@ -64,15 +64,15 @@ def as_data(kind: str) -> Any:
     forms: dict[str, Any] = {
         "array": x,
         "samples of batches": x[:, None],
-        "dicts": [{"x": each} for each in batches],
+        "dicts": [{"x": batch} for batch in batches],
         "arrays": batches,
         "rows without a batch axis": list(x),
-        "tuples with labels": [(each, 3) for each in batches],
-        "lists with labels": [[each, np.int64(3)] for each in batches],
-        "nested numbers": [each.tolist() for each in batches],
-        "a generator": (each for each in batches),
-        "a reader": Reader([{"x": each} for each in batches]),
-        "a rewinding reader": RewindingReader([{"x": each} for each in batches]),
+        "tuples with labels": [(batch, 3) for batch in batches],
+        "lists with labels": [[batch, np.int64(3)] for batch in batches],
+        "nested numbers": [batch.tolist() for batch in batches],
+        "a generator": (batch for batch in batches),
+        "a reader": Reader([{"x": batch} for batch in batches]),
+        "a rewinding reader": RewindingReader([{"x": batch} for batch in batches]),
     }
     return forms[kind]
 
@@ -91,8 +91,8 @@ def test_every_form_gives_the_same_samples(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_can_be_read_again(kind: str) -> None:
     samples = open_samples(as_data(kind), IMAGE)
-    first = [each["x"].copy() for each in samples]
-    np.testing.assert_array_equal(first, [each["x"] for each in samples])
+    first = [sample["x"].copy() for sample in samples]
+    np.testing.assert_array_equal(first, [sample["x"] for sample in samples])
     assert samples.count == len(samples) == len(first) == 9
     assert len(samples.held_out) == 1
     assert not samples.is_random
@@ -137,7 +137,7 @@ def test_several_inputs_by_name(tmp_path: Path) -> None:
 
 def test_batches() -> None:
     samples = open_samples(images(10), IMAGE, batch_size=4)
-    assert [len(each["x"]) for each in samples] == [4, 4]
+    assert [len(sample["x"]) for sample in samples] == [4, 4]
     assert len(samples.held_out[0]["x"]) == 2
     fixed = open_samples(np.ones((8, 5), np.float32), FIXED)
     assert [each["x"].shape for each in fixed] == [(2, 5)] * 3
@@ -153,14 +153,14 @@ def test_about_every_eighth_is_held_out(count: int, held: int) -> None:
     assert len(samples.held_out) == held
     assert samples.is_held_out_shared == (count == 1)
     assert samples.count == (count if count == 1 else count - held)
-    used = {float(each["x"].flat[0]) for each in samples}
+    used = {float(sample["x"].flat[0]) for sample in samples}
     kept = {float(each["x"].flat[0]) for each in samples.held_out}
     assert not (used & kept) or count == 1
 
 
 def test_a_limit_takes_the_first_and_holds_out_of_the_rest() -> None:
     samples = open_samples(images(40), IMAGE, count=16)
-    assert [float(each["x"].flat[0]) / 48 for each in samples] == list(range(16))
+    assert [float(sample["x"].flat[0]) / 48 for sample in samples] == list(range(16))
     assert [float(each["x"].flat[0]) / 48 for each in samples.held_out] == [16, 17]
     assert open_samples(images(16), IMAGE, count=16).count == 14
 
@@ -175,8 +175,8 @@ def batched(data: Any, size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("form", ["list", "reader", "array", "labelled"])
 def test_a_limit_counts_the_samples_in_batches(form: str) -> None:
     samples = open_samples(batched(images(64), 12)[form], IMAGE, count=32, batch_size=12)
-    assert [len(each["x"]) for each in samples] == [12, 12, 8]
-    assert [float(each["x"].flat[0]) / 48 for each in samples] == [0, 12, 24]
+    assert [len(sample["x"]) for sample in samples] == [12, 12, 8]
+    assert [float(sample["x"].flat[0]) / 48 for sample in samples] == [0, 12, 24]
     assert samples.rows == 32
     assert samples.held_out_rows == 4
     assert float(samples.held_out[0]["x"].flat[0]) / 48 == 32  # what is left of a batch that was cut
@@ -191,7 +191,7 @@ def test_a_limit_counts_the_samples_of_a_torch_loader() -> None:
 
 def test_batches_of_a_fixed_size_stay_whole() -> None:
     samples = open_samples(np.ones((20, 5), np.float32), FIXED, count=5)
-    assert [len(each["x"]) for each in samples] == [2, 2, 2]
+    assert [len(sample["x"]) for sample in samples] == [2, 2, 2]
     assert samples.held_out_rows == 2
     assert open_samples(None, FIXED, count=6).rows == 6
 
@@ -199,7 +199,7 @@ def test_batches_of_a_fixed_size_stay_whole() -> None:
 def test_inputs_without_a_common_first_axis_are_one_sample() -> None:
     two = (InputInfo("x", FLOAT, (None, 5)), InputInfo("table", FLOAT, (None, 5)))
     items = [{"x": np.ones((3, 5), np.float32), "table": np.ones((7, 5), np.float32)}] * 6
-    assert [len(each["x"]) for each in open_samples(items, two, count=4)] == [3] * 4
+    assert [len(sample["x"]) for sample in open_samples(items, two, count=4)] == [3] * 4
 
 
 @pytest.mark.parametrize(("size", "limit", "expected"), [(1, 5, 5), (4, 5, 2), (4, 8, 2), (16, 1, 1), (1, 99, 99)])
@@ -421,7 +421,7 @@ def test_path_and_cached_data_readers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(None, EXPECTED), (4, EXPECTED[:4]), (10, EXPECTED)])
 def test_in_order_are_all_that_were_asked_for_held_out_or_not(count, expected):
-    samples = open_samples(Reader([{"x": each[None]} for each in images(10)]), IMAGE, count=count)
+    samples = open_samples(Reader([{"x": image[None]} for image in images(10)]), IMAGE, count=count)
     samples.hold_none_out()
     assert [float(each["x"].flat[0]) for each in samples.in_order()] == expected
 

@@ -48,11 +48,11 @@ def test_blocks(fmt, shape):
         for rule in (ScaleRule.FLOOR,) if fmt.carry else (ScaleRule.FLOOR, ScaleRule.MSE):
             quantizer = BlockQuantizer(fmt, rule).fixed(array)  # a plan has the tensor's scale
             choice = BlockChoice(quantizer, axis - len(shape) if axis % 2 else axis)
-            found = block_numbers(ir.Tensor(array), choice)
+            tensor = block_numbers(ir.Tensor(array), choice)
             expected = quantize_dequantize(array, fmt, axis, scale_rule=rule)
-            np.testing.assert_array_equal(found.numpy(), expected)
-            assert found.nbytes == array.nbytes
-            parts.append(part_count(found))
+            np.testing.assert_array_equal(tensor.numpy(), expected)
+            assert tensor.nbytes == array.nbytes
+            parts.append(part_count(tensor))
     assert max(parts) > 1
 
 
@@ -60,9 +60,9 @@ def test_blocks_of_float16_through_bfloat16():
     array = weights((96, 70), np.float16)
     choice = BlockChoice(BlockQuantizer(get_format("mxint8")), 0, to_bfloat16_first=True)
     expected = quantize_dequantize(quantize_dequantize(array, "bfloat16"), "mxint8", 0)
-    found = block_numbers(ir.Tensor(array), choice)
-    assert found.dtype is ir.DataType.FLOAT16
-    np.testing.assert_array_equal(found.numpy(), expected)
+    tensor = block_numbers(ir.Tensor(array), choice)
+    assert tensor.dtype is ir.DataType.FLOAT16
+    np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
 def affine(array: np.ndarray, axis: int | None, group_size: int | None, fmt: str) -> AffineChoice:
@@ -101,11 +101,11 @@ def test_codes_of_float16_are_for_the_scale_as_it_is_stored(has_float32_scale):
 def test_small_floats(fmt):
     array = weights((40, 50))
     array[0, :3] = 1e30, -1e30, 1e-30
-    found = small_floats(ir.Tensor(array), FloatChoice(fmt))
+    tensor = small_floats(ir.Tensor(array), FloatChoice(fmt))
     kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[fmt]
     highest = float(get_format(fmt).max)
-    np.testing.assert_array_equal(found.numpy(), np.clip(array, -highest, highest).astype(kind))
-    assert part_count(found) > 1
+    np.testing.assert_array_equal(tensor.numpy(), np.clip(array, -highest, highest).astype(kind))
+    assert part_count(tensor) > 1
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -120,8 +120,8 @@ def test_packed_columns(bits, k, is_turned):
         source = np.ascontiguousarray(array.T)
         groups = np.array(choice.scale).reshape(-1, 20).T, np.array(choice.zero_point).reshape(-1, 20).T
         used = AffineChoice(choice.format, tuple(groups[0].ravel()), tuple(groups[1].ravel().tolist()), 1, 32)
-    found = _packed(_Matrix("w", ir.Tensor(source), used, is_turned))
-    np.testing.assert_array_equal(found.numpy(), pack_columns(whole, bits, 32))
+    tensor = _packed(_Matrix("w", ir.Tensor(source), used, is_turned))
+    np.testing.assert_array_equal(tensor.numpy(), pack_columns(whole, bits, 32))
 
 
 def test_a_turned_matrix():

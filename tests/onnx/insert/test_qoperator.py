@@ -170,7 +170,7 @@ def test_clips_of_codes_are_exact(seed):
         <float a = {{{low}}}, float b = {{{high}}}, float c = {{{low2}}}, float d = {{{high2}}}>
         {{ t = Transpose(x)  h = Clip(t, a, b)  i = Clip(h, c)  j = Relu(i)  y = Clip(j,,d) }}""")
     plan = network.plan(replace(TYPES[seed % 2], has_pairs_before_clips=True))
-    at_ends = QuantizationPlan(tuple(each for each in plan if each.tensor in ("x", "y")))
+    at_ends = QuantizationPlan(tuple(tensor for tensor in plan if tensor.tensor in ("x", "y")))
     model = check(network, at_ends, least_equal=1, most_steps=0)
     assert set(op_types(model)) <= {"Transpose", "Clip", "Relu"}
     assert len(op_types(model)) <= 2

@@ -94,7 +94,9 @@ def test_numbers_that_are_read_as_such_keep_their_node():
     )
     plan = _without(network.plan(U8S8), "t")
     readers = {"h": (Reader("Mul_2", 1),), "i": (Reader("Mul_2", 0),)}
-    some = QuantizationPlan(tuple(replace(each, readers=readers.get(each.tensor, each.readers)) for each in plan))
+    some = QuantizationPlan(
+        tuple(replace(tensor, readers=readers.get(tensor.tensor, tensor.readers)) for tensor in plan)
+    )
     assert op_types(check(network, some)) == ["Add", "QLinearMul", "Sigmoid", "Tanh"]
 
 

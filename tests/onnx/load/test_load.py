@@ -169,10 +169,10 @@ def test_functions_are_inlined() -> None:
 def test_subgraphs_stay_in_float_and_are_told() -> None:
     model = with_if()
     loaded = load(model)
-    skipped = [(each.node, each.op_type) for each in loaded.skipped]
+    skipped = [(node.node, node.op_type) for node in loaded.skipped]
     assert skipped[0] == ("choice", "If")
     assert sorted(skipped[1:]) == [("else_branch_inner", "Neg"), ("then_branch_inner", "Relu")]
-    assert all("left in float" in each.reason for each in loaded.skipped)
+    assert all("left in float" in node.reason for node in loaded.skipped)
     assert "If 'choice'" in loaded.remarks[0]
     _same_output(model, loaded)
 

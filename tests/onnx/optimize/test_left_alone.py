@@ -237,7 +237,7 @@ def test_is_left_alone_by_that_rewrite_and_unchanged_by_all(rewrite: str, build:
     before = _model(build, opset)
     assert optimize(load(before).model, _only(rewrite)) == ()
     loaded = load(before)
-    exact = frozenset(each.name for each in REWRITES) - {"replace_clip6_relu"}
+    exact = frozenset(rewrite.name for rewrite in REWRITES) - {"replace_clip6_relu"}
     optimize(loaded.model, OptimizeOptions(enabled=exact))
     feed = random_feed(before)
     expected, got = run_model(before, feed), run_model(ir.serde.serialize_model(loaded.model), feed)
@@ -285,5 +285,5 @@ def test_dimensions_that_are_not_known_stop_what_needs_them() -> None:
         + [helper.make_tensor_value_info("s", TensorProto.INT64, None)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    everything = OptimizeOptions(enabled=frozenset(each.name for each in REWRITES))
+    everything = OptimizeOptions(enabled=frozenset(rewrite.name for rewrite in REWRITES))
     assert optimize(load(model).model, everything) == ()

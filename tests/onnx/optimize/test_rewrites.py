@@ -434,7 +434,7 @@ def test_a_resize_of_some_axes_runs_with_channels_last(build, shape, batch) -> N
     data = [np.random.default_rng(i).normal(size=(1, 4, 6, 6)).astype(np.float32) for i in range(4)]
     source = net.model(net.conv(y, (4, 3), 1, name="last"))
     (exact,), (found,) = (
-        run_model(each, {"image": data[0]}).values() for each in (source, quantize(source, data, "A8W8").model)
+        run_model(value, {"image": data[0]}).values() for value in (source, quantize(source, data, "A8W8").model)
     )
     assert exact.shape == found.shape == shape
     np.testing.assert_allclose(found, exact, atol=0.15)

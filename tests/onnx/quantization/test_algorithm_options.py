@@ -215,8 +215,8 @@ def test_gptq_is_compensation():
     assert entry.get_options()["GPTQParams"]["MSE"]
     found = settings(UseGPTQ=True, GPTQParams={"PercDamp": 0.05, "ActOrder": True, "GroupSize": 128, "BlockSize": 64})
     assert found.features == {"compensation": expected}
-    assert any("the scales of their spec, which says GroupSize" in each for each in found.remarks)
-    assert any("BlockSize: it does not change the result" in each for each in found.remarks)
+    assert any("the scales of their spec, which says GroupSize" in remark for remark in found.remarks)
+    assert any("BlockSize: it does not change the result" in remark for remark in found.remarks)
     assert settings(Compensation=True).features == {"compensation": CompensationOptions()}
     own = {"CompensationDamping": 0.05, "CompensationActOrder": True, "CompensationSamples": 7}
     assert settings(UseGPTQ=True, **own).features == {"compensation": replace(expected, sample_limit=7)}
@@ -225,7 +225,7 @@ def test_gptq_is_compensation():
         settings_of(QConfig(INT8, algo_config=[GPTQConfig(bits=4)]))
     unused = settings(GPTQParams={"Bits": 4})
     assert unused.features == {}
-    assert any("GPTQParams: UseGPTQ is not set" in each for each in unused.remarks)
+    assert any("GPTQParams: UseGPTQ is not set" in remark for remark in unused.remarks)
     nbits = {"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "GPTQ"}}
     assert settings(**nbits).features == {"compensation": CompensationOptions()}
 
@@ -267,4 +267,4 @@ def test_rotation_reads_its_file(tmp_path):
     assert settings_of(QConfig(INT8, algo_config=[entry])).equalize.rotation == expected
     config = QuantizationConfig(include_rotation=True, extra_options=entry.get_options())
     assert settings_of(config).equalize.rotation == expected
-    assert any("RMatrixDim: include_rotation is False" in each for each in settings(RMatrixDim=64).remarks)
+    assert any("RMatrixDim: include_rotation is False" in remark for remark in settings(RMatrixDim=64).remarks)

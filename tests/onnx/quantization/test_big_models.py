@@ -140,7 +140,7 @@ def test_a_model_beyond_the_limit_has_no_verdict_and_says_so(model_path, tmp_pat
     result = quantize(model_path, config="MXINT8")
     result.save(tmp_path / "out.onnx")
     assert result.report.verdict is Verdict.UNCHECKED
-    (remark,) = [each for each in result.report.remarks if "verdict was skipped" in each]
+    (remark,) = [remark for remark in result.report.remarks if "verdict was skipped" in remark]
     assert "KB" in remark
     assert "VerdictMemoryLimit" in remark
     assert remark in caplog.text
@@ -174,7 +174,7 @@ def test_the_user_decides_where_she_wants(preset, monkeypatch):
 
     never = limited(0)
     assert not never.outputs
-    assert any("VerdictMemoryLimit allows" in each for each in never.remarks)
+    assert any("VerdictMemoryLimit allows" in remark for remark in never.remarks)
     monkeypatch.setattr(pipeline, "USUAL_LIMIT_BYTES", 1000)
     monkeypatch.setattr(pipeline, "free_memory", lambda: 0)
     assert limited(1).outputs

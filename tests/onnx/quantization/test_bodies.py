@@ -81,7 +81,7 @@ def test_a_range_inside_a_loop_covers_all_rounds(result):
 def test_a_branch_that_no_sample_reaches_stays_float():
     result = quantized(loops(), samples(flags=(False,)))
     assert ops(result.model)["then_branch"] == ["Sigmoid"]
-    reasons = {each.node: each.reason for each in result.report.plan.skipped}
+    reasons = {node.node: node.reason for node in result.report.plan.skipped}
     assert "no calibration sample reaches" in reasons["then_branch"]
 
 
@@ -105,7 +105,7 @@ def test_other_forms_inside_a_loop(preset, inside):
 def test_without_the_option_bodies_stay_float():
     result = quantized(loops(), samples(), EnableSubgraph=False)
     assert "QuantizeLinear" not in ops(result.model)["body"]
-    assert any("left in float" in each for each in result.report.remarks)
+    assert any("left in float" in remark for remark in result.report.remarks)
 
 
 def growing_loop():

@@ -97,7 +97,7 @@ def test_a_weight_that_a_body_reads_in_float_is_not_stored_twice(has_bodies: boo
     rng = np.random.default_rng(0)
     samples = [{"x": rng.normal(size=(1, 32)).astype(np.float32), "is_first": np.array(i % 2 == 0)} for i in range(8)]
     report = quantize(shared_weight(), samples, config).report
-    left = {each.node: each.reason for each in report.plan.skipped}
+    left = {node.node: node.reason for node in report.plan.skipped}
     assert ("shared" in left) is not has_bodies
     assert has_bodies or "reads its weight in float" in left["shared"]
     assert "own" not in left
@@ -128,6 +128,6 @@ def test_a_weight_that_is_an_input_of_a_loop_is_not_stored_twice() -> None:
     config.extra_options["Protect"] = "none"
     samples = [{"x": np.random.default_rng(i).normal(size=(1, 32)).astype(np.float32)} for i in range(8)]
     report = quantize(net.model(outputs[1]), samples, config).report
-    left = {each.node: each.reason for each in report.plan.skipped}
+    left = {node.node: node.reason for node in report.plan.skipped}
     assert "would be stored twice" in left["shared"]
     assert "own" not in left

@@ -158,7 +158,7 @@ def test_histograms_are_drawn_where_there_are_some(tmp_path, monkeypatch, caplog
 
 
 def test_fewer_bins_are_coarser():
-    usual, coarse, fine = (scales(run(Percentile=90.0, **each)) for each in ({}, {"NumBins": 4}, {"NumBins": 4096}))
+    usual, coarse, fine = (scales(run(Percentile=90.0, **value)) for value in ({}, {"NumBins": 4}, {"NumBins": 4096}))
     assert usual == fine == scales(run(Percentile=90.0, NumBins=0))
     assert coarse["x"] > 1.1 * usual["x"]  # a bin of the tail holds many values near its inner end
 
@@ -168,7 +168,7 @@ def test_evaluation_is_cosine_and_distance_of_the_given_data(caplog):
         QLayerConfig(UInt8Spec(), weight=Int8Spec()), EvalMetrics=True, EvalDataReader=DATA[:2], PrintSummary=False
     )
     quantized = quantize(network(), DATA, config)
-    (remark,) = (each for each in quantized.report.remarks if each.startswith("EvalMetrics"))
+    (remark,) = (remark for remark in quantized.report.remarks if remark.startswith("EvalMetrics"))
     exact, session = open_session(network()), open_session(quantized.model)
     pairs = [(exact.run(None, feed)[0].ravel(), session.run(None, feed)[0].ravel()) for feed in DATA[:2]]
     distances = [float(np.linalg.norm(a - b)) for a, b in pairs]
@@ -181,7 +181,7 @@ def test_evaluation_is_cosine_and_distance_of_the_given_data(caplog):
 
 def test_evaluation_without_data_of_its_own_takes_the_calibration_data():
     config = QConfig(QLayerConfig(UInt8Spec(), weight=Int8Spec()), EvalMetrics=True)
-    assert any("over 6 samples" in each for each in quantize(network(), DATA, config).report.remarks)
+    assert any("over 6 samples" in remark for remark in quantize(network(), DATA, config).report.remarks)
 
 
 def test_bad_evaluation_data_are_named():
@@ -196,7 +196,7 @@ def test_all_tensors_are_declared_with_the_sizes_of_a_sample():
     assert [name for node in graph.node for name in node.input if name and name not in known] == []
     sizes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in filled.graph.value_info}
     assert sizes["conv"] == [1, 8, 8, 8]
-    assert all(0 not in each for each in sizes.values())
+    assert all(0 not in size for size in sizes.values())
     assert not any(dim.dim_param for each in filled.graph.value_info for dim in each.type.tensor_type.shape.dim)
     ends = [each.type.tensor_type.shape.dim for each in (*filled.graph.input, *filled.graph.output)]
     assert [[dim.dim_value for dim in dims] for dims in ends] == [[1, 3, 8, 8], [1, 4, 4, 4]]
@@ -236,7 +236,7 @@ def test_layerwise_percentile_by_metric_and_weights_by_mode():
     spec = UInt8Spec(calibration_method=CalibMethod.LayerwisePercentile)
     values = np.random.default_rng(0).standard_normal((16, 1, 3, 8, 8)).astype(np.float32)
     values[0, 0, 0, 0, 0] = 9.0  # clipping it costs more than the others gain if errors are squared
-    options = {"data": [{"x": each} for each in values], "activation": spec, "PercentileCandidates": [99.9, 100.0]}
+    options = {"data": [{"x": value} for value in values], "activation": spec, "PercentileCandidates": [99.9, 100.0]}
     squared, absolute = (scales(run(LWPMetric=metric, **options))["x"] for metric in ("mse", "mae"))
     assert squared > 0.04 > absolute
     assert squared == scales(run(LWPMetric="mse", LWPUseHistogram=False, **options))["x"]
@@ -280,8 +280,8 @@ def test_operators_of_a_library_run_and_what_follows_is_quantized(tmp_path):
     model.opset_import.append(onnx.helper.make_opsetid("com.my.domain", 1))
     layer = QLayerConfig(UInt8Spec(), weight=Int8Spec())
     quantized = quantize(model, DATA, QConfig(layer, UserCustomOpLibPath=tmp_path / "mine.so"))
-    assert {each.tensor for each in quantized.plan} >= {"conv", "turned"}
-    assert [each.op_type for each in quantized.report.plan.skipped] == ["BFPQuantizeDequantize"]
+    assert {tensor.tensor for tensor in quantized.plan} >= {"conv", "turned"}
+    assert [node.op_type for node in quantized.report.plan.skipped] == ["BFPQuantizeDequantize"]
 
 
 def test_crypto_mode_keeps_everything_in_memory(tmp_path, monkeypatch, caplog, capfd):
@@ -340,4 +340,4 @@ def test_a_card_names_no_file_to_read_write_or_run(options):
     assert found.save.preprocessed is None
     options = found.calibrate
     assert (options.ranges_file, options.histogram_folder, options.evaluation_data) == (None, None, None)
-    assert all(getattr(each, "folder", "") == "" for each in found.features.values())
+    assert all(getattr(feature, "folder", "") == "" for feature in found.features.values())

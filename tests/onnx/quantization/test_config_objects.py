@@ -127,10 +127,10 @@ def test_an_unknown_field_is_refused(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_misspelt_field_is_refused_with_the_right_one(name):
     config = copy.deepcopy(CONFIGS[name])
-    for each in fields(config):
-        with pytest.raises(UnknownNameError, match=rf"Did you mean .*\b{each.name}\b.*\?"):
-            setattr(config, each.name + "x", 1)
-        setattr(config, each.name, getattr(config, each.name))
+    for field in fields(config):
+        with pytest.raises(UnknownNameError, match=rf"Did you mean .*\b{field.name}\b.*\?"):
+            setattr(config, field.name + "x", 1)
+        setattr(config, field.name, getattr(config, field.name))
     assert config == CONFIGS[name]
 
 

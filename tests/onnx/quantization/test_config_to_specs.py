@@ -276,5 +276,5 @@ def test_where_things_are_kept_meanwhile_is_not_in_the_file():
     assert settings_of(there).features["distillation"].folder == "states"
     assert settings_of(there).config == settings_of(here).config
     layer = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
-    first, second = (QConfig(layer, algo_config=[DistillationConfig(folder=each)]) for each in ("", "states"))
+    first, second = (QConfig(layer, algo_config=[DistillationConfig(folder=value)]) for value in ("", "states"))
     assert settings_of(first).config == settings_of(second).config

@@ -135,7 +135,7 @@ def test_settings_of_the_run_are_carried_out(key, value, field, expected):
 def test_every_key_is_tested_with_two_values():
     on_gpus = {"OptimDevice", "InferDevice"}  # below
     values = {key: [row[1] for row in (*FIT, *RUN) if row[0] == key] for key in FINETUNE_KEYS}
-    assert {key for key, found in values.items() if len(found) < 2} == on_gpus | NEEDLESS.keys()
+    assert {key for key, value in values.items() if len(value) < 2} == on_gpus | NEEDLESS.keys()
     assert {row[0] for row in (*FIT, *RUN)} | NEEDLESS.keys() == FINETUNE_KEYS.keys()
 
 
@@ -143,7 +143,7 @@ def test_every_key_is_tested_with_two_values():
 def test_settings_that_cannot_matter_are_remarked_on(key):
     settings = settings_of(finetuned(**{key: NEEDLESS[key]}))
     assert settings.refine.finetune == options_of()
-    assert [each.partition(":")[0] for each in settings.remarks] == [f"FastFinetune.{key}"]
+    assert [remark.partition(":")[0] for remark in settings.remarks] == [f"FastFinetune.{key}"]
     assert settings_of(finetuned(**{key: type(NEEDLESS[key])(0)})).remarks == ()
 
 
@@ -361,7 +361,7 @@ def test_or_change_nothing_and_are_remarked_on(settings):
 
 def test_every_setting_of_an_entry_is_one_of_these():
     known = {name for settings in (*(row[0] for row in ENTRY), *HARMLESS) for name in settings}
-    assert known == {each.name for each in fields(AdaRoundConfig)} == {each.name for each in fields(AdaQuantConfig)}
+    assert known == {field.name for field in fields(AdaRoundConfig)} == {field.name for field in fields(AdaQuantConfig)}
 
 
 def test_entries_have_their_own_defaults():
@@ -423,4 +423,4 @@ def test_a_model_is_finetuned(name, has_data, tmp_path):
 def test_an_entry_finetunes_a_model(tmp_path):
     entry = AdaRoundConfig(num_iterations=5, data_size=8, update_bias=True, cache_dir=tmp_path)
     report = quantize(mixed_network(), images(), QConfig(INT8, algo_config=[entry])).report
-    assert "AdaRound" in [each.name for each in report.algorithms]
+    assert "AdaRound" in [algorithm.name for algorithm in report.algorithms]

@@ -32,7 +32,7 @@ def config(preset: str = "MXFP4E2M1_ADAQUANT", **finetune: Any) -> Any:
 
 
 def facts_of(result: Any, name: str = "AdaQuant") -> Any:
-    return next(each for each in result.report.algorithms if each.name == name)
+    return next(algorithm for algorithm in result.report.algorithms if algorithm.name == name)
 
 
 def weights(model: onnx.ModelProto) -> dict[str, bytes]:
@@ -62,11 +62,13 @@ def test_compensated_weights_are_trained_as_others_are(
     monkeypatch.setattr(compensation, "_final_errors", lambda _: OutputErrors())  # not taken back
     compensated, plain = config(preset, NumIterations=100), config(preset, NumIterations=100)
     compensated.extra_options["Compensation"], plain.extra_options["Compensation"] = True, False
-    found, expected = (quantize(network, SAMPLES, each).report for each in (compensated, plain))
-    facts = {each.name: each for each in found.algorithms}
+    found, expected = (quantize(network, SAMPLES, value).report for value in (compensated, plain))
+    facts = {algorithm.name: algorithm for algorithm in found.algorithms}
     assert facts["compensation"].changed
     name = "AdaRound" if "ADAROUND" in preset else "AdaQuant"
-    assert len(facts[name].changed) >= len(next(each for each in expected.algorithms if each.name == name).changed)
+    assert len(facts[name].changed) >= len(
+        next(algorithm for algorithm in expected.algorithms if algorithm.name == name).changed
+    )
     assert found.outputs[0].sqnr_db > expected.outputs[0].sqnr_db - 1
 
 
@@ -228,13 +230,13 @@ def test_what_the_settings_change(network: onnx.ModelProto, settings: dict[str, 
 
 def test_it_runs_on_random_numbers_if_asked_to(network: onnx.ModelProto) -> None:
     found = quantize(network, None, config(NumIterations=5), use_random_data=True)
-    assert any("random numbers" in each for each in found.report.remarks)
+    assert any("random numbers" in remark for remark in found.report.remarks)
 
 
 def test_layers_in_parallel_know_nothing_of_each_other(network: onnx.ModelProto) -> None:
     """The first layer sees the same either way, the last one does not."""
-    one_by_one, parallel = (quantize(network, SAMPLES, config(Parallel=each)) for each in (False, True))
-    first, last = ([facts_of(each).changed[number] for each in (one_by_one, parallel)] for number in (0, -1))
+    one_by_one, parallel = (quantize(network, SAMPLES, config(Parallel=value)) for value in (False, True))
+    first, last = ([facts_of(value).changed[number] for value in (one_by_one, parallel)] for number in (0, -1))
     assert first[0] == first[1]
     assert last[0] != last[1]
 
@@ -244,7 +246,7 @@ def test_only_the_largest_layer(network: onnx.ModelProto) -> None:
     reasons = [each.reason for each in facts.left]
     assert len(facts.changed) == 1
     assert len(reasons) == 5
-    assert all("takes the most memory" in each for each in reasons)
+    assert all("takes the most memory" in reason for reason in reasons)
 
 
 def test_the_reference_is_the_network_of_another_file(network: onnx.ModelProto, tmp_path: Path) -> None:

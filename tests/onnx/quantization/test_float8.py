@@ -78,8 +78,8 @@ def data(count=8):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_file_runs_on_onnx_runtime_alone_and_computes_what_the_plan_says(preset):
     samples = data()
-    result = quantize(networks(), [{"x": each} for each in samples], preset)
-    assert {(each.domain, each.version) for each in result.model.opset_import} == {("", 21)}
+    result = quantize(networks(), [{"x": sample} for sample in samples], preset)
+    assert {(opset.domain, opset.version) for opset in result.model.opset_import} == {("", 21)}
     outputs = []
     for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
         options = onnxruntime.SessionOptions()
@@ -88,9 +88,9 @@ def test_a_file_runs_on_onnx_runtime_alone_and_computes_what_the_plan_says(prese
         outputs.append(session.run(None, {"x": samples[0]})[0])
     np.testing.assert_allclose(outputs[0], outputs[1], atol=2e-2 * np.abs(outputs[0]).max())
     plan = read_plan(result.model)
-    assert {each.choice.format for each in plan} == {PRESETS[preset]}
-    assert all(each.choice.axis is not None for each in plan if each.role is Role.WEIGHT)
-    assert all(each.role is not Role.BIAS for each in plan)
+    assert {tensor.choice.format for tensor in plan} == {PRESETS[preset]}
+    assert all(tensor.choice.axis is not None for tensor in plan if tensor.role is Role.WEIGHT)
+    assert all(tensor.role is not Role.BIAS for tensor in plan)
 
 
 def agrees_without_optimizations(result, sample):
@@ -119,7 +119,7 @@ def test_weights_of_16_bits_stay_so_behind_8_bit_activations(weight):
     samples = [{"x": RANDOM.standard_normal((1, 1, 8, 8)).astype(np.float32)} for _ in range(4)]
     result = quantize(model, samples, config)
     assert agrees_without_optimizations(result, samples[0])
-    formats = {each.choice.format for each in read_plan(result.model) if each.role is Role.WEIGHT}
+    formats = {tensor.choice.format for tensor in read_plan(result.model) if tensor.role is Role.WEIGHT}
     assert formats == {weight.removeprefix("Q").lower()}
 
 
@@ -144,7 +144,7 @@ def test_operators_between_8_bit_floats_run(op_type):
     result = quantize(model, samples, config)
     assert agrees_without_optimizations(result, samples[0])
     planned, read = (
-        {(each.tensor, reader) for each in plan for reader in each.readers if reader.node == "subject"}
+        {(tensor.tensor, reader) for tensor in plan for reader in tensor.readers if reader.node == "subject"}
         for plan in (result.plan, read_plan(result.model))
     )
     assert len(planned) == len(operands)
@@ -152,9 +152,9 @@ def test_operators_between_8_bit_floats_run(op_type):
 
 
 def test_only_operands_of_products_are_quantized():
-    result = quantize(networks(), [{"x": each} for each in data()], "FP8E4M3")
+    result = quantize(networks(), [{"x": value} for value in data()], "FP8E4M3")
     products = {"depthwise", "after_relu", "after_pool", "gemm", "matmul", "two_activations"}
-    assert {reader.node for each in result.plan for reader in each.readers} == products
+    assert {reader.node for tensor in result.plan for reader in tensor.readers} == products
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -169,17 +169,17 @@ def test_weights_are_stored_in_eight_bits(preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_searched_weight_scales_are_the_best_of_their_octave(preset):
-    model, samples = networks(), [{"x": each} for each in data(4)]
+    model, samples = networks(), [{"x": value} for value in data(4)]
     errors = {}
     for rule in ("floor", "mse"):
         config = get_default_config(preset)
         config.extra_options.update(WeightScaleRule=rule, BiasCorrection=False, Compensation=False)
         plan = quantize(model, samples, config).plan
-        errors[rule] = {each.tensor: channel_errors(model, each) for each in plan if each.role is Role.WEIGHT}
+        errors[rule] = {tensor.tensor: channel_errors(model, tensor) for tensor in plan if tensor.role is Role.WEIGHT}
     assert errors["mse"].keys() == errors["floor"].keys()
-    for tensor, (found, steps) in errors["mse"].items():
-        assert (found <= errors["floor"][tensor][0]).all()
-        assert (found <= steps.min(axis=0) * (1 + 1e-4)).all(), tensor  # scales are rounded to float32
+    for tensor, (name, steps) in errors["mse"].items():
+        assert (name <= errors["floor"][tensor][0]).all()
+        assert (name <= steps.min(axis=0) * (1 + 1e-4)).all(), tensor  # scales are rounded to float32
     assert sum(found.sum() for found, _ in errors["mse"].values()) < 0.9 * sum(
         found.sum() for found, _ in errors["floor"].values()
     )
@@ -203,7 +203,7 @@ def test_scale_rules_of_powers_of_two_are_refused():
     config = get_default_config("FP8E4M3")
     config.extra_options["WeightScaleRule"] = "ceil"
     with pytest.raises(InvalidValueError, match="'WeightScaleRule' 'ceil' with weights of fp8_e4m3"):
-        quantize(networks(), [{"x": each} for each in data(2)], config)
+        quantize(networks(), [{"x": value} for value in data(2)], config)
 
 
 def test_a_bias_that_the_runtime_rounds_to_32_bits_fits():
@@ -217,7 +217,7 @@ def test_a_bias_that_the_runtime_rounds_to_32_bits_fits():
     samples = RANDOM.standard_normal((4, 1, 3, 4, 4)).astype(np.float32)
     model = net.model(y)
     for preset in PRESETS:
-        result = quantize(model, [{"x": each} for each in samples], get_default_config(preset))
+        result = quantize(model, [{"x": sample} for sample in samples], get_default_config(preset))
         session = onnxruntime.InferenceSession(result.model.SerializeToString())
         exact = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples[0]})[0]
         found = session.run(None, {"x": samples[0]})[0]
@@ -226,16 +226,16 @@ def test_a_bias_that_the_runtime_rounds_to_32_bits_fits():
 
 def test_specs_and_quant_types_name_it():
     both = QuantizationConfig(activation_type=QuantType.QFLOAT8E4M3FN, weight_type=ExtendedQuantType.QFloat8E5M2)
-    model, samples = networks(), [{"x": each} for each in data(4)]
-    formats = {(each.role, str(each.choice)) for each in quantize(model, samples, both).plan}
+    model, samples = networks(), [{"x": value} for value in data(4)]
+    formats = {(tensor.role, str(tensor.choice)) for tensor in quantize(model, samples, both).plan}
     assert formats == {(Role.ACTIVATION, "fp8_e4m3"), (Role.WEIGHT, "fp8_e5m2")}
     channels = FP8E4M3Spec(quant_granularity=QuantGranularity.Channel)
     config = QConfig(QLayerConfig(activation=FP8E5M2Spec(), weight=channels))
-    formats = {(each.role, str(each.choice)) for each in quantize(model, samples, config).plan}
+    formats = {(tensor.role, str(tensor.choice)) for tensor in quantize(model, samples, config).plan}
     assert formats == {(Role.ACTIVATION, "fp8_e5m2"), (Role.WEIGHT, "fp8_e4m3 per channel")}
     mixed = QConfig(QLayerConfig(activation=Int8Spec(), weight=Int8Spec()))
     mixed.specific_layer_config = {QLayerConfig(activation=FP8E4M3Spec(), weight=channels): ["gemm"]}
-    kinds = {str(each.choice) for each in quantize(model, samples, mixed).plan if each.role is Role.WEIGHT}
+    kinds = {str(tensor.choice) for tensor in quantize(model, samples, mixed).plan if tensor.role is Role.WEIGHT}
     assert kinds == {"int8", "fp8_e4m3 per channel"}
 
 
@@ -243,4 +243,4 @@ def test_an_older_opset_is_refused_by_name():
     config = get_default_config("FP8E4M3")
     config.extra_options["ConvertOpsetVersion"] = 19
     with pytest.raises(ModelError, match="fp8_e4m3 needs opset 21"):
-        quantize(networks(), [{"x": each} for each in data(2)], config)
+        quantize(networks(), [{"x": value} for value in data(2)], config)

@@ -43,7 +43,7 @@ def samples(count=4):
 
 
 def weights(result):
-    return {each.readers[0].node: each.choice for each in result.plan if each.role is Role.WEIGHT}
+    return {tensor.readers[0].node: tensor.choice for tensor in result.plan if tensor.role is Role.WEIGHT}
 
 
 def changed(preset, **options):
@@ -100,7 +100,7 @@ def eighths(highest=255):
 
 def with_rounded_weights(model, plan):
     """The float network with the weights that the plan says, and those weights' choices."""
-    choices = {each.tensor: each.choice for each in plan if each.role is Role.WEIGHT}
+    choices = {tensor.tensor: tensor.choice for tensor in plan if tensor.role is Role.WEIGHT}
     expected = onnx.ModelProto()
     expected.CopyFrom(model)
     for tensor in expected.graph.initializer:
@@ -138,7 +138,7 @@ def test_every_layer_size_and_type_runs_on_stock_onnxruntime_as_the_plan_says(pr
             config.per_channel = True
     result = quantize(model, [eighths() for _ in range(3)], config)
     expected, choices = with_rounded_weights(model, result.plan)
-    assert {name: each.format for name, each in choices.items()} == dict.fromkeys(
+    assert {name: choice.format for name, choice in choices.items()} == dict.fromkeys(
         INNER_AXES, "int4" if is_signed else "uint4"
     )
 
@@ -192,7 +192,7 @@ def test_weights_alone_in_standard_operators_include_convolutions():
     found = weights(result)
     assert found["pointwise"].group_size == found["transposed"].group_size == 32
     assert str(found["depthwise"]) == "int8 per channel"
-    assert {each.domain for each in result.model.opset_import} == {""}
+    assert {opset.domain for opset in result.model.opset_import} == {""}
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -32,7 +32,7 @@ def saved(model, preset, tmp_path):
 
 
 def of_size(remarks) -> list[str]:
-    return [each for each in remarks if "larger than the float file" in each]
+    return [remark for remark in remarks if "larger than the float file" in remark]
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "UINT8_DYNAMIC_QUANT"])

@@ -54,9 +54,9 @@ def mixed(config, data=None):
 def read_formats(report, layer):
     """What a layer reads: the formats of its activation and its weight."""
     found = {}
-    for each in report.plan:
-        if any(reader.node == layer for reader in each.readers) and each.role in (Role.ACTIVATION, Role.WEIGHT):
-            found[each.role] = each.choice.format
+    for tensor in report.plan:
+        if any(reader.node == layer for reader in tensor.readers) and tensor.role in (Role.ACTIVATION, Role.WEIGHT):
+            found[tensor.role] = tensor.choice.format
     return found[Role.ACTIVATION], found[Role.WEIGHT]
 
 
@@ -72,7 +72,7 @@ def test_lowered_layers_have_the_lower_types_and_others_the_higher(pair):
     )
     assert all(len(each) == 1 for each in types)
     assert types[0] != types[1]
-    least = sorted(report.mixed.layers, key=lambda each: each.sensitivity)[:2]
+    least = sorted(report.mixed.layers, key=lambda layer: layer.sensitivity)[:2]
     assert {each.layer for each in least} == set(lowered)
 
 
@@ -91,7 +91,7 @@ def test_sensitivities_are_those_of_the_layer_alone(pair):
     alone = quantize(model, data, config).model
     y, z = outputs(model, data[:15]), outputs(alone, data[:15])
     expected = float(((y - z) ** 2).sum() / (y**2).sum())
-    found = {each.layer: each.sensitivity for each in report.mixed.layers}[name]
+    found = {layer.layer: layer.sensitivity for layer in report.mixed.layers}[name]
     assert found is not None
     # by hand its output is quantized too, for whoever reads it
     assert found <= expected * 1.01 if pair == "A16W8_A8W8" else found == pytest.approx(expected, rel=1e-3)
@@ -100,7 +100,7 @@ def test_sensitivities_are_those_of_the_layer_alone(pair):
 def test_the_layer_that_8_bits_harm_stays_high():
     report = mixed(mixed_config(SQNRTarget=28.0)).report
     plan = report.mixed
-    assert max(plan.layers, key=lambda each: each.sensitivity).layer == "sensitive"
+    assert max(plan.layers, key=lambda layer: layer.sensitivity).layer == "sensitive"
     assert "sensitive" not in plan.lowered
     assert plan.lowered
     assert not plan.missed
@@ -165,7 +165,7 @@ def test_accuracy_falls_by_no_more_than_is_accepted(drop):
 def test_a_target_out_of_reach_keeps_all_high_and_says_both_numbers():
     report = mixed(mixed_config(SQNRTarget=200.0)).report
     assert report.mixed.lowered == ()
-    (remark,) = [each for each in report.remarks if "wanted" in each]
+    (remark,) = [remark for remark in report.remarks if "wanted" in remark]
     assert re.search(
         r"SQNR \d+\.\d dB, wanted at least 200.0 dB: it is not reached even with all layers in int16", remark
     )
@@ -177,12 +177,12 @@ def test_budgets_are_kept_to_with_the_least_harm():
         config = mixed_config((S16, S16), (S8, S8), BitsTarget=11.0, Method=method)
         plans[method] = mixed(config).report.mixed
     for plan in plans.values():
-        weights = sum(each.weights for each in plan.layers)
-        bits = sum(each.weights * (8 if each.layer in plan.lowered else 16) for each in plan.layers) / weights
+        weights = sum(layer.weights for layer in plan.layers)
+        bits = sum(layer.weights * (8 if layer.layer in plan.lowered else 16) for layer in plan.layers) / weights
         assert plan.figures[0].value == pytest.approx(bits)
         assert bits <= 11.0
     harm = {
-        name: sum(each.sensitivity for each in plan.layers if each.layer in plan.lowered)
+        name: sum(layer.sensitivity for layer in plan.layers if layer.layer in plan.lowered)
         for name, plan in plans.items()
     }
     assert harm["integer"] <= harm["greedy"]
@@ -190,17 +190,17 @@ def test_budgets_are_kept_to_with_the_least_harm():
 
 def test_bit_operations_are_a_share_of_all_high():
     plan = mixed(mixed_config(BitOperationsTarget=0.8, Method="integer", L2Target=1e-9)).report.mixed
-    total = sum(each.macs for each in plan.layers)
-    share = sum(each.macs * (0.5 if each.layer in plan.lowered else 1.0) for each in plan.layers) / total
+    total = sum(layer.macs for layer in plan.layers)
+    share = sum(layer.macs * (0.5 if layer.layer in plan.lowered else 1.0) for layer in plan.layers) / total
     assert plan.figures[0].value == pytest.approx(share)
     assert share <= 0.8
-    assert [each.metric.value for each in plan.missed] == ["L2 distance"]
+    assert [figure.metric.value for figure in plan.missed] == ["L2 distance"]
 
 
 def test_a_budget_out_of_reach_lowers_all_and_says_so():
     report = mixed(mixed_config((S16, S16), (S8, S8), BitsTarget=4.0)).report
     assert set(report.mixed.lowered) == set(LAYERS)
-    assert any("bits per weight 16 -> 8, wanted at most 4: it cannot be reached" in each for each in report.remarks)
+    assert any("bits per weight 16 -> 8, wanted at most 4: it cannot be reached" in remark for remark in report.remarks)
 
 
 def test_two_runs_give_the_same_bytes(tmp_path):
@@ -239,7 +239,7 @@ def test_sensitivities_of_the_plan_file_are_used_again(tmp_path, monkeypatch):
     assert again.remarks == ()
     monkeypatch.setattr(MixedNetworks, "alone", alone)
     other = mixed(config, images(seed=9)).report
-    assert any("measured anew" in each for each in other.remarks)
+    assert any("measured anew" in remark for remark in other.remarks)
     assert other.mixed.basis != first.basis
 
 
@@ -262,7 +262,7 @@ def test_a_plan_for_other_layers_types_or_models_is_noticed(tmp_path):
     report = mixed(mixed_config(PlanFile=path, UsePlan=True)).report
     assert report.mixed.lowered == ("head",)
     for part in ("says nothing of 4 layers", "another model", "made for 'int32'"):
-        assert any(part in each for each in report.remarks)
+        assert any(part in remark for remark in report.remarks)
     path.write_text('{"layers": [{"layer": "heat", "choice": "low"}]}')
     with pytest.raises(UnknownNameError, match="'heat'. Did you mean head"):
         mixed(mixed_config(PlanFile=path, UsePlan=True))
@@ -299,7 +299,7 @@ def test_a_run_that_breaks_off_leaves_the_best_plan_so_far(tmp_path):
     plan = MixedPlan.from_json(path.read_text())
     assert len(plan.lowered) == 2
     assert plan.figures[0].value == 1.0
-    assert all(each.sensitivity is not None for each in plan.layers)
+    assert all(layer.sensitivity is not None for layer in plan.layers)
 
 
 @pytest.mark.parametrize(
@@ -349,19 +349,19 @@ def test_shapes_that_are_not_known_cannot_be_counted():
 def test_a_model_without_such_layers_says_so():
     report = mixed(mixed_config(SQNRTarget=10.0, TargetOpType=["LeakyRelu"])).report
     assert report.mixed.layers == ()
-    assert any("mixed precision found nothing to do" in each for each in report.remarks)
+    assert any("mixed precision found nothing to do" in remark for remark in report.remarks)
 
 
 def test_operators_without_weights_can_be_lowered_too():
     report = mixed(mixed_config(SQNRTarget=10.0, TargetOpType=["Conv", "Flatten", "GlobalAveragePool"])).report
-    assert {each.op_type for each in report.mixed.layers} == {"Conv", "Flatten", "GlobalAveragePool"}
+    assert {layer.op_type for layer in report.mixed.layers} == {"Conv", "Flatten", "GlobalAveragePool"}
     assert not report.mixed.missed
 
 
 def test_random_data_do():
     report = quantize(mixed_network(), None, mixed_config(SQNRTarget=20.0), use_random_data=True).report
     assert report.mixed.lowered
-    assert any("random numbers" in each for each in report.remarks)
+    assert any("random numbers" in remark for remark in report.remarks)
 
 
 def test_a_lone_sample_does():

@@ -98,7 +98,7 @@ def test_every_key_is_tested():
 def test_settings_that_cannot_matter_are_remarked_on(key):
     settings = settings_of(mixed_config(NumTarget=1, **{key: NEEDLESS[key]}))
     assert settings.mix == mix_of(NumTarget=1)
-    assert [each.partition(":")[0] for each in settings.remarks] == [f"AutoMixprecision.{key}"]
+    assert [remark.partition(":")[0] for remark in settings.remarks] == [f"AutoMixprecision.{key}"]
 
 
 def test_types_to_choose_from_and_types_by_layer():
@@ -106,11 +106,11 @@ def test_types_to_choose_from_and_types_by_layer():
     config = mixed_config()
     config.extra_options["AutoMixprecision"] = {"TargetLayerConfig": [LOW, narrow]}
     mix = settings_of(config).mix
-    assert [words_of(each) for each in mix.targets] == ["int8", "int8 activations, uint8 weights"]
+    assert [words_of(target) for target in mix.targets] == ["int8", "int8 activations, uint8 weights"]
     assert mix.score == Score()  # no limit: all of them are mixed
     config.extra_options["AutoMixprecision"] = {"TargetLayerConfig": {LOW: ["a", "b"], narrow: []}}
     mix = settings_of(config).mix
-    assert [words_of(each) for each in mix.targets] == ["int8 activations, uint8 weights"]
+    assert [words_of(target) for target in mix.targets] == ["int8 activations, uint8 weights"]
     assert [(name, words_of(spec)) for name, spec in mix.by_layer] == [("a", "int8"), ("b", "int8")]
 
 
@@ -155,7 +155,10 @@ def test_presets_name_their_target(name):
 
 def test_what_does_not_matter_is_remarked_on():
     used = settings_of(mixed_config(PlanFile="p", UsePlan=True, SQNRTarget=3, Method="greedy"))
-    assert [each.split(":")[0] for each in used.remarks] == ["AutoMixprecision.SQNRTarget", "AutoMixprecision.Method"]
+    assert [remark.split(":")[0] for remark in used.remarks] == [
+        "AutoMixprecision.SQNRTarget",
+        "AutoMixprecision.Method",
+    ]
     assert "it is about budgets" in settings_of(mixed_config(Method="integer", NumTarget=1)).remarks[0]
     off = mixed_config(NumTarget=1)
     off.include_auto_mp = False
@@ -279,7 +282,7 @@ def test_mistakes_of_an_entry_are_named(settings, message):
 
 def test_every_setting_of_an_entry_is_one_of_these():
     known = {name for settings, *_ in ENTRY for name in settings}
-    assert known | TYPES_OF_ENTRY == {each.name for each in fields(AutoMixprecisionConfig)}
+    assert known | TYPES_OF_ENTRY == {field.name for field in fields(AutoMixprecisionConfig)}
 
 
 def test_an_entry_that_names_types():
@@ -293,7 +296,7 @@ def test_an_entry_that_names_types():
 def test_the_order_of_arguments_is_that_of_the_documents():
     given = ["Conv"], "s.json", ["a"], ["b"], 5, 1, max, None, "kl", 0.5, "quality", "c.json", 2, True, True, "unshare"
     entry = AutoMixprecisionConfig(LOW, *given)
-    names = [each.name for each in fields(entry)][: len(given) + 1]
+    names = [field.name for field in fields(entry)][: len(given) + 1]
     assert tuple(getattr(entry, name) for name in names) == (LOW, *given)
     assert names[-1] == "shared_param_mode"
 
@@ -322,7 +325,7 @@ def test_an_entry_mixes_a_model_and_leaves_layers_that_are_configured(tmp_path):
     low = QLayerConfig(activation=Int8Spec(**minmax))
     entries = [BiasCorrectionConfig(), AutoMixprecisionConfig(low, metric_evaluate_fn=lambda y: 1.0)]
     result = quantize(mixed_network(), images(), QConfig(high, fixed, algo_config=entries))
-    assert [each.layer for each in result.report.mixed.layers] == ["second", "sensitive", "head"]
+    assert [layer.layer for layer in result.report.mixed.layers] == ["second", "sensitive", "head"]
     assert len(result.report.mixed.lowered) == 3
     result.save(tmp_path / "out.onnx")
 

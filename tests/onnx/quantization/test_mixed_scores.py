@@ -48,14 +48,14 @@ def by_keys(**settings: Any) -> Any:
 
 def changed(result: Any) -> dict[str, str]:
     """The layers that were given other types, with these types."""
-    facts = next(each for each in result.report.algorithms if each.name == "mixed precision")
+    facts = next(algorithm for algorithm in result.report.algorithms if algorithm.name == "mixed precision")
     return dict(each.split(": ", 1) for each in facts.changed)
 
 
 def activations(result: Any) -> dict[str, str]:
     """The format of what each layer reads."""
-    plan = [each for each in result.report.plan if each.role is Role.ACTIVATION]
-    return {reader.node: each.choice.format for each in plan for reader in each.readers if reader.node in LAYERS}
+    plan = [tensor for tensor in result.report.plan if tensor.role is Role.ACTIVATION]
+    return {reader.node: tensor.choice.format for tensor in plan for reader in tensor.readers if reader.node in LAYERS}
 
 
 # ---------------------------------------------------------------- scores
@@ -122,12 +122,12 @@ def test_without_a_limit_all_layers_are_mixed_and_with_none_at_all_none() -> Non
     everything, nothing = mixed(), mixed(metric_threshold=None)
     assert set(changed(everything)) == set(LAYERS)
     assert changed(nothing) == {}
-    assert all(each.score is not None for each in nothing.report.mixed.layers)
+    assert all(layer.score is not None for layer in nothing.report.mixed.layers)
     assert set(activations(nothing).values()) == {"int16"}
 
 
 def test_speed_stops_below_the_threshold_and_quality_above_it() -> None:
-    scores = {each.layer: each.score for each in mixed(metric_threshold=None).report.mixed.layers}
+    scores = {layer.layer: layer.score for layer in mixed(metric_threshold=None).report.mixed.layers}
     assert max(scores, key=lambda name: scores[name]) == "sensitive"
     limit = 0.8 * scores["sensitive"]
     down = mixed(metric_threshold=limit)
@@ -148,16 +148,16 @@ def test_quality_that_is_good_enough_changes_nothing() -> None:
 
 def test_each_layer_gets_the_best_of_several_types() -> None:
     coarse = layer(MXFP4E2M1Spec, MXFP4E2M1Spec())
-    found = changed(mixed(target=[coarse, LOW]))
-    assert set(found) == set(LAYERS)
-    assert found["first"] == "int8"
+    config = changed(mixed(target=[coarse, LOW]))
+    assert set(config) == set(LAYERS)
+    assert config["first"] == "int8"
     assert set(changed(mixed(target=[coarse])).values()) == {"mxfp4_e2m1"}
 
 
 def test_layers_get_types_by_name() -> None:
-    found = changed(mixed(target={layer(MXFP4E2M1Spec, MXFP4E2M1Spec()): ["third"], LOW: []}))
+    config = changed(mixed(target={layer(MXFP4E2M1Spec, MXFP4E2M1Spec()): ["third"], LOW: []}))
     result = mixed(target={layer(MXFP4E2M1Spec, MXFP4E2M1Spec()): ["third"], LOW: []})
-    assert set(found) == set(LAYERS)
+    assert set(config) == set(LAYERS)
     assert activations(result) == {**dict.fromkeys(LAYERS, "int8"), "third": "mxfp4_e2m1"}
     with pytest.raises(UnknownNameError, match="Did you mean third"):
         mixed(target={LOW: ["thirt"]})
@@ -169,7 +169,7 @@ def test_numbers_are_those_of_layers_in_the_order_of_the_graph() -> None:
     assert set(changed(by_keys(ExcludeIndices=[2]))) == set(LAYERS) - {"sensitive"}
     beyond = by_keys(TargetIndices=[1, 9])
     assert set(changed(beyond)) == {"second"}
-    assert any("TargetIndices 9: there are 5 layers" in each for each in beyond.report.remarks)
+    assert any("TargetIndices 9: there are 5 layers" in remark for remark in beyond.report.remarks)
 
 
 def test_tensors_by_name_get_the_type_without_a_search() -> None:
@@ -188,7 +188,7 @@ def test_layers_of_a_subgraph_are_mixed_together(tmp_path: Any) -> None:
         json.dumps({"subgraphs": [{"name": "middle", "start_nodes": ["second"], "end_nodes": ["sensitive"]}]})
     )
     scores = mixed(subgraph_json=path, metric_threshold=None).report.mixed.layers
-    found = {each.layer: each.score for each in scores}
+    found = {score.layer: score.score for score in scores}
     assert found["second"] == found["sensitive"]
     assert found["first"] == found["third"] == found["head"] != found["second"]
     limit = 1.5 * found["first"]
@@ -257,7 +257,7 @@ def test_scores_are_kept_and_people_can_pin_layers(tmp_path: Any, monkeypatch: p
     assert set(changed(mixed(sensitivity_cache_file=path))) == set(LAYERS) - {"sensitive"}
     monkeypatch.undo()
     other = mixed(target=layer(MXFP4E2M1Spec), sensitivity_cache_file=path)
-    assert any("measured anew" in each for each in other.report.remarks)
+    assert any("measured anew" in remark for remark in other.report.remarks)
     assert json.loads(path.read_text())["cache_key"] != content["cache_key"]
 
 
@@ -274,7 +274,7 @@ def test_power_of_two_scales_for_an_npu_can_be_mixed_with_others() -> None:
     result = mixed(base, HIGH, metric_threshold=0.001, metric_optimize_object="quality", include_layers=["sensitive"])
     assert set(changed(result)) == {"sensitive"}
     assert activations(result)["sensitive"] == "int16"
-    scales = [each.choice.scale for each in result.report.plan if getattr(each.choice, "format", "") == "int8"]
+    scales = [tensor.choice.scale for tensor in result.report.plan if getattr(tensor.choice, "format", "") == "int8"]
     usual = [scale for each in scales if len(each) == 1 for scale in each]
     assert usual
     assert all(np.frexp(scale)[0] == 0.5 for scale in usual)

@@ -26,7 +26,7 @@ def test_rules_and_substitutions_have_options():
     assert len(RULE_NAMES) == 10
     assert set(RULE_NAMES) <= set(OPTIONS)
     assert set(SUBSTITUTION_OF_OPTION) <= set(OPTIONS)
-    assert set(SUBSTITUTION_OF_OPTION.values()) == {each.name for each in SUBSTITUTIONS}
+    assert set(SUBSTITUTION_OF_OPTION.values()) == {substitution.name for substitution in SUBSTITUTIONS}
 
 
 def test_a_config_for_the_npu_keeps_all_rules_and_computes_as_it_does():

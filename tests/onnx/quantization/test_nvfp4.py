@@ -35,19 +35,19 @@ def outputs(path: Path) -> np.ndarray:
 def test_from_the_preset_to_a_packed_file(tmp_path: Path, scale: str) -> None:
     path, packed = tmp_path / "nvfp4.onnx", tmp_path / "packed.onnx"
     plan = quantized(path, TensorScale=scale)
-    for each in plan:
-        assert isinstance(each.choice, BlockChoice)
-        assert each.choice.format == "nvfp4"
-        is_found_at_run_time = each.role is Role.ACTIVATION and scale == "dynamic"
-        assert (each.choice.quantizer.tensor_scale is None) == is_found_at_run_time
+    for tensor in plan:
+        assert isinstance(tensor.choice, BlockChoice)
+        assert tensor.choice.format == "nvfp4"
+        is_found_at_run_time = tensor.role is Role.ACTIVATION and scale == "dynamic"
+        assert (tensor.choice.quantizer.tensor_scale is None) == is_found_at_run_time
     assert QuantizationPlan.from_json(plan.to_json()) == plan
-    written = {(each.tensor, each.choice) for each in read_plan(path)}
-    assert written == {(each.tensor, each.choice) for each in plan}
+    written = {(tensor.tensor, tensor.choice) for tensor in read_plan(path)}
+    assert written == {(tensor.tensor, tensor.choice) for tensor in plan}
     assert all(len(node.input) == 2 for node in onnx.load(path).graph.node if node.domain == "com.amd.quark.constant")
 
     facts = pack_model(path, packed)
-    assert {each.format for each in facts.packed} == {"nvfp4"}
-    whole = [each for each in facts.packed if each.shape[1] % 16 == 0]
+    assert {weight.format for weight in facts.packed} == {"nvfp4"}
+    whole = [weight for weight in facts.packed if weight.shape[1] % 16 == 0]
     assert whole
     assert all(each.bits <= 4.5 + 32 / np.prod(each.shape) for each in whole)
     np.testing.assert_array_equal(outputs(packed), outputs(path))

@@ -115,7 +115,7 @@ def test_rewrites_are_switched(name):
 @pytest.mark.parametrize("off", [{"SimplifyModel": False, "OptimizeModel": False}, {"OptimizeModel": False}])
 def test_without_optimizing_only_fusions_and_what_is_asked_for_run(off):
     optimize = settings(**off, FoldBatchNorm=True, FuseGelu=False).optimize
-    usual = {each.name for each in REWRITES if each.is_default}
+    usual = {rewrite.name for rewrite in REWRITES if rewrite.is_default}
     assert optimize.disabled == usual - {"fold_batch_norm", *FUSIONS} | {"fuse_gelu"}
     assert optimize.enabled == {"fold_batch_norm"}
 

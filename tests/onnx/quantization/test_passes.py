@@ -103,5 +103,5 @@ def test_the_float_model_after_the_passes_is_written_beside_the_model(tmp_path):
     assert "BatchNormalization" not in {node.op_type for node in folded.graph.node}
     from quark.onnx.session import open_session
 
-    expected, found = (open_session(each).run(None, feed)[0] for each in (model, folded))
+    expected, found = (open_session(value).run(None, feed)[0] for value in (model, folded))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -40,7 +40,7 @@ def convolve(x, w, b):
 def emulate(model, plan, x):
     """The network of `network` on what each reader sees by the plan."""
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
+    choices = {(reader.node, reader.index): tensor.choice for tensor in plan for reader in tensor.readers}
 
     def see(value, node, index):
         choice = choices.get((node, index))
@@ -51,7 +51,7 @@ def emulate(model, plan, x):
 
     def operands(node, value, number):
         names = [constants[f"w{number}"], constants[f"b{number}"]]
-        return [see(each, node, index) for index, each in enumerate([value, *names])]
+        return [see(name, node, index) for index, name in enumerate([value, *names])]
 
     r = np.maximum(see(convolve(*operands("conv1", x, 1)), "relu", 0), 0)
     y = see(convolve(*operands("conv2", r, 2)), "add", 0) + see(r, "add", 1)
@@ -82,7 +82,7 @@ def test_nothing_is_quantized_where_an_option_removes_it(option, preset):
     config = get_default_config(preset)
     config.extra_options |= {option: True, "Protect": "none"}  # which would leave the Mul with a constant in float
     plan = quantize(model, [random_feed(model, seed) for seed in range(4)], config).plan
-    readers = {(reader.node, reader.index) for each in plan for reader in each.readers}
+    readers = {(reader.node, reader.index) for tensor in plan for reader in tensor.readers}
     assert (("leaky", 0) if option == "RemoveQDQConvLeakyRelu" else ("add", 1)) not in readers
 
 
@@ -92,7 +92,7 @@ def test_an_excluded_node_is_not_listed_as_quantized():
     config.nodes_to_exclude = ["conv2"]
     report = quantize(model, [random_feed(model)], config).report
     assert "conv2" not in report.quantized_nodes
-    assert [each.node for each in report.plan.skipped] == ["conv2"]
+    assert [node.node for node in report.plan.skipped] == ["conv2"]
 
 
 @pytest.mark.parametrize("preset", ["MXINT8", "BF16", "UINT8_DYNAMIC_QUANT", "MATMUL_NBITS", "XINT8", "A8W8"])
@@ -102,7 +102,7 @@ def test_every_node_is_either_quantized_or_skipped_with_a_reason(preset):
     if preset == "MXINT8":
         config.extra_op_types_to_quantize = ["Relu"]
     report = quantize(model, [random_feed(model)], config).report
-    skipped = [each.node for each in report.plan.skipped]
+    skipped = [node.node for node in report.plan.skipped]
     fused = {"relu"} - set(skipped)  # is computed with the operator before it
     assert sorted({*skipped, *report.quantized_nodes} | fused) == sorted(node.name for node in model.graph.node)
     assert not set(skipped) & set(report.quantized_nodes)
@@ -166,7 +166,7 @@ def test_a_moving_average_of_nothing_is_remarked_on(preset, is_remarked):
     config = get_default_config(preset)
     config.extra_options["CalibMovingAverage"] = True
     remarks = quantize(network(), None, config, use_random_data=True).report.remarks
-    assert any("CalibMovingAverage" in each for each in remarks) is is_remarked
+    assert any("CalibMovingAverage" in remark for remark in remarks) is is_remarked
 
 
 def test_dynamic_quantization_with_channels_runs():
@@ -177,5 +177,5 @@ def test_dynamic_quantization_with_channels_runs():
         model = network()
         feeds = [random_feed(model, seed) for seed in range(2)]
         result = quantize(model, feeds, config)
-        expected, actual = (run_model(each, feeds[0])["y"] for each in (model, result.model))
+        expected, actual = (run_model(value, feeds[0])["y"] for value in (model, result.model))
         np.testing.assert_allclose(actual, expected, atol=0.02 * np.abs(expected).max())

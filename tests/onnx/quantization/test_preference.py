@@ -78,6 +78,6 @@ def test_it_reaches_the_steps_and_says_so():
     assert found.refine.finetune.fit.has_bias
     assert found.refine.finetune.fit.has_output_rounding
     assert not found.refine.finetune.fit.has_early_stop
-    (remark,) = (each for each in found.remarks if each.startswith("QuantizationPreference"))
+    (remark,) = (remark for remark in found.remarks if remark.startswith("QuantizationPreference"))
     assert "FastFinetune.UpdateBias = True" in remark
     assert options["FastFinetune"] == {"UpdateBias": False, "EarlyStop": True}  # the user's own stays

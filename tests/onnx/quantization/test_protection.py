@@ -53,7 +53,7 @@ def test_a_detection_head_is_protected_without_a_search(preset: str) -> None:
     assert report.verdict is Verdict.OK
     assert set(report.protection.structures) == POST_PROCESSING
     assert not report.protection.layers
-    reasons = {each.node: each.reason for each in report.plan.skipped}
+    reasons = {node.node: node.reason for node in report.plan.skipped}
     assert all(reasons[name].startswith("protected: post-processing") for name in POST_PROCESSING)
 
 
@@ -121,7 +121,7 @@ def test_layers_found_by_measuring_keep_to_the_budget(preset: str, budget: float
     assert facts.float_mac_share <= budget
     if budget < 0.005:  # the share of `sensitive`
         assert "sensitive" not in {layer.node for layer in facts.layers}
-        assert any(each.startswith("BF16: ") for each in facts.alternatives)
+        assert any(alternative.startswith("BF16: ") for alternative in facts.alternatives)
 
 
 def test_the_same_input_gives_the_same_bytes(protected: QuantizedModel) -> None:
@@ -170,7 +170,7 @@ def test_presets_for_an_npu_leave_no_layer_in_float_and_name_presets_that_would_
     assert not report.protection.layers
     assert not report.protection.is_float_between_products
     assert {"first", "second", "wide", "sensitive", "last"} <= set(report.quantized_nodes)
-    (named,) = [each for each in report.protection.alternatives if each.startswith("BF16: ")]
+    (named,) = [alternative for alternative in report.protection.alternatives if alternative.startswith("BF16: ")]
     assert "SQNR" in named
     assert "BF16" in summary_text(report)
 
@@ -230,25 +230,25 @@ def test_a_configuration_of_ones_own_has_no_protection() -> None:
 def test_types_of_16_bits_have_nothing_to_protect_and_say_so(preset: str) -> None:
     report = quantized(detector(), DETECTIONS, preset, Protect="auto").report
     assert report.protection is None
-    assert [each for each in report.remarks if each.startswith("Protect: only activations of 8 bits")]
-    assert not [each for each in quantize(detector(), DETECTIONS, preset).report.remarks if "Protect" in each]
+    assert [remark for remark in report.remarks if remark.startswith("Protect: only activations of 8 bits")]
+    assert not [remark for remark in quantize(detector(), DETECTIONS, preset).report.remarks if "Protect" in remark]
 
 
 def test_options_that_cannot_matter_are_remarked_on() -> None:
     budget = quantized(detector(), DETECTIONS, "XINT8", ProtectBudget=0.3).report.remarks
     assert [each for each in budget if each.startswith("ProtectBudget: for an NPU")]
     blocks = quantized(detector(), DETECTIONS, "MXINT8", Protect="structures").report.remarks
-    assert [each for each in blocks if each.startswith("Protect 'structures': ")]
+    assert [block for block in blocks if block.startswith("Protect 'structures': ")]
     for preset in ("XINT8", "MXINT8"):
-        assert not [each for each in quantize(detector(), DETECTIONS, preset).report.remarks if "Protect" in each]
+        assert not [remark for remark in quantize(detector(), DETECTIONS, preset).report.remarks if "Protect" in remark]
 
 
 @pytest.mark.parametrize("mode", ["none", "structures"])
 def test_a_budget_without_a_search_is_remarked_on(mode: str) -> None:
     report = quantized(detector(), DETECTIONS, "INT8_CNN_DEFAULT", Protect=mode, ProtectBudget=0.3).report
-    assert [each for each in report.remarks if each.startswith("ProtectBudget: ")]
+    assert [remark for remark in report.remarks if remark.startswith("ProtectBudget: ")]
     searched = quantized(detector(), DETECTIONS, "INT8_CNN_DEFAULT", ProtectBudget=0.3).report
-    assert not [each for each in searched.remarks if each.startswith("ProtectBudget: ")]
+    assert not [remark for remark in searched.remarks if remark.startswith("ProtectBudget: ")]
 
 
 @pytest.mark.parametrize(

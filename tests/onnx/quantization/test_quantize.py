@@ -93,7 +93,9 @@ def test_every_preset_that_finetunes_quantizes_a_network(name, tmp_path):
     config = get_default_config(name)
     config.extra_options["FastFinetune"] |= {"NumIterations": 5, "DataSize": 8, "CacheDir": tmp_path / "layers"}
     result = quantize(mixed_network(), mixed_images(10), config)
-    facts = {each.name: each for each in result.report.algorithms}["AdaQuant" if "ADAQUANT" in name else "AdaRound"]
+    facts = {algorithm.name: algorithm for algorithm in result.report.algorithms}[
+        "AdaQuant" if "ADAQUANT" in name else "AdaRound"
+    ]
     assert facts.changed or facts.left
     path = result.save(tmp_path / "out.onnx")
     assert np.isfinite(session_of(path).run(None, mixed_images(1)[0])[0]).all()
@@ -108,7 +110,7 @@ def test_every_preset_that_distils_quantizes_the_demo_network(name, tmp_path):
     config = get_default_config(name)
     config.extra_options |= {"DistillationSteps": 2, "DistillationFolder": str(tmp_path / "state")}
     result = quantize(network_path(), images(20), config)
-    (facts,) = [each for each in result.report.algorithms if each.name == "distillation"]
+    (facts,) = [algorithm for algorithm in result.report.algorithms if algorithm.name == "distillation"]
     assert facts.changed or facts.left
     assert np.isfinite(session_of(result.save(tmp_path / "out.onnx")).run(None, images(1)[0])[0]).all()
 
@@ -198,7 +200,7 @@ def test_odd_models_come_out_close_to_float(name, preset):
     assert actual.dtype == expected.dtype
     noise = np.square(actual.astype(np.float64) - expected).mean() / np.square(expected.astype(np.float64)).mean()
     assert noise < 0.1
-    nodes = {reader.node for each in result.plan for reader in each.readers}
+    nodes = {reader.node for tensor in result.plan for reader in tensor.readers}
     assert nodes
 
 
@@ -321,28 +323,30 @@ def test_bad_data_is_refused_by_name_and_leaves_nothing(samples, message, preset
 
 def test_data_of_one_value_is_remarked_on():
     zeros = quantize(network_path(), np.zeros((16, 1, 8, 8), np.float32)).report
-    assert [each for each in zeros.remarks if "every value of 'input' is 0, in all samples" in each]
+    assert [remark for remark in zeros.remarks if "every value of 'input' is 0, in all samples" in remark]
     images_and_zeros = np.concatenate([np.zeros((8, 1, 8, 8), np.float32), np.ones((8, 1, 8, 8), np.float32)])
-    assert not [each for each in quantize(network_path(), images_and_zeros).report.remarks if "every value" in each]
+    assert not [
+        remark for remark in quantize(network_path(), images_and_zeros).report.remarks if "every value" in remark
+    ]
 
 
 def test_a_constant_mask_beside_an_input_is_fine():
     net = Net()
     model = net.model(net.node("Mul", net.input("x", [1, 4]), net.input("mask", [1, 4])))
     samples = [{"x": RANDOM.random((1, 4), np.float32), "mask": np.ones((1, 4), np.float32)} for _ in range(4)]
-    assert not [each for each in quantize(model, samples).report.remarks if "every value" in each]
+    assert not [remark for remark in quantize(model, samples).report.remarks if "every value" in remark]
 
 
 def test_one_batch_of_samples_is_counted_as_what_it_is():
     report = quantize(network_path(), [np.random.default_rng(0).random((16, 1, 8, 8), dtype=np.float32)]).report
-    assert [each for each in report.remarks if each.startswith("one batch of 16 samples only")]
+    assert [remark for remark in report.remarks if remark.startswith("one batch of 16 samples only")]
 
 
 def test_a_node_with_a_subgraph_stays_in_float_for_one_reason():
     model = with_if()
     skipped = quantize(model, [random_feed(model, seed) for seed in range(4)]).report.plan.skipped
-    assert [each.reason for each in skipped if each.op_type == "If"] == ["holds a subgraph, which is left in float"]
-    assert {each.op_type for each in skipped if "inside If" in each.reason} == {"Relu", "Neg"}
+    assert [node.reason for node in skipped if node.op_type == "If"] == ["holds a subgraph, which is left in float"]
+    assert {node.op_type for node in skipped if "inside If" in node.reason} == {"Relu", "Neg"}
 
 
 def test_an_already_quantized_model_is_recognised():

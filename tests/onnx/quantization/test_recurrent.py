@@ -79,7 +79,7 @@ def with_rounded_weights(model, plan) -> onnx.ModelProto:
 
 
 def in_words(plan) -> set[tuple[object, ...]]:
-    return {(each.tensor, each.role, str(each.choice), frozenset(each.readers)) for each in plan}
+    return {(tensor.tensor, tensor.role, str(tensor.choice), frozenset(tensor.readers)) for tensor in plan}
 
 
 def sqnr(expected, found) -> float:
@@ -99,9 +99,11 @@ def sizes(result, model, tmp_path) -> tuple[int, int]:
 def test_static_presets_compute_with_rounded_weights(op_type, preset):
     model = recurrent(op_type, 2, is_full=True)
     result = quantize(model, X, preset)
-    weights = {each.tensor: each.choice for each in result.plan if each.role is Role.WEIGHT}
+    weights = {tensor.tensor: tensor.choice for tensor in result.plan if tensor.role is Role.WEIGHT}
     assert weights.keys() == {"w", "r"}
-    assert {each.axis for each in weights.values()} == ({None} if preset == "XINT8" else {2 if "MX" in preset else 1})
+    assert {weight.axis for weight in weights.values()} == (
+        {None} if preset == "XINT8" else {2 if "MX" in preset else 1}
+    )
     feed, exact = X[0], with_rounded_weights(model, result.plan)
     data = [each.choice for each in result.plan.of("x")]
     assert all(isinstance(choice, BlockChoice) and choice.axis == -1 for choice in data)
@@ -121,23 +123,23 @@ def test_dynamic_lstm_is_the_kernel_of_onnx_runtime(directions):
     ]
     for expected, found in zip(run(model, X[0]), run(result.model, X[0]), strict=True):
         assert sqnr(expected, found) > 32
-    by_reader = {reader: each for each in read_plan(result.model) for reader in each.readers}
-    for each in result.plan:
-        other = by_reader[each.readers[0]]
-        assert (other.tensor, other.role) == (each.tensor, each.role)
-        if isinstance(each.choice, DynamicChoice):
-            assert other.choice == each.choice
+    by_reader = {reader: tensor for tensor in read_plan(result.model) for reader in tensor.readers}
+    for tensor in result.plan:
+        other = by_reader[tensor.readers[0]]
+        assert (other.tensor, other.role) == (tensor.tensor, tensor.role)
+        if isinstance(tensor.choice, DynamicChoice):
+            assert other.choice == tensor.choice
         else:
             assert (other.choice.format, other.choice.axis) == ("uint8", 1)
             assert set(other.choice.zero_point) == {128}
-            np.testing.assert_allclose(other.choice.scale, each.choice.scale, rtol=1e-7)
+            np.testing.assert_allclose(other.choice.scale, tensor.choice.scale, rtol=1e-7)
 
 
 def test_dynamic_gru_has_integer_weights():
     model = recurrent("GRU", 2, is_full=True, linear_before_reset=1)
     result = quantize(model, None, "UINT8_DYNAMIC_QUANT")
     assert [node.op_type for node in result.model.graph.node] == ["DequantizeLinear", "DequantizeLinear", "GRU"]
-    assert {(each.choice.format, each.choice.axis) for each in result.plan} == {("uint8", 1)}
+    assert {(tensor.choice.format, tensor.choice.axis) for tensor in result.plan} == {("uint8", 1)}
     exact = with_rounded_weights(model, result.plan)
     for expected, found in zip(run(exact, X[0]), run(result.model, X[0]), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -159,7 +161,7 @@ def test_files_get_smaller_and_shared_weights_are_stored_once(op_type, preset, t
 def test_blocks_of_recurrent_weights_are_packed(tmp_path):
     model = recurrent("LSTM", 2)
     packed = pack_model(quantize(model, X, "MXFP4E2M1").save(tmp_path / "out.onnx"), tmp_path / "packed.onnx")
-    assert sorted(each.name for each in packed.packed) == ["r_mxfp4_e2m1", "w_mxfp4_e2m1"]
+    assert sorted(weight.name for weight in packed.packed) == ["r_mxfp4_e2m1", "w_mxfp4_e2m1"]
     found = run(onnx.load(tmp_path / "packed.onnx"), X[0])
     for one, other in zip(run(onnx.load(tmp_path / "out.onnx"), X[0]), found, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -168,9 +170,9 @@ def test_blocks_of_recurrent_weights_are_packed(tmp_path):
 def test_a_recurrent_layer_leaves_what_is_around_it_as_it_was():
     """Only the weights of the layer are integers: nothing that moves its data is quantized for it."""
     result = quantize(language_model(is_tied=False), IDS, "A8W8")
-    tensors = {each.tensor for each in result.plan if each.role is Role.ACTIVATION}
+    tensors = {tensor.tensor for tensor in result.plan if tensor.role is Role.ACTIVATION}
     assert not tensors & {"embedding_out", "transpose1_out"}
-    assert "operator type" not in " ".join(each.reason for each in result.plan.skipped)
+    assert "operator type" not in " ".join(node.reason for node in result.plan.skipped)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -186,7 +188,7 @@ def test_weights_that_an_exporter_assembles_are_constants_first(kind):
         parts.append(net.node("Unsqueeze", net.node("Concat", rest, first, axis=0), net.integers([0])))
     model = net.model(net.node(kind, x, *parts, name="layer", hidden_size=HIDDEN))
     result = quantize(model, X, "A8W8")
-    assert sum(each.role is Role.WEIGHT for each in result.plan) == 2
+    assert sum(tensor.role is Role.WEIGHT for tensor in result.plan) == 2
     assert sqnr(run(model, X[0])[0], run(result.model, X[0])[0]) > 35
 
 
@@ -232,8 +234,8 @@ def test_a_table_that_is_also_a_weight_is_not_stored_in_float_as_well(preset, sh
     assert sqnr(run(model, IDS[0])[0], run(result.model, IDS[0])[0]) > 25
     large = [tensor for tensor in result.model.graph.initializer if np.prod(tensor.dims) >= 512 * 64]
     assert len(large) == (1 if preset in ("FP16", "MXINT8") else 2)  # integers have scales for channels of their own
-    weights = [each for each in read_plan(result.model) if each.role is Role.WEIGHT]
-    assert {reader.node for each in weights for reader in each.readers} == {"embedding", "layer", "projection"}
+    weights = [tensor for tensor in read_plan(result.model) if tensor.role is Role.WEIGHT]
+    assert {reader.node for weight in weights for reader in weight.readers} == {"embedding", "layer", "projection"}
 
 
 def test_tables_in_blocks_on_request():
@@ -258,8 +260,8 @@ def test_a_recurrent_layer_that_is_named_is_quantized_as_a_whole():
     config = get_default_config("A16W8")
     config.extra_op_types_to_quantize = ["LSTM"]
     plan = quantize(recurrent("LSTM"), X, config).plan
-    assert {each.tensor for each in plan} == {"x", "w", "r", "y0", "h0"}
-    assert {str(each.choice) for each in plan} == {"int16"}
+    assert {tensor.tensor for tensor in plan} == {"x", "w", "r", "y0", "h0"}
+    assert {str(tensor.choice) for tensor in plan} == {"int16"}
 
 
 def test_files_of_onnx_runtimes_own_quantizer_are_read(tmp_path):
@@ -268,11 +270,14 @@ def test_files_of_onnx_runtimes_own_quantizer_are_read(tmp_path):
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "theirs.onnx", per_channel=True)
     plan = read_plan(tmp_path / "theirs.onnx")
     weights = {
-        (reader.node, reader.index): each.choice for each in plan for reader in each.readers if each.role is Role.WEIGHT
+        (reader.node, reader.index): tensor.choice
+        for tensor in plan
+        for reader in tensor.readers
+        if tensor.role is Role.WEIGHT
     }
     assert weights["embedding", 0].axis is None
     assert {weights["layer", index].axis for index in (1, 2)} == {1}
-    assert DynamicChoice("uint8") in {each.choice for each in plan if each.readers[0].node == "layer"}
+    assert DynamicChoice("uint8") in {tensor.choice for tensor in plan if tensor.readers[0].node == "layer"}
     # the same numbers as theirs, in the layout of LSTM
     w = numpy_helper.to_array(next(t for t in model.graph.initializer if t.dims == [1, 256, 64]))
     np.testing.assert_allclose(weights["layer", 1].scale, np.abs(w[0]).max(axis=1) / 127, rtol=0.02)

@@ -41,7 +41,7 @@ def test_strings_of_an_archive_are_samples(tmp_path: Path, preset: str) -> None:
     np.savez(tmp_path / "words.npz", words=words)  # of type <U4: objects would need pickle
     report = quantize(network(), tmp_path / "words.npz", preset).report
     assert report.verdict.value == "ok"
-    assert any(each.tensor for each in report.plan)
+    assert any(tensor.tensor for tensor in report.plan)
 
 
 def test_numbers_are_no_strings() -> None:
@@ -54,5 +54,5 @@ def test_networks_that_take_strings_are_diagnosed(tmp_path: Path) -> None:
     words = np.random.default_rng(0).choice(np.array(WORDS), (16, 32))
     np.savez(tmp_path / "words.npz", words=words)
     quantize(tmp_path / "float.onnx", tmp_path / "words.npz", "A8W8").save(tmp_path / "int8.onnx")
-    found = diagnose(tmp_path / "float.onnx", tmp_path / "int8.onnx", tmp_path / "words.npz")
-    assert found.layers
+    diagnosis = diagnose(tmp_path / "float.onnx", tmp_path / "int8.onnx", tmp_path / "words.npz")
+    assert diagnosis.layers

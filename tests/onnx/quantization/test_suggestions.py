@@ -67,7 +67,7 @@ def test_what_breaks_the_network_is_ranked_first(diagnosis):
 
 
 def test_only_what_helps_is_advice_the_best_first(tried):
-    helped = [each for each in tried.suggestions if each.outcome is Outcome.HELPED]
+    helped = [suggestion for suggestion in tried.suggestions if suggestion.outcome is Outcome.HELPED]
     assert helped
     assert all(each.severity_after < each.severity_before for each in helped)
     assert [each.distance_after for each in helped[:2]] == sorted(each.distance_after for each in helped[:2])
@@ -80,7 +80,7 @@ def test_only_what_helps_is_advice_the_best_first(tried):
 def test_following_the_first_suggestion_gives_what_it_says(folder, tried):
     from quark.cli.options import parse_changes, read_config
 
-    exclusion = next(each for each in tried.suggestions if "nodes_to_exclude" in each.arguments)
+    exclusion = next(suggestion for suggestion in tried.suggestions if "nodes_to_exclude" in suggestion.arguments)
     arguments = shlex.split(exclusion.arguments)
     assert arguments[0] == "--set"
     assert "head's/Concat_y" in arguments[1]  # a quote in a name goes through the shell unharmed
@@ -93,7 +93,7 @@ def test_following_the_first_suggestion_gives_what_it_says(folder, tried):
 def test_what_is_in_place_is_not_suggested(folder, diagnosis):
     making = Making.of(folder / "broken.onnx")
     model = load(folder / "float.onnx", making.settings.load).model
-    keys = {key for each in suggest(diagnosis, making, model) for key, _ in each.changes}
+    keys = {key for candidate in suggest(diagnosis, making, model) for key, _ in candidate.changes}
     assert {"Protect", "nodes_to_exclude", "op_types_to_quantize"} <= keys
     assert "BiasCorrection" not in keys  # the preset has it
     config = get_default_config("INT8_CNN_DEFAULT")
@@ -101,7 +101,7 @@ def test_what_is_in_place_is_not_suggested(folder, diagnosis):
     config.include_cle = config.include_sq = True
     path = quantize(folder / "float.onnx", folder / "data.npz", config).save(folder / "better.onnx")
     found = diagnose(folder / "float.onnx", path, folder / "data.npz", num_samples=4)
-    changes = [change for each in suggest(found, Making.of(path), model) for change in each.changes]
+    changes = [change for candidate in suggest(found, Making.of(path), model) for change in candidate.changes]
     assert {"Protect", "include_cle", "include_sq"}.isdisjoint(key for key, _ in changes)
     assert all(value[0] == "head.*" for key, value in changes if key == "nodes_to_exclude")  # what is there is kept
     assert not any("head's" in json.dumps(value) for _, value in changes)
@@ -126,9 +126,9 @@ def test_time_is_bounded_and_what_was_left_out_is_told(folder, diagnosis, monkey
         seconds=0.0,
         say=lambda *progress: said.append(progress),
     )
-    done = [each for each in found.suggestions if each.outcome is not Outcome.UNTRIED]
+    done = [suggestion for suggestion in found.suggestions if suggestion.outcome is not Outcome.UNTRIED]
     assert len(done) == 1
-    assert {each.reason for each in found.suggestions[1:]} == {"there was no time"}
+    assert {suggestion.reason for suggestion in found.suggestions[1:]} == {"there was no time"}
     assert f"1 of {len(found.suggestions)} were tried" in found.note
     assert [each[0] for each in said] == [0, 1]
 
@@ -140,7 +140,7 @@ def test_changes_that_do_not_help_or_fail_are_no_advice(folder, diagnosis, monke
     ]
     monkeypatch.setattr(suggestions, "suggest", lambda *_: useless)
     found = try_all(diagnosis, folder / "float.onnx", folder / "broken.onnx", folder / "data.npz", seconds=60)
-    assert [each.outcome for each in found.suggestions] == [Outcome.NO_GAIN, Outcome.FAILED]
+    assert [suggestion.outcome for suggestion in found.suggestions] == [Outcome.NO_GAIN, Outcome.FAILED]
     assert "nowhere" in found.suggestions[1].reason
     assert found.steps == (Step("none of the 1 changes that were tried helped"),)
 
@@ -152,11 +152,11 @@ def test_the_best_two_are_combined(folder, diagnosis, monkeypatch):
     ]
     monkeypatch.setattr(suggestions, "suggest", lambda *_: weak)
     found = try_all(diagnosis, folder / "float.onnx", folder / "broken.onnx", folder / "data.npz", seconds=60)
-    outcomes = {each.text: each.outcome for each in found.suggestions}
+    outcomes = {suggestion.text: suggestion.outcome for suggestion in found.suggestions}
     assert (outcomes["one"], outcomes["two"]) == (Outcome.HELPED, Outcome.HELPED)
-    (both,) = [each for each in found.suggestions if " and " in each.text]
+    (both,) = [suggestion for suggestion in found.suggestions if " and " in suggestion.text]
     assert both.arguments.count("--set") == 2
-    others = [each.distance_after for each in found.suggestions if each is not both]
+    others = [suggestion.distance_after for suggestion in found.suggestions if suggestion is not both]
     best = min(distance for distance in others if distance is not None)
     assert None not in others
     assert both.distance_after is not None
@@ -165,11 +165,11 @@ def test_the_best_two_are_combined(folder, diagnosis, monkeypatch):
 
 def test_files_that_do_not_say_how_they_were_made_are_not_tried(folder, diagnosis):
     model = onnx.load(folder / "broken.onnx")
-    kept = [each for each in model.metadata_props if not each.key.startswith("quark.")]
+    kept = [prop for prop in model.metadata_props if not prop.key.startswith("quark.")]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
     onnx.save(model, folder / "foreign.onnx")
     found = try_all(diagnosis, folder / "float.onnx", folder / "foreign.onnx", folder / "data.npz", seconds=60)
     assert found.suggestions
-    assert {each.outcome for each in found.suggestions} == {Outcome.UNTRIED}
+    assert {suggestion.outcome for suggestion in found.suggestions} == {Outcome.UNTRIED}
     assert all("not tried: the file does not say how to make it again" in step.text for step in found.steps)

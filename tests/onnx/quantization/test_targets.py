@@ -71,7 +71,7 @@ def test_the_size_target_packs_and_needs_no_data(tmp_path: Path) -> None:
     assert result.save(tmp_path / "again.onnx", pack=True).read_bytes() == packed.read_bytes()
 
 
-@pytest.mark.parametrize("target", [each.value for each in Target])
+@pytest.mark.parametrize("target", [target.value for target in Target])
 def test_every_target_makes_a_file_and_says_why(target: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", input=IMAGES)
     result = quark.onnx.quantize(quark.demo.network_path(), tmp_path / "images.npz", target=target)

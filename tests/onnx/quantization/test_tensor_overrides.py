@@ -180,9 +180,9 @@ def converted(**convert):
     config.extra_options["TensorQuantOverrides"] = {"s": [{"convert": {"quant_type": QuantType.QInt16, **convert}}]}
     result = quantize(model, [random_feed(model, seed) for seed in range(4)], config)
     formats: dict[str, str] = {}
-    for each in result.plan:
-        if each.tensor == "s":
-            formats |= {reader.node: each.choice.format for reader in each.readers}
+    for tensor in result.plan:
+        if tensor.tensor == "s":
+            formats |= {reader.node: tensor.choice.format for reader in tensor.readers}
     return formats, result
 
 

@@ -69,17 +69,17 @@ def test_norms_that_are_many_nodes_do_no_harm(preset, samples) -> None:
     if preset != "A16W8":
         op_types = {node.name: node.op_type for node in model.graph.node}
         activations = [
-            each for each in result.report.plan if each.role is Role.ACTIVATION and each.tensor != "words_out"
+            tensor for tensor in result.report.plan if tensor.role is Role.ACTIVATION and tensor.tensor != "words_out"
         ]
-        assert {op_types[reader.node] for each in activations for reader in each.readers} == {"MatMul"}
+        assert {op_types[reader.node] for activation in activations for reader in activation.readers} == {"MatMul"}
 
 
 def test_the_preset_for_transformers_quantizes_products_with_weights_and_the_embedding(samples) -> None:
     model = encoder(17)
     result = quantize(model, samples, "INT8_TRANSFORMER_DEFAULT")
     op_types = {node.name: node.op_type for node in model.graph.node}
-    weights = [each for each in result.report.plan if each.role is Role.WEIGHT]
-    assert Counter(op_types[each.readers[0].node] for each in weights) == {"MatMul": 12, "Gemm": 1, "Gather": 1}
+    weights = [tensor for tensor in result.report.plan if tensor.role is Role.WEIGHT]
+    assert Counter(op_types[weight.readers[0].node] for weight in weights) == {"MatMul": 12, "Gemm": 1, "Gather": 1}
     gathers = [node for node in result.model.graph.node if node.op_type == "Gather" and node.name == "words"]
     makers = {output: node for node in result.model.graph.node for output in node.output}
     before, after = makers[gathers[0].input[0]], next(n for n in result.model.graph.node if n.input[0] == "words_out")
@@ -93,6 +93,6 @@ def test_products_of_two_activations_are_quantized_on_request(samples) -> None:
     config = get_default_config("INT8_TRANSFORMER_DEFAULT")
     config.extra_options["MatMulConstBOnly"] = False
     result = quantize(encoder(17), samples, config)
-    readers = Counter(reader.node for each in result.report.plan for reader in each.readers if reader.node)
+    readers = Counter(reader.node for tensor in result.report.plan for reader in tensor.readers if reader.node)
     products = [node.name for node in encoder(17).graph.node if node.op_type == "MatMul"]
     assert all(readers[name] == 2 for name in products)

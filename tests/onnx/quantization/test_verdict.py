@@ -30,7 +30,7 @@ def test_an_output_without_numbers_is_not_called_exact(has_second_output: bool) 
     report = quantize(overflowing(has_second_output), X, "MXINT8").report
     assert report.verdict is (Verdict.OK if has_second_output else Verdict.UNCHECKED)
     assert len(report.outputs) == has_second_output
-    assert sum("NaN or Inf for every sample" in each for each in report.remarks) == 1
+    assert sum("NaN or Inf for every sample" in remark for remark in report.remarks) == 1
 
 
 def test_outputs_have_parts_and_integers_are_compared_too() -> None:
@@ -47,6 +47,6 @@ def test_outputs_have_parts_and_integers_are_compared_too() -> None:
 
 def test_a_report_on_the_file_says_so_too() -> None:
     model = overflowing(has_second_output=False)
-    found = diagnose(model, quantize(model, X, "MXINT8").model, X)
-    assert found.verdict is Verdict.UNCHECKED
-    assert any("NaN or Inf for every sample" in each for each in found.remarks)
+    diagnosis = diagnose(model, quantize(model, X, "MXINT8").model, X)
+    assert diagnosis.verdict is Verdict.UNCHECKED
+    assert any("NaN or Inf for every sample" in remark for remark in diagnosis.remarks)

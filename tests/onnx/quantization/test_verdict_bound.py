@@ -44,7 +44,7 @@ def test_macs_follow_the_shape_of_a_sample() -> None:
     model = load(network_path(), settings_of("XINT8").load).model
     wanted = estimated_macs(model, {str(model.graph.inputs[0].name): (1, 1, 8, 8)})
     assert wanted > 0
-    for value in (*model.graph.inputs, *(each for node in model.graph for each in node.outputs)):
+    for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
         if value.shape is not None:
             value.shape = ir.Shape([None] * len(value.shape))
     assert any(multiplications(node) is None for node in model.graph)

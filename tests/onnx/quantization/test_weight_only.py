@@ -82,7 +82,7 @@ def test_every_form_computes_with_its_plan(bits, is_symmetric, size, form):
         return
     model = network(is_turned=True, alpha=0.5)
     made = result(model, Bits=bits, Symmetric=is_symmetric, GroupSize=size, Form=form, EmbeddingBits=bits)
-    assert {each.tensor for each in made.plan} == {"table", "up_w", "down_w", "last_w"}
+    assert {tensor.tensor for tensor in made.plan} == {"table", "up_w", "down_w", "last_w"}
     has_products = form == "matmul_nbits"
     assert op_types(made.model).count("MatMulNBits") == 3 * has_products
     assert op_types(made.model).count("DequantizeLinear") == 3 * (not has_products)
@@ -98,7 +98,7 @@ def test_block_dequantize_linear_is_as_small_as_it_says():
     assert types["up_w_quantized"] == onnx.TensorProto.INT4
     assert sizes["up_w_quantized"] == WIDTH * INNER // 2
     assert "com.microsoft" not in {node.domain for node in made.model.graph.node}
-    assert [each.choice for each in read_plan(made.model)] == [each.choice for each in made.plan]
+    assert [tensor.choice for tensor in read_plan(made.model)] == [tensor.choice for tensor in made.plan]
 
 
 def test_convolutions_have_blocks_along_their_input_channels():
@@ -125,17 +125,17 @@ def test_convolutions_have_blocks_along_their_input_channels():
 def test_tied_weights_are_stored_once(is_turned, is_symmetric):
     model = network(is_tied=True, is_turned=is_turned)
     made = result(model, Symmetric=is_symmetric)
-    assert sum(each.size for name, each in arrays(made.model).items() if "packed" in name) == (
+    assert sum(array.size for name, array in arrays(made.model).items() if "packed" in name) == (
         (ROWS * WIDTH + 2 * WIDTH * INNER) // 2
     )
     assert_computes_with_its_plan(model, made)
-    read = {reader.node: each.choice for each in read_plan(made.model) for reader in each.readers}
+    read = {reader.node: tensor.choice for tensor in read_plan(made.model) for reader in tensor.readers}
     assert len(read["embedding"].scale) == len(read["last"].scale) == ROWS * WIDTH // 32
 
 
 def test_a_projection_that_gptq_would_change_stays_tied():
     made = result(network(is_tied=True), samples(), "INT4_WEIGHT_ONLY_GPTQ")
-    (facts,) = (each for each in made.report.algorithms if each.name == "compensation")
+    (facts,) = (algorithm for algorithm in made.report.algorithms if algorithm.name == "compensation")
     assert {each.partition(":")[0] for each in facts.changed} == {"up", "down"}
     assert "stored together with the table 'table'" in facts.left[0].reason
     assert "last_w_packed" in arrays(made.model)
@@ -155,19 +155,21 @@ def test_no_group_is_worse_than_onnx_runtime_makes_it(is_symmetric, bits):
     ours = result(model, Bits=bits, Symmetric=is_symmetric, GroupSize=32, EmbeddingBits=0).model
     peer = quantizers.MatMulNBitsQuantizer(model, algo_config=settings)  # which changes the model
     peer.process()
-    (own,), (other,) = ([n for n in each.graph.node if n.op_type == "MatMulNBits"] for each in (ours, peer.model.model))
+    (own,), (other,) = (
+        [n for n in value.graph.node if n.op_type == "MatMulNBits"] for value in (ours, peer.model.model)
+    )
     settings = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in (own, other)]
     assert settings[0] == {**settings[1], "accuracy_level": 1}  # which computes in float32, as it does without one
     errors = []
-    for each in (ours, peer.model.model):
-        numbers = run_model(each, {"x": np.eye(256, dtype=np.float32)})["y"]
+    for value in (ours, peer.model.model):
+        numbers = run_model(value, {"x": np.eye(256, dtype=np.float32)})["y"]
         errors.append(np.square(numbers.astype(np.float64) - weight).reshape(8, 32, 24).sum(axis=1))
     assert (errors[0] <= errors[1] * (1 + 1e-4)).all()
     assert errors[0].sum() < errors[1].sum()
 
 
 def sqnr(made) -> float:
-    return min(each.sqnr_db for each in made.report.outputs)
+    return min(output.sqnr_db for output in made.report.outputs)
 
 
 @pytest.mark.parametrize("params", [
@@ -180,7 +182,7 @@ def test_gptq_gets_closer_to_float(params):
     config.extra_options["CompensationActOrder"] = params.pop("ActOrder", False)
     config.extra_options["MatMulNBitsParams"] |= params
     made, plain = quantize(network(), samples(), config), result(network(), samples(), **params)
-    (facts,) = (each for each in made.report.algorithms if each.name == "compensation")
+    (facts,) = (algorithm for algorithm in made.report.algorithms if algorithm.name == "compensation")
     assert len(facts.changed) == 3
     assert sqnr(made) > sqnr(plain) + 1.5
 
@@ -200,7 +202,7 @@ def test_hqq_leaves_a_smaller_sum_of_small_powers(bits):
     model, losses = network(), []
     for algorithm in ("RTN", "HQQ"):
         made = result(model, Bits=bits, Algorithm=algorithm, EmbeddingBits=0)
-        choice = next(each.choice for each in made.plan if each.tensor == "up_w")
+        choice = next(tensor.choice for tensor in made.plan if tensor.tensor == "up_w")
         losses.append((np.abs(rounded(arrays(model)["up_w"], choice) - arrays(model)["up_w"]) ** 0.7).sum())
     assert losses[1] < losses[0]
 
@@ -217,7 +219,7 @@ def test_gptq_leaves_no_matrices_to_the_garbage_collector(monkeypatch):
     try:
         result(network(), samples(), "INT4_WEIGHT_ONLY_GPTQ")
         assert groups
-        assert all(each() is None for each in groups)
+        assert all(group() is None for group in groups)
     finally:
         gc.enable()
 
@@ -225,7 +227,7 @@ def test_gptq_leaves_no_matrices_to_the_garbage_collector(monkeypatch):
 def test_hqq_takes_a_column_for_a_group():
     model = network()
     whole, groups = (
-        next(each.choice for each in result(model, GroupSize=size, Algorithm="HQQ").plan if each.tensor == "up_w")
+        next(tensor.choice for tensor in result(model, GroupSize=size, Algorithm="HQQ").plan if tensor.tensor == "up_w")
         for size in (-1, WIDTH)
     )
     assert (whole.axis, whole.group_size) == (1, None)
@@ -241,7 +243,7 @@ def test_without_data_no_network_is_run(monkeypatch):
     model = network()
     monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
     made = result(model)
-    assert any("were not run and compared" in each for each in made.report.remarks)
+    assert any("were not run and compared" in remark for remark in made.report.remarks)
 
 
 @pytest.mark.parametrize(("params", "message"), [
@@ -259,7 +261,7 @@ def test_codes_of_float16_weights_belong_to_the_stored_scales(form):
     """The smaller of the two weights has scales that float16 holds as subnormal numbers only, or not at all."""
     net = Net(seed=2, dtype=np.float16)
     weights = [net.random.standard_normal((32, 32)) * size for size in (0.2, 4e-6)]
-    names = [net.constant(each.astype(np.float16), name=name) for each, name in zip(weights, "wv", strict=True)]
+    names = [net.constant(weight.astype(np.float16), name=name) for weight, name in zip(weights, "wv", strict=True)]
     x = net.input("x", (32, 32))
     net.node("MatMul", x, names[0], name="first", output="y")
     model = net.model("y", net.node("MatMul", x, names[1], name="second", output="z"))
@@ -279,10 +281,10 @@ def test_what_stays_in_float_has_its_own_reason():
     y = net.node("MatMul", net.node("Add", rows, few), net.weight(33, 16, name="w"), name="product")
     model = net.model(net.node("MatMul", y, net.weight(16, name="v"), name="vector", output="y"))
     made = result(model, Bits=8, Form="dequantize_linear")
-    reasons = {each.node: each.reason for each in made.plan.skipped}
+    reasons = {node.node: node.reason for node in made.plan.skipped}
     assert "end within a byte" in reasons["rows"]
     assert "1024 numbers or more" in reasons["tiny"]
     assert "is a vector" in reasons["vector"]
-    assert {each.tensor for each in made.plan} == {"w"}
+    assert {tensor.tensor for tensor in made.plan} == {"w"}
     feed = {"i": np.arange(4), "j": np.arange(4)}
     np.testing.assert_allclose(run_model(made.model, feed)["y"], run_model(model, feed)["y"], atol=0.05)

@@ -53,7 +53,7 @@ def ops(model: onnx.ModelProto) -> list[str]:
 )
 def test_every_scale_is_16_bits_over_a_power_of_two(config):
     model = quantize(network(), data(), config).model
-    scales = {name: each for name, each in tensors(model).items() if name.endswith("_scale")}
+    scales = {name: tensor for name, tensor in tensors(model).items() if name.endswith("_scale")}
     biases = {node.input[1] for node in model.graph.node if node.op_type == "DequantizeLinear" and len(node.input) == 2}
     assert len(scales) > len(biases)  # a bias has the product of two
     for name in scales.keys() - biases:
@@ -67,9 +67,9 @@ def test_a_float16_model_with_float32_scales_keeps_float16_ports():
     ports = [each.type.tensor_type.elem_type for each in (*model.graph.input, *model.graph.output)]
     assert ports == [TensorProto.FLOAT16] * 2
     assert ops(model).count("Cast") == 2
-    scales = [each for name, each in tensors(model).items() if name.endswith("_scale")]
+    scales = [tensor for name, tensor in tensors(model).items() if name.endswith("_scale")]
     assert scales
-    assert all(each.dtype == np.float32 for each in scales)
+    assert all(scale.dtype == np.float32 for scale in scales)
 
 
 def test_channels_last_changes_nothing_but_the_layout():
@@ -101,9 +101,13 @@ def test_two_pairs_between_two_types_are_read_back():
         extra_options={"EnableDualQuantNodePairs": True},
     )
     result = quantize(network(), data(), config)
-    doubled = {each.tensor: (each.first, each.choice) for each in read_plan(result.model) if each.first is not None}
+    doubled = {
+        tensor.tensor: (tensor.first, tensor.choice) for tensor in read_plan(result.model) if tensor.first is not None
+    }
     assert [tuple(each.format for each in pair) for pair in doubled.values()] == [("int8", "int16"), ("int16", "int8")]
-    planned = {each.tensor: (each.first, each.choice) for each in result.report.plan if each.first is not None}
+    planned = {
+        tensor.tensor: (tensor.first, tensor.choice) for tensor in result.report.plan if tensor.first is not None
+    }
     assert {name: pair[0].format for name, pair in planned.items()} == {
         name: pair[0].format for name, pair in doubled.items()
     }
@@ -120,7 +124,7 @@ def test_a_bias_beyond_32_bits(is_adjusted, saturated):
         extra_options={"Int32Bias": True, "AdjustWeightScaleForInt32Bias": is_adjusted},
     )
     result = quantize(model, [{"x": RANDOM.random((1, 1, 8, 8)).astype(np.float32)}], config).model
-    (codes,) = (each for each in tensors(result).values() if each.dtype == np.int32)
+    (codes,) = (tensor for tensor in tensors(result).values() if tensor.dtype == np.int32)
     assert int((codes == np.iinfo(np.int32).max).sum()) == saturated
 
 
@@ -137,11 +141,11 @@ def test_presets_for_transformers_quantize_products_with_weights():
     result = quantize(proto, samples, get_default_config("INT16_TRANSFORMER_DEFAULT"))
     kinds = result.report.op_types
     written = {node.output[0]: node for node in proto.graph.node}
-    for each in result.report.plan:
-        nodes = {reader.node for reader in each.readers if reader.node} | (
-            {written[each.tensor].name} if each.tensor in written else set()
+    for tensor in result.report.plan:
+        nodes = {reader.node for reader in tensor.readers if reader.node} | (
+            {written[tensor.tensor].name} if tensor.tensor in written else set()
         )
-        assert {kinds[node] for node in nodes} & {"MatMul", "Gemm"}, each.tensor
+        assert {kinds[node] for node in nodes} & {"MatMul", "Gemm"}, tensor.tensor
     assert ops(result.model).count("Softmax") == 1
 
 

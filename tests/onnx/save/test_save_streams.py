@@ -30,11 +30,11 @@ def graph(weights: dict[str, ir.TensorProtocol]) -> ir.Model:
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
     node = ir.node("Identity", [x], outputs=[ir.Value(name="y", type=x.type, shape=x.shape)])
     values = [
-        ir.Value(name=name, type=ir.TensorType(each.dtype), shape=each.shape, const_value=each)
-        for name, each in weights.items()
+        ir.Value(name=name, type=ir.TensorType(weight.dtype), shape=weight.shape, const_value=weight)
+        for name, weight in weights.items()
     ]
-    for name, each in weights.items():
-        each.name = name
+    for name, weight in weights.items():
+        weight.name = name
     body = ir.Graph([x], node.outputs, nodes=[node], initializers=values, opset_imports={"": 21}, name="g")
     return ir.Model(body, ir_version=10)
 

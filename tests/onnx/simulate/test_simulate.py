@@ -17,7 +17,7 @@ from quark.onnx import get_default_config, quantize
 from quark.onnx.load import load
 from quark.onnx.simulate import DEFAULT_SUBSTITUTIONS, SUBSTITUTION_OF_OPTION, SUBSTITUTIONS, SimulateOptions, simulate
 
-ALL = SimulateOptions(frozenset(each.name for each in SUBSTITUTIONS) - {"bounded_clip_to_relu"})
+ALL = SimulateOptions(frozenset(substitution.name for substitution in SUBSTITUTIONS) - {"bounded_clip_to_relu"})
 
 
 def names_of(proto):
@@ -37,7 +37,7 @@ def simulated(model, options=ALL, excluded=()):
     assert before[0] <= nodes
     assert before[1] <= tensors
     assert before[2] == ports
-    return proto, {each.name: each.count for each in done}
+    return proto, {rewrite.name: rewrite.count for rewrite in done}
 
 
 def ratio(model, options=ALL):
@@ -54,8 +54,12 @@ def one_node(op_type, shape, *, opset=17, dtype=np.float32, **attributes):
 
 
 def test_every_option_has_its_substitution():
-    assert set(SUBSTITUTION_OF_OPTION.values()) == {each.name for each in SUBSTITUTIONS}
-    assert {each.name for each in SUBSTITUTIONS} - DEFAULT_SUBSTITUTIONS == {"clip", "bounded_clip_to_relu", "softmax"}
+    assert set(SUBSTITUTION_OF_OPTION.values()) == {substitution.name for substitution in SUBSTITUTIONS}
+    assert {substitution.name for substitution in SUBSTITUTIONS} - DEFAULT_SUBSTITUTIONS == {
+        "clip",
+        "bounded_clip_to_relu",
+        "softmax",
+    }
 
 
 @pytest.mark.parametrize("side", [2, 3, 5, 7, 9])
@@ -169,7 +173,7 @@ def test_softmax_of_the_npu_between_quantizers(preset):
     assert result.report.rewrites
     assert [value.name for value in result.model.graph.output] == ["middle", "y"]
     assert "Softmax" not in {node.op_type for node in result.model.graph.node}
-    assert min(each.sqnr_db for each in result.report.outputs) > 25
+    assert min(output.sqnr_db for output in result.report.outputs) > 25
 
 
 def test_bounds_that_other_nodes_read_stay_theirs():

@@ -47,14 +47,16 @@ def network(kind="float", size=8):
         node.name = f"node{index}"
     random, dtype = np.random.default_rng(0), np.float16 if kind == "float16" else np.float32
     numbers = {"w": random.standard_normal((size, size)), "k": np.array(0.3)}
-    model.graph.initializer.extend(numpy_helper.from_array(each.astype(dtype), name) for name, each in numbers.items())
+    model.graph.initializer.extend(
+        numpy_helper.from_array(number.astype(dtype), name) for name, number in numbers.items()
+    )
     return model
 
 
 def outputs(model, x, branch=False, **options):
     feeds = {"x": x, "c": np.array(branch)}
     session = open_session(model.SerializeToString(), threads=1, **options)
-    return session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})
+    return session.run(None, {input_.name: feeds[input_.name] for input_ in session.get_inputs()})
 
 
 def weights(model):
@@ -76,7 +78,7 @@ X = np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)
 def test_float16_to_float32_computes_what_float16_weights_say(branch):
     wide = to_float32(network("float16"))
     assert types([*wide.graph.input, *wide.graph.output]) == [FLOAT, TensorProto.BOOL, FLOAT, FLOAT]
-    assert {each.dtype for each in weights(wide).values()} == {np.dtype(np.float32)}
+    assert {weight.dtype for weight in weights(wide).values()} == {np.dtype(np.float32)}
     w = weights(network("float16"))["w"].astype(np.float32)
     y, m = outputs(wide, X, branch)
     np.testing.assert_allclose(m, X @ w, rtol=1e-5)
@@ -143,7 +145,7 @@ def test_three_formats_compute_with_the_same_bfloat16_weights():
     m = x @ rounded
     simulated = bfloat16_model(network(), "simulate_bf16")
     np.testing.assert_allclose(outputs(simulated, X)[1], m, rtol=1e-5, atol=1e-6)
-    casts, custom = (bfloat16_model(network(), each) for each in ("with_cast", "customqdq"))
+    casts, custom = (bfloat16_model(network(), value) for value in ("with_cast", "customqdq"))
     assert {"ExtendedQuantizeLinear"} <= set(operators(custom))
     assert "ExtendedQuantizeLinear" not in operators(casts)
     for one, other in zip(outputs(casts, X), outputs(custom, X), strict=True):
@@ -156,8 +158,8 @@ def test_three_formats_compute_with_the_same_bfloat16_weights():
 
 
 def test_float16_models_keep_their_ports():
-    for each in BF16_FORMATS[1:]:
-        model = bfloat16_model(network("float16"), each, is_float16=True)
+    for fmt in BF16_FORMATS[1:]:
+        model = bfloat16_model(network("float16"), fmt, is_float16=True)
         assert types(model.graph.output) == [FLOAT16, FLOAT16]
         assert outputs(model, X.astype(np.float16))[0].dtype == np.float16
     model = add_fp16_input_output_cast(network())
@@ -186,7 +188,7 @@ def test_remove_bf16_cast_keeps_inputs_shared_weights_and_outputs():
     onnx.checker.check_model(model)
     assert operators(model) == ["Cast", "Cast", "Mul", "Add", "Sub"]
     assert sorted(weights(model)) == ["v_bf16", "w", "w_bf16"]
-    x, w, v = np.array([0.1, 3.3], np.float32), *(np.array(each, np.float32) for each in ([1.001, 2.003], [0.7, 0.3]))
+    x, w, v = np.array([0.1, 3.3], np.float32), *(np.array(value, np.float32) for value in ([1.001, 2.003], [0.7, 0.3]))
     y = float32_to_bfloat16(x) * float32_to_bfloat16(w) + w
     results = outputs(model, x)
     np.testing.assert_array_equal(results[0], y)

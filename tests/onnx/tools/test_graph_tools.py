@@ -52,8 +52,8 @@ def conv_relu(batch="N", side="S", **options):
 
 def shapes(infos):
     return {
-        each.name: [dim.dim_value if dim.HasField("dim_value") else "?" for dim in each.type.tensor_type.shape.dim]
-        for each in infos
+        info.name: [dim.dim_value if dim.HasField("dim_value") else "?" for dim in info.type.tensor_type.shape.dim]
+        for info in infos
     }
 
 
@@ -175,7 +175,7 @@ class TestOpset:
         model.opset_import.append(helper.make_opsetid("mine", 1))
         changed = convert_opset_version.convert_opset_version(model, 13)
         assert changed.opset_import[0].version == 13
-        assert [each.name for each in changed.functions] == ["Twice"]
+        assert [function.name for function in changed.functions] == ["Twice"]
         np.testing.assert_array_equal(*outputs_of(model, x=IMAGE), *outputs_of(changed, x=IMAGE))
 
     def test_what_the_converter_cannot_do(self):
@@ -296,7 +296,7 @@ class TestEvaluate:
         expected = []
         for row in range(3):
             for column in range(2):
-                y, z = (each[row : row + 11, column : column + 11].astype(float) for each in (first, second))
+                y, z = (value[row : row + 11, column : column + 11].astype(float) for value in (first, second))
                 my, mz = (window * y).sum(), (window * z).sum()
                 vy, vz = (window * (y - my) ** 2).sum(), (window * (z - mz) ** 2).sum()
                 cov = (window * (y - my) * (z - mz)).sum()

@@ -61,7 +61,7 @@ def test_ranges_of_channels(model, tmp_path):
 
 
 def test_activations_are_drawn_from_all_samples(model, tmp_path, monkeypatch):
-    samples = [np.full((1, 3, 4, 6), each, np.float32) for each in (-1.0, 0.0, 1.0, 2.0)]
+    samples = [np.full((1, 3, 4, 6), value, np.float32) for value in (-1.0, 0.0, 1.0, 2.0)]
     for index, sample in enumerate(samples):
         saved(tmp_path / "data", f"{index}.npy", sample)
     histograms = {}
@@ -71,7 +71,7 @@ def test_activations_are_drawn_from_all_samples(model, tmp_path, monkeypatch):
         pictures, "write_histogram", lambda path, counts, edges, *_: histograms.update({path.name: counts})
     )
     words = ["--input_model", model, "--data_path", tmp_path / "data", "--output_path", tmp_path / "out"]
-    save_tensor_hist.TOOL.run([str(each) for each in words])
+    save_tensor_hist.TOOL.run([str(word) for word in words])
     assert sorted(histograms) == ["h.png", "x.png", "y.png"]
     assert [counts.sum() for counts in histograms.values()] == [4 * 72] * 3
     assert histograms["x.png"][np.nonzero(histograms["x.png"])].tolist() == [72] * 4

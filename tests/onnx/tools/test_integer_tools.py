@@ -172,8 +172,8 @@ def test_biases_for_a_cpu_are_int32_at_the_scale_of_their_sums():
         np.testing.assert_array_equal(before, after)  # powers of two: exact
     layers = [node for node in converted.graph.node if node.op_type == "Conv"]
     biases = [next(n for n in converted.graph.node if n.output[0] == layer.input[2]) for layer in layers]
-    assert {numbers(converted, each.input[0]).dtype for each in biases} == {np.dtype(np.int32)}
-    assert [numbers(converted, each.input[1]).tolist() for each in biases] == [
+    assert {numbers(converted, bias.input[0]).dtype for bias in biases} == {np.dtype(np.int32)}
+    assert [numbers(converted, bias.input[1]).tolist() for bias in biases] == [
         [2**-11, 2**-12] if "wd" in layer.input else 2**-10 for layer in layers
     ]
     assert numbers(model, "b").dtype == np.int8, "the model that was passed does not change"
@@ -273,7 +273,7 @@ def test_every_tool_converts_a_file_and_refuses_others_in_one_line(name, tmp_pat
     tool = import_module(f"quark.onnx.tools.{name}").TOOL
     flags = [f"--{each}" for each in TOOLS[name]]
     others = ["--between_ops", "Conv,Relu"] if name == "remove_qdq_between_ops" else []
-    source, plain, text, target = (tmp_path / each for each in ("q.onnx", "f.onnx", "t.onnx", "out.onnx"))
+    source, plain, text, target = (tmp_path / value for value in ("q.onnx", "f.onnx", "t.onnx", "out.onnx"))
     onnx.save(npu_model(), source)
     onnx.save(build("net (float[32] x) => (float[32] y) { y = Relu(x) }"), plain)
     text.write_text("not a model")

@@ -87,7 +87,7 @@ def test_float_weights_have_their_names_and_the_exact_values_of_the_codes():
     np.testing.assert_array_equal(numbers(converted, "b"), numbers(float_net(model), "b"))
     assert {each.name for each in converted.graph.initializer} == {"w", "b"}
     bare, conversions = remove_quantize_dequantize_nodes(model)
-    assert {each: (conversions[each]["scale"], conversions[each]["zero_point"]) for each in conversions} == {
+    assert {name: (code["scale"], code["zero_point"]) for name, code in conversions.items()} == {
         "w": ("ws", "wz"), "b": ("bs", ""),
     }  # fmt: skip
     assert numbers(bare, "w").dtype == np.int8
@@ -120,7 +120,7 @@ def test_other_formats_go_back_to_float_too(preset, tmp_path):
     converted = onnx.load(tmp_path / "f.onnx")
     assert operators(converted) == ["MatMul", "Relu"]
     assert not converted.functions
-    assert [each.domain for each in converted.opset_import] == [""]
+    assert [opset.domain for opset in converted.opset_import] == [""]
     np.testing.assert_allclose(numbers(converted, "w"), weight, atol=np.abs(weight).max() / 64)
     product = np.maximum(NUMBERS.reshape(4, 8) @ numbers(converted, "w"), 0)
     np.testing.assert_allclose(outputs(converted)[0], product, atol=1e-5)
@@ -157,7 +157,7 @@ def test_quantizers_between_operators_go_where_nobody_else_reads_them(caplog):
     assert reads["v"] == ["e2"]
     assert "d2" not in reads, "the other DequantizeLinear keeps its QuantizeLinear"
     assert reads["y"] == ["m", "m"]
-    assert [each.shape for each in outputs(converted)] == [(1, 2, 4, 4)] * 3
+    assert [output.shape for output in outputs(converted)] == [(1, 2, 4, 4)] * 3
     only = remove_qdq_mul_add(model)
     assert operators(only).count("QuantizeLinear") == 4
     assert find_node_by_output(only.graph.node, "y").input == ["m", "m"]
@@ -243,7 +243,7 @@ def test_random_quantize_leaves_out_nodes_and_subgraphs(tmp_path):
     assert isinstance(args, Namespace)
     random_quantize.main(args)
     quantized = read_plan(tmp_path / "q.onnx")
-    assert {each.node for each in quantized.skipped} == {"one", "four"}
+    assert {node.node for node in quantized.skipped} == {"one", "four"}
     assert {reader.node for row in quantized.tensors for reader in row.readers if row.tensor == "w"} == {"three"}
 
 

@@ -191,7 +191,7 @@ def test_arguments_and_functions(name):
     assert set(flags) <= set(args)
     with pytest.raises(SystemExit):
         module.TOOL.parse_args([*words.split(), "--no_such_flag"])
-    missing = [each for each in functions.split() if not callable(getattr(module, each, None))]
+    missing = [part for part in functions.split() if not callable(getattr(module, part, None))]
     assert not missing
     assert re.fullmatch(r"[A-Z].*\.", module.TOOL.summary)
 
@@ -199,7 +199,7 @@ def test_arguments_and_functions(name):
 @pytest.mark.parametrize("name", ["convert_nchw_to_nhwc", "evaluate", "convert_opset_version"])
 def test_positional_arguments_may_be_flags_as_in_the_documents(name):
     tool = import_module(f"quark.onnx.tools.{name}").TOOL
-    keys = [each.key for each in tool.arguments]
+    keys = [argument.key for argument in tool.arguments]
     words = SURFACE[name][0].split()
     mixed = [word for key, value in zip(keys, words, strict=True) for word in (f"--{key}", value)]
     assert tool.parse_args(mixed) == tool.parse_args(words)
