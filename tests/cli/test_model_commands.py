@@ -230,7 +230,7 @@ def test_options_that_people_guess_lead_to_the_right_ones():
 
 def test_models_with_other_inputs_cannot_be_compared(tmp_path):
     for name in ("x", "images"):
-        ports = [onnx.helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, ["N", 4]) for each in (name, "y")]
+        ports = [onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, ["N", 4]) for value in (name, "y")]
         graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", [name], ["y"])], "g", ports[:1], ports[1:])
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
         onnx.save(model, tmp_path / f"{name}.onnx")

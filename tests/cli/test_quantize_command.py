@@ -370,9 +370,9 @@ def test_the_device_is_also_that_of_the_entries_of_a_config_file(tmp_path, entry
     changes = device_changes(str(path), (), "cuda:1")
     assert ("InferDevice", "cuda:1") in changes
     assert [key for key, _ in changes[1:]] == (["algo_config"] if device else [])
-    found = read_config(str(path), changes).algo_config
+    configs = read_config(str(path), changes).algo_config
     expected = replace(entry, **{field: device}) if device else entry
-    assert found == [SmoothQuantConfig(), expected]
+    assert configs == [SmoothQuantConfig(), expected]
 
 
 def test_a_device_that_does_not_exist_is_named_as_it_was_given(model, out):

@@ -130,7 +130,7 @@ def test_a_suggestion_is_a_command_that_runs(tmp_path, model, quantized, data, w
     assert arguments[:2] == ["quark", "quantize"]
     assert run(*arguments[1:]).exit_code == 0
     made, before = (
-        json.loads(each.read_text()) for each in (tmp_path / "it's_changed.json", quantized.with_suffix(".json"))
+        json.loads(value.read_text()) for value in (tmp_path / "it's_changed.json", quantized.with_suffix(".json"))
     )
     assert made["config"] == before["config"] | {"nodes_to_exclude": ["conv"]}
     wider = suggested_command(Step("", "--config A16W8"), model, path, Calibration(data))
@@ -196,7 +196,7 @@ def test_a_busy_computer_times_one_thread(tmp_path, monkeypatch, load, threads):
 
 
 def test_the_npu_is_asked_about_its_own_numbers_alone(model, quantized, in_blocks):
-    assert {each.rule for each in lint_remarks(quantized)} == {"Batch"}
+    assert {remark.rule for remark in lint_remarks(quantized)} == {"Batch"}
     assert lint_remarks(in_blocks) is None
     assert lint_remarks(model) is None
 

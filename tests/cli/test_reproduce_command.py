@@ -37,7 +37,7 @@ def out(tmp_path, model, calib):
 
 
 def card_inside(path):
-    props = {each.key: each.value for each in onnx.load(path).metadata_props}
+    props = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
     return Card.from_json(props[CARD_KEY])
 
 

@@ -43,7 +43,7 @@ def test_says_why_most_were_not_tried(model, images, tmp_path, monkeypatch):
     result = run("search", model, *options, "--out", tmp_path / "found")
     assert result.exit_code == 0, result.output
     skipped = json.loads((tmp_path / "found" / "search.json").read_text())["skipped"]
-    untrained = [each for each in skipped if "torch, which is not installed" in each["reason"]]
+    untrained = [node for node in skipped if "torch, which is not installed" in node["reason"]]
     assert len(untrained) > 1
     assert f"{len(skipped)} not tried; search.json has the reasons" in result.stdout
     assert f"{len(untrained)} of them: finetuning needs torch" in result.stdout

@@ -68,7 +68,7 @@ def measures_in(tree: ast.AST) -> set[str]:
             found.add("agreement")
         if isinstance(node, ast.Call) and _name(node) == "sum":
             summed = node.func.value if isinstance(node.func, ast.Attribute) else None
-            if any(each is not None and _is_squared_difference(each) for each in (summed, *node.args)):
+            if any(arg is not None and _is_squared_difference(arg) for arg in (summed, *node.args)):
                 found.add("squared error")
         if isinstance(node, ast.expr) and _is_divergence(node):
             found.add("divergence")

@@ -62,7 +62,7 @@ def conv_relu_conv():
 
 
 def skipped_reasons(plan):
-    return {each.node: each.reason for each in plan.skipped}
+    return {node.node: node.reason for node in plan.skipped}
 
 
 def test_nothing_is_quantized_between_a_convolution_and_its_activation():
@@ -174,7 +174,7 @@ def test_moving_operators_between_float_nodes_stay_float():
 def test_selection_by_name_pattern_type_and_subgraph(fields, skipped):
     plan = plan_of(conv_relu_conv(), with_selection(**fields))
     assert set(skipped_reasons(plan)) >= skipped
-    readers = {reader.node for each in plan for reader in each.readers if each.role is not Role.ACTIVATION}
+    readers = {reader.node for tensor in plan for reader in tensor.readers if tensor.role is not Role.ACTIVATION}
     assert not readers & skipped
 
 
@@ -206,7 +206,9 @@ def test_specs_by_name_and_by_type():
 def test_block_formats_go_on_operands_or_everywhere(placement):
     spec = replace(BLOCKS, bias=BLOCKS.weight)
     plan = plan_of(residual(), ChoiceOptions(spec, block_placement=placement))
-    op_types = {r.node.rstrip("0123456789") for each in plan for r in each.readers if each.role is Role.ACTIVATION}
+    op_types = {
+        r.node.rstrip("0123456789") for tensor in plan for r in tensor.readers if tensor.role is Role.ACTIVATION
+    }
     if placement is BlockPlacement.COMPUTE:
         assert op_types == {"conv", "gemm"}
     else:
@@ -239,9 +241,9 @@ def test_casts_and_power_of_two_positions():
         AffineSpec("int8", method, is_power_of_two=True),
     )
     plan = plan_of(residual(), ChoiceOptions(spec, target=Target.NPU_CNN))
-    for each in plan:
-        assert all(np.log2(scale) == round(np.log2(scale)) for scale in each.choice.scale)
-        assert each.choice.zero_point == ((128,) if each.role is Role.ACTIVATION else (0,))
+    for tensor in plan:
+        assert all(np.log2(scale) == round(np.log2(scale)) for scale in tensor.choice.scale)
+        assert tensor.choice.zero_point == ((128,) if tensor.role is Role.ACTIVATION else (0,))
 
 
 def big_bias_model(bias):
@@ -290,7 +292,7 @@ def test_an_operand_without_bounds_leaves_its_node_in_float(bound):
     y = net.node("MatMul", net.input("x", (2, 4)), net.weight(4, 4))
     model = net.model(net.node("Max", net.constant(bound), y, name="start_of_a_maximum"))
     plan = plan_of(model, with_selection(has_all_op_types=True))
-    reasons = {each.node: each.reason for each in plan.skipped}
+    reasons = {node.node: node.reason for node in plan.skipped}
     assert reasons == {"start_of_a_maximum": "one of its constants holds NaN or Inf, which has no scale"}
 
 
@@ -298,14 +300,14 @@ def test_a_weight_that_is_computed_leaves_the_bias_in_float():
     net = Net()
     x, kernel = net.input("x", (1, 3, 6, 6)), net.input("kernel", (4, 3, 3, 3))
     model = net.model(net.node("Conv", x, kernel, net.weight(4, name="b"), name="conv"))
-    assert {each.tensor for each in plan_of(model, ChoiceOptions(UNSIGNED))} == {"x", "kernel", "conv_out"}
+    assert {tensor.tensor for tensor in plan_of(model, ChoiceOptions(UNSIGNED))} == {"x", "kernel", "conv_out"}
 
 
 def test_a_weight_without_elements_stays_as_it_is():
     net = Net()
     model = net.model(net.node("MatMul", net.input("x", (2, 0)), net.constant(np.zeros((0, 4), np.float32)), name="p"))
     plan = plan_of(model, with_selection())
-    assert {each.node: each.reason for each in plan.skipped} == {"p": "its weight has no element"}
+    assert {node.node: node.reason for node in plan.skipped} == {"p": "its weight has no element"}
 
 
 def test_overrides_replace_range_scale_and_type():
@@ -336,7 +338,7 @@ def test_unsigned_relu_uses_the_whole_range():
 
 def test_weights_only_leaves_activations_alone():
     plan = plan_of(residual(), ChoiceOptions(UNSIGNED, is_weights_only=True))
-    assert {each.role for each in plan} == {Role.WEIGHT}
+    assert {tensor.role for tensor in plan} == {Role.WEIGHT}
 
 
 def test_dynamic_quantization_needs_a_constant_weight():
@@ -344,7 +346,7 @@ def test_dynamic_quantization_needs_a_constant_weight():
     plan = plan_of(transformer_block(), ChoiceOptions(spec))
     reasons = skipped_reasons(plan)
     assert any("constant weight" in reason for reason in reasons.values())
-    assert all(not isinstance(each.choice, BlockChoice) for each in plan)
+    assert all(not isinstance(tensor.choice, BlockChoice) for tensor in plan)
 
 
 def test_every_node_is_quantized_or_has_a_reason():
@@ -352,8 +354,8 @@ def test_every_node_is_quantized_or_has_a_reason():
         graph = load(model).model
         names = {node.name for node in graph.graph}
         plan = plan_of(model, ChoiceOptions(UNSIGNED))
-        readers = {reader.node for each in plan for reader in each.readers}
-        fused = {each.node for each in plan.skipped}
+        readers = {reader.node for tensor in plan for reader in tensor.readers}
+        fused = {node.node for node in plan.skipped}
         assert names - readers - fused <= {node.name for node in graph.graph if node.op_type in ("Relu", "Clip")}
 
 

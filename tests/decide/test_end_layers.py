@@ -62,47 +62,47 @@ def with_ends(preset, label):
 def test_narrow_types_become_wider_at_both_ends_only(label):
     result = with_ends("MXFP4E2M1", label)
     formats: dict[str, set[str]] = {}
-    for each in result.plan:
-        for reader in each.readers:
-            formats.setdefault(reader.node, set()).add(each.choice.format)
+    for tensor in result.plan:
+        for reader in tensor.readers:
+            formats.setdefault(reader.node, set()).add(tensor.choice.format)
     ends = {"first_a", "first_b", "head", "query", "key"}
-    assert {name for name, found in formats.items() if found == {label}} == ends
+    assert {name for name, fmt in formats.items() if fmt == {label}} == ends
     assert formats["inner"] == formats["scores"] == {"mxfp4_e2m1"}
     assert f"KeepFirstLast {label}: first first_a, first_b; last head, query, key" in result.report.remarks
 
 
 def test_activations_that_are_wide_enough_stay():
     result = with_ends("MXINT8_MXFP4E2M1", "mxfp8_e4m3")
-    assert {each.choice.format for each in result.plan if each.role is Role.ACTIVATION} == {"mxint8"}
-    weights = {each.readers[0].node: each.choice.format for each in result.plan if each.role is Role.WEIGHT}
+    assert {tensor.choice.format for tensor in result.plan if tensor.role is Role.ACTIVATION} == {"mxint8"}
+    weights = {tensor.readers[0].node: tensor.choice.format for tensor in result.plan if tensor.role is Role.WEIGHT}
     assert weights["first_a"] == "mxfp8_e4m3"
     assert weights["inner"] == "mxfp4_e2m1"
 
 
 def test_integers_at_the_ends_of_four_bit_weights():
     result = with_ends("A8W4", "int8")
-    weights = {each.readers[0].node: str(each.choice) for each in result.plan if each.role is Role.WEIGHT}
+    weights = {tensor.readers[0].node: str(tensor.choice) for tensor in result.plan if tensor.role is Role.WEIGHT}
     assert weights["head"] == "int8 per channel"
     assert weights["inner"] == "int4 per group of 32"
 
 
 def test_float_leaves_them_out_and_says_so():
     result = with_ends("MXFP4E2M1", "float")
-    reasons = {each.node: each.reason for each in result.plan.skipped}
+    reasons = {node.node: node.reason for node in result.plan.skipped}
     assert all("KeepFirstLast" in reasons[name] for name in ("first_a", "first_b", "head", "query", "key"))
-    assert any(each.startswith("KeepFirstLast float: first first_a") for each in result.report.remarks)
+    assert any(remark.startswith("KeepFirstLast float: first first_a") for remark in result.report.remarks)
 
 
 def test_first_convolutions_alone_stay_in_float_unless_they_are_last():
     result = with_ends("FP8E4M3", "first_conv_float")
-    assert {each.node for each in result.plan.skipped if "KeepFirstLast" in each.reason} == {"first_a", "first_b"}
-    quantized = {reader.node for each in result.plan for reader in each.readers}
+    assert {node.node for node in result.plan.skipped if "KeepFirstLast" in node.reason} == {"first_a", "first_b"}
+    quantized = {reader.node for tensor in result.plan for reader in tensor.readers}
     assert quantized == {"inner", "head", "query", "key", "scores"}
     assert "KeepFirstLast first_conv_float: first first_a, first_b" in result.report.remarks
     net = Net()
     y = net.node("Conv", net.input("x", (1, 4, 8, 8)), net.weight(4, 4, 1, 1), name="alone")
     plan = quantize(net.model(y), np.ones((2, 1, 4, 8, 8), np.float32), "FP8E4M3").plan
-    assert {reader.node for each in plan for reader in each.readers} == {"alone"}
+    assert {reader.node for tensor in plan for reader in tensor.readers} == {"alone"}
 
 
 def test_nothing_to_widen_is_a_remark():

@@ -77,7 +77,7 @@ def test_moved_constants_are_quantized_anew_from_float():
 def test_the_reason_says_which_rule_moved_it_from_where():
     model = conv_net()
     plan, _ = limit_positions(view_of(model), plan_of(model, {"x": 5, "w": 14, "b": 12, "y": 2}), ALL)
-    reasons = {each.tensor: each.reason for each in plan}
+    reasons = {tensor.tensor: tensor.reason for tensor in plan}
     assert reasons["w"] == "by hand; AdjustShiftCut moved it from 14 to 13"
     assert reasons["x"] == "by hand"
 
@@ -153,7 +153,7 @@ def test_what_has_no_position_takes_no_part():
         FloatChoice("bfloat16"),
     ]
     for choice in odd:
-        tensors = tuple(replace(each, choice=choice) if each.tensor == "w" else each for each in plan)
+        tensors = tuple(replace(tensor, choice=choice) if tensor.tensor == "w" else tensor for tensor in plan)
         after, facts = limit_positions(view_of(model), QuantizationPlan(tensors), ALL)
         assert after.tensors == tensors
         assert facts.changed == ()

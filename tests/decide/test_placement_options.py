@@ -51,7 +51,7 @@ def conv_relu_conv():
 
 
 def activations(plan: QuantizationPlan) -> set[str]:
-    return {each.tensor for each in plan if each.role is Role.ACTIVATION}
+    return {tensor.tensor for tensor in plan if tensor.role is Role.ACTIVATION}
 
 
 def test_outputs_of_named_nodes_stay_float_for_every_reader():
@@ -79,13 +79,13 @@ def test_between_two_types_a_tensor_is_quantized_as_written_then_as_read():
     assert (read.first.format, read.choice.format, read.readers) == ("int8", "int16", (Reader("conv2", 0),))
     (written,) = plan.of("conv2_out")
     assert (written.first.format, written.choice.format) == ("int16", "int8")
-    assert not any(each.first for each in plan if each.tensor not in ("relu1_out", "conv2_out"))
+    assert not any(tensor.first for tensor in plan if tensor.tensor not in ("relu1_out", "conv2_out"))
     assert QuantizationPlan.from_json(plan.to_json()) == plan
 
 
 def test_without_the_option_the_reader_decides_alone():
     plan = plan_of(conv_relu_conv(), ChoiceOptions(SIGNED, by_node=(("conv2", WIDE),)))
-    assert not any(each.first for each in plan)
+    assert not any(tensor.first for tensor in plan)
     assert '"first": {' not in plan.to_json()
 
 
@@ -104,16 +104,16 @@ def test_an_operator_without_a_row_is_quantized_if_it_is_named():
 
 def test_a_named_operator_that_moves_values_needs_no_quantized_neighbour():
     plan = plan_of(exp_behind_a_table(), with_types("Gather"))
-    assert {each.tensor for each in plan} == {"table", "rows_out"}
+    assert {tensor.tensor for tensor in plan} == {"table", "rows_out"}
 
 
 def test_transformers_on_an_npu_have_integer_products_with_weights_only():
     selection = Selection(needs_constant_matmul_operand=True)
     model = transformer_block()
     plan = plan_of(model, ChoiceOptions(UNSIGNED, selection=selection, target=Target.NPU_TRANSFORMER))
-    reasons = [each.reason for each in plan.skipped]
+    reasons = [node.reason for node in plan.skipped]
     op_types = {node.name: node.op_type for node in load(model).model.graph}
-    constants = {reader.node for each in plan if each.role is not Role.ACTIVATION for reader in each.readers}
+    constants = {reader.node for tensor in plan if tensor.role is not Role.ACTIVATION for reader in tensor.readers}
     assert {op_types[node] for node in constants} == {"MatMul"}
     assert any("MatMulConstBOnly" in reason for reason in reasons)
     assert any("Softmax is not quantized for this target" in reason for reason in reasons)
@@ -133,7 +133,7 @@ WITH_EMBEDDINGS = ChoiceOptions(UNSIGNED, selection=Selection(has_embeddings=Tru
 def test_the_rows_of_an_embedding_have_the_scale_of_its_table():
     rows = np.random.default_rng(0).uniform(-2, 6, (200, 16))
     plan = plan_of(embedding_network(rows), WITH_EMBEDDINGS)
-    choices = {each.tensor: each.choice for each in plan}
+    choices = {tensor.tensor: tensor.choice for tensor in plan}
     assert choices["rows_out"] == choices["table"]
     low, high = np.float32(rows.min()), np.float32(rows.max())
     assert choices["table"].scale == pytest.approx([(high - low) / 255])
@@ -145,9 +145,9 @@ def test_a_table_with_rows_too_unlike_for_one_scale_stays_float():
     rows = np.random.default_rng(0).uniform(-1, 1, (200, 16))
     rows[7] *= 9  # others use 28 of 256 codes
     plan = plan_of(embedding_network(rows), WITH_EMBEDDINGS)
-    assert "table" not in {each.tensor for each in plan}
-    assert any("fewer than 32 of 256 codes" in each.reason for each in plan.skipped if each.node == "rows")
-    assert "table" in {each.tensor for each in plan_of(embedding_network(rows), with_types("Gather"))}
+    assert "table" not in {tensor.tensor for tensor in plan}
+    assert any("fewer than 32 of 256 codes" in node.reason for node in plan.skipped if node.node == "rows")
+    assert "table" in {tensor.tensor for tensor in plan_of(embedding_network(rows), with_types("Gather"))}
 
 
 @pytest.mark.parametrize(("highest", "scale"), [(0.5, 0.5 / 255), (1 / 64, 1 / 128 / 64)], ids=["peaked", "flat"])

@@ -64,7 +64,7 @@ def test_the_largest_magnitude_of_a_group_has_the_lowest_code():
     extreme = block[np.abs(block).argmax(axis=0), np.arange(6)]
     np.testing.assert_array_equal(scale[0].astype(np.float32), extreme / np.float32(-8))
     assert (scale < 0).any()
-    squared = [((rounded(values, each) - values) ** 2).sum() for each in (choice, groups(GroupRule.RANGE)[1])]
+    squared = [((rounded(values, value) - values) ** 2).sum() for value in (choice, groups(GroupRule.RANGE)[1])]
     assert squared[0] < squared[1]
 
 
@@ -77,7 +77,7 @@ def test_a_group_of_zeros_has_a_scale():
 def test_half_quadratic_refinement_makes_no_group_worse(format):
     values, plain = groups(GroupRule.LOWEST_CODE, format)
     _, refined = groups(GroupRule.HALF_QUADRATIC, format)
-    loss = [np.abs(rounded(values, each) - values) ** POWER for each in (plain, refined)]
+    loss = [np.abs(rounded(values, value) - values) ** POWER for value in (plain, refined)]
     before, after = (np.array([each[start : start + 32].sum(axis=0) for start in range(0, 100, 32)]) for each in loss)
     assert (after <= before * (1 + 1e-6)).all()
     assert after.sum() < 0.99 * before.sum()

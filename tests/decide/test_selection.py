@@ -17,4 +17,4 @@ def test_weights_in_groups_pass_over_operators_that_have_none(op_type):
     config = get_default_config("MATMUL_NBITS")
     config.extra_op_types_to_quantize = [op_type]
     result = quantize(model, np.zeros((1, 3, 4, 128), np.float32), config)
-    assert [(each.op_type, "two dimensions" in each.reason) for each in result.plan.skipped] == [(op_type, True)]
+    assert [(node.op_type, "two dimensions" in node.reason) for node in result.plan.skipped] == [(op_type, True)]

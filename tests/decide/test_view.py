@@ -42,7 +42,7 @@ def of_onnx(op_type: str, *inputs: Any, **attributes: Any) -> Node:
     """A node with x and these constants; None leaves an input out."""
     net = Net(opset=18)
     x = net.input("x", X)
-    values = ["" if each is None else net.constant(np.asarray(each)) for each in inputs]
+    values = ["" if input_ is None else net.constant(np.asarray(input_)) for input_ in inputs]
     model = load(net.model(net.node(op_type, x, *values, **attributes))).model
     return next(iter(onnx_view(model)))
 

@@ -35,15 +35,15 @@ def diagnoses():
 def test_every_layer_with_a_weight_has_all_figures(diagnoses, preset):
     found = diagnoses[preset]
     convolutions = [node for node in onnx.load(network_path()).graph.node if node.op_type in ("Conv", "Gemm")]
-    with_weights = [each for each in found.layers if each.weights]
+    with_weights = [layer for layer in found.layers if layer.weights]
     assert len(with_weights) == len(convolutions)
-    for each in with_weights:
-        assert each.parameters > 0
-        assert each.bits is not None
-        assert 5 < each.local.sqnr_db < 120
-        assert 0 <= each.sensitivity < math.inf
-    assert sum(each.share for each in found.layers) == pytest.approx(1)
-    assert [each.rank for each in found.ranked] == list(range(1, len(found.layers) + 1))
+    for weight in with_weights:
+        assert weight.parameters > 0
+        assert weight.bits is not None
+        assert 5 < weight.local.sqnr_db < 120
+        assert 0 <= weight.sensitivity < math.inf
+    assert sum(layer.share for layer in found.layers) == pytest.approx(1)
+    assert [diagnosis.rank for diagnosis in found.ranked] == list(range(1, len(found.layers) + 1))
     assert found.outputs[0].name == "logits"
     assert found.basis.measure == "kl"
 
@@ -56,29 +56,29 @@ def test_the_first_layer_inherits_nothing(diagnoses):
 def test_equalization_is_no_error(diagnoses):
     """XINT8 rescales channels: compared as they are, layers would be below 0 dB."""
     found = diagnoses["XINT8"]
-    assert any("equalized" in each for each in found.remarks)
-    assert min(each.local.sqnr_db for each in found.layers) > 12
-    assert not any("equalized" in each for each in diagnoses["A8W8"].remarks + diagnoses["MXFP4E2M1"].remarks)
+    assert any("equalized" in remark for remark in found.remarks)
+    assert min(layer.local.sqnr_db for layer in found.layers) > 12
+    assert not any("equalized" in remark for remark in diagnoses["A8W8"].remarks + diagnoses["MXFP4E2M1"].remarks)
 
 
 def test_equalized_sixteen_bits_are_nearly_exact():
     model = quantized_model("INT16_CNN_DEFAULT", include_cle=True)
-    found = diagnose(network_path(), model, images(), num_samples=4, has_sensitivity=False)
-    assert any("equalized" in each for each in found.remarks)
-    assert min(each.local.sqnr_db for each in found.layers) > 40
+    diagnosis = diagnose(network_path(), model, images(), num_samples=4, has_sensitivity=False)
+    assert any("equalized" in remark for remark in diagnosis.remarks)
+    assert min(layer.local.sqnr_db for layer in diagnosis.layers) > 40
 
 
 def test_a_damaged_layer_is_found(diagnoses):
     before = diagnoses["A8W8"]
-    victim = [each for each in before.layers if each.weights][4]
+    victim = [layer for layer in before.layers if layer.weights][4]
     model = with_larger_weight(quantized_model("A8W8"), victim.name, 4.0)
-    found = diagnose(network_path(), model, images(), num_samples=8, histograms=0)
-    assert found.ranked[0].name == victim.name
-    parted = first_divergence(found)
+    diagnosis = diagnose(network_path(), model, images(), num_samples=8, histograms=0)
+    assert diagnosis.ranked[0].name == victim.name
+    parted = first_divergence(diagnosis)
     assert parted.layer.name == victim.name
     assert parted.is_below
     assert parted.is_own
-    others = [(a, b) for a, b in zip(before.layers, found.layers, strict=True) if a.name != victim.name]
+    others = [(a, b) for a, b in zip(before.layers, diagnosis.layers, strict=True) if a.name != victim.name]
     assert all(a.local.sqnr_db == pytest.approx(b.local.sqnr_db, abs=0.01) for a, b in others)
 
 
@@ -86,9 +86,9 @@ def test_sensitivity_is_what_the_output_does_when_one_layer_is_quantized(diagnos
     found = diagnoses["MXFP4E2M1"]
     exact, other = read_side(network_path()).model, read_side(quantized_model("MXFP4E2M1")).model
     layer = found.ranked[0]
-    shared = [each.tensor for each in found.layers]
+    shared = [layer.tensor for layer in found.layers]
     everything = Run(exact, "float", extra=shared)
-    node = next(each for each in other.graph if each.name == layer.name)
+    node = next(node for node in other.graph if node.name == layer.name)
     value = node.inputs[0].producer().inputs[0]
     while value.producer() is not None and value.name not in shared:  # a centered layer begins before its quantizer
         value = value.producer().inputs[0]
@@ -113,7 +113,7 @@ def test_the_same_twice():
 def test_every_remedy_is_an_option_that_is_taken(diagnoses, preset):
     import yaml
 
-    options = {each.option for layer in diagnoses[preset].layers for each in layer.remedies if each.option}
+    options = {remedy.option for layer in diagnoses[preset].layers for remedy in layer.remedies if remedy.option}
     assert any(option.startswith("nodes_to_exclude=") for option in options)
     for option in options:
         key, _, value = option.partition("=")
@@ -124,13 +124,15 @@ def test_every_remedy_is_an_option_that_is_taken(diagnoses, preset):
     ("count", "which"), [(1, "the most sensitive layer in"), (2, "the 2 most sensitive layers in")]
 )
 def test_the_first_step_counts_layers(diagnoses, count, which):
-    worst = [replace(each, share=1 / count) for each in diagnoses["XINT8"].ranked if each.weights][:count]
+    worst = [replace(diagnosis, share=1 / count) for diagnosis in diagnoses["XINT8"].ranked if diagnosis.weights][
+        :count
+    ]
     assert f"leave {which} float (100 % of the output error" in first_steps(worst)[0].text
 
 
 def test_leaving_a_layer_in_float_says_what_it_gains_and_costs(diagnoses):
     worst = diagnoses["XINT8"].ranked[0]
-    text = next(each.text for each in worst.remedies if each.option.startswith("nodes_to_exclude="))
+    text = next(remedy.text for remedy in worst.remedies if remedy.option.startswith("nodes_to_exclude="))
     assert text == f"leave it in float ({100 * worst.share:.0f} % of the output error, {worst.parameters:,} parameters)"
 
 
@@ -150,12 +152,12 @@ def test_skipped_nodes_are_those_of_the_report(tmp_path):
     name = next(node.name for node in onnx.load(network_path()).graph.node if node.op_type == "Conv")
     config.nodes_to_exclude = [name]
     path = quantize(network_path(), images(), config).save(tmp_path / "q.onnx")
-    found = diagnose(network_path(), path, images(), num_samples=2, histograms=0)
-    assert next(each for each in found.skipped if each.node == name).reason == "excluded by name"
+    diagnosis = diagnose(network_path(), path, images(), num_samples=2, histograms=0)
+    assert next(node for node in diagnosis.skipped if node.node == name).reason == "excluded by name"
     (tmp_path / "q.json").write_text("{}")
-    found = diagnose(network_path(), path, images(), num_samples=2, histograms=0)
-    assert [each.node for each in found.skipped] == [name]
-    assert found.skipped[0].reason == "no quantizer in the file"
+    diagnosis = diagnose(network_path(), path, images(), num_samples=2, histograms=0)
+    assert [node.node for node in diagnosis.skipped] == [name]
+    assert diagnosis.skipped[0].reason == "no quantizer in the file"
 
 
 def test_json_has_all_of_it(diagnoses):
@@ -165,8 +167,8 @@ def test_json_has_all_of_it(diagnoses):
 
 
 def test_a_model_does_not_part_from_itself():
-    found = diagnose(network_path(), network_path(), images(), num_samples=2, histograms=0)
-    assert first_divergence(found) is None
+    diagnosis = diagnose(network_path(), network_path(), images(), num_samples=2, histograms=0)
+    assert first_divergence(diagnosis) is None
 
 
 def test_models_in_the_wrong_order():

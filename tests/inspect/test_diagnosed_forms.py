@@ -25,7 +25,7 @@ SAMPLES = np.random.default_rng(0).normal(0.5, 1.0, (6, 3, SIZE, SIZE)).astype(n
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self) -> None:
-        self._samples = iter([{"input": each[None]} for each in SAMPLES])
+        self._samples = iter([{"input": sample[None]} for sample in SAMPLES])
 
     def get_next(self):
         return next(self._samples, None)
@@ -38,12 +38,12 @@ def test_files_of_onnx_runtimes_quantizer(tmp_path, form):
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
     quantize_static(source, target, _Reader(), quant_format=form, **kinds)
     assert "Relu" not in [node.op_type for node in onnx.load(target).graph.node]  # the quantizer does its work
-    found = diagnose(source, target, SAMPLES, num_samples=4)
-    assert {"conv", "gemm"} <= {each.name.removesuffix("_quant") for each in found.layers}
-    assert all(each.local.sqnr_db > 20 for each in found.layers)
+    diagnosis = diagnose(source, target, SAMPLES, num_samples=4)
+    assert {"conv", "gemm"} <= {layer.name.removesuffix("_quant") for layer in diagnosis.layers}
+    assert all(layer.local.sqnr_db > 20 for layer in diagnosis.layers)
     text = "put back" if form is QuantFormat.QDQ else "on codes"
-    assert any(text in each for each in found.remarks)
-    convolution = next(each for each in found.layers if each.name.startswith("conv"))
+    assert any(text in remark for remark in diagnosis.remarks)
+    convolution = next(layer for layer in diagnosis.layers if layer.name.startswith("conv"))
     assert (convolution.weights, convolution.inputs) == ("int8", "uint8")
 
 
@@ -109,7 +109,7 @@ def test_layers_count_by_any_output(tmp_path):
     )
     data = np.random.default_rng(0).normal(0, 1, (6, WIDTH)).astype(np.float32)
     target = quantize(source, data, "A8W8").save(tmp_path / "quantized.onnx")
-    found = {each.tensor: each.sensitivity or 0.0 for each in diagnose(source, target, data).layers}
+    found = {layer.tensor: layer.sensitivity or 0.0 for layer in diagnose(source, target, data).layers}
     assert found["y"] > 0
     assert found["z"] > 0
     assert found["v"] > 0
@@ -142,12 +142,12 @@ def test_samples_of_different_lengths_and_shapes_computed_in_the_graph(tmp_path)
     sites = find_sites(exact, other)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quark.inspect.diagnose.sensitivity.FEWEST_LAYERS", 1)  # cut between all layers
-        found = find_sensitivities(exact, other, sites, {}, samples)
-    assert found.values == {
+        sensitivities = find_sensitivities(exact, other, sites, {}, samples)
+    assert sensitivities.values == {
         name: pytest.approx(value)
         for name, value in find_sensitivities(exact, other, sites, {}, samples).values.items()
     }
-    assert all(value > 0 for value in found.values.values())
+    assert all(value > 0 for value in sensitivities.values.values())
     assert diagnose(source, target, samples).basis.sensitivity_samples == 6
 
 
@@ -181,8 +181,8 @@ def test_packed_weights_are_read_beside_branches(tmp_path):
     samples = [{"x": row, "c": np.array(True)} for row in rows]
     target = quantize(source, samples, "MXFP4E2M1").save(tmp_path / "quantized.onnx")
     pack_model(target, tmp_path / "packed.onnx", "portable")
-    plain, packed = (diagnose(source, each, samples) for each in (target, tmp_path / "packed.onnx"))
-    assert [each.local for each in packed.layers] == [each.local for each in plain.layers]
+    plain, packed = (diagnose(source, value, samples) for value in (target, tmp_path / "packed.onnx"))
+    assert [layer.local for layer in packed.layers] == [layer.local for layer in plain.layers]
 
 
 def test_products_of_few_bits_keep_the_names_of_tensors(tmp_path):
@@ -194,7 +194,7 @@ def test_products_of_few_bits_keep_the_names_of_tensors(tmp_path):
     )
     data = np.random.default_rng(0).normal(0, 1, (6, WIDTH)).astype(np.float32)
     target = quantize(source, data, "MATMUL_NBITS").save(tmp_path / "quantized.onnx")
-    assert [each.tensor for each in diagnose(source, target, data).layers] == ["t", "y"]
+    assert [layer.tensor for layer in diagnose(source, target, data).layers] == ["t", "y"]
 
 
 def test_a_file_with_nothing_quantized_is_called_that(tmp_path):
@@ -220,8 +220,8 @@ def test_an_output_that_another_layer_reads_has_its_histogram(tmp_path):
     onnx.save(model, tmp_path / "float.onnx")
     samples = np.random.default_rng(0).normal(size=(8, 1, 3, 8, 8)).astype(np.float32)
     path = quantize(model, list(samples)).save(tmp_path / "quantized.onnx")
-    found = diagnose(tmp_path / "float.onnx", path, list(samples))
-    picture = next(each for each in found.layers if each.tensor == z).input_histogram
+    diagnosis = diagnose(tmp_path / "float.onnx", path, list(samples))
+    picture = next(layer for layer in diagnosis.layers if layer.tensor == z).input_histogram
     assert picture is not None
     assert picture.quantized is not None
     assert sum(picture.counts) == sum(picture.quantized) > 0
@@ -236,8 +236,8 @@ def test_a_network_of_other_floats_is_compared_with_its_quantized_form(tmp_path,
     given = np.float32 if dtype == ml_dtypes.bfloat16 else dtype
     samples = [np.random.default_rng(seed).normal(size=(1, 3, 8, 8)).astype(given) for seed in range(8)]
     path = quantize(model, samples).save(tmp_path / "quantized.onnx")
-    found = diagnose(tmp_path / "float.onnx", path, samples)
-    layer = next(each for each in found.layers if each.op_type == "Conv")
+    diagnosis = diagnose(tmp_path / "float.onnx", path, samples)
+    layer = next(layer for layer in diagnosis.layers if layer.op_type == "Conv")
     assert layer.local is not None
     assert 20 < layer.local.sqnr_db < 100
-    assert any("converted to float32" in each for each in found.remarks) == (dtype != np.float16)
+    assert any("converted to float32" in remark for remark in diagnosis.remarks) == (dtype != np.float16)

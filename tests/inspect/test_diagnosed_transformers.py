@@ -67,9 +67,9 @@ def texts():
 
 def test_every_product_of_a_transformer_has_a_sensitivity(bert, texts, tmp_path):
     quantized = quantize(bert, texts, "INT8_TRANSFORMER_DEFAULT").save(tmp_path / "int8.onnx")
-    found = diagnose(bert, quantized, texts)
-    products = [layer for layer in found.layers if layer.weights and layer.op_type == "MatMul"]
+    diagnosis = diagnose(bert, quantized, texts)
+    products = [layer for layer in diagnosis.layers if layer.weights and layer.op_type == "MatMul"]
     assert len(products) == 12  # query, key, value, output and two of the feed-forward part, in two layers
     assert all(layer.sensitivity is not None and 0 <= layer.sensitivity < math.inf for layer in products)
-    assert sum(layer.share or 0 for layer in found.layers) == pytest.approx(1)
-    assert {layer.rank for layer in found.layers} == set(range(1, len(found.layers) + 1))
+    assert sum(layer.share or 0 for layer in diagnosis.layers) == pytest.approx(1)
+    assert {layer.rank for layer in diagnosis.layers} == set(range(1, len(diagnosis.layers) + 1))

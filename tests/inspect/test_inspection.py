@@ -33,15 +33,17 @@ def save(path, nodes, constants, output="y", shape=("N", 8)):
 
 
 def test_a_float_model(tmp_path):
-    found = inspect_model(save_brightness_model(tmp_path / "m.onnx"), read_proto)
-    assert found.opsets == {"ai.onnx": 17}
-    assert [str(each) for each in found.inputs] == ["input: float32 [N, 3, 16, 16]"]
-    assert found.outputs[0].shape == ("N", 2)
-    assert found.nodes == {"Conv": 1, "Relu": 1, "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1}
+    inspection = inspect_model(save_brightness_model(tmp_path / "m.onnx"), read_proto)
+    assert inspection.opsets == {"ai.onnx": 17}
+    assert [str(input_) for input_ in inspection.inputs] == ["input: float32 [N, 3, 16, 16]"]
+    assert inspection.outputs[0].shape == ("N", 2)
+    assert inspection.nodes == {"Conv": 1, "Relu": 1, "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1}
     count = sum(numpy_helper.to_array(each).size for each in brightness_model().graph.initializer)
-    assert [(each.type, each.count, each.bytes) for each in found.parameters] == [("float32", count, 4 * count)]
-    assert not found.is_quantized
-    assert found.bytes == (tmp_path / "m.onnx").stat().st_size
+    assert [(parameter.type, parameter.count, parameter.bytes) for parameter in inspection.parameters] == [
+        ("float32", count, 4 * count)
+    ]
+    assert not inspection.is_quantized
+    assert inspection.bytes == (tmp_path / "m.onnx").stat().st_size
 
 
 def test_pairs_count_once_by_role_type_and_granularity(tmp_path):
@@ -61,8 +63,12 @@ def test_pairs_count_once_by_role_type_and_granularity(tmp_path):
         "zw": np.zeros(4, np.int8),
         "b": np.ones(4, np.int32),
     }
-    found = inspect_model(save(tmp_path / "m.onnx", nodes, constants), read_proto)
-    assert found.quantized == {"activations": {"uint8": 1}, "weights": {"int8 per channel": 1}, "biases": {"int32": 1}}
+    inspection = inspect_model(save(tmp_path / "m.onnx", nodes, constants), read_proto)
+    assert inspection.quantized == {
+        "activations": {"uint8": 1},
+        "weights": {"int8 per channel": 1},
+        "biases": {"int32": 1},
+    }
 
 
 def test_a_bias_is_known_by_its_reader_not_its_type(tmp_path):
@@ -88,8 +94,8 @@ def test_weights_that_were_rounded_before(tmp_path):
     mark = make_block_node(BlockQuantizer(BLOCK_FORMATS[0]), 0, "w", "wd")
     mark.domain = CONSTANT_DOMAIN
     nodes = [mark, helper.make_node("MatMul", ["x", "wd"], ["y"])]
-    found = inspect_model(save(tmp_path / "m.onnx", nodes, {"w": np.ones((8, 4), np.float32)}), read_proto)
-    assert found.quantized == {"weights": {str(BLOCK_FORMATS[0]): 1}}
+    inspection = inspect_model(save(tmp_path / "m.onnx", nodes, {"w": np.ones((8, 4), np.float32)}), read_proto)
+    assert inspection.quantized == {"weights": {str(BLOCK_FORMATS[0]): 1}}
 
 
 @pytest.mark.parametrize("fmt", BLOCK_FORMATS, ids=str)
@@ -99,8 +105,8 @@ def test_block_formats_by_name(tmp_path, fmt):
         make_block_node(BlockQuantizer(fmt), 0, "w", "wd"),
         helper.make_node("MatMul", ["xd", "wd"], ["y"]),
     ]
-    found = inspect_model(save(tmp_path / "m.onnx", nodes, {"w": np.ones((8, 4), np.float32)}), read_proto)
-    assert found.quantized == {"activations": {str(fmt): 1}, "weights": {str(fmt): 1}}
+    inspection = inspect_model(save(tmp_path / "m.onnx", nodes, {"w": np.ones((8, 4), np.float32)}), read_proto)
+    assert inspection.quantized == {"activations": {str(fmt): 1}, "weights": {str(fmt): 1}}
 
 
 def test_extended_integer_and_weight_only_operators(tmp_path):
@@ -116,8 +122,8 @@ def test_extended_integer_and_weight_only_operators(tmp_path):
         "w": np.ones((4, 1, 16), np.uint8),
         "a": np.ones((2, 2), np.int8),
     }
-    found = inspect_model(save(tmp_path / "m.onnx", nodes, constants), read_proto)
-    assert found.quantized == {
+    inspection = inspect_model(save(tmp_path / "m.onnx", nodes, constants), read_proto)
+    assert inspection.quantized == {
         "activations": {"int32": 1},
         "weights": {"int4 per group of 32": 1},
         "operators": {"MatMulInteger": 1},

@@ -20,7 +20,7 @@ from quark.onnx.lint import Level, lint
 
 
 def rules(findings):
-    return {each.rule for each in findings}
+    return {finding.rule for finding in findings}
 
 
 def only(findings):
@@ -52,9 +52,9 @@ def test_a_finding_says_where_what_and_what_to_do():
 ])  # fmt: skip
 def test_positions(rule, node, positions):
     findings = lint(npu_file(**positions))
-    assert (rule, node) in {(each.rule, each.node) for each in findings}
+    assert (rule, node) in {(finding.rule, finding.node) for finding in findings}
     assert rules(findings) <= set(RULE_NAMES)
-    assert all(each.level is Level.ERROR for each in findings)
+    assert all(finding.level is Level.ERROR for finding in findings)
 
 
 def test_scales():
@@ -109,7 +109,7 @@ def test_tensors_left_in_float():
 
 
 def parts(findings):
-    return {(each.rule, each.node, each.tensor, each.level) for each in findings}
+    return {(finding.rule, finding.node, finding.tensor, finding.level) for finding in findings}
 
 
 def test_pairs_of_one_tensor_agree():
@@ -135,8 +135,8 @@ def test_opsets(opset, level):
     model = npu_file()
     model.opset_import[0].version = opset
     findings = [each for each in lint(model) if each.rule == "Opset"]
-    assert [each.level for each in findings] == ([] if level is None else [level])
-    assert all("17" in each.fix for each in findings)
+    assert [finding.level for finding in findings] == ([] if level is None else [level])
+    assert all("17" in finding.fix for finding in findings)
 
 
 @pytest.mark.parametrize(("shape", "rule", "level"), [
@@ -149,7 +149,9 @@ def test_shapes(shape, rule, level):
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape))
     del model.graph.value_info[:]
     findings = [each for each in lint(model) if each.rule in ("Batch", "FixedShape")]
-    assert [(each.rule, each.level, each.tensor) for each in findings] == ([] if rule is None else [(rule, level, "x")])
+    assert [(finding.rule, finding.level, finding.tensor) for finding in findings] == (
+        [] if rule is None else [(rule, level, "x")]
+    )
     if level is Level.WARNING:
         assert "FixShapes: 'x:[1,4,8,8]'" in findings[0].fix
 
@@ -164,7 +166,9 @@ def quantized(model, preset="XINT8", **changes):
 def behind_conv(op_type, *constants, **attributes):
     net = Net()
     y = net.conv(net.input("x", (1, 4, 8, 8)), (4, 4))
-    y = net.node(op_type, y, *(net.constant(np.array(each, np.float32)) for each in constants), name="it", **attributes)
+    y = net.node(
+        op_type, y, *(net.constant(np.array(constant, np.float32)) for constant in constants), name="it", **attributes
+    )
     return net.model(net.conv(y, (4, 4)))
 
 
@@ -254,7 +258,7 @@ def bfloat16_file(*nodes, domain=""):
     """Nodes in a row, behind a Cast to bfloat16 and back."""
     chain, last = [], "x"
     casts = [("Cast", {"to": onnx.TensorProto.BFLOAT16}), ("Cast", {"to": onnx.TensorProto.FLOAT})]
-    for index, (op_type, attributes) in enumerate([*casts, *((each, {}) for each in nodes)]):
+    for index, (op_type, attributes) in enumerate([*casts, *((node, {}) for node in nodes)]):
         of = domain if index > 1 else ""
         chain.append(onnx.helper.make_node(op_type, [last], [f"t{index}"], f"n{index}", domain=of, **attributes))
         last = f"t{index}"
@@ -278,8 +282,8 @@ def bfloat16_file(*nodes, domain=""):
 def test_what_the_compiler_does_with_a_node_in_bfloat16(node, domain, rule, where):
     model = bfloat16_file(node, domain=domain)
     findings = lint(model)
-    assert [each.rule for each in findings] == ([] if rule is None else [rule])
-    assert [(each.op_type, each.where.value) for each in places(model, findings)] == [(node, where)]
+    assert [finding.rule for finding in findings] == ([] if rule is None else [rule])
+    assert [(place.op_type, place.where.value) for place in places(model, findings)] == [(node, where)]
 
 
 def test_bfloat16_in_quantizers_of_our_own_is_an_error():

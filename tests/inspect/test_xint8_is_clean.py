@@ -23,7 +23,7 @@ def test_odd_models(name):
     model = onnx.shape_inference.infer_shapes(ODD_MODELS[name]())
     result = quantize(model, [odd_feed(model, seed) for seed in range(4)], "XINT8")
     findings = lint(result.model)
-    assert {each.rule for each in findings} <= OF_THE_MODEL | MORE.get(name, set()), findings
+    assert {finding.rule for finding in findings} <= OF_THE_MODEL | MORE.get(name, set()), findings
     assert not [left for facts in result.report.algorithms if facts.name == "npu positions" for left in facts.left]
 
 
@@ -56,7 +56,7 @@ def test_a_network_with_much_to_move(seed):
     model = uneven(seed)
     result = quantize(model, [random_feed(model, i) for i in range(4)], "XINT8")
     assert lint(result.model) == ()
-    facts = next(each for each in result.report.algorithms if each.name == "npu positions")
+    facts = next(algorithm for algorithm in result.report.algorithms if algorithm.name == "npu positions")
     assert facts.changed
     assert facts.left == ()
 

@@ -12,8 +12,8 @@ from quark.report.installation import Finding, Health
 
 def test_this_environment_is_healthy():
     findings = examine()
-    assert is_healthy(findings), [each for each in findings if each.health is Health.BROKEN]
-    names = {each.check for each in findings}
+    assert is_healthy(findings), [finding for finding in findings if finding.health is Health.BROKEN]
+    names = {finding.check for finding in findings}
     assert {"python", "quark", "numpy", "onnx", "onnxruntime", "native library", "custom operator", "memory"} <= names
 
 

@@ -16,8 +16,8 @@ from quark.report.installation import Finding, Health
     ],
 )
 def test_absolute_paths_are_cut_down(text, shown):
-    found = Finding("x", Health.OK, text, text, text).without_paths()
-    assert (found.detail, found.consequence, found.remedy) == (shown, shown, shown)
+    finding = Finding("x", Health.OK, text, text, text).without_paths()
+    assert (finding.detail, finding.consequence, finding.remedy) == (shown, shown, shown)
 
 
 def test_json_has_every_field_as_text():

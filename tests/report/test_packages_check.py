@@ -10,16 +10,16 @@ from distributions import set_version
 from quark.report import installation
 from quark.report.installation import OURS, Health, core_packages, parse, requirements, shadowing_file
 
-CORE = [each.name for each in requirements()]
+CORE = [requirement.name for requirement in requirements()]
 
 
 def found(name):
-    return next(each for each in core_packages() if each.check == name)
+    return next(package for package in core_packages() if package.check == name)
 
 
 def test_the_core_is_what_pyproject_says():
     assert {"numpy", "onnx", "onnx-ir", "ml-dtypes", "click", "rich", "pillow", "pyyaml"} == set(CORE)
-    assert [each.name for each in requirements("cpu")] == ["onnxruntime"]
+    assert [requirement.name for requirement in requirements("cpu")] == ["onnxruntime"]
 
 
 @pytest.mark.parametrize("name", CORE)

@@ -140,7 +140,7 @@ def test_an_algorithm_that_changed_nothing_is_told_once():
         AlgorithmFacts(SMOOTH, ()),
         AlgorithmFacts(NPU_POSITIONS, ("a",), (SkippedNode("x", "Conv", "beyond 8 bits"),)),
     )
-    remarks = ("another remark", *(str(idle_remark(each)) for each in (idle, npu)))
+    remarks = ("another remark", *(str(idle_remark(value)) for value in (idle, npu)))
     text = " ".join(summary_text(make_report(algorithms=(idle, npu), remarks=remarks)).split())
     assert text.count("found nothing to do") == 1
     assert "- another remark" in text
@@ -199,7 +199,8 @@ def test_advice_for_transformers_and_random_data():
 def test_advice_for_scales_of_channels_leaves_them_be():
     channels = AffineChoice("int8", (0.1, 0.2), (0, 0), 0)
     tensors = tuple(
-        replace(each, choice=channels) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
+        replace(tensor, choice=channels) if tensor.role is Role.WEIGHT else tensor
+        for tensor in make_report().plan.tensors
     )
     report = make_report("degraded", plan=QuantizationPlan(tensors))
     assert "include_cle" not in advised(report)
@@ -210,7 +211,8 @@ def test_advice_for_four_bits_in_blocks_corrects_no_biases():
     mx4, mx6 = (BlockChoice(BlockQuantizer(get_format(name)), 1) for name in ("mx4", "mx6"))
     for choice, is_advised in ((mx4, False), (mx6, True)):
         tensors = tuple(
-            replace(each, choice=choice) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
+            replace(tensor, choice=choice) if tensor.role is Role.WEIGHT else tensor
+            for tensor in make_report().plan.tensors
         )
         assert ("BiasCorrection" in advised(make_report("degraded", plan=QuantizationPlan(tensors)))) is is_advised
 
@@ -303,7 +305,8 @@ def test_after_a_search_of_layers_the_budget_is_what_to_change():
     facts = CalibrationFacts("folder calib", 500, 8, ("MinMax",))
     channels = AffineChoice("int8", (0.1, 0.2), (0, 0), 0)
     tensors = tuple(
-        replace(each, choice=channels) if each.role is Role.WEIGHT else each for each in make_report().plan.tensors
+        replace(tensor, choice=channels) if tensor.role is Role.WEIGHT else tensor
+        for tensor in make_report().plan.tensors
     )
     found = replace(FAILED, tried=(*FAILED.tried, "8 sensitive layers in float: 1.2 degraded, ..."))
     fields = {"plan": QuantizationPlan(tensors), "calibration": facts}

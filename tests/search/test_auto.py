@@ -59,7 +59,7 @@ def latencies(monkeypatch):
     shares: dict[str, float] = {}
     monkeypatch.setattr(Judge, "_latency", lambda self, net: self.latency_ms * shares.get(net.path.stem, 0.5))
     monkeypatch.setattr(
-        Judge, "compared_latencies", lambda self, models: [shares.get(each.stem, 0.5) for each in models]
+        Judge, "compared_latencies", lambda self, models: [shares.get(model.stem, 0.5) for model in models]
     )
     return shares
 
@@ -328,25 +328,25 @@ def test_lint_errors_of_the_network_itself_reject_nothing(model, calib, tmp_path
 
 def test_the_kind_of_network_decides_what_comes_first():
     def names(*arguments):
-        return [each.name for each in ladder_for(*arguments)]
+        return [candidate.name for candidate in ladder_for(*arguments)]
 
     assert names(Target.CPU, False, False, False)[:2] == [FIRST, "INT8_TRANSFORMER_DEFAULT"]
     assert names(Target.CPU, True, True, True)[:4] == [
         *("INT8_TRANSFORMER_DEFAULT", "INT8_TRANSFORMER_DEFAULT+UNPROTECTED", FIRST, "UINT8_DYNAMIC_QUANT")
     ]
-    bits = [each.bits for each in ladder_for(Target.SIZE, False, True, False)]
+    bits = [candidate.bits for candidate in ladder_for(Target.SIZE, False, True, False)]
     assert bits == sorted(bits)
     for target in Target:
         for is_transformer in (False, True):
-            found = ladder_for(target, is_transformer, True, True)
-            assert len({each.name for each in found}) == len(found)
-            for each in found:
-                each.config()  # every change is an option
+            candidates = ladder_for(target, is_transformer, True, True)
+            assert len({candidate.name for candidate in candidates}) == len(candidates)
+            for candidate in candidates:
+                candidate.config()  # every change is an option
 
 
 def test_quantize_takes_auto_as_a_config(model, latencies):
     images = np.random.default_rng(0).random((24, 1, 8, 8), dtype=np.float32)
-    result = quark.onnx.quantize(model, ({"input": each[None]} for each in images), "auto")
+    result = quark.onnx.quantize(model, ({"input": image[None]} for image in images), "auto")
     assert result.report.config_name == FIRST
     assert result.report.auto["taken"] == FIRST
     with pytest.raises(InvalidValueError, match="config 'auto': no configuration keeps to the bound"):

@@ -82,7 +82,7 @@ def test_metrics():
 def test_all_configs_within_the_tolerance_are_kept(model, data, tmp_path):
     found = search(model, data, settings_for(tmp_path))
     candidates = found.search_model()
-    assert [each["config_index"] for each in candidates] == [0, 1]
+    assert [candidate["config_index"] for candidate in candidates] == [0, 1]
     assert candidates[0]["difference"] > candidates[1]["difference"] > 0  # 8 bits, 16 bits
     expected = np.mean([np.mean((outputs(model, x) - outputs(candidates[0]["model_path"], x)) ** 2) for x in data])
     assert candidates[0]["difference"] == pytest.approx(expected, rel=1e-3)
@@ -223,7 +223,7 @@ def test_sampled_search_writes_its_best_and_continues(model, data, tmp_path):
         pro(model, data, tmp_path, **changes).run()
     pro(model, data, tmp_path, **changes, load_study_if_exists=True, n_trials=1).run()
     trials = Study(tmp_path / "out" / "study.db", "AutoSearch", "minimize", continues=True).trials
-    assert [each["number"] for each in trials] == [0, 1, 2, 3, 4]
+    assert [trial["number"] for trial in trials] == [0, 1, 2, 3, 4]
     assert (tmp_path / "out" / "quantized_model_4.onnx").is_file()
     assert not list((tmp_path / "temp").iterdir())
 

@@ -21,41 +21,41 @@ TRANSFORMER = Traits(frozenset({"MatMul", "LayerNormalization"}))
 @pytest.mark.parametrize("traits", [CNN, TRANSFORMER, Traits()])
 def test_every_candidate_is_a_legal_config_of_its_own(traits):
     candidates = ladder(traits)
-    assert len({each.name for each in candidates}) == len(candidates)
-    assert len({each.digest() for each in candidates}) == len(candidates)
-    bases = {each.name for each in candidates if each.stage is Stage.DIRECT}
-    for each in candidates:
-        settings = settings_of(each.config())
-        assert not [remark for remark in settings.remarks if any(key in remark for key, _ in each.changes)]
-        assert each.base in bases or (not each.base and each.stage in (Stage.DIRECT, Stage.MIXED))
+    assert len({candidate.name for candidate in candidates}) == len(candidates)
+    assert len({candidate.digest() for candidate in candidates}) == len(candidates)
+    bases = {candidate.name for candidate in candidates if candidate.stage is Stage.DIRECT}
+    for candidate in candidates:
+        settings = settings_of(candidate.config())
+        assert not [remark for remark in settings.remarks if any(key in remark for key, _ in candidate.changes)]
+        assert candidate.base in bases or (not candidate.base and candidate.stage in (Stage.DIRECT, Stage.MIXED))
 
 
 def test_finetuned_candidates_have_the_format_of_their_base_and_need_torch(monkeypatch):
-    for each in ladder(CNN):
-        if each.stage is Stage.FINETUNED:
-            settings = settings_of(each.config())
+    for candidate in ladder(CNN):
+        if candidate.stage is Stage.FINETUNED:
+            settings = settings_of(candidate.config())
             weight = settings.choose.default.weight
             assert weight is not None
-            assert each.format == weight.format
-            assert each.bits == bits_of(settings.choose.default)[1]
+            assert candidate.format == weight.format
+            assert candidate.bits == bits_of(settings.choose.default)[1]
     monkeypatch.setitem(sys.modules, "torch", None)
     now = Situation((), Limits(), 0)
-    for each in ladder(CNN):  # without torch, the list of candidates is the same, and those are not tried
-        reason = reason_to_skip(each, now) or ""
-        assert ("pip install torch" in reason) == (each.stage is Stage.FINETUNED)
+    for candidate in ladder(CNN):  # without torch, the list of candidates is the same, and those are not tried
+        reason = reason_to_skip(candidate, now) or ""
+        assert ("pip install torch" in reason) == (candidate.stage is Stage.FINETUNED)
 
 
 def test_set_on_the_command_line_makes_the_same_config():
-    for each in ladder(CNN):
-        config = read_config(each.preset, each.changes)
-        assert config.to_dict() == each.config().to_dict()
+    for candidate in ladder(CNN):
+        config = read_config(candidate.preset, candidate.changes)
+        assert config.to_dict() == candidate.config().to_dict()
 
 
 def test_recipes_are_for_networks_that_have_use_for_them():
-    assert any(each.name.endswith("+SMOOTH") for each in ladder(TRANSFORMER))
-    assert not any(each.name.endswith("+SMOOTH") for each in ladder(CNN))
-    assert not any(each.name.endswith("+CLE") for each in ladder(TRANSFORMER))
-    assert "MATMUL_NBITS" in {each.name for each in ladder(TRANSFORMER)}
+    assert any(candidate.name.endswith("+SMOOTH") for candidate in ladder(TRANSFORMER))
+    assert not any(candidate.name.endswith("+SMOOTH") for candidate in ladder(CNN))
+    assert not any(candidate.name.endswith("+CLE") for candidate in ladder(TRANSFORMER))
+    assert "MATMUL_NBITS" in {candidate.name for candidate in ladder(TRANSFORMER)}
 
 
 @pytest.mark.parametrize("has_small_first", [True, False])
@@ -68,7 +68,7 @@ def test_from_cheap_to_dear(has_small_first):
 
 
 def test_formats_choose_among_the_ladder():
-    assert {each.format for each in ladder(CNN, ["mxfp4_e2m1"])} == {"mxfp4_e2m1"}
+    assert {candidate.format for candidate in ladder(CNN, ["mxfp4_e2m1"])} == {"mxfp4_e2m1"}
     with pytest.raises(UnknownNameError, match="mxfp4_e2m1"):
         ladder(CNN, ["mxfp4"])
 
@@ -82,7 +82,7 @@ def test_named_presets_and_nothing_else():
 
 
 def test_every_direct_preset_is_in_the_table():
-    assert {each.preset for each in ladder(CNN)} <= set(PRESETS)
+    assert {candidate.preset for candidate in ladder(CNN)} <= set(PRESETS)
 
 
 BASE = trial("XINT8", size=100, drop=3.0)

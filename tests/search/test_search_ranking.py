@@ -36,9 +36,9 @@ def test_neither_front_nor_order_hang_on_how_trials_came(some, generator: random
 @given(trials(), trials())
 def test_what_is_beaten_stays_beaten(some, more):
     renamed = [Trial(f"m{each.name}", each.preset, each.stage, (), each.measured, each.failure) for each in more]
-    names = {each.name for each in pareto_front(some)}
+    names = {trial.name for trial in pareto_front(some)}
     beaten = {each.name for each in some} - names
-    assert not beaten & {each.name for each in pareto_front([*some, *renamed])}
+    assert not beaten & {trial.name for trial in pareto_front([*some, *renamed])}
 
 
 @settings(max_examples=40)

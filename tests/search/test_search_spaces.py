@@ -23,8 +23,8 @@ def test_combinations_are_in_order_and_made_when_asked_for():
         "extra_options": {"Percentile": 99.0, "FastFinetune": {"NumIterations": 1, "LearningRate": 0.1}},
     }
     assert configs[-1]["extra_options"]["FastFinetune"] == {"NumIterations": 2, "LearningRate": 0.001}
-    assert [each["extra_options"]["FastFinetune"]["LearningRate"] for each in configs[:3]] == [0.1, 0.01, 0.001]
-    assert len({repr(each) for each in configs}) == 24
+    assert [config["extra_options"]["FastFinetune"]["LearningRate"] for config in configs[:3]] == [0.1, 0.01, 0.001]
+    assert len({repr(config) for config in configs}) == 24
     assert len(configs + SearchSpace({"include_cle": [True]}).get_all_configs()) == 25
     assert len(SearchSpace(AutoSearchConfig.search_space).get_all_configs()) == 384 * 64 * 24
 

@@ -103,11 +103,11 @@ def test_ranks_what_it_tried_and_keeps_it(model, calib, labelled, tmp_path, monk
     monkeypatch.setattr(attempt, "pack_model", pack_model)
     wanted = Wanted(Budget.parse(["drop=50"]), PRESETS)
     result = search(model, calib, wanted, data=labelled)
-    assert {each.name for each in result.trials} == set(PRESETS)
+    assert {trial.name for trial in result.trials} == set(PRESETS)
     assert result.folder == tmp_path / "digits_search"
     assert result.source.top1 == 35 / 40
-    for each in result.trials:
-        figures = each.measured
+    for trial in result.trials:
+        figures = trial.measured
         assert figures is not None
         assert figures.measure == "top-1 accuracy"
         assert figures.top1 is not None
@@ -116,14 +116,14 @@ def test_ranks_what_it_tried_and_keeps_it(model, calib, labelled, tmp_path, monk
         assert figures.kl >= 0
         assert figures.latency_ms > 0
         assert figures.error is not None
-        assert each.seconds >= each.quantizing_seconds > 0
-    by_name: dict[str, Any] = {each.name: each.measured for each in result.trials}
+        assert trial.seconds >= trial.quantizing_seconds > 0
+    by_name: dict[str, Any] = {trial.name: trial.measured for trial in result.trials}
     assert by_name["MXFP4E2M1"].size_bytes < by_name["MXINT8"].size_bytes < by_name["BF16"].size_bytes
     assert by_name["MXINT8"].kl < by_name["MXFP4E2M1"].kl
     assert result.best == result.trials[0]
     assert result.best in result.front
     assert sorted(each.name for each in (result.folder / "trials").iterdir()) == sorted(f"{n}.json" for n in PRESETS)
-    front = {each.name for each in pareto_front(result.trials)}
+    front = {trial.name for trial in pareto_front(result.trials)}
     assert {each.stem for each in (result.folder / "models").glob("*.onnx")} == front
     content = json.loads((result.folder / "search.json").read_text())
     assert content["best"] == result.best.name
@@ -144,15 +144,15 @@ def test_the_recommended_command_makes_the_file_that_was_tried(model, calib):
 def test_files_are_packed_where_that_makes_them_smaller(model, calib, monkeypatch):
     monkeypatch.setattr(attempt, "pack_model", pack_model)
     result = search(model, calib, Wanted(presets=("MXFP4E2M1", "A8W8"), keep=Keep.ALL))
-    packed = {each.name: each.measured.is_packed for each in result.trials}
+    packed = {trial.name: trial.measured.is_packed for trial in result.trials}
     assert packed == {"MXFP4E2M1": True, "A8W8": False}
-    for each in result.trials:
-        file = result.folder / "models" / f"{each.name}.onnx"
-        assert each.measured.size_bytes == file.stat().st_size
-        assert is_packed(onnx.load(file)) == packed[each.name]
+    for trial in result.trials:
+        file = result.folder / "models" / f"{trial.name}.onnx"
+        assert trial.measured.size_bytes == file.stat().st_size
+        assert is_packed(onnx.load(file)) == packed[trial.name]
         report = json.loads(file.with_suffix(".json").read_text())
         assert report["result"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-        assert report["card"]["packing"] == ("portable" if packed[each.name] else "")
+        assert report["card"]["packing"] == ("portable" if packed[trial.name] else "")
     assert result.command.endswith(" --pack") == packed[result.best.name]
 
 
@@ -227,7 +227,7 @@ def test_what_fails_is_a_row_with_its_reason(model, calib, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Bench, "quantized", failing)
         result = search(model, calib, Wanted(presets=(*PRESETS, "A8W8")))
-    reasons = {each.name: each.failure for each in result.trials if each.failure}
+    reasons = {trial.name: trial.failure for trial in result.trials if trial.failure}
     assert reasons == {
         "BF16": "not enough memory: too large",
         "A8W8": "trouble with files: [Errno 28] No space left on device",
@@ -236,7 +236,7 @@ def test_what_fails_is_a_row_with_its_reason(model, calib, monkeypatch):
     assert result.best.name == "MXFP4E2M1"
     assert "cannot be done" in (result.folder / "search.html").read_text()
     again = search(model, calib, Wanted(presets=(*PRESETS, "A8W8")))  # memory and space may be there now
-    assert {each.name for each in again.trials if each.failure} == {"MXINT8"}
+    assert {trial.name for trial in again.trials if trial.failure} == {"MXINT8"}
 
 
 def test_says_what_is_nearest_where_nothing_fits(model, calib):
@@ -261,9 +261,9 @@ def test_without_time_nothing_is_begun(model, calib):
 def test_files_are_kept_as_asked_for(model, calib, keep):
     result = search(model, calib, Wanted(presets=("MXINT8", "BF16"), keep=keep))
     files = {each.stem for each in (result.folder / "models").glob("*.onnx")}
-    front = {each.name for each in result.front}
+    front = {trial.name for trial in result.front}
     assert files == {Keep.ALL: {"MXINT8", "BF16"}, Keep.NONE: set(), Keep.BEST: front}[keep]
-    assert {each.name for each in result.trials if each.model} == files
+    assert {trial.name for trial in result.trials if trial.model} == files
 
 
 def test_presets_and_formats_exclude_each_other():
@@ -318,7 +318,7 @@ def test_what_quantizes_nothing_is_no_result(calib, tmp_path):
 
 def test_divergence_is_that_of_probabilities():
     logits, other = np.array([[1.0, 2.0, 0.0]]), np.array([[0.0, 2.0, 1.0]])
-    p, q = (np.exp(each) / np.exp(each).sum() for each in (logits, other))
+    p, q = (np.exp(value) / np.exp(value).sum() for value in (logits, other))
     expected = float((p * np.log(p / q)).sum())
     assert divergence(logits, other) == pytest.approx(expected)
     assert divergence(p, q) == pytest.approx(expected)

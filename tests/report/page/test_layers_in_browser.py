@@ -59,11 +59,11 @@ def test_sorting_is_by_number_and_leaves_the_unknown_last(page):
     page.click("th[data-key='local'] button")
     texts = page.run(CELLS, COLUMNS.index("local"))
     assert texts[-1] == "exact"
-    numbers = [float(each) for each in texts[:-1]]
+    numbers = [float(text) for text in texts[:-1]]
     assert numbers == sorted(numbers)
     page.click("th[data-key='share'] button")
     texts = page.run(CELLS, COLUMNS.index("share"))
-    known = [float(each.rstrip(" %")) for each in texts if each != NOTHING]
+    known = [float(text.rstrip(" %")) for text in texts if text != NOTHING]
     assert known == sorted(known, reverse=True)
     assert texts[len(known) :] == [NOTHING] * (len(texts) - len(known))
 
@@ -81,7 +81,7 @@ def test_the_filter_narrows_and_escape_clears(page):
     assert page.run("return document.activeElement.id") == "filter"
     page.type("#filter", "GEMM uint8")
     some = page.run(ORDER)
-    wanted = [each for each in made_diagnosis().layers if each.op_type == "Gemm" and each.inputs == "uint8"]
+    wanted = [layer for layer in made_diagnosis().layers if layer.op_type == "Gemm" and layer.inputs == "uint8"]
     assert 0 < len(some) == len(wanted) < 54
     assert page.texts("#count") == [f"{len(some)} of 54 layers"]
     page.press("Escape")
@@ -105,7 +105,7 @@ def test_quick_filters_hold_together(page):
     page.click(buttons[0])
     below = page.run(ORDER)
     assert set(both) <= set(below)
-    wanted = [each for each in made_diagnosis().layers if min(each.local.sqnr_db, each.accumulated.sqnr_db) < 10]
+    wanted = [layer for layer in made_diagnosis().layers if min(layer.local.sqnr_db, layer.accumulated.sqnr_db) < 10]
     assert len(below) == len(wanted)
 
 

@@ -34,7 +34,9 @@ def test_it_is_well_formed(outline):
     assert outline.open == []
     ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    wanted = {value for _, each in outline.elements for key, value in each.items() if key in ("aria-labelledby", "for")}
+    wanted = {
+        value for _, element in outline.elements for key, value in element.items() if key in ("aria-labelledby", "for")
+    }
     assert wanted <= {*ids, "verdict-word"}  # the script makes the heading of the verdict
 
 
@@ -55,8 +57,8 @@ def test_the_parts_of_outputs_are_there_with_their_verdicts():
 
 def test_every_layer_is_there(outline):
     layers = json.loads(outline.text_of("diagnosis"))["layers"]
-    assert [each["name"] for each in layers] == [each.name for each in made_diagnosis().layers]
-    assert set(ODD_NAMES.values()) <= {each["name"] for each in layers}
+    assert [layer["name"] for layer in layers] == [layer.name for layer in made_diagnosis().layers]
+    assert set(ODD_NAMES.values()) <= {layer["name"] for layer in layers}
 
 
 def test_no_name_becomes_markup(page, outline):
@@ -91,8 +93,8 @@ def test_every_part_is_used_and_there():
 
 def test_every_action_and_verdict_has_words(outline):
     facts = json.loads(outline.text_of("facts"))
-    assert set(facts["actions"]) == {each.value for each in Action} == {each.value for each in ACTIONS}
-    assert set(facts["meanings"]) == {each.value for each in Verdict}
+    assert set(facts["actions"]) == {action.value for action in Action} == {action.value for action in ACTIONS}
+    assert set(facts["meanings"]) == {verdict.value for verdict in Verdict}
 
 
 def test_json_blocks_end_no_element():

@@ -76,7 +76,7 @@ def test_what_is_copied_is_what_python_has_quoted(load):
     page = load(replace(made, layers=layers, steps=steps, making=making))
     page.run("for (const each of document.querySelectorAll('.opener')) each.click()")
     copied = page.run("return [...document.querySelectorAll('.copy code')].map(each => each.textContent)")
-    wanted = {making["command"], *(each.arguments for each in steps)}
+    wanted = {making["command"], *(step.arguments for step in steps)}
     wanted |= {remedy.arguments for layer in layers for remedy in layer.remedies}
     assert set(copied) == wanted
     assert all(each.isprintable() for each in copied)
@@ -166,7 +166,7 @@ def test_empty_states_say_so(load):
 
 
 def test_without_labels_and_sensitivities(load):
-    layers = tuple(replace(each, rank=None, share=None, sensitivity=None) for each in made_diagnosis().layers)
+    layers = tuple(replace(layer, rank=None, share=None, sensitivity=None) for layer in made_diagnosis().layers)
     outputs = (OutputFidelity("y", 1.0, float("inf"), None, 0.0), OutputFidelity("z", 0.1, float("-inf"), 0.01, 9.0))
     page = load(made_diagnosis(layers=layers, accuracy=None, speed=None, lint=(), outputs=outputs, steps=()))
     assert page.texts("#verdict h1")[0].endswith("Collapsed")
