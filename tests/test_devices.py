@@ -139,7 +139,7 @@ def test_everything_that_measures_runs_on_the_device(two_gpus: list[dict[str, An
     model = quantize(network(), samples(), config)
     assert model.report.device == "cuda:1"
     assert '"device": "cuda:1"' in model.report.to_json()
-    on_gpu = [each for each in two_gpus if CUDA_PROVIDER in each]
+    on_gpu = [gpu for gpu in two_gpus if CUDA_PROVIDER in gpu]
     assert len(on_gpu) >= 3  # calibration, bias correction, the verdict
     assert all(each[CUDA_PROVIDER]["device_id"] == "1" for each in on_gpu)
 
@@ -163,7 +163,7 @@ def on_both(config: Any) -> tuple[Any, Any]:
 
 @pytest.mark.cuda
 def test_float_outputs_agree_with_the_cpu() -> None:
-    on_cpu, on_gpu = (open_session(network(), extra_outputs=["c"], providers=(each,)) for each in ("cpu", "cuda:0"))
+    on_cpu, on_gpu = (open_session(network(), extra_outputs=["c"], providers=(value,)) for value in ("cpu", "cuda:0"))
     for sample in samples(3):
         for one, other in zip(on_cpu.run(None, sample), on_gpu.run(None, sample), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -177,7 +177,7 @@ def test_quantizing_on_a_gpu_gives_the_same_network(preset: str) -> None:
     assert on_gpu.report.verdict is on_cpu.report.verdict
     for one, other in zip(on_cpu.report.outputs, on_gpu.report.outputs, strict=True):
         assert abs(one.sqnr_db - other.sqnr_db) < 1.5
-    files = [open_session(each.model) for each in (on_cpu, on_gpu)]
+    files = [open_session(value.model) for value in (on_cpu, on_gpu)]
     sample = samples(1)[0]
     one, other = (session.run(None, sample)[0] for session in files)
     assert np.square(one - other).sum() < 1e-3 * np.square(one).sum()

@@ -163,9 +163,9 @@ def test_no_text_names_a_place_on_somebodys_machine():
 def recipe(target):
     """The commands of a target of the Makefile, with the paths of tools as they are called by hand."""
     makefile = (ROOT / "Makefile").read_text()
-    found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
-    assert found is not None, target
-    return [line.strip().removeprefix("@").replace("$(BIN)", ".venv/bin") for line in found[1].splitlines()]
+    match = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert match is not None, target
+    return [line.strip().removeprefix("@").replace("$(BIN)", ".venv/bin") for line in match[1].splitlines()]
 
 
 def test_the_hooks_of_pre_commit_are_what_make_lint_runs():
@@ -178,8 +178,8 @@ def test_the_hooks_of_pre_commit_are_what_make_lint_runs():
 
 
 def test_the_tests_that_make_check_leaves_out_exist():
-    found = re.search(r"^THOROUGH := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert found is not None
-    paths = found[1].replace("\\\n", " ").split()
+    match = re.search(r"^THOROUGH := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert match is not None
+    paths = match[1].replace("\\\n", " ").split()
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []

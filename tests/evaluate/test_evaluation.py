@@ -155,7 +155,7 @@ def test_an_input_without_a_shape_is_no_scalar(tmp_path):
     ports = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", None), ("y", []), ("z", None))]
     graph = helper.make_graph(made, "g", ports[:2], ports[2:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    assert [each.shape for each in Network(tmp_path / "m.onnx").inputs] == [None, ()]
+    assert [input_.shape for input_ in Network(tmp_path / "m.onnx").inputs] == [None, ()]
 
 
 def test_speed_of_the_best_run(model):
@@ -177,8 +177,8 @@ def test_models_are_timed_in_turns_and_the_best_counts(model):
     one, other = Watched(model, threads=1), Watched(model, threads=1)
     times = iter([0.0, 9.0, 0.0, 8.0, *[0.0, 4.0] * 2, *[0.0, 3.0] * 99])
     speeds = measure_in_turns((one, other), inputs, clock=lambda: next(times))
-    assert [each.repeats for each in speeds] == [12, 12]
-    assert [each.ms_per_sample for each in speeds] == [1500, 1500]  # 3 s for two samples, not the first rounds
+    assert [speed.repeats for speed in speeds] == [12, 12]
+    assert [speed.ms_per_sample for speed in speeds] == [1500, 1500]  # 3 s for two samples, not the first rounds
     turns = [each for i, each in enumerate(ran) if i == 0 or ran[i - 1] is not each]
     assert turns == [one, other] * 4
 

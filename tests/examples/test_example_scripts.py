@@ -107,7 +107,7 @@ def advanced(folder, flag):
     """In this process, as the script's only line does it: four more interpreters would tell nothing new."""
     paths = ["--model_input", folder / "models/net.onnx", "--model_output", folder / "models/small.onnx"]
     return CliRunner().invoke(
-        advanced_quantize, [str(each) for each in [*paths, "--calib_data", folder / "calib_data", flag]]
+        advanced_quantize, [str(path) for path in [*paths, "--calib_data", folder / "calib_data", flag]]
     )
 
 

@@ -66,8 +66,8 @@ def test_neighbours_among_codes(name: str) -> None:
     lower, upper = affine_neighbours(x, parameters)
     nearest = quantize_dequantize_affine(x, parameters)
     assert ((nearest == lower) | (nearest == upper)).all()
-    for each in (lower, upper):
-        np.testing.assert_array_equal(quantize_dequantize_affine(each, parameters), each)
+    for value in (lower, upper):
+        np.testing.assert_array_equal(quantize_dequantize_affine(value, parameters), value)
     width = (upper - lower) / scale[:, None]
     assert np.isclose(width, 0, atol=1e-3).any()
     assert np.isclose(width, 1, atol=1e-2).any()
@@ -80,5 +80,5 @@ def test_neighbours_among_small_floats(name: str) -> None:
     lower, upper = element_neighbours(x, fmt)
     nearest = quantize_dequantize(x, fmt)
     assert ((nearest == lower) | (nearest == upper)).all()
-    for each in (lower, upper):
-        np.testing.assert_array_equal(quantize_dequantize(each, fmt), each)
+    for value in (lower, upper):
+        np.testing.assert_array_equal(quantize_dequantize(value, fmt), value)

@@ -89,7 +89,7 @@ def run_command(*arguments: object) -> None:
     """A command, whose line on stderr becomes an error again."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            quark([str(each) for each in arguments], standalone_mode=False)
+            quark([str(argument) for argument in arguments], standalone_mode=False)
         except click.ClickException as error:
             raise QuarkError(error.message) from error
 

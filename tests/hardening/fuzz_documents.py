@@ -206,7 +206,7 @@ BY_TENSORS = {
 
 
 def _metadata(model: onnx.ModelProto) -> dict[str, str]:
-    return {each.key: each.value for each in model.metadata_props}
+    return {prop.key: prop.value for prop in model.metadata_props}
 
 
 def _with_metadata(path: Path, model: str, key: str) -> Path:
@@ -246,11 +246,11 @@ def _set(path: Path) -> None:
 
 
 def _card(path: Path) -> None:
-    found = read_card(path)
+    card = read_card(path)
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(QuarkError))
-        find_data(found, None)
-    settings_from(found.card)
+        find_data(card, None)
+    settings_from(card.card)
 
 
 def _trial(path: Path) -> None:
@@ -434,7 +434,7 @@ def fuzz(arguments: argparse.Namespace, folder: Path) -> tuple[Counter[str], Cou
         if time.monotonic() > end:
             break
         rng = random.Random(f"{arguments.seed}-{number}")
-        (door,) = rng.choices(doors, [each.share for each in doors])
+        (door,) = rng.choices(doors, [door.share for door in doors])
         name = rng.choice(door.documents)
         text = broken(rng, documents[name], door.suffix == ".yaml")
         outcome = run_case(door, text, folder)

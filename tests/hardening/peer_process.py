@@ -41,7 +41,7 @@ def main(folder, presets):
         quantizer.quantize_model(str(folder / "float.onnx"), str(target), Reader(name, samples))
     for path in [*folder.glob("ours/*.onnx"), *folder.glob("theirs/*.onnx")]:
         session = session_of(path)
-        np.save(path.with_suffix(".npy"), np.stack([session.run(None, {name: each})[0] for each in samples]))
+        np.save(path.with_suffix(".npy"), np.stack([session.run(None, {name: sample})[0] for sample in samples]))
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ class BadNode:
             values = (X,)
         else:
             values = (X, ONE, ZERO) if self.op_type == Q else (X.astype(np.int16), ONE, ZERO)
-        return {f"i{number}": each for number, each in enumerate(values)}
+        return {f"i{number}": value for number, value in enumerate(values)}
 
     def __str__(self) -> str:
-        kinds = "" if self.inputs is None else f" of {[getattr(each, 'dtype', '?').name for each in self.inputs]}"
+        kinds = "" if self.inputs is None else f" of {[getattr(input_, 'dtype', '?').name for input_ in self.inputs]}"
         return f"{self.op_type} {self.attributes}{kinds}"
 
 
@@ -88,7 +88,7 @@ BAD_NODES = (
 def _run(node: BadNode) -> Any:
     feeds = node.feeds
     made = helper.make_node(node.op_type, list(feeds), ["y"], "the_node", domain="com.amd.quark", **node.attributes)
-    kinds = {name: helper.np_dtype_to_tensor_dtype(each.dtype) for name, each in feeds.items()}
+    kinds = {name: helper.np_dtype_to_tensor_dtype(feed.dtype) for name, feed in feeds.items()}
     inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
     first = kinds.get({Q: "i2", DQ: "i1"}.get(node.op_type, "i0"), 1)
     graph = helper.make_graph([made], "g", inputs, [helper.make_tensor_value_info("y", first, None)])

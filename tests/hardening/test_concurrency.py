@@ -37,7 +37,7 @@ for _ in range(int(times)):
 
 def start(folder: Path, targets: str, preset: str = "XINT8", times: int = 1, cache: str = "") -> subprocess.Popen[str]:
     place = str(folder.parent / cache) if cache else ""  # the config, which is in the file, says where
-    outputs = ",".join(str(folder / each) for each in targets.split(","))
+    outputs = ",".join(str(folder / part) for part in targets.split(","))
     command = [sys.executable, "-c", PROGRAM, folder / "in.onnx", folder / "data.npz", outputs, preset, times, place]
     return subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -348,7 +348,7 @@ def _packed(folder: Path, edit: Callable[[dict[str, Any]], None] | str) -> Path:
     onnx.save(marked_model("mxint8", shapes=(((8, 64), 1),)), folder / "blocks.onnx")
     pack_model(folder / "blocks.onnx", folder / "packed.onnx")
     proto = onnx.load(folder / "packed.onnx")
-    (entry,) = [each for each in proto.metadata_props if each.key == PACKED_KEY]
+    (entry,) = [prop for prop in proto.metadata_props if prop.key == PACKED_KEY]
     content = json.loads(entry.value)
     if isinstance(edit, str):
         entry.value = edit
@@ -602,7 +602,7 @@ def test_a_card_does_not_lead_through_a_large_folder(
         reproduce(changed_card)
 
 
-@pytest.mark.parametrize("make", [each[0] for each in ODD_FILES[:3]], ids=ODD_IDS[:3])
+@pytest.mark.parametrize("make", [file[0] for file in ODD_FILES[:3]], ids=ODD_IDS[:3])
 @pytest.mark.parametrize("option", ["PlanFile", "data", "card"])
 def test_a_card_names_nothing_that_never_ends(
     option: str, make: Callable[[Path], None], card: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch

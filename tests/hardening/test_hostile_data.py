@@ -154,8 +154,8 @@ def test_the_part_of_a_narrow_image_is_that_of_the_whole(monkeypatch: pytest.Mon
     monkeypatch.setattr(images, "_MOST_RESIZED", 0)
     random = np.random.default_rng(0)
     for number in range(300):
-        width, height = (int(each) for each in random.integers(1, (60, 900)))
-        short, size = (int(each) for each in random.integers(1, 90, 2))
+        width, height = (int(integer) for integer in random.integers(1, (60, 900)))
+        short, size = (int(integer) for integer in random.integers(1, 90, 2))
         shape = (height, 1 if number % 7 == 0 else width, *((3,) if number % 2 else ()))
         pixels = random.integers(0, 256, shape, np.uint8)
         image = Image.fromarray(pixels if number % 3 else 255 * (pixels > 127).astype(np.uint8))
@@ -265,7 +265,7 @@ def test_links_and_folders_are_found_as_before(tmp_path: Path) -> None:
     assert [each.relative_to(root).as_posix() for each in expected] == [
         *("a/1.PNG", "a/deep.png/z.png", "a-b/0.jpg", "b.png", "linked.png")
     ]
-    assert [each.name for each in find_files(root, (".png",), is_deep=False)] == ["b.png", "linked.png"]
+    assert [file.name for file in find_files(root, (".png",), is_deep=False)] == ["b.png", "linked.png"]
 
 
 def test_a_folder_without_end_is_refused(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,8 +384,8 @@ def test_good_array_files_are_read(kind: str, tmp_path: Path) -> None:
     (found,) = (each for name, each in read_array_file(path, "it").items() if name != "labels")
     np.testing.assert_array_equal(found, array)
     samples = list(open_samples(path, [INPUT]).in_order())
-    np.testing.assert_array_equal(np.concatenate([each["input"] for each in samples]), array)
-    assert all(each["input"].flags.c_contiguous for each in samples)
+    np.testing.assert_array_equal(np.concatenate([sample["input"] for sample in samples]), array)
+    assert all(sample["input"].flags.c_contiguous for sample in samples)
 
 
 # ---------------------------------------------------------------- samples

@@ -43,6 +43,6 @@ def test_quantizing_again_and_again_takes_no_more_memory(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != QUICK])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != QUICK])
 def test_doing_it_again_and_again_takes_no_more_memory(kind, tmp_path):
     check(kind, tmp_path)

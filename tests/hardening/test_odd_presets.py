@@ -181,7 +181,7 @@ def test_what_huge_masks_do_to_integers_is_not_called_ok_and_is_protected():
 
 def test_a_matrix_product_of_more_dimensions_is_left_out_of_nbits():
     result = quantize(made("products"), None, "MATMUL_NBITS")
-    reasons = {each.reason for each in result.plan.skipped}
+    reasons = {node.reason for node in result.plan.skipped}
     assert "MatMulNBits takes a weight of two dimensions only" in reasons
 
 
@@ -192,14 +192,14 @@ def test_a_maximum_that_starts_at_minus_infinity_is_left_in_float():
     model = net.model(net.node("MatMul", y, net.weight(1, 3)))
     samples = [random_feed(model, seed) for seed in range(6)]
     result = quantize(onnx.shape_inference.infer_shapes(model), samples, "XINT8")
-    assert "one of its constants holds NaN or Inf, which has no scale" in {each.reason for each in result.plan.skipped}
+    assert "one of its constants holds NaN or Inf, which has no scale" in {node.reason for node in result.plan.skipped}
 
 
 def test_an_input_with_a_default_is_calibrated_without_being_fed():
     config = get_default_config("A8W8")
     config.extra_options["RemoveInputInit"] = False
     result = quantize(made("initializers_as_inputs"), calibration_of("initializers_as_inputs"), config)
-    assert min(each.sqnr_db for each in result.report.outputs) > 20
+    assert min(output.sqnr_db for output in result.report.outputs) > 20
 
 
 def test_dynamic_quantization_of_an_operator_without_weights_is_an_error_that_names_it():

@@ -45,7 +45,7 @@ def place(made, tmp_path):
 
 def command(*arguments: str | Path) -> None:
     """Run a command; what it refuses is an error, as it is in Python."""
-    result = CliRunner().invoke(main, [str(each) for each in arguments])
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     if result.exit_code:
         assert result.exit_code == 1, result.output
         assert "this should not happen" not in result.output
@@ -226,10 +226,10 @@ def two_files(place: Path, name: str, preset: str = "XINT8") -> Path:
     config.use_external_data_format = True
     path = quantize(place / "net.onnx", SAMPLES, config).save(place / name)
     (entry,) = {
-        each.value
+        value.value
         for tensor in onnx.load(path, load_external_data=False).graph.initializer
-        for each in tensor.external_data
-        if each.key == "location"
+        for value in tensor.external_data
+        if value.key == "location"
     }
     return place / entry
 
@@ -237,13 +237,13 @@ def two_files(place: Path, name: str, preset: str = "XINT8") -> Path:
 def test_weights_of_the_replaced_model_are_removed_and_no_others(place):
     first = two_files(place, "out.onnx")
     strangers = [place / "out-0123456789ab.data", place / "other-0123456789ab.data", place / "out-notes.data"]
-    for each in strangers:
-        each.write_text("mine")
+    for stranger in strangers:
+        stranger.write_text("mine")
     second = two_files(place, "out.onnx", "BF16")
     assert second != first
     assert second.exists()
     assert not first.exists()
-    assert all(each.read_text() == "mine" for each in strangers)
+    assert all(stranger.read_text() == "mine" for stranger in strangers)
     quantize(place / "net.onnx", SAMPLES, "XINT8").save(place / "out.onnx")
     assert not second.exists()
 

@@ -70,7 +70,7 @@ def our_outputs(path: Path):
     options.register_custom_ops_library(get_library_path())
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     samples = np.load(path.parents[1] / "samples.npz").values()
-    return np.stack([session.run(None, {session.get_inputs()[0].name: each})[0] for each in samples])
+    return np.stack([session.run(None, {session.get_inputs()[0].name: sample})[0] for sample in samples])
 
 
 def without_lone_elements(path: Path) -> Path:

@@ -45,7 +45,7 @@ def files(tmp_path_factory):
 
 def samples(path: Path):
     inputs = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).get_inputs()
-    return samples_of(path, {each.name: tuple(each.shape) for each in inputs})
+    return samples_of(path, {input_.name: tuple(input_.shape) for input_ in inputs})
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -173,7 +173,7 @@ def test_commands_in_printed_text_and_json_are_those_of_the_report(folder, tmp_p
     best = next(line for line in found.stdout.splitlines() if line.startswith("best:")).partition("quark ")[2]
     commands = [making["command"], making["report_command"], making["made_by"], f"quark {best}"]
     empty = tmp_path_factory.mktemp("empty")
-    given = arguments_in_bash([*commands, *(f"quark --set {each}" for each in options)], empty)
+    given = arguments_in_bash([*commands, *(f"quark --set {option}" for option in options)], empty)
     assert given[0] == ["reproduce", "./-q.json"]
     assert given[1][:4] == ["report", "./-q.onnx", "--float", source.name]
     assert given[1][given[1].index("--calib") + 1] == data.name

@@ -67,14 +67,14 @@ def test_rank_is_spearman_of_similarities_of_mean_vectors():
     actual = [each + RANDOM.normal(size=each.shape) for each in expected]
 
     def similarities(outputs):
-        vectors = [each[0].mean(0) for each in outputs]
+        vectors = [output[0].mean(0) for output in outputs]
         return [
             float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
             for i, a in enumerate(vectors)
             for b in vectors[i + 1 :]
         ]
 
-    places = [np.argsort(np.argsort(similarities(each))) for each in (expected, actual)]
+    places = [np.argsort(np.argsort(similarities(value))) for value in (expected, actual)]
     count = len(places[0])
     by_distances = 1 - 6 * ((places[0] - places[1]) ** 2).sum() / (count * (count**2 - 1))  # Spearman without ties
     assert value_of("rank", expected, actual) == pytest.approx(by_distances)
@@ -216,7 +216,7 @@ def test_ssim_is_the_formula_pixel_by_pixel():
     values = []
     for row in range(4):
         for column in range(3):
-            y, z = (each[0, 0, row : row + 11, column : column + 11] for each in (expected, actual))
+            y, z = (value[0, 0, row : row + 11, column : column + 11] for value in (expected, actual))
             mean_y, mean_z = (window * y).sum(), (window * z).sum()
             variances = (window * (y - mean_y) ** 2).sum() + (window * (z - mean_z) ** 2).sum()
             covariance = (window * (y - mean_y) * (z - mean_z)).sum()
@@ -224,7 +224,7 @@ def test_ssim_is_the_formula_pixel_by_pixel():
             top = (2 * mean_y * mean_z + c1) * (2 * covariance + c2)
             values.append(top / ((mean_y**2 + mean_z**2 + c1) * (variances + c2)))
     assert value_of("ssim?peak=255", [expected], [actual]) == pytest.approx(np.mean(values))
-    swapped = [np.moveaxis(each, 1, -1) for each in (expected, actual)]
+    swapped = [np.moveaxis(value, 1, -1) for value in (expected, actual)]
     assert value_of("ssim?peak=255&layout=nhwc", [swapped[0]], [swapped[1]]) == pytest.approx(np.mean(values))
     assert value_of("ssim", [expected[..., :5]], [actual[..., :5]]) < 1.0  # smaller than the window
     assert value_of("ssim", [expected], [actual * np.nan]) == 0.0

@@ -184,10 +184,12 @@ def test_built_in_measures_see_each_sample_of_a_batch(session, samples):
     judge = Judge(Measure.of("top1"), session, samples)
     assert judge.float_value == 1.0
     assert judge.judge(session).value == 1.0
-    inputs = np.concatenate([each["input"] for each in samples])
+    inputs = np.concatenate([sample["input"] for sample in samples])
     outputs = session.run(None, {"input": inputs})[0]
     other = Broken(session, 0.3)
-    same = [(other.run(None, each)[0].argmax(1) == session.run(None, each)[0].argmax(1)).tolist() for each in samples]
+    same = [
+        (other.run(None, sample)[0].argmax(1) == session.run(None, sample)[0].argmax(1)).tolist() for sample in samples
+    ]
     assert len(outputs) == len(np.ravel(same)) == 8
     assert judge.judge(other).value == pytest.approx(np.mean(same))
     rank = Judge(Measure.of("rank"), session, samples[:2])  # four samples in two batches are enough
@@ -195,7 +197,7 @@ def test_built_in_measures_see_each_sample_of_a_batch(session, samples):
 
 
 def test_known_outputs_spare_the_float_session(session, samples):
-    expected = [{"logits": session.run(None, each)[0]} for each in samples]
+    expected = [{"logits": session.run(None, sample)[0]} for sample in samples]
     judge = Judge(Measure.of("cosine"), None, samples, expected)
     other = Broken(session, 0.1)
     assert judge.judge(other) == Judge(Measure.of("cosine"), session, samples).judge(other)

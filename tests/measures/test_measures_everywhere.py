@@ -173,7 +173,7 @@ def test_compare_counts_samples_not_batches(model, quantized, data, inputs):
     shown = json.loads(run("compare", model, quantized, "--data", data, "--metric", "cosine", "--json").stdout)[
         "measure"
     ]
-    first, second = (open_session(each).run(None, {"input": inputs})[0] for each in (model, quantized))
+    first, second = (open_session(value).run(None, {"input": inputs})[0] for value in (model, quantized))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
     assert shown["value"] == pytest.approx(cosines.mean(), abs=1e-5)
 
@@ -199,9 +199,9 @@ def test_search_ranks_by_the_measure(model, data, mine, tmp_path):
     assert content["float"]["metric"] == "mine.py:accuracy"
     assert content["float"]["value"] == pytest.approx(1.0, abs=1e-5)
     trials = {each["name"]: each["measured"] for each in content["trials"]}
-    for each in trials.values():
-        assert each["measure"] == "mine.py:accuracy"
-        assert each["drop"] == pytest.approx(100 * (1 - each["value"] / content["float"]["value"]), abs=1e-6)
+    for trial in trials.values():
+        assert trial["measure"] == "mine.py:accuracy"
+        assert trial["drop"] == pytest.approx(100 * (1 - trial["value"] / content["float"]["value"]), abs=1e-6)
     assert trials["BF16"]["drop"] < trials["XINT8"]["drop"]
     assert result.exit_code == 0
     assert content["best"] == "BF16"
@@ -265,7 +265,7 @@ def test_mixed_precision_goes_by_a_function(model, inputs):
 def test_mixed_precision_settings(model, inputs):
     report = quantize(model, inputs, mixed(Metric="top1")).report
     assert report.mixed.figures[0].limit == 0.01
-    assert any("Metric without MetricTarget" in each for each in report.remarks)
+    assert any("Metric without MetricTarget" in remark for remark in report.remarks)
     with pytest.raises(InvalidValueError, match="MetricTarget without Metric"):
         quantize(model, inputs, mixed(MetricTarget=0.1))
     with pytest.raises(UnsupportedTypeError, match=r"AutoMixprecision\.Metric"):

@@ -37,7 +37,7 @@ def test_the_rules_are_the_options_in_their_order():
 @pytest.mark.parametrize(
     ("rule", "op_type"),
     [
-        *(("AlignPool", each) for each in ("MaxPool", "AveragePool", "GlobalAveragePool")),
+        *(("AlignPool", value) for value in ("MaxPool", "AveragePool", "GlobalAveragePool")),
         *(("AlignPad", "Pad"), ("AlignSlice", "Slice"), ("AlignConcat", "Concat")),
     ],
 )
@@ -47,7 +47,7 @@ def test_alignment_lowers_to_the_smallest(rule, op_type):
     assert moved(rule, one, x=2, y=3) == {"y": 2}
     assert moved(rule, one, x=4, y=4) == {}
     others = [each for each in RULES if each.name != rule]
-    assert not any(each.check(one, {"x": 5, "y": 3}) for each in others)
+    assert not any(other.check(one, {"x": 5, "y": 3}) for other in others)
 
 
 def test_concat_takes_the_smallest_of_inputs_and_output():

@@ -20,18 +20,18 @@ def chain():
 
 def test_one_move_makes_another():
     positions = {"a": 1, "b": 2, "m": 9, "p": 8, "w": 6, "y": 8, "c": 40}
-    found = settle(chain(), positions)
-    assert found.is_settled
+    settlement = settle(chain(), positions)
+    assert settlement.is_settled
     assert positions == {"a": 1, "b": 2, "m": 3, "p": 3, "w": 6, "y": 8, "c": 24}
-    assert {move.rule for move in found.moves} == {"AlignPool", "AdjustShiftWrite", "AdjustShiftBias"}
+    assert {move.rule for move in settlement.moves} == {"AlignPool", "AdjustShiftWrite", "AdjustShiftBias"}
 
 
 def test_a_moved_mul_counts_as_a_change():
     """Alone in its round, it is followed by another, in which the pool follows."""
     positions = {"a": 1, "b": 2, "m": 9, "p": 9, "w": 8, "y": 8, "c": 9}
-    found = settle(chain(), positions)
+    settlement = settle(chain(), positions)
     assert positions["m"] == positions["p"] == 3
-    assert found.is_settled
+    assert settlement.is_settled
 
 
 def test_what_holds_is_left_alone():
@@ -48,9 +48,9 @@ def test_a_contradiction_is_told():
         Operation("concat", "Concat", ("g", "boxes"), "y"),
     ]
     positions = {"x": 4, "g": 7, "boxes": -3, "y": -3}
-    found = settle(operations, positions)
-    assert not found.is_settled
-    assert {(each.rule, each.operation) for each in found.violations} == {("AlignConcat", "concat")}
+    settlement = settle(operations, positions)
+    assert not settlement.is_settled
+    assert {(violation.rule, violation.operation) for violation in settlement.violations} == {("AlignConcat", "concat")}
     assert positions["boxes"] == -3  # raised, it would clip
 
 
@@ -58,18 +58,18 @@ def test_rounds_are_bounded():
     positions = {"a": 1, "b": 2, "m": 9, "p": 9, "w": 8, "y": 8, "c": 9}
     assert not settle(chain(), dict(positions), max_rounds=1).is_settled
     none = dict(positions)
-    found = settle(chain(), none, max_rounds=0)
+    settlement = settle(chain(), none, max_rounds=0)
     assert none == positions
-    assert found.violations
+    assert settlement.violations
     with pytest.raises(InvalidValueError, match="-1"):
         settle(chain(), positions, max_rounds=-1)
 
 
 def test_rules_that_are_off_move_nothing():
     positions = {"a": 1, "b": 2, "m": 9, "p": 8, "w": 60, "y": 8, "c": 40}
-    found = settle(chain(), positions, rules_of(["AlignPool"]))
+    settlement = settle(chain(), positions, rules_of(["AlignPool"]))
     assert positions == {"a": 1, "b": 2, "m": 8, "p": 8, "w": 60, "y": 8, "c": 40}
-    assert found.is_settled  # of those that are on
+    assert settlement.is_settled  # of those that are on
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -89,6 +89,6 @@ def test_random_networks_settle(seed):
             operations.append(Operation(new, kind, (old, other), new))
         else:
             operations.append(Operation(new, kind, (old,), new))
-    found = settle(operations, positions, max_rounds=30)
-    assert found.is_settled
+    settlement = settle(operations, positions, max_rounds=30)
+    assert settlement.is_settled
     assert not any(rule.check(operation, positions) for rule in RULES for operation in operations)

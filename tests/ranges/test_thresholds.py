@@ -62,8 +62,8 @@ def test_divergences_are_the_sum_over_all_bins() -> None:
     counts = np.random.default_rng(1).integers(0, 9, 60)
     counts[:2] = 0
     cuts = np.array([8, 13, 30, 60])
-    found = jeffreys_divergences(counts, cuts, 8)
-    np.testing.assert_allclose(found, [plain_jeffreys(counts, int(cut), 8) for cut in cuts], rtol=1e-9)
+    errors_of_all = jeffreys_divergences(counts, cuts, 8)
+    np.testing.assert_allclose(errors_of_all, [plain_jeffreys(counts, int(cut), 8) for cut in cuts], rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["normal", "relu", "long tail"])

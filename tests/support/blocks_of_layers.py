@@ -33,7 +33,7 @@ class Quantized:
 
     @property
     def choices(self):
-        return {(reader.node, reader.index): each.choice for each in self.plan for reader in each.readers}
+        return {(reader.node, reader.index): tensor.choice for tensor in self.plan for reader in tensor.readers}
 
 
 def quantized(proto, format="int8", bits=8) -> Quantized:
@@ -52,7 +52,7 @@ def quantized_copy(found):
         values = constant(input_value(nodes[name], index))
         if values is not None:
             set_constant(copy, nodes[name], index, rounded(values, choice))
-    insert(copy, QuantizationPlan(tuple(each for each in found.plan if each.role is Role.ACTIVATION)))
+    insert(copy, QuantizationPlan(tuple(tensor for tensor in found.plan if tensor.role is Role.ACTIVATION)))
     return copy
 
 
@@ -88,4 +88,4 @@ def _choice(array, node, format, bits):
     if node.op_type not in ("Conv", "Gemm") or array.ndim < 2:
         return AffineChoice("int8", (float(np.abs(array).max()) / levels,), (0,))
     peaks = np.abs(array).reshape(len(array), -1).max(1)
-    return AffineChoice("int8", tuple(float(each) / levels for each in peaks), (0,) * len(array), 0)
+    return AffineChoice("int8", tuple(float(peak) / levels for peak in peaks), (0,) * len(array), 0)

@@ -61,7 +61,7 @@ def broken_message(rng: Random, model: onnx.ModelProto) -> bytes:
     for _ in range(int(rng.integers(1, 4))):
         messages = list(_messages(changed))
         # few of the many messages are tensors or attributes, which are the more interesting ones
-        chosen = [each for each in messages if _is_interesting(each)] if rng.random() < 0.5 else messages
+        chosen = [message for message in messages if _is_interesting(message)] if rng.random() < 0.5 else messages
         _change_field(rng, (chosen or messages)[rng.integers(len(chosen or messages))], messages)
     return bytes(changed.SerializeToString())
 
@@ -177,7 +177,7 @@ def _is_repeated(field: FieldDescriptor) -> bool:
 
 def _change_part(rng: Random, message: Message, field: FieldDescriptor, messages: list[Message]) -> None:
     """Put another message of the same type in the place, or one more; or take one away."""
-    same = [each for each in messages if each.DESCRIPTOR is field.message_type]
+    same = [message for message in messages if message.DESCRIPTOR is field.message_type]
     if not same:
         return
     donor = type(same[0])()

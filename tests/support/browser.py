@@ -83,7 +83,7 @@ class Browser:
     def console(self) -> list[str]:
         """What was logged since the last call; warnings and errors alone."""
         entries = self._send("POST", "/se/log", {"type": "browser"})
-        return [each["message"] for each in entries if each["level"] in ("SEVERE", "WARNING")]
+        return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
     def protocol(self, command: str, **parameters):
         """A command of Chromium's own protocol."""

@@ -13,7 +13,7 @@ APART = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).pa
 
 
 def run(*arguments):
-    return CliRunner(**APART).invoke(main, [str(each) for each in arguments])
+    return CliRunner(**APART).invoke(main, [str(argument) for argument in arguments])
 
 
 def assert_one_line_error(result, *fragments, code=1):

@@ -10,7 +10,7 @@ class FakeDistribution:
     def __init__(self, name, files=(), root=Path("."), version="9.9"):
         self.metadata = {"Name": name}
         self.version = version
-        self.files = [importlib.metadata.PackagePath(each) for each in files]
+        self.files = [importlib.metadata.PackagePath(file) for file in files]
         self.root = root
 
     def locate_file(self, path):

@@ -94,5 +94,5 @@ def _run_console(text):
 
 
 def _is_like(expected, printed):
-    wanted, got = (re.sub(r"\d+\.\d+", "0.0", each) for each in (expected, printed))
+    wanted, got = (re.sub(r"\d+\.\d+", "0.0", value) for value in (expected, printed))
     return doctest.OutputChecker().check_output(wanted, got, OPTIONS)

@@ -60,7 +60,7 @@ def extremes_of(
     lines = {
         name: np.moveaxis(found[name], axis, 0).reshape(found[name].shape[axis], -1) for name, axis in wanted.items()
     }
-    return {name: (each.min(axis=1), each.max(axis=1)) for name, each in lines.items()}
+    return {name: (line.min(axis=1), line.max(axis=1)) for name, line in lines.items()}
 
 
 def weights(model: onnx.ModelProto) -> list[Array]:

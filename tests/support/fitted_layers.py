@@ -35,7 +35,7 @@ def affine(
     scale = np.float32(np.abs(weight).max() * reach / ((fmt.qmax - fmt.qmin) // 2))
     scales = scale * (1 + np.arange(groups, dtype=np.float32) / groups)
     zero = 0 if fmt.signed else (fmt.qmax + 1) // 2
-    return AffineChoice(name, tuple(float(each) for each in scales), (zero,) * groups, axis, group_size)
+    return AffineChoice(name, tuple(float(scale) for scale in scales), (zero,) * groups, axis, group_size)
 
 
 def blocks(name: str, axis: int, *, to_bfloat16_first: bool = False) -> BlockChoice:

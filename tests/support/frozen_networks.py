@@ -112,7 +112,9 @@ class Style:
 
     @property
     def has_blocks(self) -> bool:
-        return any(each is not None and hasattr(get_format(each), "element") for each in (self.activation, self.weight))
+        return any(
+            value is not None and hasattr(get_format(value), "element") for value in (self.activation, self.weight)
+        )
 
 
 STYLES = {
@@ -236,7 +238,7 @@ class _Freezing:
             )
             low, high = rows.amin(axis + 1), rows.amax(axis + 1)
         else:
-            axes = [each for each in range(array.dim()) if each != axis]
+            axes = [index for index in range(array.dim()) if index != axis]
             low, high = (array.amin(axes), array.amax(axes)) if axes else (array, array)
         low, high = low.detach().reshape(-1), high.detach().reshape(-1)
         scale, zero_point = choose_affine(low, high, fmt, symmetric=name.startswith("int"))

@@ -118,8 +118,8 @@ def _remedies(name: str) -> tuple[Remedy, ...]:
 
 
 def _ranked(layers: list[LayerDiagnosis]) -> list[LayerDiagnosis]:
-    total = sum(each.sensitivity or 0.0 for each in layers) or 1.0
-    measured = [i for i, each in enumerate(layers) if each.sensitivity is not None]
+    total = sum(layer.sensitivity or 0.0 for layer in layers) or 1.0
+    measured = [i for i, layer in enumerate(layers) if layer.sensitivity is not None]
     order = sorted(measured, key=lambda i: -(layers[i].sensitivity or 0.0))
     for rank, index in enumerate(order, 1):
         layers[index] = replace(layers[index], rank=rank, share=(layers[index].sensitivity or 0.0) / total)

@@ -30,8 +30,8 @@ def trials(draw, least=0):
     figures = draw(st.lists(st.none() | FIGURES, min_size=least, max_size=8))
     stages = [draw(st.sampled_from(list(Stage))) for _ in figures]
     return [
-        failed(f"t{i}") if each is None else Trial(f"t{i}", "XINT8", stage, measured=each)
-        for i, (each, stage) in enumerate(zip(figures, stages, strict=True))
+        failed(f"t{i}") if index is None else Trial(f"t{i}", "XINT8", stage, measured=index)
+        for i, (index, stage) in enumerate(zip(figures, stages, strict=True))
     ]
 
 

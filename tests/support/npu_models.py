@@ -25,7 +25,7 @@ def npu_net() -> onnx.ModelProto:
     c = net.node("Conv", x, w, b, pads=[1] * 4, name="conv", output="c")
     r = net.node("LeakyRelu", c, alpha=0.1, name="leaky", output="r")
     p = net.node("Pad", r, net.integers([0, 0, 1, 1, 0, 0, 1, 1]), name="pad", output="p")
-    begin, end, axes = (net.integers(each) for each in ([1, 1], [9, 9], [2, 3]))
+    begin, end, axes = (net.integers(value) for value in ([1, 1], [9, 9], [2, 3]))
     s = net.node("Slice", p, begin, end, axes, name="slice", output="s")
     m = net.node("MaxPool", s, kernel_shape=[2, 2], strides=[2, 2], name="pool", output="m")
     a = net.node("Add", m, net.weight(1, 4, 1, 1, name="k"), name="add", output="a")

@@ -83,9 +83,9 @@ def pools() -> onnx.ModelProto:
     highest, where = net.nodes_of("MaxPool", y, outputs=["highest", "where"], **window)
     total = net.node("Sum", *parts, highest)
     several = net.node("LpPool", net.node("Relu", total), kernel_shape=[2, 2])
-    found = net.model(several, net.node("GlobalMaxPool", y), where)
-    found.graph.output[2].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    return found
+    proto = net.model(several, net.node("GlobalMaxPool", y), where)
+    proto.graph.output[2].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    return proto
 
 
 def normalizations() -> onnx.ModelProto:
@@ -143,7 +143,7 @@ def shuffled_channels() -> onnx.ModelProto:
     y = net.conv(net.input("x", (1, 6, 4, 4)), (6, 6), 1, group=3)
     y = net.node("Transpose", net.node("Reshape", y, net.integers([1, 3, 2, 4, 4])), perm=[0, 2, 1, 3, 4])
     y = net.conv(net.node("Reshape", y, net.integers([0, -1, 4, 4])), (6, 6), 1, group=2)
-    starts, ends, axes, steps = (net.integers([each]) for each in (-1, -100, 2, -2))
+    starts, ends, axes, steps = (net.integers([value]) for value in (-1, -100, 2, -2))
     return net.model(net.node("Slice", y, starts, ends, axes, steps))
 
 

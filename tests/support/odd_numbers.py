@@ -24,7 +24,7 @@ def empty_batch() -> onnx.ModelProto:
 def empty_weight() -> onnx.ModelProto:
     """A product over no element at all, which gives zeros."""
     net = Net()
-    none = net.node("Slice", net.input("x", (2, 4)), *(net.integers([each]) for each in (0, 0, 1)))
+    none = net.node("Slice", net.input("x", (2, 4)), *(net.integers([value]) for value in (0, 0, 1)))
     nothing = net.node("MatMul", none, net.constant(np.zeros((0, 4), np.float32)))
     return net.model(net.node("Gemm", net.node("Add", nothing, "x"), net.weight(4, 3), net.weight(3)))
 

@@ -68,7 +68,7 @@ def on_vectors(opset: int) -> onnx.ModelProto:
     x = net.input("x", (2, 5, 8))
     y = net.node("MatMul", x, net.weight(8, 8))
     curves = ("Sigmoid", "Tanh", "Elu", "Softplus", "Erf", "Relu", "Mish", "Gelu")
-    for op_type in (each for each in curves if has(opset, each)):
+    for op_type in (curve for curve in curves if has(opset, curve)):
         y = net.node("MatMul", net.node(op_type, y), net.weight(8, 8))
     if has(opset, "LayerNormalization"):
         y = net.node("LayerNormalization", y, net.weight(8), net.weight(8))
@@ -86,7 +86,7 @@ def on_shapes(opset: int) -> onnx.ModelProto:
     net = Net(opset)
     y = net.node("MatMul", net.input("x", (2, 6, 8)), net.weight(8, 8))
     y = net.node("Transpose", net.node("Reshape", y, net.integers([2, 6, 2, 4])), perm=[0, 2, 1, 3])
-    y = net.node("Slice", y, *(net.integers([each]) for each in (1, 5, 2)))
+    y = net.node("Slice", y, *(net.integers([value]) for value in (1, 5, 2)))
     y = net.node("Gather", y, net.integers([2, 0, 1]), axis=2)
     y = net.node("Unsqueeze", net.node("Squeeze", net.node("Gather", y, net.integers([1]), axis=1), net.integers([1])),
                  net.integers([0]))  # fmt: skip

@@ -80,7 +80,7 @@ def sqnr_db(actual: Outputs, expected: Outputs) -> float:
     for one, other in zip(zip(*actual, strict=True), zip(*expected, strict=True), strict=True):
         if other[0].dtype.kind != "f" or not other[0].size:
             continue
-        a, b = (np.stack(each).astype(np.float64) for each in (one, other))
+        a, b = (np.stack(value).astype(np.float64) for value in (one, other))
         noise, signal = float(np.square(a - b).sum()), float(np.square(b).sum())
         if noise > 0:
             worst = min(worst, 10 * np.log10(max(signal, 1e-300) / noise))

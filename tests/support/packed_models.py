@@ -76,7 +76,7 @@ def outputs_of(path, library=None, optimized=None):
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, {"x": np.array(-0.0, np.float32)}), strict=True))
 
 

@@ -38,12 +38,14 @@ def check_self_contained(page):
     """The policy allows the page's own script and style, and no connection."""
     outline = Outline(page)
     policy = next(
-        each["content"] for tag, each in outline.elements if each.get("http-equiv") == "Content-Security-Policy"
+        element["content"]
+        for tag, element in outline.elements
+        if element.get("http-equiv") == "Content-Security-Policy"
     )
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     for kind in ("script", "style"):
         digest = hashlib.sha256(outline.text_of(kind).encode()).digest()
         assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
-    assert not [each for _, each in outline.elements if "src" in each or "style" in each]
+    assert not [element for _, element in outline.elements if "src" in element or "style" in element]
     assert not re.findall(r"""(?:href|url|import)[=(\s]+['"]?(?:https?:)?//""", page)

@@ -28,4 +28,4 @@ def plan_of(model: ir.Model, positions: Mapping[str, int], **formats: str) -> Qu
 
 def scales_of(plan: QuantizationPlan) -> dict[str, float]:
     """Tensor to scale, of tensors that have one."""
-    return {each.tensor: each.choice.scale[0] for each in plan if isinstance(each.choice, AffineChoice)}
+    return {tensor.tensor: tensor.choice.scale[0] for tensor in plan if isinstance(tensor.choice, AffineChoice)}

@@ -207,4 +207,4 @@ def changed(plan: QuantizationPlan, tensor: str, **fields) -> QuantizationPlan:
     def change(each: TensorChoice) -> TensorChoice:
         return replace(each, choice=replace(each.choice, **fields)) if each.tensor == tensor else each
 
-    return QuantizationPlan(tuple(change(each) for each in plan))
+    return QuantizationPlan(tuple(change(tensor) for tensor in plan))

@@ -94,7 +94,7 @@ class Transformer:
             q = self._linear(x, f"{name}.q", self.width, self.width)
             k, v = (self._linear(x, f"{name}.{part}", self.width, small) for part in "kv")
         q = self._split(q, self.heads)
-        k, v = (self._repeated(self._split(each, self.key_heads)) for each in (k, v))
+        k, v = (self._repeated(self._split(value, self.key_heads)) for value in (k, v))
         scores = net.node("MatMul", q, net.node("Transpose", k, perm=[0, 1, 3, 2]), name=f"{name}.scores")
         weights = net.node("Softmax", net.node("Mul", scores, net.constant(0.3)), axis=-1)
         mixed = net.node("Transpose", net.node("MatMul", weights, v, name=f"{name}.mixed"), perm=[0, 2, 1, 3])

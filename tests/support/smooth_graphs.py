@@ -158,9 +158,9 @@ def attention(net):
     """The factor of the last layer's input goes through the heads to the layer that makes the values."""
     x = net.input("x", (2, 20, 12))
     q, k, v = (net.node("Add", net.node("MatMul", x, net.weight(12, 16)), net.weight(16)) for _ in range(3))
-    q, k, v = (net.node("Reshape", each, net.integers([0, 0, 4, 4])) for each in (q, k, v))
+    q, k, v = (net.node("Reshape", value, net.integers([0, 0, 4, 4])) for value in (q, k, v))
     q, v, k = (
-        net.node("Transpose", each, perm=p) for each, p in ((q, [0, 2, 1, 3]), (v, [0, 2, 1, 3]), (k, [0, 2, 3, 1]))
+        net.node("Transpose", value, perm=p) for value, p in ((q, [0, 2, 1, 3]), (v, [0, 2, 1, 3]), (k, [0, 2, 3, 1]))
     )
     mixed = net.node("MatMul", net.node("Softmax", net.node("MatMul", q, k), axis=-1), v)
     joined = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.integers([0, 0, 16]))

@@ -35,8 +35,8 @@ def looked_at(model, proto, options=HALF):
     wanted = smooth_tensors(model)
     samples = open_samples(feeds(proto), input_infos(model))
     with FloatRunner(model, wanted) as runner:
-        found = survey(runner, {name: ChannelMoments(axis) for name, axis in wanted.items()}, samples)
-    return {name: each.statistics for name, each in found.items()}
+        surveyed = survey(runner, {name: ChannelMoments(axis) for name, axis in wanted.items()}, samples)
+    return {name: each.statistics for name, each in surveyed.items()}
 
 
 def smoothed(proto, options=HALF):

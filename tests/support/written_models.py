@@ -39,6 +39,6 @@ def outputs(model: onnx.ModelProto, **feeds: Any) -> list[NDArray[Any]]:
     onnx.checker.check_model(model, full_check=True)
     session = open_session(model, threads=1, has_optimizations=False)
     feeds = feeds or {
-        each.name: NUMBERS.reshape(each.shape) for each in session.get_inputs() if each.type == "tensor(float)"
+        input_.name: NUMBERS.reshape(input_.shape) for input_ in session.get_inputs() if input_.type == "tensor(float)"
     }
     return [np.asarray(each) for each in session.run(None, feeds)]

@@ -148,7 +148,7 @@ def test_blocks_without_gradients_are_quantized_and_do_not_learn(tmp_path: Path)
     with torch.no_grad():
         assert sqnr_db(model(x), network(x)) > 20
     network(x).sum().backward()
-    grads = {name: each.grad is not None for name, each in network.named_parameters()}
+    grads = {name: parameter.grad is not None for name, parameter in network.named_parameters()}
     assert grads["head.weight"]
     assert not grads["fixed.weight"]
     report = write_onnx(network, x, tmp_path / "model.onnx")
@@ -232,7 +232,7 @@ def channels(axis: int) -> Config:
 
 def test_scales_for_input_channels_leave_the_bias_in_float() -> None:
     frozen = ModelQuantizer.freeze(quantize(convolutions(), config=channels(1)))
-    assert not [each for each in frozen.plan if each.role.value == "bias"]
+    assert not [tensor for tensor in frozen.plan if tensor.role.value == "bias"]
     with pytest.raises(InvalidValueError, match=r"'0\.weight' has 4 axes"):
         quantize(convolutions(), config=channels(9))
 
@@ -249,10 +249,10 @@ def test_operands_of_32_bits_and_a_lone_algorithm_are_refused() -> None:
 def test_a_network_is_copied_and_not_quantized_again() -> None:
     network = quantize(convolutions())
     x = images()
-    for each in (network, ModelQuantizer.freeze(network)):
-        assert torch.equal(copy.deepcopy(each)(x), each(x))
+    for value in (network, ModelQuantizer.freeze(network)):
+        assert torch.equal(copy.deepcopy(value)(x), value(x))
         with pytest.raises(ModelError, match="float model"):
-            quantize(each, x)
+            quantize(value, x)
 
 
 def autocast_inside() -> nn.Module:

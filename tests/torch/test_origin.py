@@ -46,4 +46,4 @@ def test_everything_counts() -> None:
         {"x": "0.0"},
         {"x": None},
     ]
-    assert len({state_digest(each) for each in states}) == len(states)
+    assert len({state_digest(state) for state in states}) == len(states)

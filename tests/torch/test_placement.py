@@ -35,7 +35,7 @@ def placed(model: nn.Module, wanted: Settings, x: torch.Tensor | None = None) ->
 
 
 def tensors(placement: Placement, role: Role = Role.ACTIVATION) -> set[str]:
-    return {each.tensor for each in placement.requests if each.role is role}
+    return {request.tensor for request in placement.requests if request.role is role}
 
 
 class Pair(nn.Module):
@@ -63,7 +63,7 @@ def test_an_activation_behind_a_float_layer_reads_float() -> None:
     wanted = settings("int8", exclude=("layer",))
     _, placement = placed(Pair(nn.ReLU()), wanted, torch.rand(2, 4))
     assert tensors(placement) == {"relu"}
-    assert [each.reason for each in placement.skipped] == ["excluded by 'layer'"]
+    assert [node.reason for node in placement.skipped] == ["excluded by 'layer'"]
 
 
 class Joined(nn.Module):
@@ -78,7 +78,7 @@ class Joined(nn.Module):
 
 
 def group(placement: Placement, tensor: str) -> set[str]:
-    request = next(each for each in placement.requests if each.tensor == tensor)
+    request = next(request for request in placement.requests if request.tensor == tensor)
     return {name for name, _ in placement.groups.members((tensor, request.spec))}
 
 
@@ -92,7 +92,7 @@ def test_a_concatenation_has_one_scale_and_pooling_too_for_an_npu() -> None:
 
 def test_the_quantizer_goes_before_a_dropout() -> None:
     network, placement = placed(Joined(), settings("int8"))
-    (request,) = [each for each in placement.requests if each.tensor == "avg_pool2d"]
+    (request,) = [request for request in placement.requests if request.tensor == "avg_pool2d"]
     by_name = {node.name: node for node in network.graph.nodes}
     assert by_name[request.reader.node].target == "dropouts.dropout"
     assert request.consumer.node == "conv2d_2"
@@ -108,7 +108,7 @@ def test_moved_values_share_the_scale_of_where_they_come_from() -> None:
 def test_blocks_and_dynamic_scales_go_on_products_alone(name: str) -> None:
     network, placement = placed(trained("resnet"), settings(name))
     convolutions = [node for node in network.graph.nodes if node.op == "call_module" or "linear" in node.name]
-    readers = {each.consumer.node for each in placement.requests}
+    readers = {request.consumer.node for request in placement.requests}
     assert readers <= {node.name for node in convolutions}
     assert len(tensors(placement, Role.WEIGHT)) == 9
 
@@ -117,11 +117,11 @@ def test_specs_of_a_layer_go_before_those_of_its_kind_and_of_all() -> None:
     wider = LayerSpec(affine("int16"), affine("int16"), output=affine("int16"))
     wanted = settings("int8", by_name={"layer1.0.conv1": wider}, by_type={"Linear": None})
     _, placement = placed(trained("resnet"), wanted)
-    formats = {each.tensor: each.spec.format for each in placement.requests if each.role is Role.WEIGHT}
+    formats = {request.tensor: request.spec.format for request in placement.requests if request.role is Role.WEIGHT}
     assert formats["layer1.0.conv1.weight"] == "int16"
     assert formats["layer1.0.conv2.weight"] == "int8"
     assert "fc.weight" not in formats
-    assert [each.reason for each in placement.skipped] == ["left in float by 'Linear'"]
+    assert [node.reason for node in placement.skipped] == ["left in float by 'Linear'"]
 
 
 @pytest.mark.parametrize("option", ["exclude", "by_name"])
@@ -143,7 +143,7 @@ def test_what_has_no_quantized_form_is_told() -> None:
             return torch.cumsum(x, 1)
 
     _, placement = placed(Odd(), settings("int8"))
-    assert [(each.op_type, each.reason) for each in placement.skipped] == [("cumsum", "no quantized form is known")]
+    assert [(node.op_type, node.reason) for node in placement.skipped] == [("cumsum", "no quantized form is known")]
 
 
 class Called(nn.Module):
@@ -200,7 +200,9 @@ def test_the_nodes_of_a_plan_are_names_and_not_patterns() -> None:
     network = prepared(model, torch.rand(2, 4))
     names = [node.name for node in network.graph.nodes if "linear" in node.name and node.op == "call_function"]
     placement = place(view_of(network), settings("int8", by_node={names[1]: wide}).choose)
-    formats = {each.consumer.node: each.spec.format for each in placement.requests if each.role is Role.WEIGHT}
+    formats = {
+        request.consumer.node: request.spec.format for request in placement.requests if request.role is Role.WEIGHT
+    }
     assert formats == {names[0]: "int8", names[1]: "int16"}
 
 
@@ -228,7 +230,7 @@ def test_a_computed_weight_of_a_convolution_stays_float() -> None:
     weight = nn.Parameter(torch.rand(4, 3, 1, 1))
     model = Called(lambda m, x: nn.functional.conv2d(x, torch.sin(m.w)), w=weight)
     _, placement = placed(model, settings("int8"))
-    readers = {(each.consumer.node, each.consumer.index) for each in placement.requests}
+    readers = {(request.consumer.node, request.consumer.index) for request in placement.requests}
     assert ("conv2d", 0) in readers
     assert ("conv2d", 1) not in readers
 
@@ -237,7 +239,7 @@ def test_quantizers_come_in_the_order_of_the_values() -> None:
     """Checkpoints have the names that quantizers get in this order."""
     network, placement = placed(trained("mobilenet"), settings("int8"))
     order = {node.name: i for i, node in enumerate(network.graph.nodes)}
-    activations = [order[each.tensor] for each in placement.requests if each.role is Role.ACTIVATION]
+    activations = [order[request.tensor] for request in placement.requests if request.role is Role.ACTIVATION]
     assert activations == sorted(activations)
 
 
@@ -255,5 +257,5 @@ def test_a_product_with_a_number_has_one_operand_for_an_npu() -> None:
         def source(self, value: Value) -> Value:
             return value
 
-    (product,) = [each for each in npu_operations(graph, Everything()) if each.op_type == "Mul"]
+    (product,) = [operation for operation in npu_operations(graph, Everything()) if operation.op_type == "Mul"]
     assert len(product.inputs) == 1

@@ -27,12 +27,12 @@ def test_a_plan_of_the_onnx_road_fits_the_network_that_the_file_came_from(tmp_pa
     config = quark.onnx.get_default_config("INT8_CNN_DEFAULT")
     config.extra_options["Protect"] = "none"  # all layers in 8 bits
     plan = quark.onnx.quantize(path, samples, config).report.plan
-    layers = {each.node: each.layer for each in weighted_layers(network)}
+    layers = {layer.node: layer.layer for layer in weighted_layers(network)}
     found = layers_of_plan(network, plan)
     assert [layers[node] for node in found] == ATTENTION
-    assert {each.weight_format for each in found.values()} == {"int8"}
-    assert {each.input_format for each in found.values()} == {"uint8"}
-    assert [each.weight_axis for each in found.values()] == [1, 1, 1, 1, 0]  # in the file, four are turned
+    assert {layer.weight_format for layer in found.values()} == {"int8"}
+    assert {layer.input_format for layer in found.values()} == {"uint8"}
+    assert [layer.weight_axis for layer in found.values()] == [1, 1, 1, 1, 0]  # in the file, four are turned
 
 
 def weight(name: str, node: str, format: str, scales: int = 1) -> TensorChoice:
@@ -44,8 +44,8 @@ def weight(name: str, node: str, format: str, scales: int = 1) -> TensorChoice:
 
 def test_layers_that_a_plan_does_not_quantize_stay_float() -> None:
     plan = QuantizationPlan((weight("features.2.weight", "c", "int4"),))
-    found = layers_of_plan(float_network("plain"), plan)
-    assert found == {"conv2d": PlannedLayer(), "conv2d_1": PlannedLayer(None, "int4"), "linear": PlannedLayer()}
+    layers = layers_of_plan(float_network("plain"), plan)
+    assert layers == {"conv2d": PlannedLayer(), "conv2d_1": PlannedLayer(None, "int4"), "linear": PlannedLayer()}
 
 
 def test_without_names_the_order_tells_and_channels_must_fit() -> None:
@@ -53,7 +53,7 @@ def test_without_names_the_order_tells_and_channels_must_fit() -> None:
     plan = QuantizationPlan(
         (weight("w1", "a", "int8", 16), weight("w2", "b", "int4", 16), weight("w3", "c", "int16", 10))
     )
-    assert [each.weight_format for each in layers_of_plan(network, plan).values()] == ["int8", "int4", "int16"]
+    assert [layer.weight_format for layer in layers_of_plan(network, plan).values()] == ["int8", "int4", "int16"]
     with pytest.raises(ModelError, match="10 scales for weight 'w3', and layer 'features.2'"):
         layers_of_plan(network, replace(plan, tensors=(plan.tensors[0], plan.tensors[2], plan.tensors[1])))
     with pytest.raises(ModelError, match="'w1'.*3 layers with weights, the plan 2"):

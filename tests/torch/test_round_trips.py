@@ -77,12 +77,12 @@ def test_a_network_that_trains_goes_on_as_before(kind: str, way: str) -> None:
     again = WAYS[way](network)
     assert isinstance(again, QuantizedNetwork)
     assert again.plan == network.plan
-    for each in (network, again):
+    for value in (network, again):
         torch.manual_seed(1)
-        optimizer = torch.optim.SGD(each.train().parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(value.train().parameters(), lr=0.01)
         for _ in range(2):
             optimizer.zero_grad()
-            each(X)["logits"].square().mean().backward()
+            value(X)["logits"].square().mean().backward()
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     frozen, frozen_again = ModelQuantizer.freeze(network), ModelQuantizer.freeze(again)
@@ -96,7 +96,7 @@ def test_a_frozen_network_exports_the_same_file(way: str, tmp_path: Path) -> Non
     again = WAYS[way](frozen)
     assert isinstance(again, FrozenNetwork)
     assert torch.equal(again(X)["logits"], frozen(X)["logits"])
-    paths = [export_onnx(each, tmp_path / name, X).path for name, each in (("a", frozen), ("b", again))]
+    paths = [export_onnx(value, tmp_path / name, X).path for name, value in (("a", frozen), ("b", again))]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -125,7 +125,7 @@ def test_safetensors_are_read_into_a_network_of_the_same_kind(kind: str, bits: f
     assert (weights.name, config.name) == ("model.safetensors", "quark_network.json")
     tensors = load_file(weights)
     codes = [tensors[name] for name in ("linear.weight", "linear.weight.block_scales") if name in tensors]
-    assert 8 * sum(each.nbytes for each in codes) == bits * 4 * 128
+    assert 8 * sum(code.nbytes for code in codes) == bits * 4 * 128
     other = quantized(kind, [torch.randn(4, 3, 8, 8) * 5])
     with torch.no_grad():
         other.linear.weight.mul_(0.3)  # other numbers, and other scales that follow from them
@@ -158,8 +158,8 @@ def test_a_transformer_computes_the_same_afterwards(way: str, encoder: Any, tmp_
     elif way == "state_dict":
         again = copy.deepcopy(network)
         with torch.no_grad():
-            for each in again.parameters():
-                each.mul_(0.5)
+            for parameter in again.parameters():
+                parameter.mul_(0.5)
         assert not torch.equal(again(**inputs).last_hidden_state, expected)
         torch.save(network.state_dict(), tmp_path / "state.pt")
         again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))

@@ -58,7 +58,7 @@ def _network(kind: type[nn.Module]) -> nn.Module:
 
 
 def _quantized(kind: type[nn.Module] = SmallResNet, name: str = "per channel") -> Any:
-    batches = [torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(each)) for each in range(2)]
+    batches = [torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(index)) for index in range(2)]
     return ModelQuantizer(_config(name)).quantize_model(_network(kind), batches)
 
 
@@ -71,8 +71,8 @@ IMAGES = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(7))
     [
         *((SmallResNet, "per channel"), (SmallMobileNet, "asymmetric"), (SmallMobileNet, "learned")),
         *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((SmallResNet, "symmetric"), (SmallMobileNet, "unsigned"))
+            pytest.param(*value, marks=pytest.mark.slow)
+            for value in ((SmallResNet, "symmetric"), (SmallMobileNet, "unsigned"))
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_the_file_has_unsigned_activations_and_integer_kernels_alone(tmp_path: P
 
 def test_every_layer_is_simulated() -> None:
     quantized = _quantized()
-    layers = [name for name, each in quantized.named_modules() if type(each).__name__ == "ConvBatchNorm"]
+    layers = [name for name, module in quantized.named_modules() if type(module).__name__ == "ConvBatchNorm"]
     found = simulate_runtime(quantized).integer_layers
     assert len(layers) + 5 == len(found)  # three additions, a pool and a linear layer
 
@@ -119,9 +119,9 @@ def test_training_sees_the_kernels_and_reaches_the_same_parameters() -> None:
     outputs.square().mean().backward()
     with torch.no_grad():
         assert torch.equal(outputs, simulated(IMAGES))
-    gradients = [each.grad for each in quantized.parameters()]
-    assert all(each is not None for each in gradients)
-    assert any(bool(each.abs().sum() > 0) for each in gradients if each is not None)
+    gradients = [parameter.grad for parameter in quantized.parameters()]
+    assert all(gradient is not None for gradient in gradients)
+    assert any(bool(gradient.abs().sum() > 0) for gradient in gradients if gradient is not None)
 
 
 def test_batch_norms_that_learn_are_fake_quantized() -> None:
@@ -130,7 +130,7 @@ def test_batch_norms_that_learn_are_fake_quantized() -> None:
     simulated = simulate_runtime(quantized).train()
     other(IMAGES)
     simulated(IMAGES)
-    first = {name: each for name, each in other.named_buffers() if name.endswith("running_mean")}
+    first = {name: buffer for name, buffer in other.named_buffers() if name.endswith("running_mean")}
     second = dict(quantized.named_buffers())
     assert all(torch.allclose(each, second[name], atol=1e-2) for name, each in first.items())
 

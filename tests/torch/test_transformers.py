@@ -71,11 +71,11 @@ def test_all_inputs_of_a_bert_matter(quantized_bert: Any) -> None:
 
 
 def test_attention_with_a_mask_is_quantized(quantized_bert: Any) -> None:
-    weights = [each for each in quantized_bert.plan if each.role is Role.WEIGHT]
+    weights = [tensor for tensor in quantized_bert.plan if tensor.role is Role.WEIGHT]
     assert len(weights) == 8  # six of the layer, pooler and classifier
-    products = [reader.node for each in quantized_bert.plan for reader in each.readers if "matmul" in reader.node]
+    products = [reader.node for tensor in quantized_bert.plan for reader in tensor.readers if "matmul" in reader.node]
     assert sorted(products) == ["matmul_default"] * 2 + ["matmul_default_1"] * 2
-    reasons = {each.reason for each in quantized_bert.plan.skipped if each.node.endswith("attention.self")}
+    reasons = {node.reason for node in quantized_bert.plan.skipped if node.node.endswith("attention.self")}
     assert "applies a mask, whose -inf has no codes" in reasons
 
 
@@ -89,7 +89,7 @@ def test_a_bert_in_onnx_has_free_batch_and_length(quantized_bert: Any, tmp_path:
     assert report.parity is not None
     assert report.parity.sqnr_db > 60
     session = open_session(report.path)
-    shapes = {each.name: each.shape for each in session.get_inputs()}
+    shapes = {input_.name: input_.shape for input_ in session.get_inputs()}
     assert list(shapes) == ["input_ids", "attention_mask", "token_type_ids"]
     assert all(shape[0] == "batch" and str(shape[1]).startswith("sequence") for shape in shapes.values())
     batch = tokens(17, "token_type_ids", batch=2)
@@ -103,7 +103,7 @@ def test_a_gpt2_with_conv1d_causal_mask_and_cache(tmp_path: Path) -> None:
 
     model = gpt2()
     network = QUANTIZER.quantize_model(model, [{**tokens(12), "use_cache": True}, {**tokens(7), "use_cache": True}])
-    weights = {each.tensor for each in network.plan if each.role is Role.WEIGHT}
+    weights = {tensor.tensor for tensor in network.plan if tensor.role is Role.WEIGHT}
     assert {f"h.0.{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")} <= weights
     batch = tokens(9)
     result, expected = network(**batch), model(**batch)
@@ -112,7 +112,7 @@ def test_a_gpt2_with_conv1d_causal_mask_and_cache(tmp_path: Path) -> None:
     report = export_onnx(network, tmp_path, batch)
     assert report.parity is not None
     assert report.parity.sqnr_db > 60
-    assert [each.shape for each in open_session(report.path).get_inputs()] == [
+    assert [input_.shape for input_ in open_session(report.path).get_inputs()] == [
         ["batch", "sequence"],
         ["batch", "sequence_1"],
     ]

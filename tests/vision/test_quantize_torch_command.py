@@ -77,8 +77,8 @@ def shares(text):
         ("--lsq", "--a8w8"),
         ("--nvfp4",),
         *(
-            pytest.param((each,), marks=pytest.mark.slow)
-            for each in ("--mse_powof2", "--non_overflow", "--a16w8", "--a8w4", "--fp8")
+            pytest.param((value,), marks=pytest.mark.slow)
+            for value in ("--mse_powof2", "--non_overflow", "--a16w8", "--a8w4", "--fp8")
         ),
     ],
     ids=" ".join,

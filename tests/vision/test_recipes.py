@@ -19,11 +19,11 @@ def test_a_recipe_is_what_its_flags_say(method, precision):
     settings = recipe(method, precision).settings()
     specs = settings.specs
     assert specs.activation == specs.output
-    assert all(isinstance(each, AffineSpec) for each in (specs.activation, specs.weight, specs.bias))
+    assert all(isinstance(value, AffineSpec) for value in (specs.activation, specs.weight, specs.bias))
     assert specs.activation.format == {"a8w8": "int8", "a16w8": "int16"}[precision.value]
     assert specs.weight.format == "int8"
     assert specs.activation.is_power_of_two == specs.weight.is_power_of_two == (method in POWERS_OF_TWO)
-    learned = [each.learning.algorithm for each in (specs.activation, specs.weight) if each.learning is not None]
+    learned = [value.learning.algorithm for value in (specs.activation, specs.weight) if value.learning is not None]
     assert learned == ([Algorithm(method.value)] * 2 if method in LEARNING else [])
     assert specs.bias.learning is None
     assert specs.activation.is_symmetric == (method is not Method.FLOAT_SCALE)
@@ -33,7 +33,9 @@ def test_a_recipe_is_what_its_flags_say(method, precision):
 
 
 def test_float_scales_of_eight_bits_are_for_average_ranges():
-    methods = {each: recipe(precision=each).settings().specs.activation.method for each in list(Precision)[:3]}
+    methods = {
+        precision: recipe(precision=precision).settings().specs.activation.method for precision in list(Precision)[:3]
+    }
     assert methods[Precision.A8W8] == methods[Precision.A8W4] == MinMax(MOVING_AVERAGE_CONSTANT)
     assert methods[Precision.A16W8] == MinMSE()
 
@@ -46,7 +48,7 @@ def test_eight_bits_with_powers_of_two_are_for_an_npu(method, precision):
 
 def test_narrow_and_float_numbers_have_scales_of_their_own():
     weights = {precision: recipe(precision=precision).settings().specs for precision in list(Precision)[2:]}
-    assert {key.value: (each.activation.format, each.weight.format) for key, each in weights.items()} == {
+    assert {key.value: (weight.activation.format, weight.weight.format) for key, weight in weights.items()} == {
         "a8w4": ("int8", "int4"),
         "fp8": ("fp8_e4m3", "fp8_e4m3"),
         "nvfp4": ("nvfp4", "nvfp4"),

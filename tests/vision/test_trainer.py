@@ -85,7 +85,9 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path
     assert state_differences(whole.state_dict(), resumed.state_dict()) == []
     ends = [load_checkpoint(tmp_path / part / "last.pt") for part in ("whole", "parts")]
     assert state_differences(ends[0]["model"], ends[1]["model"]) == []
-    assert [(each.top1, each.loss) for each in result.history] == [(each.top1, each.loss) for each in expected.history]
+    assert [(each.top1, each.loss) for each in result.history] == [
+        (result.top1, result.loss) for result in expected.history
+    ]
 
 
 def test_resuming_what_is_not_there_or_is_another_run_is_an_error(tmp_path):
@@ -138,11 +140,11 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_best(tmp_path):
 
 def test_a_quantized_network_learns_its_thresholds_too(tmp_path):
     model = tiny_quantized_network()
-    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     options = tiny_options(epochs=6, learning_rate=0.1, average_decay=0.9, batch_norm_share=0.7)
     _, result = trained(tmp_path, options, model)
     assert result.best.top1 > 0.9
-    moved = [name for name, each in model.named_parameters() if not torch.equal(each, before[name])]
+    moved = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
     assert any(name.endswith("log2_threshold") for name in moved)
     held_out = tiny_data()[1]
     frozen = ModelQuantizer.freeze(model)

@@ -28,7 +28,7 @@ def quantized_network():
 
 
 def names_of(model, parameters):
-    return {name for name, each in model.named_parameters() if any(each is other for other in parameters)}
+    return {name for name, parameter in model.named_parameters() if any(parameter is other for other in parameters)}
 
 
 def test_every_parameter_that_learns_is_in_one_group():
@@ -63,7 +63,7 @@ def test_a_float_network_has_one_optimizer():
 
 def test_the_rate_rises_to_its_full_size_and_falls_to_almost_nothing():
     rates = [rate_factor(step, 100, 0.1) for step in range(100)]
-    assert rates[:10] == pytest.approx([each / 10 for each in range(1, 11)])
+    assert rates[:10] == pytest.approx([index / 10 for index in range(1, 11)])
     assert max(rates) == 1.0
     assert all(after < before for before, after in itertools.pairwise(rates[10:]))
     assert 0 < rates[-1] < 1e-3

@@ -132,9 +132,9 @@ def test_processes_share_an_epoch_of_arrays():
     whole = [each for batch in ArrayBatches(arrays, 4, seed=5).epoch(3) for each in batch[0]]
     assert len(whole) == 20
     parts = [ArrayBatches(arrays, 2, seed=5, processes=Processes(rank, 2)) for rank in range(2)]
-    assert [len(each) for each in parts] == [5, 5]
+    assert [len(part) for part in parts] == [5, 5]
     joined = []
-    for batches in zip(*(each.epoch(3) for each in parts), strict=True):
+    for batches in zip(*(part.epoch(3) for part in parts), strict=True):
         joined += [image for pair in zip(*(batch[0] for batch in batches), strict=True) for image in pair]
     assert all(torch.equal(*pair) for pair in zip(whole, joined, strict=True))
 

@@ -35,7 +35,7 @@ def test_names_and_shapes_are_the_published_ones(name):
     network = build_network(name, 10 if name.startswith("cifar") else 1000)
     state = network.state_dict()
     assert len(state) == entries
-    assert sum(each.numel() for each in network.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameters
     assert {key: tuple(state[key].shape) for key in shapes} == shapes
 
 
@@ -52,7 +52,7 @@ def test_every_network_runs_on_any_batch_and_size(name):
 
 def test_one_relu_serves_a_block_in_place():
     block = build_network("resnet18", 2).get_submodule("layer1.0")
-    relus = [each for each in block.modules() if isinstance(each, nn.ReLU)]
+    relus = [module for module in block.modules() if isinstance(module, nn.ReLU)]
     assert len(relus) == 1
     assert relus[0].inplace
 
@@ -63,7 +63,8 @@ def test_the_two_resnet50_differ_where_the_stride_is():
         name: each.shape for name, each in second.state_dict().items()
     }
     strides: list[Any] = [
-        tuple(each.get_submodule(f"layer2.0.{name}").stride for name in ("conv1", "conv2")) for each in (first, second)
+        tuple(value.get_submodule(f"layer2.0.{name}").stride for name in ("conv1", "conv2"))
+        for value in (first, second)
     ]
     assert strides == [((1, 1), (2, 2)), ((2, 2), (1, 1))]
 

@@ -69,7 +69,7 @@ def written_network(network: fx.GraphModule) -> dict[str, Any]:
     """All that a network consists of, without its class."""
     nodes = []
     for node in network.graph.nodes:
-        arguments: Any = fx.node.map_arg((node.args, node.kwargs), lambda argument: _Reference(str(argument.name)))
+        arguments: Any = fx.node.map_arg((node.args, node.kwargs), _reference)
         meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         known = node.meta.get("val")
         values = [_written_value(item) for item in known] if isinstance(known, (list, tuple)) else _written_value(known)
@@ -112,6 +112,10 @@ def read_network(kind: type[fx.GraphModule], content: Mapping[str, Any]) -> fx.G
     made.training = content["training"]
     made.recompile()
     return made
+
+
+def _reference(node: fx.Node) -> Any:
+    return _Reference(str(node.name))
 
 
 def _written_value(value: Any) -> Any:

@@ -40,7 +40,7 @@ def result(model, data, **fields):
 def test_scaling_alone_changes_no_output(has_residual):
     model = network(has_residual=has_residual)
     made = result(model, samples(), nodes_to_exclude=["first", "second"])
-    (facts,) = (each for each in made.report.algorithms if each.name == "AWQ")
+    (facts,) = (algorithm for algorithm in made.report.algorithms if algorithm.name == "AWQ")
     where = "1 Mul inserted" if has_residual else "folded into LayerNormalization norm"
     assert any("first" in each and where in each for each in facts.changed)
     for feed in samples()[:3]:

@@ -25,34 +25,34 @@ def output_error(weight, rounded):
 
 
 def test_scales_lower_the_error_that_is_measured_on_the_inputs():
-    found = find_scaling([WEIGHT], np.abs(INPUTS).mean(axis=0), GRAM, by_groups)
+    scaling = find_scaling([WEIGHT], np.abs(INPUTS).mean(axis=0), GRAM, by_groups)
     before = output_error(WEIGHT, by_groups(WEIGHT))
-    after = output_error(WEIGHT, by_groups(WEIGHT * found.scales) / found.scales)
+    after = output_error(WEIGHT, by_groups(WEIGHT * scaling.scales) / scaling.scales)
     assert after < 0.8 * before
-    assert after / before == pytest.approx(found.error / found.error_before, rel=1e-9)
-    assert np.log(found.scales).mean() == pytest.approx(0, abs=1e-9)
+    assert after / before == pytest.approx(scaling.error / scaling.error_before, rel=1e-9)
+    assert np.log(scaling.scales).mean() == pytest.approx(0, abs=1e-9)
 
 
 def test_layers_that_share_an_input_share_scales():
     layers = [WEIGHT, RNG.standard_normal((20, 64)) * 100]
     together = find_scaling(layers, np.abs(INPUTS).mean(axis=0), GRAM, [by_groups, by_groups])
-    alone = [find_scaling([each], np.abs(INPUTS).mean(axis=0), GRAM, by_groups) for each in layers]
+    alone = [find_scaling([layer], np.abs(INPUTS).mean(axis=0), GRAM, by_groups) for layer in layers]
     assert together.error_before == pytest.approx(np.mean([each.error_before for each in alone]))
     assert together.error < together.error_before
 
 
 def test_nothing_changes_where_nothing_is_gained():
-    found = find_scaling([WEIGHT], np.ones(64), np.eye(64), lambda weight: weight)
-    assert (found.scales == 1).all()
-    assert (found.exponent, found.error) == (0.0, 0.0)
+    scaling = find_scaling([WEIGHT], np.ones(64), np.eye(64), lambda weight: weight)
+    assert (scaling.scales == 1).all()
+    assert (scaling.exponent, scaling.error) == (0.0, 0.0)
 
 
 def test_inputs_that_are_always_zero():
     gram, magnitudes = GRAM.copy(), np.abs(INPUTS).mean(axis=0)
     gram[:, :8], gram[:8], magnitudes[:8] = 0, 0, 0
-    found = find_scaling([WEIGHT], magnitudes, gram, by_groups)
-    assert np.isfinite(found.scales).all()
-    assert (found.scales > 0).all()
+    scaling = find_scaling([WEIGHT], magnitudes, gram, by_groups)
+    assert np.isfinite(scaling.scales).all()
+    assert (scaling.scales > 0).all()
 
 
 def test_clipping_lowers_the_error_of_every_group():
@@ -60,7 +60,7 @@ def test_clipping_lowers_the_error_of_every_group():
     outliers[:, ::32] *= 6
     found = clipped(outliers, GRAM, by_groups, 32)
     blocks = np.stack([GRAM[:32, :32], GRAM[32:, 32:]])
-    before, after = (group_errors(by_groups(each) - outliers, blocks) for each in (outliers, found))
+    before, after = (group_errors(by_groups(value) - outliers, blocks) for value in (outliers, found))
     assert (after <= before * (1 + 1e-9)).all()
     assert after.sum() < 0.9 * before.sum()
     assert (np.abs(found) <= np.abs(outliers)).all()

@@ -76,7 +76,7 @@ def test_the_mean_error_of_a_layer_is_gone(op_type: str) -> None:
     plain = quantize(model, list(data), without("MXFP4E2M1")).model
     result = quantize(model, calibration, config_of("MXFP4E2M1"), num_samples=8)
     assert result.report.algorithms[-1].name == "bias correction"
-    middle = [np.sort(mean_errors(model, each, data), axis=0)[2:6] for each in (plain, result.model)]
+    middle = [np.sort(mean_errors(model, value, data), axis=0)[2:6] for value in (plain, result.model)]
     before, after = (each.mean(axis=0) for each in middle)
     assert np.abs(before).max() > 0.01
     assert np.abs(after).max() < 0.1 * np.abs(before).max()
@@ -89,7 +89,7 @@ def test_nothing_is_corrected_where_nothing_is_lost() -> None:
     data = [RANDOM.integers(0, 2, (1, 8)).astype(np.float32) for _ in range(4)]
     result = quantize(net.model(y), data, config_of("MXINT8"))
     biases = [numpy_helper.to_array(each) for each in result.model.graph.initializer if each.dims == [8]]
-    assert any((each == np.arange(8)).all() for each in biases)
+    assert any((bias == np.arange(8)).all() for bias in biases)
 
 
 def deep_network(seed: int = 1) -> onnx.ModelProto:
@@ -189,8 +189,8 @@ def test_a_correction_that_makes_the_outputs_of_products_worse_is_taken_back():
     plain = without("S8S8_AAWS")
     plain.extra_options.update(Protect="none", WeightsOnly=True)
     expected = quantize(model, list(data), plain)
-    for found, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for output, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
+        np.testing.assert_array_equal(output, wanted)
 
 
 def test_of_corrections_that_make_the_outputs_worse_together_those_that_help_are_kept():
@@ -202,9 +202,9 @@ def test_of_corrections_that_make_the_outputs_worse_together_those_that_help_are
     without_any = without("S8S8_AAWS")
     without_any.extra_options.update(Protect="none", WeightsOnly=True)
     expected = quantize(model, list(data), without_any)
-    for found, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
-        np.testing.assert_array_equal(found, wanted)  # of the class token
+    for output, wanted in zip(outputs(corrected.model, data), outputs(expected.model, data), strict=True):
+        np.testing.assert_array_equal(output, wanted)  # of the class token
     of_plain = [
-        np.array([open_session(each).run(["z"], {"x": x})[0] for x in data]) for each in (model, corrected.model)
+        np.array([open_session(value).run(["z"], {"x": x})[0] for x in data]) for value in (model, corrected.model)
     ]
     np.testing.assert_allclose((of_plain[1] - of_plain[0]).mean(axis=(0, 1, 2)), 0, atol=5e-3)

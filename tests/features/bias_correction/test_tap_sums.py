@@ -158,6 +158,6 @@ def test_an_error_that_needs_an_array_is_made_once(monkeypatch: pytest.MonkeyPat
         return rounding_error(x, choice)
 
     monkeypatch.setattr(module, "rounding_error", counted)
-    wanted = [(Taps(WINDOWS[each], axis=1), choice) for each in ("one tap", "plain", "padded") for choice in OTHERS]
+    wanted = [(Taps(WINDOWS[value], axis=1), choice) for value in ("one tap", "plain", "padded") for choice in OTHERS]
     assert len(dict(tap_sums(input_of(wanted[0][0], (8, 9)), wanted))) == len(wanted)
     assert len(made) == len(set(made)) == len(OTHERS[2:])

@@ -115,8 +115,10 @@ def test_the_errors_are_those_on_the_float_networks_activations() -> None:
     last = list(choices)[-1].node
     correct_biases(network, choices, [(x,)], OPTIONS)
     alone = prepared(model, x)
-    correct_biases(alone, {reader: each for reader, each in choices.items() if reader.node == last}, [(x,)], OPTIONS)
-    biases = [dict(each.named_parameters())["2.bias"] for each in (network, alone)]
+    correct_biases(
+        alone, {reader: choice for reader, choice in choices.items() if reader.node == last}, [(x,)], OPTIONS
+    )
+    biases = [dict(value.named_parameters())["2.bias"] for value in (network, alone)]
     torch.testing.assert_close(biases[0], biases[1])
 
 
@@ -190,7 +192,7 @@ def test_biases_that_are_given_change_nothing_and_train() -> None:
     before = network(x)
     names = {name for name, _ in network.named_parameters()}
     give_biases(network)
-    given = {name: each for name, each in network.named_parameters() if name not in names}
+    given = {name: parameter for name, parameter in network.named_parameters() if name not in names}
     assert {name: tuple(each.shape) for name, each in given.items()} == {"0.bias": (6,), "2.bias": (4,)}
     assert torch.equal(network(x), before)
     network(x).sum().backward()

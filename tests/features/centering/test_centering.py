@@ -32,8 +32,8 @@ def test_the_output_stays_as_it_is(attributes, has_bias):
     graph = ir.serde.deserialize_model(model)
     (node,) = list(graph.graph)
     center(graph, node, rng.normal(size=8).astype(np.float32))
-    (before,), (after,) = (list(run_model(each, feed).values()) for each in (model, ir.serde.serialize_model(graph)))
-    assert [each.op_type for each in graph.graph] == [*(["Pad"] if "pads" in attributes else []), "Sub", "Conv"]
+    (before,), (after,) = (list(run_model(value, feed).values()) for value in (model, ir.serde.serialize_model(graph)))
+    assert [node.op_type for node in graph.graph] == [*(["Pad"] if "pads" in attributes else []), "Sub", "Conv"]
     np.testing.assert_allclose(after, before, atol=1e-4)
 
 
@@ -59,13 +59,13 @@ def result(model, preset: str = "MXFP8E4M3", *, has_data: bool = True, **options
 
 
 def facts(of):
-    return next(each for each in of.report.algorithms if each.name == "centering")
+    return next(algorithm for algorithm in of.report.algorithms if algorithm.name == "centering")
 
 
 @pytest.mark.parametrize("preset", ["MXFP8E4M3", "MXFP6E2M3", "MX6", "FP8E4M3", "NVFP4", "MXFP4E2M1"])
 def test_differences_of_steady_channels_survive(preset):
-    plain, centered = (result(edges(1.0), preset, Centering=each) for each in (False, True))
-    before, after = (min(each.sqnr_db for each in found.report.outputs) for found in (plain, centered))
+    plain, centered = (result(edges(1.0), preset, Centering=value) for value in (False, True))
+    before, after = (min(output.sqnr_db for output in value.report.outputs) for value in (plain, centered))
     assert [each.partition(":")[0] for each in facts(centered).changed] == ["edges"]
     assert after > before + 6
 

@@ -38,8 +38,8 @@ def test_a_depthwise_triple_meets_at_the_cube_root_in_one_step() -> None:
     first, depthwise, last = weights(before)
     mean = np.cbrt(of_outputs(first) * of_outputs(depthwise) * of_inputs(last))
     first, depthwise, last = weights(after)
-    for found in (of_outputs(first), of_outputs(depthwise), of_inputs(last)):
-        np.testing.assert_allclose(found, mean, rtol=1e-5)
+    for value in (of_outputs(first), of_outputs(depthwise), of_inputs(last)):
+        np.testing.assert_allclose(value, mean, rtol=1e-5)
     assert len(facts.changed) == 2
 
 

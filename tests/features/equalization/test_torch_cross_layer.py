@@ -280,7 +280,7 @@ def test_a_dead_channel_stays() -> None:
         weight_of(model, 0)[2] = 0
         weight_of(model, 2)[:, 3] = 0
     network, _ = equalized(model, x)
-    assert all(torch.isfinite(each).all() for each in network.parameters())
+    assert all(torch.isfinite(parameter).all() for parameter in network.parameters())
     assert_close(network(x), model(x))
 
 

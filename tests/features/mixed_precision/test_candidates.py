@@ -32,7 +32,10 @@ def network() -> ir.Model:
 def found(**options):
     model = network()
     names = [str(node.name) for node in model.graph]
-    return {each.layer: (each.weights, each.macs) for each in candidates(model, names, MixOptions(LOW, **options))}
+    return {
+        candidate.layer: (candidate.weights, candidate.macs)
+        for candidate in candidates(model, names, MixOptions(LOW, **options))
+    }
 
 
 def test_weights_and_multiplications():
@@ -50,7 +53,7 @@ def test_unknown_shapes_are_not_counted():
     net = Net()
     x = net.input("x", (1, 4, "height", 8))
     model = load(net.model(net.conv(x, (4, 6), name="conv"))).model
-    assert [each.macs for each in candidates(model, ["conv"], MixOptions(LOW))] == [None]
+    assert [candidate.macs for candidate in candidates(model, ["conv"], MixOptions(LOW))] == [None]
 
 
 def test_operators_and_names_choose():

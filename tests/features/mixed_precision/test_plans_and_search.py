@@ -148,16 +148,16 @@ def test_the_exact_choice_is_the_best_of_all_subsets(seed):
     count = int(random.integers(1, 11))
     harm, saved = random.random(count), random.integers(0, 30, count)
     wanted = float(random.integers(0, saved.sum() + 4))
-    enough = [each for each in subsets(count) if saved[list(each)].sum() >= wanted]
+    enough = [subset for subset in subsets(count) if saved[list(subset)].sum() >= wanted]
     exact, greedy = least_harm(harm, saved, wanted), least_harm_greedy(harm, saved, wanted)
     if not enough:
         assert exact is None
         assert greedy is None
         return
     best = min(harm[list(each)].sum() for each in enough)
-    for found in (exact, greedy):
-        assert saved[list(found)].sum() >= wanted
-        assert harm[list(found)].sum() >= best - 1e-12
+    for value in (exact, greedy):
+        assert saved[list(value)].sum() >= wanted
+        assert harm[list(value)].sum() >= best - 1e-12
     assert harm[list(exact)].sum() == pytest.approx(best)
 
 

@@ -70,9 +70,9 @@ def plain_classifier() -> Layers:
 @pytest.mark.parametrize("target", list(Target), ids=lambda each: each.value)
 def test_a_plain_classifier_has_nothing_to_protect(target: Target) -> None:
     net = plain_classifier()
-    found = find_structures(loaded(net, "gemm_out"), target)
-    assert found.kept_float == {}
-    assert not found.has_float_products
+    structures = find_structures(loaded(net, "gemm_out"), target)
+    assert structures.kept_float == {}
+    assert not structures.has_float_products
 
 
 @pytest.mark.parametrize("model", [conv_bn_relu(), residual()], ids=["conv_bn_relu", "residual"])
@@ -275,10 +275,10 @@ def normalized_network(is_decomposed: bool, count: int = 2) -> Layers:
 @pytest.mark.parametrize("target", [RUNTIME, NPU_TRANSFORMER], ids=lambda each: each.value)
 def test_between_the_products_of_a_normalized_network_all_is_float(is_decomposed: bool, target: Target) -> None:
     net = normalized_network(is_decomposed)
-    found = find_structures(loaded(net, "head_out"), target)
+    structures = find_structures(loaded(net, "head_out"), target)
     products = {"table", "head", "up0", "down0", "up1", "down1"}
-    assert found.kept_float == dict.fromkeys({node.name for node in net.nodes} - products, NORMALIZED)
-    assert found.has_float_products
+    assert structures.kept_float == dict.fromkeys({node.name for node in net.nodes} - products, NORMALIZED)
+    assert structures.has_float_products
 
 
 def mean_square(net: Net, x: str) -> str:
@@ -318,7 +318,7 @@ def by_sums(net: Net, x: str) -> str:
     square = net.node("Mul", net.reduce("ReduceSum", net.node("Mul", x, x), [-1], keepdims=0), share)
     variance = net.node("Relu", net.node("Sub", square, net.node("Mul", mean, mean)))
     shape = net.constant(np.array([1, 6, 1]))
-    mean, variance = (net.node("Expand", net.node("Reshape", each, shape), shape) for each in (mean, variance))
+    mean, variance = (net.node("Expand", net.node("Reshape", value, shape), shape) for value in (mean, variance))
     root = net.node("Sqrt", net.node("Add", variance, net.constant(1e-6)))
     gain = net.node("Mul", net.node("Reciprocal", root), net.weight(32))
     return net.node("Add", net.node("Mul", net.node("Sub", x, mean), gain), net.weight(32))
@@ -342,9 +342,9 @@ def test_normalizations_are_recognised_in_all_their_forms(norm) -> None:
     for i in range(2):
         x = net.node("Add", x, net.node("MatMul", norm(net, x), net.weight(32, 32), name=f"down{i}"))
     net.node("MatMul", x, net.weight(32, 32), name="head")
-    found = find_structures(loaded(net, "head_out"), RUNTIME)
-    assert found.has_float_products
-    assert set(found.kept_float) == {node.name for node in net.nodes} - {"down0", "down1", "head"}
+    structures = find_structures(loaded(net, "head_out"), RUNTIME)
+    assert structures.has_float_products
+    assert set(structures.kept_float) == {node.name for node in net.nodes} - {"down0", "down1", "head"}
 
 
 def test_a_recurrent_layer_of_a_normalized_network_has_integer_weights() -> None:
@@ -354,9 +354,9 @@ def test_a_recurrent_layer_of_a_normalized_network_has_integer_weights() -> None
         x = net.node("MatMul", by_power(net, x), net.weight(32, 32), name=f"up{i}")
     x = net.node("GRU", x, net.weight(1, 48, 32), net.weight(1, 48, 16), hidden_size=16, name="gru")
     net.node("MatMul", x, net.weight(16, 32), name="head")
-    found = find_structures(loaded(net, "head_out"), RUNTIME)
-    assert found.has_float_products
-    assert "gru" not in found.kept_float
+    structures = find_structures(loaded(net, "head_out"), RUNTIME)
+    assert structures.has_float_products
+    assert "gru" not in structures.kept_float
 
 
 def test_a_mean_without_a_root_is_no_normalization() -> None:
@@ -386,9 +386,9 @@ def test_nothing_is_quantized_inside_a_rotary_embedding() -> None:
 @pytest.mark.parametrize("is_decomposed", [False, True], ids=["one_node", "decomposed"])
 def test_one_normalization_makes_no_normalized_network(is_decomposed: bool) -> None:
     net = normalized_network(is_decomposed, count=1)
-    found = find_structures(loaded(net, "head_out"), RUNTIME)
-    assert of_reason(found.kept_float, NORMALIZED) == set()
-    assert not found.has_float_products
+    structures = find_structures(loaded(net, "head_out"), RUNTIME)
+    assert of_reason(structures.kept_float, NORMALIZED) == set()
+    assert not structures.has_float_products
 
 
 def test_an_npu_for_convolutional_networks_keeps_its_residual_stream() -> None:
@@ -535,10 +535,10 @@ def test_a_recurrent_layer_has_weights_and_multiplies_at_every_step() -> None:
 def test_the_input_of_the_last_product_over_a_vocabulary_stays_in_float(words: int, target: Target) -> None:
     net = normalized_network(is_decomposed=False)
     net.node("MatMul", "residual1_out", net.constant(np.zeros((32, words), np.float32)), name="words")
-    found = find_structures(loaded(net, "words_out"), target)
+    structures = find_structures(loaded(net, "words_out"), target)
     is_expected = words == 8192 and target is NPU_TRANSFORMER
-    assert found.weights_only == (("words",) if is_expected else ())
-    assert "words" not in found.kept_float
+    assert structures.weights_only == (("words",) if is_expected else ())
+    assert "words" not in structures.kept_float
 
 
 def test_a_product_over_a_vocabulary_has_a_quantized_weight_and_a_float_input() -> None:
@@ -548,5 +548,5 @@ def test_a_product_over_a_vocabulary_has_a_quantized_weight_and_a_float_input() 
     config = get_default_config("INT8_TRANSFORMER_DEFAULT")
     config.include_sq, config.extra_options["Protect"] = False, "structures"
     plan = quantize(net.model("words_out"), samples, config).report.plan
-    roles = [each.role for each in plan for reader in each.readers if reader.node == "words"]
+    roles = [tensor.role for tensor in plan for reader in tensor.readers if reader.node == "words"]
     assert roles == [Role.WEIGHT]

@@ -29,9 +29,9 @@ def made(kind, config):
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
-        for name, each in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if "norm" in name or "ln_" in name:  # gains and shifts that matter
-                each.add_(torch.linspace(-0.3, 0.5, each.numel()))
+                parameter.add_(torch.linspace(-0.3, 0.5, parameter.numel()))
     return model
 
 
@@ -75,7 +75,7 @@ def test_folded_rotations_change_weights_and_not_the_model(build):
     assert len(facts.changed) == (22 if r3 else 15)
     assert rotated.lm_head.weight is not rotated.get_input_embeddings().weight
     assert not work.architecture.is_tied
-    first, other = (each.get_input_embeddings().weight.detach() for each in (model, rotated))
+    first, other = (value.get_input_embeddings().weight.detach() for value in (model, rotated))
     np.testing.assert_allclose(first.norm(dim=1), other.norm(dim=1), rtol=1e-5)
     assert (first - other).abs().max() > 0.01
 
@@ -96,7 +96,7 @@ def test_inputs_are_rotated_before_they_are_quantized():
             linear = layer.get_submodule(path)
             assert isinstance(linear, QuantizedLinear)
             assert getattr(linear.rotation, "size", 0) == size
-    facts = [name for each in result.quark.facts for name in each.changed]
+    facts = [name for fact in result.quark.facts for name in fact.changed]
     assert "model.layers.0.mlp.down_proj: its input" in facts
     exact = copy.deepcopy(result)
     plain = dict(model.named_modules())

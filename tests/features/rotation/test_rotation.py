@@ -61,8 +61,8 @@ def test_two_factors_are_an_orthogonal_matrix_and_far_smaller(size):
     first = np.eye(1) if left is None else left
     assert len(first) * len(right) == size
     assert len(first) + len(right) < 300
-    for each in (first, right):
-        np.testing.assert_allclose(each @ each.T, np.eye(len(each)), atol=1e-12)
+    for value in (first, right):
+        np.testing.assert_allclose(value @ value.T, np.eye(len(value)), atol=1e-12)
     x = np.random.default_rng(0).standard_normal(size)
     if size < 2000:
         np.testing.assert_allclose((first.T @ x.reshape(len(first), -1) @ right).ravel(), x @ product(left, right))
@@ -120,7 +120,7 @@ def rotated(tmp_path, pairs=PAIRS, model=None, **options):
 
 def test_the_float_network_stays_the_same_and_the_report_names_the_nodes(tmp_path):
     result, samples = rotated(tmp_path, WeightsOnly=True, OpTypesToQuantize=["Conv"])
-    (facts,) = (each for each in result.report.algorithms if each.name == "rotation")
+    (facts,) = (algorithm for algorithm in result.report.algorithms if algorithm.name == "rotation")
     assert facts.changed[0] == "embed: its output"
     assert len(facts.changed) == 6
     for sample in samples:

@@ -38,8 +38,8 @@ def test_clipped_ranges_give_finer_scales_with_the_same_codes_as_the_result() ->
     learned = learned_weight(weight, spec, has_clipping=True)
     before = learned.result().parameters.scale
     with torch.no_grad():
-        for each in learned.clips:
-            each.fill_(0.75)
+        for clip in learned.clips:
+            clip.fill_(0.75)
     found = learned.result()
     assert (found.parameters.scale < 0.76 * before).all()
     codes = found.values / torch.from_numpy(found.parameters.scale).repeat_interleave(32, 1)

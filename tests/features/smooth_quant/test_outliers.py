@@ -56,7 +56,7 @@ def test_a_split_product_computes_the_same(samples) -> None:
     rest = str(products[0].inputs[0].name)
     assert known[rest].reach[OUTLIER] == 0
     assert known[rest].reach.max() < 2
-    before, after = (open_session(each).run(None, samples[0])[0] for each in (network(), model))
+    before, after = (open_session(value).run(None, samples[0])[0] for value in (network(), model))
     np.testing.assert_allclose(after, before, atol=1e-5)
 
 
@@ -66,9 +66,11 @@ def test_ordinary_tokens_survive_a_massive_one(samples) -> None:
         config = get_default_config("INT8_TRANSFORMER_DEFAULT")
         config.extra_options.update(SmoothAlpha=alpha, Protect="none")
         result = quantize(network(), samples, config)
-        exact, found = (open_session(each) for each in (network(), result.model))
+        exact, found = (open_session(value) for value in (network(), result.model))
         errors.append(
-            np.mean([np.square(found.run(None, each)[0] - exact.run(None, each)[0])[:, 2:].mean() for each in samples])
+            np.mean(
+                [np.square(found.run(None, sample)[0] - exact.run(None, sample)[0])[:, 2:].mean() for sample in samples]
+            )
         )
     assert errors[0] < errors[1] / 30
 

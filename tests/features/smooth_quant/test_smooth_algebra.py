@@ -87,13 +87,13 @@ def test_the_estimate_is_the_error_of_rounding(alpha, is_symmetric, is_per_chann
 
 def test_the_search_finds_the_alpha_that_rounds_best():
     x, weight, steps = activations(), weights(), Steps(is_symmetric=True)
-    found = find_smoothing([layer(weight)], statistics(x), None, steps)
+    smoothing = find_smoothing([layer(weight)], statistics(x), None, steps)
     reaches = np.abs(x).max(0), np.abs(weight).max(1)
     errors = [measured_error(x, weight, smoothing_scales(*reaches, alpha), steps) for alpha in ALPHAS]
-    assert 10 * np.log10(measured_error(x, weight, found.scales, steps) / min(errors)) < 0.5
-    assert found.gain_db > 6
+    assert 10 * np.log10(measured_error(x, weight, smoothing.scales, steps) / min(errors)) < 0.5
+    assert smoothing.gain_db > 6
     for alpha in ALPHAS:
-        assert found.error <= find_smoothing([layer(weight)], statistics(x), alpha, steps).error
+        assert smoothing.error <= find_smoothing([layer(weight)], statistics(x), alpha, steps).error
 
 
 def test_what_samples_did_not_show_calls_for_a_lower_alpha():
@@ -130,8 +130,8 @@ def test_groups_are_blocks_of_a_matrix():
     scales = random.uniform(0.5, 2, CHANNELS)
     for is_per_channel in (True, False):
         grouped, dense = (
-            estimated_error([each], statistics(activations()), scales, Steps(is_per_channel))
-            for each in (LayerWeight.of(blocks[..., None]), layer(whole))
+            estimated_error([value], statistics(activations()), scales, Steps(is_per_channel))
+            for value in (LayerWeight.of(blocks[..., None]), layer(whole))
         )
         assert grouped == pytest.approx(dense, rel=1e-5)
 
@@ -139,7 +139,7 @@ def test_groups_are_blocks_of_a_matrix():
 def test_a_wide_layer_is_estimated_from_some_of_its_outputs():
     weight = np.tile(weights(), (1, 40))
     wide, narrow = (
-        find_smoothing([layer(each)], statistics(activations()), 0.5, Steps()) for each in (weight, weights())
+        find_smoothing([layer(value)], statistics(activations()), 0.5, Steps()) for value in (weight, weights())
     )
     np.testing.assert_allclose(wide.scales, narrow.scales)
     assert wide.gain_db == pytest.approx(narrow.gain_db, abs=0.5)
@@ -147,9 +147,9 @@ def test_a_wide_layer_is_estimated_from_some_of_its_outputs():
 
 def test_layers_without_anything_in_them_have_no_error():
     empty = layer(np.zeros((CHANNELS, OUTPUTS)))
-    found = find_smoothing([empty], statistics(activations()), None, Steps())
-    assert (found.scales == 1).all()
-    assert found.gain_db == 0
+    smoothing = find_smoothing([empty], statistics(activations()), None, Steps())
+    assert (smoothing.scales == 1).all()
+    assert smoothing.gain_db == 0
 
 
 def test_a_weight_has_four_axes():

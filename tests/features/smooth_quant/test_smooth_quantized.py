@@ -58,7 +58,7 @@ def sqnr(model, result):
 
 
 def facts(result):
-    return next(each for each in result.report.algorithms if each.name == "SmoothQuant")
+    return next(algorithm for algorithm in result.report.algorithms if algorithm.name == "SmoothQuant")
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "U8S8_AAWS"])

@@ -85,10 +85,10 @@ def test_halves_merge_into_the_whole(cut):
 
 
 def test_nothing_observed_is_nothing_known():
-    found = ChannelMoments(1)
-    found.observe(np.zeros((0, 5, 2), np.float32))
-    found.end_of_sample()
-    assert found.statistics.count == found.statistics.reach.size == 0
+    moments = ChannelMoments(1)
+    moments.observe(np.zeros((0, 5, 2), np.float32))
+    moments.end_of_sample()
+    assert moments.statistics.count == moments.statistics.reach.size == 0
 
 
 def test_silent_channels_exceed_nothing():

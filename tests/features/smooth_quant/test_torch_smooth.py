@@ -64,8 +64,8 @@ def norm(**options: Any) -> nn.LayerNorm:
 
 def statistics_of(network: Network, x: torch.Tensor) -> dict[str, ChannelStatistics]:
     wanted = {name: ChannelMoments(axis) for name, axis in smooth_tensors(network).items()}
-    found = survey(network, wanted, [(x,)], SMOOTH_SAMPLES)
-    return {name: moments.statistics for name, moments in found.items()}
+    surveyed = survey(network, wanted, [(x,)], SMOOTH_SAMPLES)
+    return {name: moments.statistics for name, moments in surveyed.items()}
 
 
 def smoothed(model: nn.Module, x: torch.Tensor, alpha: float | None = 0.5) -> tuple[Network, AlgorithmFacts]:
@@ -109,7 +109,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
-        mixed = functional.scaled_dot_product_attention(*(self.heads(each(y)) for each in (self.q, self.k, self.v)))
+        mixed = functional.scaled_dot_product_attention(*(self.heads(value(y)) for value in (self.q, self.k, self.v)))
         x = x + self.gain * self.out(mixed.transpose(1, 2).flatten(2))
         return torch.as_tensor(x + self.mlp(self.second(x)))
 
@@ -213,7 +213,7 @@ def test_half_precision_stays_half_precision() -> None:
     model, x = Three().half(), tokens().half()
     network, facts = smoothed(model, x)
     assert facts.changed
-    assert {each.dtype for each in network.parameters()} == {torch.float16}
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float16}
     torch.testing.assert_close(network(x), model(x), rtol=0, atol=2e-2 * float(model(x).detach().abs().max()))
 
 

@@ -25,7 +25,7 @@ def first_cells():
 
 
 def test_every_field_and_option_has_one_row(first_cells):
-    names = [each.name for each in fields(QuantizationConfig)]
+    names = [field.name for field in fields(QuantizationConfig)]
     assert sorted(first_cells) == sorted([*names, *OPTIONS])
     assert set(FIELD_DOCS) == set(names)
 

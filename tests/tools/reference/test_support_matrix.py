@@ -27,7 +27,7 @@ def test_cells_are_what_becomes_of_a_network(cells, preset):
     config.extra_options["VerdictMemoryLimit"] = 0
     report = quantize(quark.demo.network_path(), IMAGES, config).report
     quantized = {report.op_types[name] for name in report.quantized_nodes}
-    skipped = {each.op_type for each in report.plan.skipped}
+    skipped = {node.op_type for node in report.plan.skipped}
     assert quantized
     assert all(cells[preset][op_type] in ("yes", "moves") for op_type in quantized)
     assert all(cells[preset][op_type] not in ("yes", "moves") for op_type in skipped)
@@ -39,9 +39,9 @@ def test_asked_means_that_asking_for_it_helps(cells):
 
 
 def test_every_preset_without_training_has_a_column(cells):
-    plain = {name for name, each in PRESETS.items() if not each.is_trained}
+    plain = {name for name, preset in PRESETS.items() if not preset.is_trained}
     assert {name for name in cells if name != "WeightsOnly"} == plain - {name for name in plain if "_MIXED_" in name}
-    assert all(set(each) == set(OPERATORS) for each in cells.values())
+    assert all(set(cell) == set(OPERATORS) for cell in cells.values())
 
 
 def test_formats_are_written_as_files_have_them():

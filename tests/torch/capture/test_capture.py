@@ -40,11 +40,11 @@ def test_training_is_that_of_the_model(kind: str) -> None:
     expected = model(x)
     torch.manual_seed(3)
     assert torch.equal(network(x), expected)
-    statistics = {name: each for name, each in network.named_buffers() if "running" in name}
+    statistics = {name: buffer for name, buffer in network.named_buffers() if "running" in name}
     assert statistics
-    for name, each in model.named_buffers():
+    for name, buffer in model.named_buffers():
         if name in statistics:
-            assert torch.equal(statistics[name], each), name
+            assert torch.equal(statistics[name], buffer), name
 
 
 @pytest.mark.parametrize("form", ["program", "module", "training program"])
@@ -147,7 +147,7 @@ def test_tied_weights_stay_tied() -> None:
             return self.second(self.first(x))
 
     network = captured(Tied(), torch.rand(2, 4))
-    assert len({id(each) for each in network.parameters()}) == 1
+    assert len({id(parameter) for parameter in network.parameters()}) == 1
 
 
 def test_what_is_no_model_is_refused() -> None:

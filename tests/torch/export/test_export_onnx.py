@@ -88,16 +88,16 @@ def test_a_file_gives_what_the_network_gives(name: str, style: str, exported) ->
     assert relative_error(run(report.path, x), expected) < TOLERANCE
     assert relative_error(run(report.path, x, has_library=False), expected) < TOLERANCE
     assert relative_error(run(report.path, x, has_optimizations=False), expected) < TOLERANCE
-    wanted = {(each.tensor, each.role) for each in network.plan}
-    assert Counter(role for _, role in wanted) <= Counter(each.role for each in report.plan)
+    wanted = {(tensor.tensor, tensor.role) for tensor in network.plan}
+    assert Counter(role for _, role in wanted) <= Counter(tensor.role for tensor in report.plan)
 
 
 @pytest.mark.parametrize("style", ["int8", "bfp16"])
 def test_weights_of_linear_layers_are_constants_of_the_product(style: str, exported) -> None:
     """No Transpose stands between a stored weight and its MatMul, and axes are those of the turned weight."""
     report = exported("attention", style)
-    weights = {each.tensor: each for each in report.plan if each.role is Role.WEIGHT}
-    assert set(weights) == {f"{each}.weight" for each in ("query", "key", "value", "out", "head")}
+    weights = {tensor.tensor: tensor for tensor in report.plan if tensor.role is Role.WEIGHT}
+    assert set(weights) == {f"{value}.weight" for value in ("query", "key", "value", "out", "head")}
     assert weights["query.weight"].choice.axis == (0 if style == "bfp16" else 1)
     assert weights["head.weight"].choice.axis == (1 if style == "bfp16" else 0)  # Gemm turns by itself
     graph = onnx.load(report.path).graph
@@ -145,14 +145,14 @@ def test_convolutions_become_integer_kernels(name: str, style: str, count: int, 
 )
 def test_the_opset_is_the_oldest_that_will_do(name: str, style: str, opset: int, exported) -> None:
     report = exported(name, style)
-    imports = {each.domain: each.version for each in onnx.load(report.path).opset_import}
+    imports = {opset.domain: opset.version for opset in onnx.load(report.path).opset_import}
     assert imports[""] == report.opset == opset
 
 
 @pytest.mark.parametrize(("name", "opset"), [("plain", 14), ("residual", 14), ("attention", 17)])
 def test_an_older_opset_is_converted(name: str, opset: int, tmp_path: Path) -> None:
     report = write_onnx(frozen_network(name, "int8"), example_of(name), tmp_path / "n.onnx", opset=opset)
-    assert {each.version for each in onnx.load(report.path).opset_import if not each.domain} == {opset}
+    assert {opset.version for opset in onnx.load(report.path).opset_import if not opset.domain} == {opset}
     assert report.opset == opset
     assert report.parity is not None
     assert report.parity.sqnr_db > 60
@@ -209,14 +209,14 @@ def test_a_network_that_still_trains_is_frozen_in_a_copy(tmp_path: Path, caplog:
     network.train()
     with caplog.at_level(logging.INFO, "quark.torch.export"):
         report = write_onnx(network, torch.randn(1, 3, 4, 4), tmp_path / "n.onnx")
-    assert [each for each in caplog.messages if "frozen copy" in each]
+    assert [message for message in caplog.messages if "frozen copy" in message]
     assert network.training
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     x = torch.randn(3, 3, 4, 4)
     assert relative_error(run(report.path, x), outputs_of(ModelQuantizer.freeze(network), (x,))) < TOLERANCE
     graph = onnx.load(report.path).graph
     assert {node.name for node in graph.node if node.op_type in ("Conv", "Gemm")} == {"0", "5"}
-    assert {each.tensor for each in report.plan if each.role is Role.WEIGHT} == {"0.weight", "5.weight"}
+    assert {tensor.tensor for tensor in report.plan if tensor.role is Role.WEIGHT} == {"0.weight", "5.weight"}
 
 
 class TwoInputs(torch.nn.Module):
@@ -291,7 +291,7 @@ def test_the_model_exporter_makes_its_folder_and_writes_json_beside(
         path = exporter.export_onnx_model(network, example_of("plain", 1))
     assert path == folder / "quark_model.onnx"
     assert path.is_file()
-    assert [each for each in caplog.messages if "agree" in each]
+    assert [message for message in caplog.messages if "agree" in message]
     content = json.loads((folder / "quark_model.json").read_text())
     assert content["parity"]["agreement"] == 1.0
     assert len(content["plan"]["tensors"]) >= len(network.plan.tensors)
@@ -310,11 +310,11 @@ def test_export_onnx_takes_the_folder_and_the_inputs_as_amd_quark_does(
     report = export_onnx(network, tmp_path / "a" / "b", (x,), 18, *names, True, False, None, True, True)
     assert report.path == tmp_path / "a" / "b" / "quark_model.onnx"
     session = open_session(report.path, threads=1)
-    assert [each.name for each in session.get_inputs()] == names[0]
-    assert [each.name for each in session.get_outputs()] == names[1]
+    assert [input_.name for input_ in session.get_inputs()] == names[0]
+    assert [output.name for output in session.get_outputs()] == names[1]
     assert report.opset == 18
     assert relative_error(session.run(None, {"image": x.numpy()}), outputs_of(network, (x,))) < TOLERANCE
-    assert "image" in {each.tensor for each in report.plan}
+    assert "image" in {tensor.tensor for tensor in report.plan}
     assert "QuantizeLinear(image" in capsys.readouterr().out
     with pytest.raises(InvalidValueError, match=r"input_names \['a', 'b'\]: expected at most 1"):
         export_onnx(network, tmp_path, x, input_names=["a", "b"])

@@ -64,7 +64,9 @@ def test_a_file_computes_what_the_network_does(kind: str, name: str, tmp_path: P
         expected = quantizer.freeze(network)(x).numpy()
     assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
     formats = {
-        str(each.choice).partition(" ")[0] for each in read_plan(tmp_path / "network.onnx") if each.role is Role.WEIGHT
+        str(tensor.choice).partition(" ")[0]
+        for tensor in read_plan(tmp_path / "network.onnx")
+        if tensor.role is Role.WEIGHT
     }
     expected_formats = {"GROUPS": {"int4", "int8"}, "WIDE_RANGE": {"fp8_e5m2"}}.get(name, {"fp8_e4m3"})
     assert formats <= expected_formats
@@ -75,7 +77,7 @@ def test_a_file_computes_what_the_network_does(kind: str, name: str, tmp_path: P
 def test_training_lowers_the_loss_and_scales_follow_the_weights(name: str) -> None:
     quantizer = ModelQuantizer(globals()[name])
     network = quantizer.quantize_model(trained("resnet"), [images(8)]).train()
-    before = {path: each.clone() for path, each in network.named_buffers() if path.endswith(".scale")}
+    before = {path: buffer.clone() for path, buffer in network.named_buffers() if path.endswith(".scale")}
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-2)
     x, target, losses = images(8), torch.zeros(8, dtype=torch.long), []
     for _ in itertools.repeat(None, 6):
@@ -93,7 +95,7 @@ def test_first_and_last_layers_are_kept_wider() -> None:
     narrow = config(OCP_MXFP4Spec(), OCP_MXFP4Spec(), keep_first_last="mxfp8_e4m3")
     assert Config.from_dict(narrow.to_dict()).keep_first_last == "mxfp8_e4m3"
     network = ModelQuantizer(narrow).quantize_model(trained("resnet"), [images(4)])
-    weights = {each.tensor: each.choice.format for each in network.plan if each.role is Role.WEIGHT}
+    weights = {tensor.tensor: tensor.choice.format for tensor in network.plan if tensor.role is Role.WEIGHT}
     wide = [name for name, format in weights.items() if format == "mxfp8_e4m3"]
     assert wide == [next(iter(weights)), list(weights)[-1]]
     with pytest.raises(UnknownNameError, match="mxfp8_e4m3"):

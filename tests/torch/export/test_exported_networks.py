@@ -25,7 +25,7 @@ torch.set_num_threads(1)
     ("kind", "name"),
     [
         *(("resnet", "non-overflow"), ("mobilenet", "tqt"), ("unet", "non-overflow")),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("resnet", "tqt"), ("unet", "tqt"))),
+        *(pytest.param(*value, marks=pytest.mark.slow) for value in (("resnet", "tqt"), ("unet", "tqt"))),
     ],
 )
 def test_a_file_for_an_npu_passes_the_linter(kind: str, name: str, tmp_path: Path) -> None:

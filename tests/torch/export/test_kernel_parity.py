@@ -29,7 +29,7 @@ def test_without_rounding_of_activations_a_network_is_close_and_stays_as_it_was(
     exact = reference.run_in_float(inputs)[0]
     assert 0 < abs(exact - before).max() < 0.2 * abs(before).max()
     assert (outputs_of(network, inputs)[0] == before).all()
-    assert not any(each._forward_hooks for each in network.modules() if isinstance(each, Quantizer))
+    assert not any(module._forward_hooks for module in network.modules() if isinstance(module, Quantizer))
 
 
 @pytest.mark.parametrize(

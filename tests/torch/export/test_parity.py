@@ -53,19 +53,19 @@ def test_a_wrong_scale_of_a_weight_names_its_layer(layer, exported, tmp_path) ->
     batches = samples_around((example_of("plain"),), [{0}])
     with pytest.raises(ParityError, match=f"first layer that differs.*'{layer}'") as info:
         check_parity(network, wrong, batches, values)
-    found = info.value.report.first_divergence
-    assert found is not None
-    assert found.layer == layer
-    assert found.tensor == LAYERS[layer]
-    assert found.sqnr_db < LAYER_SQNR_DB
+    divergence = info.value.report.first_divergence
+    assert divergence is not None
+    assert divergence.layer == layer
+    assert divergence.tensor == LAYERS[layer]
+    assert divergence.sqnr_db < LAYER_SQNR_DB
 
 
 def test_a_wrong_scale_of_an_activation_names_the_layer_that_reads_it(exported, tmp_path) -> None:
     network, path, values = exported
     wrong = broken(path, "relu_scale", 1.02, tmp_path / "wrong.onnx")
-    found = first_divergence(network, wrong, (example_of("plain"),), values)
-    assert found is not None
-    assert found.layer == "features.2"
+    divergence = first_divergence(network, wrong, (example_of("plain"),), values)
+    assert divergence is not None
+    assert divergence.layer == "features.2"
 
 
 def test_the_right_file_diverges_nowhere(exported) -> None:
@@ -87,7 +87,9 @@ def test_a_wrong_export_is_refused_and_the_file_left(monkeypatch, tmp_path) -> N
     """The plan is given another scale on its way into the file."""
 
     def insert(model, plan, options):
-        weight = next(each for each in model.graph.initializers.values() if each.name == "features.2.weight")
+        weight = next(
+            initializer for initializer in model.graph.initializers.values() if initializer.name == "features.2.weight"
+        )
         weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(2))
         real_insert(model, plan, options)
 
@@ -108,7 +110,7 @@ def test_samples_begin_with_the_example_and_integers_stay() -> None:
     assert torch.equal(batch[0][:3], x)
     assert not torch.equal(batch[0][3:6], x)
     assert torch.equal(batch[1], torch.arange(SAMPLES) % 3)
-    assert [each[0].shape[0] for each in samples_around((x, ids), [set(), set()])] == [3, 3]
+    assert [inputs[0].shape[0] for inputs in samples_around((x, ids), [set(), set()])] == [3, 3]
 
 
 def test_a_report_is_one_line_and_json() -> None:

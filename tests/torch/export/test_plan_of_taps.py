@@ -116,10 +116,12 @@ def test_a_network_with_taps_shares_its_parameters_and_leaves_the_network() -> N
     nodes = [str(node) for node in network.graph.nodes]
     with_them, taps = with_taps(network)
     assert [str(node) for node in network.graph.nodes] == nodes
-    assert {id(each) for each in with_them.parameters()} <= {id(each) for each in network.parameters()}
-    quantizers = [each for each in taps if each.choice is not None]
-    assert {each.tensor for each in quantizers} == {each.tensor for each in network.plan}
+    assert {id(parameter) for parameter in with_them.parameters()} <= {
+        id(parameter) for parameter in network.parameters()
+    }
+    quantizers = [tap for tap in taps if tap.choice is not None]
+    assert {quantizer.tensor for quantizer in quantizers} == {tensor.tensor for tensor in network.plan}
     x = example_of("plain")
     assert not torch.equal(with_them(x)[0], network(x))  # taps do not round
-    marked = {each.tensor for each in taps if each.choice is None and each.role is Role.ACTIVATION}
+    marked = {tap.tensor for tap in taps if tap.choice is None and tap.role is Role.ACTIVATION}
     assert {layer_name(node) for node in network.graph.nodes if node.name in marked} >= {"features.0", "features.2"}

@@ -23,7 +23,7 @@ from quark.torch.specs import Settings
 
 
 def formats(plan: QuantizationPlan, role: Role) -> dict[str, str]:
-    return {each.tensor: each.choice.format for each in plan if each.role is role}
+    return {tensor.tensor: tensor.choice.format for tensor in plan if tensor.role is role}
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def test_a_plan_of_the_onnx_side_gives_the_types(file: Path) -> None:
     planned = {name for name in formats(result.plan, Role.WEIGHT) if name.endswith("weight")}
     assert planned
     common = SPECS["int16"]
-    found = quantize_network(trained("resnet"), [images(4)], Settings(common), result.plan)
-    weights = formats(found.plan, Role.WEIGHT)
+    network = quantize_network(trained("resnet"), [images(4)], Settings(common), result.plan)
+    weights = formats(network.plan, Role.WEIGHT)
     assert {name for name, fmt in weights.items() if fmt == "int8"} == planned
-    first = next(each for each in found.plan if each.tensor == "x")
+    first = next(tensor for tensor in network.plan if tensor.tensor == "x")
     assert isinstance(first.choice, AffineChoice)
-    assert first.choice.format == next(each for each in result.plan if each.tensor == "x").choice.format
+    assert first.choice.format == next(tensor for tensor in result.plan if tensor.tensor == "x").choice.format
 
 
 def mixed(*lowered: str) -> MixedPlan:
@@ -59,8 +59,8 @@ def mixed(*lowered: str) -> MixedPlan:
 
 
 def test_a_mixed_plan_gives_every_layer_its_precision() -> None:
-    found = quantize_network(trained("resnet"), [images(4)], Settings(SPECS["int8"]), mixed("layer1.0.conv1", "fc"))
-    weights = formats(found.plan, Role.WEIGHT)
+    network = quantize_network(trained("resnet"), [images(4)], Settings(SPECS["int8"]), mixed("layer1.0.conv1", "fc"))
+    weights = formats(network.plan, Role.WEIGHT)
     assert {name for name, fmt in weights.items() if fmt == "int8"} == {"layer1.0.conv1.weight", "fc.weight"}
     assert set(weights.values()) == {"int8", "int16"}
 

@@ -64,9 +64,17 @@ def test_a_quantized_network_is_near_the_float_one_and_freezes_to_the_same(kind:
 def test_every_parameter_learns(name: str) -> None:
     network = quantized("resnet", name).train()
     network(images(8)).square().sum().backward()
-    idle = [path for path, each in network.named_parameters() if each.grad is None or not each.grad.isfinite().all()]
+    idle = [
+        path
+        for path, parameter in network.named_parameters()
+        if parameter.grad is None or not parameter.grad.isfinite().all()
+    ]
     assert not idle
-    moving = [path for path, each in network.named_parameters() if each.grad is not None and each.grad.abs().max() > 0]
+    moving = [
+        path
+        for path, parameter in network.named_parameters()
+        if parameter.grad is not None and parameter.grad.abs().max() > 0
+    ]
     assert len(moving) > 10
     learned = [path for path in moving if path.endswith((".scale", ".log2_threshold"))]
     assert bool(learned) == (name in ("lsq", "tqt"))
@@ -113,7 +121,7 @@ def test_copies_are_independent_and_keep_what_was_chosen() -> None:
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    assert any(float(each.abs().max()) > 0 for each in network.parameters())
+    assert any(float(parameter.abs().max()) > 0 for parameter in network.parameters())
     assert isinstance(other, QuantizedNetwork)
 
 
@@ -129,10 +137,10 @@ def test_the_same_input_gives_the_same_network() -> None:
 def test_the_plan_of_a_frozen_network_names_what_is_there(kind: str) -> None:
     frozen = freeze(quantized(kind, "int8"))
     names = {node.name for node in frozen.graph.nodes} | {name for name, _ in frozen.named_parameters()}
-    for each in frozen.plan:
-        assert each.tensor in names
-        assert all(not reader.node or reader.node in names for reader in each.readers)
-        assert each.readers
+    for tensor in frozen.plan:
+        assert tensor.tensor in names
+        assert all(not reader.node or reader.node in names for reader in tensor.readers)
+        assert tensor.readers
     assert QuantizationPlan.from_json(frozen.plan.to_json()) == frozen.plan
 
 
@@ -140,11 +148,11 @@ def test_the_plan_of_a_frozen_network_names_what_is_there(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["resnet", "mobilenet", "unet"])
 def test_scales_for_an_npu_are_powers_of_two_and_one_for_a_tensor(kind: str, name: str) -> None:
     frozen = freeze(quantized(kind, name))
-    for each in frozen.plan:
-        assert isinstance(each.choice, AffineChoice)
-        assert each.choice.format == "int8"
-        assert each.choice.zero_point == (0,)
-        assert math.frexp(each.choice.scale[0])[0] == 0.5
+    for tensor in frozen.plan:
+        assert isinstance(tensor.choice, AffineChoice)
+        assert tensor.choice.format == "int8"
+        assert tensor.choice.zero_point == (0,)
+        assert math.frexp(tensor.choice.scale[0])[0] == 0.5
 
 
 def test_freezing_leaves_the_trained_network_as_it_is() -> None:
@@ -159,8 +167,8 @@ def test_a_frozen_network_stays_in_eval_mode() -> None:
     frozen = freeze(quantized("resnet", "lsq"))
     assert freeze(frozen) is frozen
     assert not frozen.train().training
-    assert not any(each.requires_grad for each in frozen.parameters())
-    assert not any("Lsq" in type(each).__name__ for each in frozen.modules() if isinstance(each, Quantizer))
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    assert not any("Lsq" in type(module).__name__ for module in frozen.modules() if isinstance(module, Quantizer))
 
 
 def test_quantizing_leaves_the_model_as_it_is() -> None:

@@ -77,10 +77,12 @@ def test_every_mode_runs_to_the_file(mode: str, tmp_path: Path) -> None:
     quantizer = ModelQuantizer(config)
     graph = export_for_training(trained("mobilenet").eval(), (images(8),)).module()
     quantized = quantizer.quantize_model(graph, [] if mode == "tqt" else [images(8)])
-    found: list[Any] = [each for each in quantized.modules() if isinstance(each, TQTObserver)]
+    found: list[Any] = [module for module in quantized.modules() if isinstance(module, TQTObserver)]
     thresholds = [each._log_threshold for each in found]
     assert bool(thresholds) == (mode == "tqt")
-    others = [each for each in quantized.parameters() if all(each is not threshold for threshold in thresholds)]
+    others = [
+        parameter for parameter in quantized.parameters() if all(parameter is not threshold for threshold in thresholds)
+    ]
     groups = [{"params": thresholds, "lr": 1e-5, "name": "quantizer"}, {"params": others, "lr": 1e-5, "name": "weight"}]
     optimizer = torch.optim.Adam(groups, 1e-5, weight_decay=1e-4)
     quantized.train()

@@ -61,7 +61,7 @@ def quantized(chosen: QConfig, loader: Any = ()) -> Any:
 
 
 def learned(network: nn.Module) -> dict[str, LearnedQuantizer]:
-    return {name: each for name, each in network.named_modules() if isinstance(each, LearnedQuantizer)}
+    return {name: module for name, module in network.named_modules() if isinstance(module, LearnedQuantizer)}
 
 
 @BOTH
@@ -136,10 +136,10 @@ def test_what_never_saw_a_batch_cannot_be_frozen(chosen: QConfig) -> None:
 def test_thresholds_are_found_by_their_class() -> None:
     """Scripts give thresholds a learning rate of their own, and find them by isinstance and name."""
     modules: list[Any] = list(quantized(TQT).modules())
-    found = [each._log_threshold for each in modules if isinstance(each, TQTObserver)]  # type: ignore[attr-defined]
+    found = [module._log_threshold for module in modules if isinstance(module, TQTObserver)]  # type: ignore[attr-defined]
     assert len(found) == len(learned(quantized(TQT)))
     assert all(isinstance(each, nn.Parameter) for each in found)
-    assert not [each for each in quantized(LSQ).modules() if isinstance(each, TQTObserver)]
+    assert not [module for module in quantized(LSQ).modules() if isinstance(module, TQTObserver)]
 
 
 def test_scales_that_are_measured_need_data() -> None:

@@ -37,7 +37,7 @@ def _are_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 
 def _step(model: nn.Module, quantized: Any) -> None:
-    optimizer = torch.optim.SGD([each for each in quantized.parameters() if each.requires_grad], lr=1e-4)
+    optimizer = torch.optim.SGD([parameter for parameter in quantized.parameters() if parameter.requires_grad], lr=1e-4)
     model.train()(images()).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -51,18 +51,18 @@ class Lightning:
         self.global_step, self.estimated_stepping_batches = 0, 4
 
     def fit(self, module: nn.Module, quantized: Any) -> None:
-        for each in self.callbacks:
-            each.setup(self, module, stage="fit")
-            each.on_fit_start(self, module)
+        for callback in self.callbacks:
+            callback.setup(self, module, stage="fit")
+            callback.on_fit_start(self, module)
         for number in range(4):
             self.global_step = number
-            for each in self.callbacks:
-                each.on_train_batch_start(self, module, images(), number)
+            for callback in self.callbacks:
+                callback.on_train_batch_start(self, module, images(), number)
             _step(module, quantized)
-            for each in self.callbacks:
-                each.on_train_batch_end(self, module, None, images(), number)
-                assert each.state_dict() == {}
-                assert each.state_key == each._legacy_state_key == "QuantizationCallback"
+            for callback in self.callbacks:
+                callback.on_train_batch_end(self, module, None, images(), number)
+                assert callback.state_dict() == {}
+                assert callback.state_key == callback._legacy_state_key == "QuantizationCallback"
 
 
 class HuggingFace:

@@ -72,7 +72,7 @@ def test_inference_computes_with_the_quantized_folded_parameters(name: str) -> N
     module, x = with_quantizers(name)
     module.eval()
     weight, bias = (
-        torch.round(each() / 0.04).clamp(-128, 127) * 0.04 for each in (module.folded_weight, module.folded_bias)
+        torch.round(value() / 0.04).clamp(-128, 127) * 0.04 for value in (module.folded_weight, module.folded_bias)
     )
     assert torch.allclose(module(x), module.operation(x, weight, bias), atol=1e-5)
 
@@ -106,9 +106,9 @@ def test_gradients_reach_everything_in_both_forms() -> None:
         module.zero_grad()
         (module(x) ** 2).sum().backward()
         assert all(
-            each.grad is not None and each.grad.abs().sum() > 0
-            for each in module.parameters()
-            if each is not module.bias
+            parameter.grad is not None and parameter.grad.abs().sum() > 0
+            for parameter in module.parameters()
+            if parameter is not module.bias
         )
 
 

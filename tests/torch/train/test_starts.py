@@ -68,7 +68,7 @@ def quantized(observer: type | None) -> Any:
 
 def test_thresholds_start_from_the_raw_logarithm() -> None:
     network = quantized(TQTObserver)
-    found = {name: each for name, each in network.named_modules() if isinstance(each, TqtQuantizer)}
+    found = {name: module for name, module in network.named_modules() if isinstance(module, TqtQuantizer)}
     raw = math.log2(float(network.get_parameter("0.weight").detach().abs().max()))
     assert float(found["quantizers.0_weight"].log2_threshold) == pytest.approx(raw, abs=1e-6)
     steps = {name: float(each.step()) for name, each in found.items()}
@@ -80,7 +80,7 @@ def test_thresholds_start_from_the_raw_logarithm() -> None:
 
 def test_fixed_scales_are_found_again() -> None:
     network = quantized(None)
-    before = {name: each.choice() for name, each in network.all_quantizers().items()}
+    before = {name: quantizer.choice() for name, quantizer in network.all_quantizers().items()}
     with torch.no_grad():
         network.get_parameter("0.weight").mul_(3)
         network.get_parameter("0.bias").mul_(3)
@@ -88,12 +88,12 @@ def test_fixed_scales_are_found_again() -> None:
     network.train()
     network(data[0])  # scales of weights follow them in training
     before = {
-        name: each.choice() if name.endswith("weight") else before[name]
-        for name, each in network.all_quantizers().items()
+        name: quantizer.choice() if name.endswith("weight") else before[name]
+        for name, quantizer in network.all_quantizers().items()
     }
     assert ModelQuantizer.recalibrate(network, data) == 3
     assert network.training
-    after = {name: each.choice() for name, each in network.all_quantizers().items()}
+    after = {name: quantizer.choice() for name, quantizer in network.all_quantizers().items()}
     ratio = after["quantizers.relu"].scale[0] / before["quantizers.relu"].scale[0]
     assert 2 < ratio < 4
     weights = [name for name in before if name.endswith("weight")]
@@ -108,7 +108,7 @@ def test_groups_have_every_parameter_once_with_rates_of_their_own(observer: type
     assert [group["lr"] for group in groups] == [0.1, 0.1, 0.02]
     assert [group["weight_decay"] for group in groups] == [0.01, 0, 0]
     found = [id(each) for group in groups for each in group["params"]]
-    assert sorted(found) == sorted(id(each) for each in network.parameters())
+    assert sorted(found) == sorted(id(parameter) for parameter in network.parameters())
 
 
 def test_learned_steps_are_not_calibrated_again() -> None:

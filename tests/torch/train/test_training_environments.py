@@ -41,7 +41,9 @@ def quantized(name: str, kind: str = "mobilenet") -> QuantizedNetwork:
 
 
 def gradients(network: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: each.grad.clone() for name, each in network.named_parameters() if each.grad is not None}
+    return {
+        name: parameter.grad.clone() for name, parameter in network.named_parameters() if parameter.grad is not None
+    }
 
 
 def stepped(network: nn.Module, call: Any = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

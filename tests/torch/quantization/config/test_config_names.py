@@ -44,7 +44,7 @@ def test_names_are_where_they_are_imported_from(module: str, names: str) -> None
 @pytest.mark.parametrize(("name", "members"), MEMBERS.items(), ids=str)
 def test_enumerations_have_their_members(name: str, members: str) -> None:
     enumeration = getattr(importlib.import_module(f"{CONFIG}.type"), name)
-    assert [each for each in members.split() if each not in enumeration.__members__] == []
+    assert [part for part in members.split() if part not in enumeration.__members__] == []
 
 
 def test_newer_names_are_the_same_things() -> None:

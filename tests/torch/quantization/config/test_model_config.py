@@ -263,5 +263,5 @@ def test_json_holds_an_algorithm(name: str) -> None:
 def test_eager_mode_is_taken_with_a_remark(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="quark"):
         eager = Config(everywhere(FLOAT_SCALE), quant_mode=QuantizationMode.eager_mode)
-    assert [each.message for each in caplog.records if "on its graph" in each.message] != []
+    assert [record.message for record in caplog.records if "on its graph" in record.message] != []
     assert eager.settings().specs == Config(everywhere(FLOAT_SCALE)).settings().specs

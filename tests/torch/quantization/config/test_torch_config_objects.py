@@ -27,7 +27,9 @@ def spec_of(cls: type[DataTypeSpec]) -> DataTypeSpec:
     """The spec with its required settings."""
     required = {"ch_axis": 0, "group_size": 32}
     parameters = inspect.signature(cls).parameters.values()
-    return cls(**{each.name: required[each.name] for each in parameters if each.default is each.empty})
+    return cls(
+        **{parameter.name: required[parameter.name] for parameter in parameters if parameter.default is parameter.empty}
+    )
 
 
 CONFIGS: dict[str, Any] = {
@@ -54,7 +56,7 @@ CONFIGS: dict[str, Any] = {
 def test_the_table_has_every_public_class() -> None:
     classes = [getattr(public, name) for name in public.__all__]
     built = [cls for cls in classes if not inspect.isabstract(cls)]
-    assert set(built) - {type(each) for each in CONFIGS.values()} <= {AlgoConfig, public.QATSpec}
+    assert set(built) - {type(config) for config in CONFIGS.values()} <= {AlgoConfig, public.QATSpec}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -70,21 +72,21 @@ def test_a_misspelt_field_is_refused_with_the_right_one(name: str) -> None:
     config = copy.deepcopy(CONFIGS[name])
     with pytest.raises(UnknownNameError, match=f"no field of {type(config).__name__} 'nonsense'"):
         config.nonsense = 1
-    for each in fields(config):
-        with pytest.raises(UnknownNameError, match=rf"Did you mean .*\b{each.name}\b.*\?"):
-            setattr(config, each.name + "x", 1)
+    for field in fields(config):
+        with pytest.raises(UnknownNameError, match=rf"Did you mean .*\b{field.name}\b.*\?"):
+            setattr(config, field.name + "x", 1)
     assert vars(config) == vars(CONFIGS[name])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_field_can_be_set_or_the_error_says_what_to_do(name: str) -> None:
     config = copy.deepcopy(CONFIGS[name])
-    for each in fields(config):
+    for field in fields(config):
         if isinstance(config, (Config, QuantizationConfig)):
-            setattr(config, each.name, getattr(config, each.name))
+            setattr(config, field.name, getattr(config, field.name))
         else:
-            with pytest.raises(FrozenInstanceError, match=rf"{each.name} cannot be assigned: .*dataclasses.replace"):
-                setattr(config, each.name, getattr(config, each.name))
+            with pytest.raises(FrozenInstanceError, match=rf"{field.name} cannot be assigned: .*dataclasses.replace"):
+                setattr(config, field.name, getattr(config, field.name))
 
 
 def test_an_edited_layer_config_counts_and_is_checked() -> None:

@@ -74,7 +74,7 @@ def test_a_moving_average_is_that_of_the_ranges_of_batches() -> None:
     watching = PerTensorMovingAverageMinMaxObserver(QuantizationSpec(Dtype.int8, symmetric=False))
     for batch in x:
         watching(batch)
-    lowest, highest = (each.double().mean().item() for each in (x.amin((1, 2)), x.amax((1, 2))))
+    lowest, highest = (value.double().mean().item() for value in (x.amin((1, 2)), x.amax((1, 2))))
     scale, _ = watching.calculate_qparams()
     assert float(scale) == pytest.approx((highest - lowest) / 255, rel=1e-5)
 
@@ -177,7 +177,7 @@ def test_a_cast_needs_no_scale() -> None:
     assert zero_point == 0
 
 
-@pytest.mark.parametrize("name", [each for each in OBSERVERS if each != "PlaceholderObserver"])
+@pytest.mark.parametrize("name", [observer for observer in OBSERVERS if observer != "PlaceholderObserver"])
 def test_nothing_observed_is_an_error_also_after_a_reset(name: str) -> None:
     observer = OBSERVERS[name]
     first = observer.schemes[0]
