@@ -62,7 +62,7 @@ def test_the_table_of_recipes_is_that_of_the_presets():
     for name in trained:
         before = re.sub("_ADAROUND$|_ADAQUANT$|_DISTILL$", "", name).replace("_ACCURATE", "_DEFAULT")
         expected = list(recipes[before])
-        if get_default_config(name).include_fast_ft:  # rounds every layer anew
+        if get_default_config(name).include_fast_ft:  # rounds every layer again
             expected[2] = re.sub("(,| with| and)* compensation", "", expected[2])
         assert recipes[name] == expected
 

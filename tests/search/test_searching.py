@@ -166,7 +166,7 @@ def test_goes_on_where_it_was_interrupted(model, calib, attempts):
     result = search(model, calib, wanted)
     assert sorted(attempts) == sorted(PRESETS)
     assert result.reused == 2
-    assert not any("anew" in note for note in result.notes)
+    assert not any("starting over" in note for note in result.notes)
     again = search(model, calib, wanted)
     assert again.reused == 3
     assert again.trials == result.trials

@@ -93,7 +93,7 @@ def test_sensitivities_are_those_of_the_layer_alone(pair):
     expected = float(((y - z) ** 2).sum() / (y**2).sum())
     found = {layer.layer: layer.sensitivity for layer in report.mixed.layers}[name]
     assert found is not None
-    # by hand its output is quantized too, for whoever reads it
+    # by hand its output is quantized too, for every reader
     assert found <= expected * 1.01 if pair == "A16W8_A8W8" else found == pytest.approx(expected, rel=1e-3)
 
 
@@ -239,7 +239,7 @@ def test_sensitivities_of_the_plan_file_are_used_again(tmp_path, monkeypatch):
     assert again.remarks == ()
     monkeypatch.setattr(MixedNetworks, "alone", alone)
     other = mixed(config, images(seed=9)).report
-    assert any("measured anew" in remark for remark in other.remarks)
+    assert any("measured again" in remark for remark in other.remarks)
     assert other.mixed.basis != first.basis
 
 

@@ -257,7 +257,7 @@ def test_scores_are_kept_and_people_can_pin_layers(tmp_path: Any, monkeypatch: p
     assert set(changed(mixed(sensitivity_cache_file=path))) == set(LAYERS) - {"sensitive"}
     monkeypatch.undo()
     other = mixed(target=layer(MXFP4E2M1Spec), sensitivity_cache_file=path)
-    assert any("measured anew" in remark for remark in other.report.remarks)
+    assert any("measured again" in remark for remark in other.report.remarks)
     assert json.loads(path.read_text())["cache_key"] != content["cache_key"]
 
 

@@ -110,7 +110,7 @@ def test_nothing_is_wider_than_the_window(page):
         page.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert page.run("return document.documentElement.scrollWidth") <= width, width
         drawn.add(page.run("return document.querySelector('.chart svg').getAttribute('viewBox')"))
-    assert len(drawn) >= 5  # the chart is drawn anew, so that its text keeps its size
+    assert len(drawn) >= 5  # the chart is drawn again, so that its text keeps its size
 
 
 def test_paper_is_white_open_and_without_controls(page):

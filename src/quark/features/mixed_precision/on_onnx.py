@@ -290,8 +290,8 @@ class _Mixer:
         scores = known[1] if known is not None and known[0] == key else None
         if known is not None and scores is None:
             self.notes.append(
-                f"SensitivityCacheFile '{path}': its scores are of another model, other types, layers or samples, and "
-                "were measured anew"
+                f"SensitivityCacheFile '{path}': its scores are of another model, other types, layers or samples, so "
+                "they were measured again"
             )
         if scores is None or set(scores) != set(self._units):
             scores = self._measured_scores()
