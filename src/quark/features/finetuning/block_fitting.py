@@ -29,7 +29,7 @@ from quark.onnx.graph import attribute, constant, input_value, is_constant, read
 from quark.plan import Choice, DynamicChoice
 from quark.rounded import rounded
 
-Choices = Mapping[tuple[str, int], Choice]  # by the name of a node and the number of its input
+Choices = Mapping[tuple[str, int], Choice]  # by the name of a node and the index of its input
 
 # inputs that say what is computed, and have to be known beforehand
 _PARAMETERS = {
@@ -147,7 +147,9 @@ class TorchGraph:
 
 def _step(node: ir.Node, layer: int | None, choices: Choices, device: str) -> _Step:
     own = {index: choices.get((str(node.name), index)) for index in range(len(node.inputs))}
-    known = {index: each for index, each in own.items() if each is not None and not isinstance(each, DynamicChoice)}
+    known = {
+        index: choice for index, choice in own.items() if choice is not None and not isinstance(choice, DynamicChoice)
+    }
     constants = {
         index: operand(values if index not in known else rounded(values, known[index]), device)
         for index, value in enumerate(node.inputs)
@@ -160,7 +162,7 @@ def _step(node: ir.Node, layer: int | None, choices: Choices, device: str) -> _S
         tuple(None if value is None else str(value.name) for value in node.inputs),
         str(node.outputs[0].name),
         constants,
-        {index: each for index, each in known.items() if index not in constants},
+        {index: choice for index, choice in known.items() if index not in constants},
         layer,
     )
 
@@ -181,7 +183,7 @@ class BlockFitter:
     starts: Mapping[str, Array]  # weights to start from that are not those that stand, by layer
 
     def why_not(self, block: Block) -> str | None:
-        """Why the layers of the block have to be fitted one by one; None if they need not."""
+        """The reason why the layers of the block have to be fitted one by one; None if they need not."""
         if len(block.layers) == 1:
             return "it has one layer"
         if self.count < 2:
@@ -198,7 +200,7 @@ class BlockFitter:
         network = TorchGraph(self.model, block, self.choices, options.device)
         output = next(value for node in nodes.values() for value in node.outputs if value.name == block.output)
         seen = (self.choices.get((str(reader.name), index)) for reader, index in readers(output))
-        behind = next((each for each in seen if each is not None and not isinstance(each, DynamicChoice)), None)
+        behind = next((choice for choice in seen if choice is not None and not isinstance(choice, DynamicChoice)), None)
         with ExitStack() as stack:
 
             def keep(walk: Walk, tensor: str) -> Sequence[Array]:
@@ -220,7 +222,9 @@ class BlockFitter:
         for node in self.model.graph:
             for index, value in enumerate(node.outputs):
                 if value.name == tensor:
-                    copied = next(each for each in self.quantized_walk.model.graph if each.name == node.name)
+                    copied = next(
+                        candidate for candidate in self.quantized_walk.model.graph if candidate.name == node.name
+                    )
                     return str(copied.outputs[index].name)
         return tensor
 

@@ -50,8 +50,8 @@ def nodes_of(model: ir.Model, block: Block) -> list[ir.Node]:
     network = _Network(model)
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     values |= {str(value.name): value for value in model.graph.inputs}
-    found = network.between(values[block.input], values[block.output])
-    return [] if found is None else sorted(found, key=network.place)
+    nodes = network.between(values[block.input], values[block.output])
+    return [] if nodes is None else sorted(nodes, key=network.place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class _Network:
         elsewhere."""
         maker = begin.producer()
         first = -1 if maker is None else self._places[maker]
-        found: set[ir.Node] = set()
+        nodes: set[ir.Node] = set()
         pending = [end]
         while pending:
             value = pending.pop()
@@ -91,14 +91,14 @@ class _Network:
                 return None
             if any(isinstance(attribute(node, name), ir.Graph) for name in node.attributes):
                 return None
-            if node not in found:
-                found.add(node)
+            if node not in nodes:
+                nodes.add(node)
                 pending += _activations(node)
-        inside = [value for node in found for value in node.outputs if value is not end]
+        inside = [value for node in nodes for value in node.outputs if value is not end]
         is_closed = all(
-            not value.is_graph_output() and all(reader in found for reader, _ in readers(value)) for value in inside
+            not value.is_graph_output() and all(reader in nodes for reader, _ in readers(value)) for value in inside
         )
-        return found if is_closed else None
+        return nodes if is_closed else None
 
 
 class _Search:
@@ -110,18 +110,18 @@ class _Search:
         self._nodes = [nodes[layer.name] for layer in layers]
 
     def run(self) -> list[Block]:
-        found: list[Block] = []
+        result: list[Block] = []
         chain: list[_Segment] = []
         start = 0
         while start < len(self._layers):
             segment = self._segment(start)
             start += segment.count
             if segment.is_branched:
-                found += [*self._chained(chain), self._block(segment)]
+                result += [*self._chained(chain), self._block(segment)]
                 chain = []
             else:
                 chain.append(segment)
-        return [*found, *self._chained(chain)]
+        return [*result, *self._chained(chain)]
 
     def _segment(self, start: int) -> _Segment:
         """The smallest block that begins with that layer."""

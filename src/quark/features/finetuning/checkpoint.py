@@ -58,7 +58,9 @@ class Checkpoint:
             return
         numbers = [fitted.error_before, fitted.error_after, fitted.iterations, fitted.learning_rate]
         arrays = {"numbers": np.array(numbers, np.float64), "remark": np.array(fitted.remark)}
-        arrays |= {name: each for name, each in (("weight", fitted.weight), ("bias", fitted.bias)) if each is not None}
+        arrays |= {
+            name: value for name, value in (("weight", fitted.weight), ("bias", fitted.bias)) if value is not None
+        }
         try:
             with complete(self._path(place)) as unfinished, unfinished.open("r+b") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]

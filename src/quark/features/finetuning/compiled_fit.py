@@ -74,7 +74,7 @@ def fit_compiled(problem: Problem, options: FitOptions) -> Fitted:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where matrices [groups, outputs, k] have their columns."""
+    """The columns of a layer's matrices [groups, outputs, k]."""
 
     layout: WeightLayout
     are_groups: bool  # each column is a group, with inputs of its own
@@ -123,7 +123,7 @@ class _Rows:
             self.targets = np.ascontiguousarray(targets.reshape(self.count, groups, outputs).transpose(1, 0, 2))
         self.bounds: tuple[Array, Array] | None = None
         if isinstance(problem.activation, Bounds):
-            low, high = (columns.lines(each) for each in (problem.activation.lowest, problem.activation.highest))
+            low, high = (columns.lines(value) for value in (problem.activation.lowest, problem.activation.highest))
             self.bounds = low, high
 
     def part(self, axis: int, span: slice) -> _Rows:
@@ -135,7 +135,7 @@ class _Rows:
         other.targets = _taken(self.targets, axis, span)
         other.bounds = None
         if self.bounds is not None:
-            low, high = (np.ascontiguousarray(_taken(each, axis, span)) for each in self.bounds)
+            low, high = (np.ascontiguousarray(_taken(bound, axis, span)) for bound in self.bounds)
             other.bounds = low, high
         return other
 
@@ -146,7 +146,7 @@ class _Rows:
             targets = self.targets[:, start : start + CHUNK]
             if self.bounds is not None:
                 targets = np.minimum(np.maximum(targets, self.bounds[0][:, None]), self.bounds[1][:, None])
-            total += float(np.einsum("gro,gro->", targets, targets))  # of few numbers: a sum of float32 is exact enough
+            total += float(np.einsum("gro,gro->", targets, targets))  # few numbers, so a float32 sum is exact enough
         return total / max(1, self.count)
 
 
@@ -155,14 +155,14 @@ def _taken(array: Array, axis: int, span: slice) -> Array:
 
 
 class _Rounding:
-    """How numbers are rounded; `numbers` are scale, lowest and highest level of each if the compiled code can do it."""
+    """The rounding of numbers; `numbers` are scale, lowest and highest level if the compiled code supports it."""
 
     def __init__(self, choice: Choice, columns: _Columns) -> None:
         self._choice, self._columns = choice, columns
         self.numbers: tuple[Array, ...] | None = None
         if isinstance(choice, AffineChoice):
             shape = columns.layout.shape
-            self.numbers = tuple(columns.of(np.broadcast_to(each, shape)) for each in affine_numbers(choice, shape))
+            self.numbers = tuple(columns.of(np.broadcast_to(number, shape)) for number in affine_numbers(choice, shape))
 
     @property
     def can_narrow(self) -> bool:
@@ -176,7 +176,7 @@ class _Rounding:
         other._columns = replace(self._columns, layout=self._columns.layout.narrowed(part))
         if self.numbers is not None:
             span = self._columns.span(part)
-            other.numbers = tuple(np.ascontiguousarray(_taken(each, *span)) for each in self.numbers)
+            other.numbers = tuple(np.ascontiguousarray(_taken(number, *span)) for number in self.numbers)
         return other
 
     def values(self, x: Array) -> Array:
@@ -232,8 +232,10 @@ class _Fit:
         self.has_bias = options.has_bias and problem.can_train_bias and problem.bias is not None
         is_separate = are_outputs_separate(problem.layout, problem.weight_choice)
         self.is_separate = is_separate and not isinstance(problem.bias_choice, BlockChoice)
-        roundings = [each for each in (self.rounding, self.bias_rounding) if each is not None]
-        can_split = self.is_separate and problem.layout.can_narrow and all(each.can_narrow for each in roundings)
+        roundings = [value for value in (self.rounding, self.bias_rounding) if value is not None]
+        can_split = (
+            self.is_separate and problem.layout.can_narrow and all(rounding.can_narrow for rounding in roundings)
+        )
         # every number comes from the same sums in any parts, so that they may follow the processors
         products = options.batch_rows * math.prod(problem.layout.matrices)
         work = products // (OWN_PART_WORK if self.columns.are_groups else PART_WORK)
@@ -290,7 +292,7 @@ class _Fit:
             self.rates = rate, rate if is_adaquant else BIAS_SHARE * (spread or 1.0)
             if not is_adaquant:
                 pair = neighbours(self.columns.tensor(self.start), self.problem.weight_choice)
-                self.neighbours = tuple(self.columns.of(each) for each in pair)
+                self.neighbours = tuple(self.columns.of(array) for array in pair)
             each_of(_PartFit.begin, parts)
 
             def look() -> bool:
@@ -318,7 +320,7 @@ class _Fit:
         return math.sqrt(float(np.square(change, dtype=np.float64).mean()))
 
     def _schedule(self, span: range) -> tuple[Array, Array]:
-        """What the compiled code needs to know of each iteration, and the first rows of its batches."""
+        """The parameters of each iteration for the compiled code, and the first rows of its batches."""
         options, numbers = self.options, []
         for iteration in span:
             progress = iteration / options.iterations
@@ -339,8 +341,8 @@ class _Fit:
         for part in parts:
             _taken(weight, *part.span)[...] = part.best.weight
             _taken(bias, *part.span)[...] = part.best.bias
-        found = bias.reshape(-1) if self.has_bias else None
-        return Fitted(self.columns.tensor(weight), found, before, after, iterations, rate)
+        value = bias.reshape(-1) if self.has_bias else None
+        return Fitted(self.columns.tensor(weight), value, before, after, iterations, rate)
 
 
 class _Described:
@@ -380,9 +382,9 @@ class _PartFit:
         self.span = whole.columns.span(part)
         is_whole = part == Part()
         self._training, self._held_out = (
-            each if is_whole else each.part(*self.span) for each in (whole.training, whole.held_out)
+            value if is_whole else value.part(*self.span) for value in (whole.training, whole.held_out)
         )
-        self._start, standing, self._bias = (self._own(each) for each in (whole.start, whole.weight, whole.bias))
+        self._start, standing, self._bias = (self._own(value) for value in (whole.start, whole.weight, whole.bias))
         self._rounding = whole.rounding if is_whole else whole.rounding.part(part)
         rounding = whole.bias_rounding
         self._bias_rounding = rounding if rounding is None or is_whole else rounding.part(part)
@@ -401,7 +403,7 @@ class _PartFit:
             numbers = self._rounding.numbers or ()
             kind = StepKind.AFFINE if numbers else StepKind.PLAIN
         else:
-            lower, self._upper = (self._own(each) for each in whole.neighbours)
+            lower, self._upper = (self._own(neighbour) for neighbour in whole.neighbours)
             self._lower, self._width = lower, self._upper - lower
             # the mean squared error of each output that rounding to the nearest leaves in training rows: what
             # AdaRound's regularization is weighed against
@@ -421,12 +423,12 @@ class _PartFit:
 
     def _described(self, kind: StepKind, numbers: Sequence[Array]) -> _Described:
         whole, rounding = self._whole, self._bias_rounding
-        self._moments = [np.zeros((2, *each.shape), np.float32) for each in (self._parameter, self._bias)]
+        self._moments = [np.zeros((2, *value.shape), np.float32) for value in (self._parameter, self._bias)]
         fixed = (*numbers, *[None] * 3)[:3]
         factor = 2.0 if whole.gram is not None else 2 / whole.seen
         weights = _step(kind, self._parameter, self._moments[0], factor)
         weights.weights = self._weights.ctypes.data
-        weights.first, weights.second, weights.third = (None if each is None else each.ctypes.data for each in fixed)
+        weights.first, weights.second, weights.third = (None if array is None else array.ctypes.data for array in fixed)
         arrays = {"inputs": self._training.inputs, "targets": self._training.targets, "bias": self._bias}
         if whole.gram is not None:
             gram, origin, cross = whole.gram
@@ -436,14 +438,14 @@ class _PartFit:
         self._added_bias = self._bias
         if rounding is not None and rounding.numbers is not None:
             names = ("bias_scale", "bias_lowest", "bias_highest")
-            arrays |= {name: np.ascontiguousarray(each) for name, each in zip(names, rounding.numbers, strict=True)}
+            arrays |= {name: np.ascontiguousarray(number) for name, number in zip(names, rounding.numbers, strict=True)}
         elif rounding is not None:
             arrays["bias"] = self._added_bias = self._rounded_bias()
             self._is_rounded_between = True
         self._held = numbers
         groups, length, outputs = self._parameter.shape
         self._span = 1 if self._is_rounded_between else max(1, LONGEST_CALL // (self._parameter.size * whole.seen))
-        found = _Described(
+        described = _Described(
             whole.native,
             arrays,
             weights,
@@ -457,8 +459,8 @@ class _PartFit:
             has_own_inputs=whole.columns.are_groups,
         )
         if whole.has_bias:
-            found.fields.bias_step = _step(StepKind.PLAIN, self._bias, self._moments[1], factor)
-        return found
+            described.fields.bias_step = _step(StepKind.PLAIN, self._bias, self._moments[1], factor)
+        return described
 
     def advance(self, done: int, iterations: Array, starts: Array) -> None:
         """Train for some iterations behind those that are done."""
@@ -495,7 +497,7 @@ class _PartFit:
         return int(((share > 0.01) & (share < 0.99) & (self._width > 0)).sum())
 
     def _share(self) -> Array:
-        """Where AdaRound's weights are between their neighbours."""
+        """The position of AdaRound's weights between their neighbours."""
         with np.errstate(over="ignore"):
             stretched = np.float32(STRETCH) / (1 + np.exp(-self._parameter)) + np.float32(SHIFT)
         share: Array = stretched.clip(0, 1)

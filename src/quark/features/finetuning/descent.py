@@ -46,7 +46,7 @@ class TorchDescent:
         device = state.parameter.device
         self._on_device = device.type == "cuda"
         # seen as lines: a fused optimizer wants gradients that lie in memory as the parameters do
-        self._lines = [each.view(-1) for each in (state.parameter, bias) if each is not None]
+        self._lines = [value.view(-1) for value in (state.parameter, bias) if value is not None]
         groups = [
             {"params": [line], "lr": torch.tensor(rate, device=device) if self._on_device else rate}
             for line, rate in zip(self._lines, rates, strict=False)
@@ -98,7 +98,7 @@ class NativeDescent:
         self._weights = state.soft().contiguous()
         kind, numbers = state.fused()
         self._held = [state.parameter, self._weights, bias, *numbers]  # the addresses below are of these
-        addresses = [each.data_ptr() for each in numbers] or [0, 0, 0]
+        addresses = [number.data_ptr() for number in numbers] or [0, 0, 0]
         self._steps = [self._described(kind, state.parameter, self._weights.data_ptr(), addresses)]
         if bias is not None:
             self._steps.append(self._described(StepKind.PLAIN, bias, 0, [0, 0, 0]))

@@ -26,7 +26,7 @@ from quark.plan import Choice, DynamicChoice, QuantizationPlan, Role
 Roundings = Mapping[Place, Sequence[Choice]]
 TOGETHER = 64  # samples of a run at most
 FEWEST_TOGETHER = 32  # rather than this few, the last run has fewer samples than the others
-MOST_MEMORY = 0.3  # of what is free on the device, for what one walk remembers
+MOST_MEMORY = 0.3  # share of the device's free memory that one walk may use
 MOST_ERROR = 1e-3  # of the squares: rounding to another code now and then, not another function
 
 
@@ -36,15 +36,19 @@ def network_with_roundings(model: ir.Model, plan: QuantizationPlan) -> tuple[ir.
     copy = with_rounded_constants(model.clone(), plan)
     nodes = {str(node.name): node for node in copy.graph}
     roundings: dict[Place, Sequence[Choice]] = {}
-    for each in plan:
-        choices = [choice for choice in (each.first, each.choice) if choice is not None]
-        places = [reader for reader in each.readers if reader.node in nodes]
-        if each.role is not Role.ACTIVATION or not places or any(isinstance(one, DynamicChoice) for one in choices):
+    for tensor in plan:
+        choices = [choice for choice in (tensor.first, tensor.choice) if choice is not None]
+        places = [reader for reader in tensor.readers if reader.node in nodes]
+        if (
+            tensor.role is not Role.ACTIVATION
+            or not places
+            or any(isinstance(choice, DynamicChoice) for choice in choices)
+        ):
             continue
         source = input_value(nodes[places[0].node], places[0].index)
-        assert source is not None, each.tensor
+        assert source is not None, tensor.tensor
         first = next(node for node in copy.graph if any(node is nodes[place.node] for place in places))
-        identity = add_node(copy, "Identity", [source], before=first, name=f"{each.tensor}_rounded")
+        identity = add_node(copy, "Identity", [source], before=first, name=f"{tensor.tensor}_rounded")
         identity.outputs[0].shape = source.shape
         roundings[str(identity.name), 0] = tuple(choices)
         for place in places:
@@ -69,7 +73,7 @@ def why_not(model: ir.Model, roundings: Roundings, samples: Any, device: str) ->
         network = OnnxNetwork(model, roundings).to(where)
         tensors = [str(value.name) for node in model.graph for value in node.outputs]
         with tensor_float32(is_on=False):
-            alone, both = (network.tensors(stacked(some, where), tensors) for some in (first_two[1:], first_two))
+            alone, both = (network.tensors(stacked(value, where), tensors) for value in (first_two[1:], first_two))
     except ModelError as error:
         return str(error)
     for name, own in alone.items():
@@ -122,7 +126,7 @@ class DeviceWalk(Walk):
                 see(group, values if network is None else {**values, **network.tensors(held, computed)})
 
     def _held(self, number: int, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        """What is remembered of a group of samples, on the device."""
+        """The tensors that are kept for a group of samples, on the device."""
         if isinstance(self._samples, _Remembered):
             return self._samples.groups[number]
         samples = [self._samples[index] for index in self._groups[number]]
@@ -164,7 +168,7 @@ class _Remembered:
         return sum(map(len, self._ranges))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = next(number for number, each in enumerate(self._ranges) if index in each)
+        number = next(number for number, range_ in enumerate(self._ranges) if index in range_)
         place, count = index - self._ranges[number][0], len(self._ranges[number])
         group = self.groups[number].items()
         return {name: value.tensor_split(count)[place].cpu().numpy() for name, value in group}

@@ -29,8 +29,8 @@ def fit(problem: Problem, options: FitOptions) -> Fitted:
 
 
 def arithmetic() -> str:
-    """What the bytes of a result depend on beside the problem. torch need not be imported, and may not be installed
-    where compiled code fits all layers."""
+    """Facts that the bytes of a result depend on apart from the problem. torch need not be imported, and may not be
+    installed if compiled code fits all layers."""
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -37,7 +37,7 @@ from quark.text import get_logger
 _LOG = get_logger(__name__)
 
 TOGETHER = 8  # samples that are looked at together
-LOUDNESS_SAMPLES = 64  # that the error of rounding to the nearest is measured with
+LOUDNESS_SAMPLES = 64  # samples for measuring the error of rounding to nearest
 _SAME = 0.01  # relative: a batch that differs so little only rounds differently here and there
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]  # the weight of a layer, and its bias if that is trained
@@ -113,10 +113,10 @@ class _Samples:
         first, second = (tensor_of(self._problem.inputs[number], self._device) for number in numbers)
         if first.shape != second.shape or first.dim() < 2:
             return
-        expected = torch.cat([self._problem.network(each, weights)[0] for each in (first, second)])
+        expected = torch.cat([self._problem.network(value, weights)[0] for value in (first, second)])
         try:
             both = self._problem.network(torch.cat([first, second]), weights)[0]
-        except RuntimeError:  # a shape of one sample does not fit two
+        except RuntimeError:  # the shape of one sample does not fit two
             return
         if both.shape == expected.shape and both.dim() >= 2:
             self._can_stack = float((both - expected).norm()) <= _SAME * float(expected.norm())
@@ -127,10 +127,10 @@ class _Samples:
         floats = problem.float_inputs if has_float else None
         step = size if self._can_stack else 1
         for start in range(0, len(numbers), step):
-            some = numbers[start : start + step]
-            inputs = {number: problem.inputs[number] for number in some}
+            rows = numbers[start : start + step]
+            inputs = {number: problem.inputs[number] for number in rows}
             is_uniform = len({array.shape for array in inputs.values()}) == 1
-            for together in [some] if is_uniform else [[number] for number in some]:
+            for together in [rows] if is_uniform else [[number] for number in rows]:
                 yield _Batch(
                     self._stacked([inputs[number] for number in together]),
                     self._stacked([problem.outputs[number] for number in together]),
@@ -236,11 +236,11 @@ class _Training:
 
     def leaves(self) -> list[Pair]:
         """Weights and biases that the loss is computed with, and whose gradients are wanted."""
-        found: list[Pair] = []
+        pairs: list[Pair] = []
         for layer, own, bias in zip(self._layers, self._descents, self.biases, strict=True):
             seen = None if bias is None else layer.rounded_bias(bias.clone())
-            found.append((own.soft().detach().requires_grad_(), None if seen is None else seen.requires_grad_()))
-        return found
+            pairs.append((own.soft().detach().requires_grad_(), None if seen is None else seen.requires_grad_()))
+        return pairs
 
     def rounded(self) -> Weights:
         pairs = zip(self._layers, self.states, self.biases, strict=True)
@@ -260,7 +260,7 @@ def _state(layer: _Layer, loudness: float) -> LearnedWeights:
     if layer.options.algorithm is Algorithm.ADAQUANT:
         return TrainedWeights(layer.start, layer.quantizer)
     pair = neighbours(layer.start.cpu().numpy(), layer.layer.weight_choice)
-    lower, upper = (tensor_of(each, layer.start.device) for each in pair)
+    lower, upper = (tensor_of(array, layer.start.device) for array in pair)
     return RoundedWeights(layer.start, lower, upper, torch.full_like(lower, loudness), layer.options)
 
 
@@ -288,20 +288,20 @@ class _BlockFit:
         before, power, _ = self._samples.squared(sorted(self._problem.held_out), standing)
         power = power or 1.0
         rates = tuple(
-            learning_rate(options, before / power, functools.partial(rounding_change, each.start, each.quantizer))
-            for each in self._layers
+            learning_rate(options, before / power, functools.partial(rounding_change, layer.start, layer.quantizer))
+            for layer in self._layers
         )
         if not options.iterations or not math.isfinite(before):
             remark = "" if math.isfinite(before) else "is not finite"
             return self._results(before / power, before / power, 0, rates, remark)
         outputs = self._samples.layer_outputs(standing)
         sizes = [layer.layer.layout.matrices for layer in self._layers]
-        work = sum(each.numel() * length for each, (_, _, length) in zip(outputs, sizes, strict=True))
+        work = sum(output.numel() * length for output, (_, _, length) in zip(outputs, sizes, strict=True))
         if work * max(1, options.batch_rows // ROWS_OF_A_SAMPLE) < LITTLE_WORK:
             torch.set_num_threads(1)
         total, _, count = self._samples.squared(numbers[:: max(1, len(numbers) // LOUDNESS_SAMPLES)], standing)
         loudness = total / max(1, count) / sum(groups * per_group for groups, per_group, _ in sizes)
-        spreads = [float(each.square().mean().sqrt()) for each in outputs]
+        spreads = [float(output.square().mean().sqrt()) for output in outputs]
         self._error = before
         iterations = self._train(_Training(self._layers, loudness, rates, spreads))
         return self._results(before / power, self._error / power, iterations, rates)
@@ -336,7 +336,7 @@ class _BlockFit:
     ) -> list[Fitted]:
         arrays: list[list[Array | None]] = [[None, None] for _ in self._layers]
         if self._best is not None:
-            arrays = [[None if each is None else each.cpu().numpy() for each in pair] for pair in self._best]
+            arrays = [[None if tensor is None else tensor.cpu().numpy() for tensor in pair] for pair in self._best]
         return [
             Fitted(weight, bias, before, after, iterations, rate, remark)
             for (weight, bias), rate in zip(arrays, rates, strict=True)

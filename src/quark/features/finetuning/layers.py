@@ -58,8 +58,8 @@ def trained_layers(
     model: ir.Model, plan: QuantizationPlan, op_types: Collection[str]
 ) -> tuple[list[TrainedLayer], list[SkippedNode]]:
     """The layers whose weight the plan quantizes; those that cannot be trained with the reason."""
-    choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
-    found: list[TrainedLayer] = []
+    choices = {(reader.node, reader.index): tensor.choice for tensor in plan for reader in tensor.readers}
+    layers: list[TrainedLayer] = []
     left: list[SkippedNode] = []
     for node in model.graph:
         weight = choices.get((str(node.name), 1)) if node.op_type in op_types and not node.domain else None
@@ -69,8 +69,8 @@ def trained_layers(
         if isinstance(layer, str):
             left.append(SkippedNode(str(node.name), node.op_type, layer))
         else:
-            found.append(layer)
-    return found, left
+            layers.append(layer)
+    return layers, left
 
 
 def _layer(node: ir.Node, weight: Choice, choices: dict[tuple[str, int], Choice]) -> TrainedLayer | str:
@@ -122,10 +122,10 @@ def _has_own_bias(node: ir.Node, layout: WeightLayout) -> bool | str:
 
 
 def _choice_behind(value: ir.Value, choices: dict[tuple[str, int], Choice], is_along_channels: bool) -> Choice | None:
-    """How an output is rounded for its first quantized reader, as a choice for rows [positions, outputs]; None if
+    """The rounding of an output for its first quantized reader, as a choice for rows [positions, outputs]; None if
     numbers of several rows are rounded together."""
     seen = (choices.get((str(reader.name), index)) for reader, index in readers(value))
-    choice = next((each for each in seen if each is not None and not isinstance(each, DynamicChoice)), None)
+    choice = next((choice for choice in seen if choice is not None and not isinstance(choice, DynamicChoice)), None)
     if choice is None or isinstance(choice, DynamicChoice | FloatChoice) or choice.axis is None:
         return choice
     axes = rank(value)
@@ -155,7 +155,7 @@ class RowSource(Protocol):
         """The rows, [picks, groups, weights of an output]."""
 
     def outputs(self, y: Any, picks: Array) -> Any:
-        """What is computed there, [picks, outputs]."""
+        """The float outputs at these positions, [picks, outputs]."""
 
     def rows(self, buffer: Any, layout: WeightLayout) -> Any:
         """A matrix with a line for each row as such rows, in the memory order in which they are used fastest."""
@@ -165,7 +165,7 @@ class RowSource(Protocol):
 
 
 class _Rows:
-    """What all rows have in common."""
+    """The common part of all sources of rows."""
 
     def rows(self, buffer: Any, layout: WeightLayout) -> Any:
         groups, _, length = layout.matrices
@@ -203,22 +203,22 @@ class ConvolutionRows(_Rows):
         return None
 
     def _sources(self, shape: tuple[int, ...], picks: Array) -> Array:
-        """Where the inputs of each window are in the first channel of an input of that shape, [picks, taps]; -1 is
+        """The positions of each window's inputs in the first channel of an input of that shape, [picks, taps]; -1 is
         padding."""
         sources = [window.sources(size) for window, size in zip(self.windows, shape[2:], strict=True)]
-        batch, *places = np.unravel_index(picks, (shape[0], *(len(each) for each in sources)))
-        found = (batch * math.prod(shape[1:]))[:, None]
+        batch, *places = np.unravel_index(picks, (shape[0], *(len(source) for source in sources)))
+        rows = (batch * math.prod(shape[1:]))[:, None]
         is_inside: Any = True
         for axis, (source, place) in enumerate(zip(sources, places, strict=True)):
             chosen = source[place]
             inside, step = chosen >= 0, math.prod(shape[axis + 3 :])
-            found = (found[:, :, None] + (chosen * step)[:, None]).reshape(len(picks), -1)
+            rows = (rows[:, :, None] + (chosen * step)[:, None]).reshape(len(picks), -1)
             is_inside = inside if axis == 0 else (is_inside[:, :, None] & inside[:, None]).reshape(len(picks), -1)
-        return np.where(is_inside, found, -1)
+        return np.where(is_inside, rows, -1)
 
     def inputs(self, x: Any, picks: Array) -> Any:
         sources = [window.sources(size) for window, size in zip(self.windows, x.shape[2:], strict=True)]
-        batch, *places = np.unravel_index(picks, (x.shape[0], *(len(each) for each in sources)))
+        batch, *places = np.unravel_index(picks, (x.shape[0], *(len(source) for source in sources)))
         index: list[Any] = [batch.reshape(-1, *[1] * len(sources)), slice(None)]
         is_inside: Any = True
         for axis, (source, place) in enumerate(zip(sources, places, strict=True)):
@@ -229,7 +229,7 @@ class ConvolutionRows(_Rows):
             index.append(chosen)
         xp = array_kind(x).xp
         # [picks, *kernel, channels]: the slice stands between indices
-        patches = x[tuple(placed(each, x) for each in index)]
+        patches = x[tuple(placed(positions, x) for positions in index)]
         if not np.all(is_inside):
             patches = xp.where(placed(is_inside[..., None], x), patches, xp.zeros_like(patches[:1]))
         rows = xp.moveaxis(patches, -1, 1).reshape(len(picks), self.groups, -1)
@@ -243,13 +243,13 @@ class ConvolutionRows(_Rows):
             _gather(native, y, sources[:, None], np.arange(len(picks)), rows, (y.shape[1], 0, 1))
             return rows
         batch, *places = np.unravel_index(picks, (y.shape[0], *y.shape[2:]))
-        index = tuple(placed(each, y) for each in (batch, slice(None), *places))
+        index = tuple(placed(place, y) for place in (batch, slice(None), *places))
         return _float32(y[index])
 
 
 def _native_for(*arrays: Any) -> NativeFinetuning | None:
     """The compiled code, if it can gather rows of the first array, and write them to the others."""
-    are_plain = all(isinstance(each, np.ndarray) and each.dtype == np.float32 for each in arrays)
+    are_plain = all(isinstance(array, np.ndarray) and array.dtype == np.float32 for array in arrays)
     return native_finetuning() if are_plain and arrays[0].flags.c_contiguous else None
 
 
@@ -262,7 +262,7 @@ def _gather(
 ) -> None:
     """Write rows of x, [batch, channels, ...]; `steps` lead to the next row, tap and channel."""
     row_step, tap_step, plane_step = steps
-    sources, places = (np.ascontiguousarray(each, np.int64) for each in (sources, places))
+    sources, places = (np.ascontiguousarray(value, np.int64) for value in (sources, places))
     native.gather(
         RowGather(
             values=x.ctypes.data,
@@ -344,7 +344,7 @@ def placed(array: Any, like: Any) -> Any:
 
 
 def row_source(node: ir.Node, weight: Array) -> tuple[RowSource, WeightLayout] | str:
-    """How the rows of a layer are found, and how its weight goes with them; or why not."""
+    """The source of a layer's rows, and the layout of its weight for them; or the reason why there is none."""
     if node.op_type in ("Conv", "ConvTranspose"):
         taps = taps_of(node, weight)
         if taps is None:
@@ -398,16 +398,16 @@ def activation_behind(node: ir.Node) -> tuple[Activation, ir.Value]:
         reader, index = readers(value)[0]
         if reader.graph is not value.graph:
             break  # a branch that captures it is not always computed
-        found = _bounds(reader, index, place)
-        if found is None:
+        limits = _bounds(reader, index, place)
+        if limits is None:
             function = _function(reader) if index == 0 and not reader.domain and bounds is None else None
             if function is not None:
                 return function, reader.outputs[0]
             break
         if bounds is not None:
-            ends = (np.clip(each, found.lowest, found.highest) for each in (bounds.lowest, bounds.highest))
-            found = Bounds(*ends)
-        bounds, value = found, reader.outputs[0]
+            ends = (np.clip(value, limits.lowest, limits.highest) for value in (bounds.lowest, bounds.highest))
+            limits = Bounds(*ends)
+        bounds, value = limits, reader.outputs[0]
     return bounds, value
 
 
@@ -437,8 +437,8 @@ def _bounds(node: ir.Node, index: int, place: tuple[int, int] | None) -> Bounds 
         return Bounds(0.0, _INFINITE)
     if node.op_type == "Clip":
         ends = []
-        for each, infinite in ((1, -_INFINITE), (2, _INFINITE)):
-            value = input_value(node, each)
+        for input_index, infinite in ((1, -_INFINITE), (2, _INFINITE)):
+            value = input_value(node, input_index)
             number = constant(value)
             if value is not None and number is None:
                 return None

@@ -1,4 +1,4 @@
-"""What is learned of the weights of a layer.
+"""The learned parameters of a layer's weights.
 
 AdaRound learns for each weight which of its two neighbours it takes (arXiv 2004.10568):
 
@@ -84,7 +84,7 @@ class RoundedWeights:
         return int(((share > 0.01) & (share < 0.99) & (self._width > 0)).sum())
 
     def fused(self) -> tuple[StepKind, tuple[torch.Tensor, ...]]:
-        """What the compiled code needs to know beside the parameter."""
+        """The arguments of the compiled code apart from the parameter."""
         return StepKind.ADAROUND, (self._lower, self._width, self._sharpness)
 
     def hard(self) -> torch.Tensor:
@@ -134,7 +134,7 @@ class TrainedWeights:
         return None
 
     def fused(self) -> tuple[StepKind, tuple[torch.Tensor, ...]]:
-        """What the compiled code needs to know beside the parameter: nothing if it does not round by itself."""
+        """The arguments of the compiled code apart from the parameter: none if it does not round by itself."""
         numbers = self._quantizer.affine_numbers(self.parameter)
         return (StepKind.PLAIN, ()) if numbers is None else (StepKind.AFFINE, numbers)
 

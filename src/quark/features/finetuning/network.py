@@ -57,7 +57,7 @@ _LISTS = {
 def _clip(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
     x, *limits = inputs
     # numbers of the type of x, since a float limit would make integers floats
-    lowest, highest = (*(None if each is None else each.item() for each in limits), None, None)[:2]
+    lowest, highest = (*(None if limit is None else limit.item() for limit in limits), None, None)[:2]
     return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
 
 
@@ -71,16 +71,16 @@ def _slice(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
         if step < 0 and int(ends[place]) < -size:  # beyond the first element, which Python cannot write as a number
             wanted = range(size)[slice(int(starts[place]), None, step)]
         x = x.index_select(axis, torch.tensor(list(wanted), dtype=torch.int64, device=x.device))
-    found: torch.Tensor = x
-    return found
+    part: torch.Tensor = x
+    return part
 
 
 def _gather(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
     x, index = inputs
     axis = int(attributes.get("axis", 0)) % x.dim()
     index = torch.where(index < 0, index + x.shape[axis], index).to(x.device)
-    found = x.index_select(axis, index.reshape(-1))
-    return found.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])  # type: ignore[no-any-return]
+    gathered = x.index_select(axis, index.reshape(-1))
+    return gathered.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])  # type: ignore[no-any-return]
 
 
 def _cast(inputs: Sequence[Any], attributes: Attributes) -> torch.Tensor:
@@ -162,8 +162,8 @@ def _nearest(size: int, wanted: int, ratio: float, where: str, rounding: str) ->
         "round_prefer_floor": np.ceil(place - half),
         "round_prefer_ceil": np.floor(place + half),
     }[rounding]
-    found: NDArray[np.int64] = np.clip(index, 0, size - 1).astype(np.int64)
-    return found
+    positions: NDArray[np.int64] = np.clip(index, 0, size - 1).astype(np.int64)
+    return positions
 
 
 ROWS: Mapping[str, Row] = {
@@ -183,7 +183,7 @@ ROWS: Mapping[str, Row] = {
     "LessOrEqual": lambda inputs, attributes: torch.le(inputs[0], inputs[1]),
     "Log": lambda inputs, attributes: torch.log(inputs[0]),
     "Not": lambda inputs, attributes: torch.logical_not(inputs[0]),
-    "Range": lambda inputs, attributes: torch.arange(*(each.item() for each in inputs)),
+    "Range": lambda inputs, attributes: torch.arange(*(input_.item() for input_ in inputs)),
     "Resize": _resize,
     "Shape": lambda inputs, attributes: torch.tensor(
         tuple(inputs[0].shape)[attributes.get("start", 0) : attributes.get("end")]
@@ -202,7 +202,7 @@ _REFUSED: Mapping[str, Callable[[ir.Node], bool]] = {
 
 def unsupported(nodes: Iterable[ir.Node]) -> list[str]:
     """The nodes that have no row, the first of each kind, each with the number of them."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for node in nodes:
         kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         refuse = _REFUSED.get(node.op_type)
@@ -210,8 +210,10 @@ def unsupported(nodes: Iterable[ir.Node]) -> list[str]:
             value.uses() or value.is_graph_output() for value in node.outputs[1:]
         )
         if node.domain or node.op_type not in ROWS or (refuse is not None and refuse(node)) or has_other:
-            found.setdefault(kind, []).append(str(node.name))
-    return [f"{kind} ('{names[0]}'{f' and {len(names) - 1} more' * (len(names) > 1)})" for kind, names in found.items()]
+            reasons.setdefault(kind, []).append(str(node.name))
+    return [
+        f"{kind} ('{names[0]}'{f' and {len(names) - 1} more' * (len(names) > 1)})" for kind, names in reasons.items()
+    ]
 
 
 class OnnxNetwork(torch.nn.Module):
@@ -282,11 +284,11 @@ class OnnxNetwork(torch.nn.Module):
         last: dict[str, int] = {}
         for place, (node, _, _) in enumerate(self._steps):
             last |= {str(value.name): place for value in node.inputs if value is not None}
-        found: dict[int, list[str]] = {}
+        last_uses: dict[int, list[str]] = {}
         for name, place in last.items():
             if name not in self.output_names and name not in self.constants:
-                found.setdefault(place, []).append(name)
-        return found
+                last_uses.setdefault(place, []).append(name)
+        return last_uses
 
     def trained_constants(self) -> dict[str, torch.nn.Parameter]:
         """The parameters, by the names of their constants in the file."""
@@ -294,35 +296,38 @@ class OnnxNetwork(torch.nn.Module):
 
     def constant_readers(self) -> list[tuple[str, int, str, Sequence[Choice]]]:
         """Every place where a node reads a constant: node, number of the input, constant, and how it is rounded."""
-        found = []
+        readers = []
         for node, _, _ in self._steps:
             for index, value in enumerate(node.inputs):
                 if value is not None and str(value.name) in self.constants:
                     place = (str(node.name), index)
-                    found.append((*place, str(value.name), self._choices.get(place, ())))
-        return found
+                    readers.append((*place, str(value.name), self._choices.get(place, ())))
+        return readers
 
     def has_coarse_blocks(self, bits: int) -> bool:
         """True if some tensor is rounded to a block format with elements of at most that many bits."""
         formats = {
-            each.quantizer.format for some in self._choices.values() for each in some if isinstance(each, BlockChoice)
+            choice.quantizer.format
+            for choices in self._choices.values()
+            for choice in choices
+            if isinstance(choice, BlockChoice)
         }
         return any(fmt.element.bits <= bits for fmt in formats)
 
     def sums(self) -> list[str]:
         """The sums of two computed tensors, by name: the places where the branches of residual blocks meet."""
-        found = []
+        sums_ = []
         for node, _, _ in self._steps:
             computed = [value for value in node.inputs if value is not None and str(value.name) not in self.constants]
             if node.op_type == "Add" and len(computed) == 2:
-                found.append(str(node.outputs[0].name))
-        return found
+                sums_.append(str(node.outputs[0].name))
+        return sums_
 
     def forward(self, *given: torch.Tensor, **named: torch.Tensor) -> Any:
         """Return the output, or a tuple of the outputs."""
         outputs = self.tensors(self._named(given, named), self.output_names)
-        found = tuple(outputs[name] for name in self.output_names)
-        return found[0] if len(found) == 1 else found
+        results = tuple(outputs[name] for name in self.output_names)
+        return results[0] if len(results) == 1 else results
 
     def _named(self, given: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if len(given) > len(self.input_names):
@@ -335,7 +340,7 @@ class OnnxNetwork(torch.nn.Module):
     def tensors(self, inputs: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
         """The tensors of these names, of outputs as they are returned."""
         values: dict[str, Any] = dict(inputs)
-        found: dict[str, torch.Tensor] = {}
+        tensors_: dict[str, torch.Tensor] = {}
         seen = self._joined_constants()
         for place, (node, row, attributes) in enumerate(self._steps):
             name = str(node.name)
@@ -349,13 +354,13 @@ class OnnxNetwork(torch.nn.Module):
             for value, result in zip(node.outputs, results, strict=False):
                 values[str(value.name)] = result
                 if value.name in wanted:
-                    found[str(value.name)] = result
-            for each in self._last_use.get(place, ()):
-                values.pop(each, None)
+                    tensors_[str(value.name)] = result
+            for unused in self._last_use.get(place, ()):
+                values.pop(unused, None)
         for index, value in enumerate(self._model.graph.outputs):
             if value.name in wanted:
-                found[str(value.name)] = self._read(value, ("", index), {**values, **found}, seen)
-        return found
+                tensors_[str(value.name)] = self._read(value, ("", index), {**values, **tensors_}, seen)
+        return tensors_
 
     def _joined_constants(self) -> dict[tuple[str, Sequence[Choice]], torch.Tensor]:
         """On a GPU, the weights whose block scales are searched, rounded together: one by one, the search is thousands
@@ -371,7 +376,7 @@ class OnnxNetwork(torch.nn.Module):
             key = choice.quantizer, min(size, length)
             if is_whole and choice.quantizer.scale_rule is ScaleRule.MSE and (name, choices) not in groups.get(key, []):
                 groups.setdefault(key, []).append((name, choices))
-        found: dict[tuple[str, Sequence[Choice]], torch.Tensor] = {}
+        joined: dict[tuple[str, Sequence[Choice]], torch.Tensor] = {}
         for (quantizer, rows), members in groups.items():
             moved = [getattr(self, self.constants[name]).movedim(axis_of(choices), 0) for name, choices in members]
             lanes = [x.reshape(-1, rows, x[0].numel()).transpose(0, 1).reshape(rows, -1) for x in moved]
@@ -381,8 +386,8 @@ class OnnxNetwork(torch.nn.Module):
             parts = torch.split(rounded, [x.shape[1] for x in lanes], 1)
             for (name, choices), x, part in zip(members, moved, parts, strict=True):
                 back = part.reshape(rows, -1, x[0].numel()).transpose(0, 1).reshape(x.shape)
-                found[name, choices] = back.movedim(0, axis_of(choices)).contiguous()
-        return found
+                joined[name, choices] = back.movedim(0, axis_of(choices)).contiguous()
+        return joined
 
     def _read(
         self,
@@ -438,11 +443,15 @@ def axis_of(choices: Sequence[Choice]) -> int:
 
 def choices_of(plan: QuantizationPlan) -> dict[Place, tuple[Choice, ...]]:
     """How inputs of nodes are rounded; what is quantized at run time stays as it is."""
-    found: dict[Place, tuple[Choice, ...]] = {}
-    for each in plan:
-        several = [one for one in (each.first, each.choice) if one is not None and not isinstance(one, DynamicChoice)]
-        found |= {(reader.node, reader.index): tuple(several) for reader in each.readers if several}
-    return found
+    choices: dict[Place, tuple[Choice, ...]] = {}
+    for tensor in plan:
+        several = [
+            value
+            for value in (tensor.first, tensor.choice)
+            if value is not None and not isinstance(value, DynamicChoice)
+        ]
+        choices |= {(reader.node, reader.index): tuple(several) for reader in tensor.readers if several}
+    return choices
 
 
 def _attributes_of(node: ir.Node) -> dict[str, Any]:
@@ -458,12 +467,12 @@ def _tensor(values: Array) -> torch.Tensor:
 
 def stacked(samples: Sequence[Sample], device: torch.device) -> Tensors:
     """The samples as one batch on the device, joined along the first axis."""
-    found = {}
+    tensors = {}
     for name in samples[0]:
         arrays = [np.asarray(sample[name]) for sample in samples]
         whole = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-        found[name] = tensor_of(whole, device) if whole.dtype.kind == "f" else torch.tensor(whole, device=device)
-    return found
+        tensors[name] = tensor_of(whole, device) if whole.dtype.kind == "f" else torch.tensor(whole, device=device)
+    return tensors
 
 
 @contextmanager

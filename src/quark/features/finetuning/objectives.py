@@ -39,8 +39,8 @@ class Tensors:
         if isinstance(problem.activation, Bounds):
             shape = (groups, 1, outputs)
             self._low, self._high = (
-                tensor_of(np.broadcast_to(np.asarray(each).reshape(-1), (groups * outputs,)), device).reshape(shape)
-                for each in (problem.activation.lowest, problem.activation.highest)
+                tensor_of(np.broadcast_to(np.asarray(value).reshape(-1), (groups * outputs,)), device).reshape(shape)
+                for value in (problem.activation.lowest, problem.activation.highest)
             )
         before = _grouped(rows.targets.reshape(len(rows), groups, outputs), device)
         self.targets = self._behind(before)[0]
@@ -61,7 +61,7 @@ class Tensors:
         other._groups, _, other._outputs = other.targets.shape
         if isinstance(self._activation, Bounds):
             other._low, other._high = (
-                each[part.groups, :, part.outputs].contiguous() for each in (self._low, self._high)
+                value[part.groups, :, part.outputs].contiguous() for value in (self._low, self._high)
             )
         return other
 
@@ -188,12 +188,12 @@ class RowObjective:
             error = error if slope is None else error.mul_(slope)
             of_weight = torch.bmm(error.transpose(1, 2), inputs, out=self._buffer(weight.shape))
             of_bias = error.sum(1).mul_(2 / seen)
-            found = Gradient(of_weight.mul_(2 / seen), of_bias, None if loss is None else loss / seen)
+            gradient = Gradient(of_weight.mul_(2 / seen), of_bias, None if loss is None else loss / seen)
             if total is None:
-                total = found if self._batches == 1 else replace(found, weight=found.weight.clone())
+                total = gradient if self._batches == 1 else replace(gradient, weight=gradient.weight.clone())
             else:
-                both = None if total.loss is None or found.loss is None else total.loss + found.loss
-                total = Gradient(total.weight + found.weight, total.bias + found.bias, both)
+                both = None if total.loss is None or gradient.loss is None else total.loss + gradient.loss
+                total = Gradient(total.weight + gradient.weight, total.bias + gradient.bias, both)
         assert total is not None
         return total
 
@@ -236,7 +236,7 @@ class GramObjective:
         other = copy.copy(self)
         other._gram = self._gram[part.groups]
         other._origin, other._cross, other._square = (
-            part.of(each) for each in (self._origin, self._cross, self._square)
+            part.of(value) for value in (self._origin, self._cross, self._square)
         )
         return other
 

@@ -100,22 +100,22 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
         _forget_starts(work, facts)
         return [facts]
     parts = {kept: errors_of(kept) for kept in sorted({len(steps) * quarter // 4 for quarter in (1, 2, 3)} - {0})}
-    better = {kept: each.mean for kept, each in parts.items() if each.is_no_worse_than(before)}
-    kept = min(better, key=lambda each: better[each], default=0)
+    better = {kept: part.mean for kept, part in parts.items() if part.is_no_worse_than(before)}
+    kept = min(better, key=lambda number: better[number], default=0)
     errors_of(kept)
     figures = f"error {before.mean:.4g} became {after.mean:.4g}"
     figures += f", divergence {before.mean_divergence:.4g} became {after.mean_divergence:.4g}"
     reason = f"with it the network's outputs on held-out samples got worse: {figures}"
-    taken_back = [SkippedNode(each.partition(": ")[0], "", reason) for each in facts.changed[kept:]]
+    taken_back = [SkippedNode(change.partition(": ")[0], "", reason) for change in facts.changed[kept:]]
     facts = replace(facts, changed=facts.changed[:kept], left=(*facts.left, *taken_back))
     _forget_starts(work, facts)
     return [facts]
 
 
 def _forget_starts(work: Decision, facts: AlgorithmFacts) -> None:
-    """Whoever trains next starts from the weights that were fitted."""
-    for each in facts.changed:
-        work.unrounded.pop(each.partition(": ")[0], None)
+    """Forget the starting weights of fitted layers, so that later training starts from the fitted weights."""
+    for change in facts.changed:
+        work.unrounded.pop(change.partition(": ")[0], None)
 
 
 def load_reference(path: Path, work: Work) -> ir.Model:
@@ -127,7 +127,7 @@ def load_reference(path: Path, work: Work) -> ir.Model:
     reference = load(path, work.settings.load).model
     optimize(reference, work.settings.optimize)
     for place in ("inputs", "outputs"):
-        mine, theirs = ({str(value.name) for value in getattr(each.graph, place)} for each in (work.model, reference))
+        mine, theirs = ({str(value.name) for value in getattr(model.graph, place)} for model in (work.model, reference))
         if mine != theirs:
             missing = ", ".join(sorted(mine ^ theirs)[:4])
             raise ModelError(f"{subject}: its {place} differ from those of the model: {missing}")
@@ -185,12 +185,12 @@ class _Finetuning:
             self._keep_largest()
         self.changed: list[str] = []
         self.steps: list[tuple[str, ...]] = []
-        self._choices = {(reader.node, reader.index): each.choice for each in plan for reader in each.readers}
+        self._choices = {(reader.node, reader.index): tensor.choice for tensor in plan for reader in tensor.readers}
         self._samples = SampleStore(options.memory_limit // 8)
         limit = None if options.data_size is None else samples.batches(options.data_size)
         for sample in itertools.islice(samples, limit):
             self._samples.append(sample)
-        digests = [FloatRunner(each).model_digest() for each in (exact, model)]
+        digests = [FloatRunner(value).model_digest() for value in (exact, model)]
         settings = repr(replace(options, folder=None, reference=None, fit=replace(options.fit, log_period=0)))
         environment = [repr(sorted(versions().items())), fitting.arithmetic()]
         # everything that a finetuned layer follows from
@@ -254,12 +254,12 @@ class _Finetuning:
         sizes = [_numbers_around(nodes[layer.name]) for layer in self.layers]
         largest = self.layers[sizes.index(max(sizes))]
         reason = f"only '{largest.name}', which takes the most memory, was asked for"
-        self.left += [SkippedNode(each.name, each.op_type, reason) for each in self.layers if each is not largest]
+        self.left += [SkippedNode(layer.name, layer.op_type, reason) for layer in self.layers if layer is not largest]
         self.layers = [largest]
 
     def layer_by_layer(self) -> None:
         if not len(self._samples):
-            self.left += [SkippedNode(each.name, each.op_type, "there are no samples") for each in self.layers]
+            self.left += [SkippedNode(layer.name, layer.op_type, "there are no samples") for layer in self.layers]
             return
         begin = time.monotonic()
         missing = (number for number, layer in enumerate(self.layers) if self._kept(number, layer) is None)
@@ -287,7 +287,7 @@ class _Finetuning:
         """Walk on behind the first layers, whose weights are final."""
         if count > self._last_missing:
             return
-        # a walk that stops at the input of the next layer in any case need not stop here
+        # a walk that stops at the input of the next layer anyway need not stop here
         walks = [self._walks[1]] if not self._steps_to(count) else []
         if not self._looks_ahead:
             walks.append(self._walks[0])
@@ -300,7 +300,8 @@ class _Finetuning:
         return names[:count], names[count:]
 
     def _around(self, number: int) -> tuple[list[str], list[str]]:
-        """What the quantized network has to compute before a layer, with the layer's input, and what is to come."""
+        """The tensors that the quantized network has to compute before a layer, including the layer's input, and those
+        to come."""
         producer = self._copied[self.layers[number].name].inputs[0].producer()  # type: ignore[union-attr]
         done, rest = self._split_at(number)
         return done + ([] if producer is None else [str(producer.name)]), rest
@@ -338,17 +339,17 @@ class _Finetuning:
     def _staged(self) -> Iterator[tuple[Sequence[TrainedLayer], dict[str, Targets]]]:
         """Stages of layers with their targets. The float network does not depend on what is fitted: where its walk is
         on the processor, targets of the next stage are computed while the layers of this one are fitted."""
-        found = stages(self._walks[0], self.layers)
+        staged = stages(self._walks[0], self.layers)
         if not self._looks_ahead:
-            yield from ((stage, self._targets(stage)) for stage in found)
+            yield from ((stage, self._targets(stage)) for stage in staged)
             return
-        stage = next(found, None)
+        stage = next(staged, None)
         ready = None if stage is None else self._background.submit(self._targets, stage)
         while stage is not None and ready is not None:
             start = time.monotonic()
             targets = ready.result()
             self._clock["inference"] += time.monotonic() - start
-            following = next(found, None)
+            following = next(staged, None)
             ready = None if following is None else self._background.submit(self._targets, following)
             yield stage, targets
             stage = following
@@ -379,7 +380,7 @@ class _Finetuning:
     def _fitted_together(self, place: int, block: Block) -> list[tuple[int, TrainedLayer, Fitted]]:
         numbers = range(place, place + len(block.layers))
         read = [self._kept(number, layer) for number, layer in zip(numbers, block.layers, strict=True)]
-        kept = [each for each in read if each is not None]
+        kept = [choice for choice in read if choice is not None]
         if len(kept) < len(numbers):
             start = time.monotonic()
             kept = self._fitter.fit(block, place)
@@ -408,13 +409,13 @@ class _Finetuning:
         """The layer as an earlier run left it."""
         weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])
         sizes = {"weight": weight, "bias": bias}
-        return self.checkpoint.read(number, {name: 0 if each is None else each.size for name, each in sizes.items()})
+        return self.checkpoint.read(number, {name: 0 if size is None else size.size for name, size in sizes.items()})
 
     def _fit(self, number: int, layer: TrainedLayer, targets: Targets) -> Fitted:
         if not are_enough(targets.picks):
             return Fitted(None, None, 0.0, 0.0, 0, 0.0, "is computed at one place only")
         start = time.monotonic()
-        seen, exact = (str(each[layer.name].inputs[0].name) for each in (self._copied, self._exact))  # type: ignore[union-attr]
+        seen, exact = (str(value[layer.name].inputs[0].name) for value in (self._copied, self._exact))  # type: ignore[union-attr]
         training, held_out = self._gatherer.rows(layer, number, targets, seen, exact)
         middle = time.monotonic()
         weight, bias = constant(input_value(self._nodes[layer.name], 1)), bias_of(self._nodes[layer.name])
@@ -438,19 +439,19 @@ class _Finetuning:
         self._clock["training"] += time.monotonic() - middle
         return fitted
 
-    def _take(self, found: Sequence[tuple[TrainedLayer, Fitted]]) -> None:
+    def _take(self, results: Sequence[tuple[TrainedLayer, Fitted]]) -> None:
         """Give layers what was fitted, if it is better; with `is_selective`, for the network as a whole too. The layers
         of a block are taken together or not at all."""
-        kept = [(layer, each) for layer, each in found if each.is_kept]
+        kept = [(layer, result) for layer, result in results if result.is_kept]
         self.left += [
-            SkippedNode(layer.name, layer.op_type, _reason(each)) for layer, each in found if not each.is_kept
+            SkippedNode(layer.name, layer.op_type, _reason(result)) for layer, result in results if not result.is_kept
         ]
         if not kept:
             return
         standing = [{i: constant(input_value(self._nodes[layer.name], i)) for i in (1, 2)} for layer, _ in kept]
         before = self._network_errors()
-        for layer, each in kept:
-            self._put(layer, {1: each.weight, 2: each.bias})
+        for layer, result in kept:
+            self._put(layer, {1: result.weight, 2: result.bias})
         after = self._network_errors()
         if not after.is_no_worse_than(before):
             reason = f"the network's outputs got worse: error {before.mean:.4g} became {after.mean:.4g}"
@@ -458,9 +459,11 @@ class _Finetuning:
                 self._put(layer, constants)
                 self.left.append(SkippedNode(layer.name, layer.op_type, reason))
             return
-        for layer, each in kept:
-            self.changed.append(f"{layer.name}: held-out error {each.error_before:.3g} became {each.error_after:.3g}")
-            inputs = self._nodes[layer.name].inputs[1 : 2 if each.bias is None else 3]
+        for layer, result in kept:
+            self.changed.append(
+                f"{layer.name}: held-out error {result.error_before:.3g} became {result.error_after:.3g}"
+            )
+            inputs = self._nodes[layer.name].inputs[1 : 2 if result.bias is None else 3]
             self.steps.append(tuple(str(value.name) for value in inputs if value is not None))
 
     def _put(self, layer: TrainedLayer, constants: Mapping[int, Array | None]) -> None:
@@ -503,7 +506,7 @@ def _nodes_by_name(model: ir.Model) -> dict[str, ir.Node]:
 
 
 def _numbers_around(node: ir.Node) -> int:
-    """How many numbers a node reads and writes for one sample; dimensions that are not known count as 1."""
+    """The number of elements that a node reads and writes for one sample; unknown dimensions count as 1."""
     values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.shape is not None]
     return sum(math.prod(size if isinstance(size, int) else 1 for size in value.shape or ()) for value in values)
 

@@ -129,7 +129,7 @@ def _normalized(x: torch.Tensor, axes: tuple[int, ...], attributes: Attributes) 
 @_operator("BatchNormalization")
 def _batch_normalization(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     x, *statistics = inputs
-    scale, bias, mean, variance = (each.reshape(-1, *[1] * (x.dim() - 2)) for each in statistics)
+    scale, bias, mean, variance = (statistic.reshape(-1, *[1] * (x.dim() - 2)) for statistic in statistics)
     factor = scale / torch.sqrt(variance + float(attributes.get("epsilon", 1e-5)))
     return (x - mean) * factor + bias  # type: ignore[no-any-return]
 
@@ -147,7 +147,7 @@ def _gemm(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
 def _reduce_mean(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     x: torch.Tensor = inputs[0]
     given = inputs[1] if len(inputs) > 1 else attributes.get("axes")
-    axes = () if given is None else tuple(int(each) for each in given)
+    axes = () if given is None else tuple(int(axis) for axis in given)
     if not axes and attributes.get("noop_with_empty_axes", 0):
         return x
     return x.mean(axes or tuple(range(x.dim())), keepdim=bool(attributes.get("keepdims", 1)))
@@ -156,7 +156,7 @@ def _reduce_mean(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
 @_operator("Reshape")
 def _reshape(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     x: torch.Tensor = inputs[0]
-    shape = [int(each) for each in inputs[1]]
+    shape = [int(size) for size in inputs[1]]
     if not attributes.get("allowzero", 0):
         shape = [x.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
     return x.reshape(shape)
@@ -179,23 +179,23 @@ def _transpose(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
 @_operator("Pad")
 def _pad(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     x, pads, value, axes = (*inputs, None, None)[:4]
-    names = range(x.dim()) if axes is None else [int(each) % x.dim() for each in axes]
+    names = range(x.dim()) if axes is None else [int(axis) % x.dim() for axis in axes]
     ends = {axis: (int(pads[i]), int(pads[i + len(names)])) for i, axis in enumerate(names)}
-    flat = [each for axis in reversed(range(x.dim())) for each in ends.get(axis, (0, 0))]
+    flat = [end for axis in reversed(range(x.dim())) for end in ends.get(axis, (0, 0))]
     return torch.nn.functional.pad(x, flat, value=0.0 if value is None else float(value))
 
 
 @_operator("Squeeze")
 def _squeeze(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     x: torch.Tensor = inputs[0]
-    return x.squeeze() if len(inputs) < 2 else x.squeeze(tuple(int(each) for each in inputs[1]))
+    return x.squeeze() if len(inputs) < 2 else x.squeeze(tuple(int(axis) for axis in inputs[1]))
 
 
 @_operator("Unsqueeze")
 def _unsqueeze(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     x: torch.Tensor = inputs[0]
     rank = x.dim() + len(inputs[1])
-    for axis in sorted(int(each) % rank for each in inputs[1]):
+    for axis in sorted(int(axis) % rank for axis in inputs[1]):
         x = x.unsqueeze(axis)
     return x
 
@@ -221,12 +221,12 @@ class _Windows:
     def of(attributes: Attributes, kernel: Sequence[int]) -> _Windows:
         rank = len(kernel)
         strides, dilations, pads = (
-            tuple(int(each) for each in attributes.get(name) or default)
+            tuple(int(number) for number in attributes.get(name) or default)
             for name, default in (("strides", [1] * rank), ("dilations", [1] * rank), ("pads", [0] * 2 * rank))
         )
         auto_pad = str(attributes.get("auto_pad") or "NOTSET")
         has_ceil = bool(attributes.get("ceil_mode", 0))
-        return _Windows(tuple(int(each) for each in kernel), strides, dilations, pads, auto_pad, has_ceil)
+        return _Windows(tuple(int(size) for size in kernel), strides, dilations, pads, auto_pad, has_ceil)
 
     @property
     def reach(self) -> tuple[int, ...]:
@@ -243,23 +243,22 @@ class _Windows:
             max(0, (math.ceil(size / stride) - 1) * stride + reach - size)
             for size, stride, reach in zip(sizes, self.strides, self.reach, strict=True)
         ]
-        return [self.halves(each) for each in totals]
+        return [self.halves(total) for total in totals]
 
     def halves(self, total: int) -> tuple[int, int]:
         small, large = total // 2, total - total // 2
         return (small, large) if self.auto_pad == "SAME_UPPER" else (large, small)
 
     def beyond(self, sizes: Sequence[int], padding: Sequence[tuple[int, int]]) -> list[int]:
-        """What a size that is rounded up reads behind the padding; less than nothing where the last numbers are not
-        read."""
-        found = []
+        """The amount that a size rounded up reads behind the padding; negative if the last numbers are not read."""
+        ends = []
         for size, (begin, end), reach, stride in zip(sizes, padding, self.reach, self.strides, strict=True):
             steps = (size + begin + end - reach) / stride
             count = (math.ceil(steps) if self.has_ceil else math.floor(steps)) + 1
             if self.has_ceil and (count - 1) * stride >= size + begin:
                 count -= 1
-            found.append((count - 1) * stride + reach - (size + begin + end))
-        return found
+            ends.append((count - 1) * stride + reach - (size + begin + end))
+        return ends
 
 
 @_operator("Conv")
@@ -272,8 +271,8 @@ def _convolution(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     if any(begin != end for begin, end in padding):
         x, own = _padded(x, padding), (0,) * rank
     groups = int(attributes.get("group", 1))
-    found: torch.Tensor = _CONVOLUTIONS[rank - 1](x, weight, bias, windows.strides, own, windows.dilations, groups)
-    return found
+    result: torch.Tensor = _CONVOLUTIONS[rank - 1](x, weight, bias, windows.strides, own, windows.dilations, groups)
+    return result
 
 
 @_operator("ConvTranspose")
@@ -281,13 +280,13 @@ def _transposed_convolution(inputs: Inputs, attributes: Attributes) -> torch.Ten
     x, weight, bias = (*inputs, None)[:3]
     rank = weight.dim() - 2
     windows = _Windows.of(attributes, weight.shape[2:])
-    more = [int(each) for each in attributes.get("output_padding") or [0] * rank]
+    more = [int(size) for size in attributes.get("output_padding") or [0] * rank]
     groups = int(attributes.get("group", 1))
     full = _TRANSPOSED[rank - 1](x, weight, None, windows.strides, 0, 0, groups, windows.dilations)
     if windows.auto_pad.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(x.shape[2:], windows.strides, strict=True)]
         totals = [size + extra - want for size, extra, want in zip(full.shape[2:], more, wanted, strict=True)]
-        padding = [windows.halves(max(0, each)) for each in totals]
+        padding = [windows.halves(max(0, total)) for total in totals]
     else:
         padding = windows.padding(x.shape[2:])
     cropped = _padded(full, [(-begin, extra - end) for (begin, end), extra in zip(padding, more, strict=True)])
@@ -302,8 +301,8 @@ def _max_pool(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     beyond = windows.beyond(x.shape[2:], padding)
     spread = [(begin, end + more) for (begin, end), more in zip(padding, beyond, strict=True)]
     pool = _MAXIMA[len(windows.kernel) - 1]
-    found: torch.Tensor = pool(_padded(x, spread, -math.inf), windows.kernel, windows.strides, 0, windows.dilations)
-    return found
+    result: torch.Tensor = pool(_padded(x, spread, -math.inf), windows.kernel, windows.strides, 0, windows.dilations)
+    return result
 
 
 @_operator("AveragePool")
@@ -314,23 +313,23 @@ def _average_pool(inputs: Inputs, attributes: Attributes) -> torch.Tensor:
     beyond = [(0, more) for more in windows.beyond(x.shape[2:], padding)]
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
     counted = _padded(ones, padding, float(bool(attributes.get("count_include_pad", 0))))
-    sums, counts = (_sums(_padded(each, beyond), windows) for each in (_padded(x, padding), counted))
+    sums, counts = (_sums(_padded(value, beyond), windows) for value in (_padded(x, padding), counted))
     return sums / counts.clamp(min=1)
 
 
 def _sums(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
     rank = len(windows.kernel)
-    if all(each == 1 for each in windows.dilations):
+    if all(dilation == 1 for dilation in windows.dilations):
         means: torch.Tensor = _MEANS[rank - 1](x, windows.kernel, windows.strides)
         return means * math.prod(windows.kernel)
     flat = x.reshape(-1, 1, *x.shape[2:])
     ones = torch.ones((1, 1, *windows.kernel), dtype=x.dtype, device=x.device)
-    found = _CONVOLUTIONS[rank - 1](flat, ones, None, windows.strides, 0, windows.dilations)
-    return found.reshape(*x.shape[:2], *found.shape[2:])  # type: ignore[no-any-return]
+    sums = _CONVOLUTIONS[rank - 1](flat, ones, None, windows.strides, 0, windows.dilations)
+    return sums.reshape(*x.shape[:2], *sums.shape[2:])  # type: ignore[no-any-return]
 
 
 def _padded(x: torch.Tensor, padding: Sequence[tuple[int, int]], value: float = 0.0) -> torch.Tensor:
     """Along the last axes; cut where a number is negative."""
     if not any(begin or end for begin, end in padding):
         return x
-    return functional.pad(x, [each for pair in reversed(padding) for each in pair], value=value)
+    return functional.pad(x, [side for pair in reversed(padding) for side in pair], value=value)

@@ -13,20 +13,20 @@ FEATURE = Feature("finetuning", nouns={"AdaRound": "layer", "AdaQuant": "layer"}
 # the operators whose weights can be fitted, by their names in ONNX
 TRAINED_OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 ROWS_OF_A_SAMPLE = 128  # rows of a batch per sample of the batch
-MOST_ROWS = 32768  # of a layer, over all samples
+MOST_ROWS = 32768  # rows of a layer, over all samples
 ENOUGH_ROWS = 8192  # if iterations are too few to see more
-SMALLEST_MEMORY = 256 << 20  # for rows, even if the limit is lower
+SMALLEST_MEMORY = 256 << 20  # memory for rows, even if the limit is lower
 
 
 class Algorithm(str, Enum):
-    """How weights are learned."""
+    """The way in which weights are learned."""
 
     ADAROUND = "adaround"
     ADAQUANT = "adaquant"
 
 
 class Reconstruction(str, Enum):
-    """What is fitted together."""
+    """The unit that is fitted together."""
 
     LAYER = "layer"  # each layer by itself
     BLOCK = "block"  # the layers between two places where the network narrows to one tensor, such as a residual block

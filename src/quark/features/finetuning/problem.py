@@ -1,4 +1,4 @@
-"""What is fitted: rows of inputs, the float network's outputs for them, weights and bias.
+"""The problem to fit: rows of inputs, the float network's outputs for them, weights and bias.
 
     outputs[r, g, o] = sum over k of rows[r, g, k] * weights[g, o, k] + bias[g, o]
 
@@ -29,7 +29,7 @@ class Part:
     outputs: slice = field(default_factory=lambda: slice(None))
 
     def of(self, matrices: Any) -> Any:
-        """Of a tensor [groups, outputs, ...], contiguous."""
+        """This part of a tensor [groups, outputs, ...], contiguous."""
         return matrices[self.groups, self.outputs].contiguous()
 
 

@@ -1,4 +1,4 @@
-"""How the choices of a plan round, as torch functions that training calls at every iteration."""
+"""The rounding of a plan's choices, as torch functions that training calls at every iteration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Quantizer(ABC):
 def quantizer_of(choice: Choice, shape: tuple[int, ...], device: torch.device) -> Quantizer:
     """The quantizer of tensors of that shape."""
     if isinstance(choice, AffineChoice):
-        return _Affine(*(tensor_of(each, device) for each in affine_numbers(choice, shape)))
+        return _Affine(*(tensor_of(number, device) for number in affine_numbers(choice, shape)))
     if isinstance(choice, BlockChoice):
         return _Blocks(choice)
     if isinstance(choice, FloatChoice):
@@ -76,10 +76,10 @@ class _Affine(Quantizer):
 
     def part(self, layout: WeightLayout, part: Part) -> Quantizer:
         numbers = (self.scale, self.lowest, self.highest)
-        return _Affine(*(part.of(layout.to_matrices(each.expand(layout.shape))) for each in numbers))
+        return _Affine(*(part.of(layout.to_matrices(number.expand(layout.shape))) for number in numbers))
 
     def affine_numbers(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        return tuple(each.expand(x.shape).contiguous() for each in (self.scale, self.lowest, self.highest))
+        return tuple(value.expand(x.shape).contiguous() for value in (self.scale, self.lowest, self.highest))
 
 
 @dataclass(frozen=True)

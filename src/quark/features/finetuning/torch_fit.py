@@ -89,10 +89,10 @@ class _Fit:
         device = torch.device(options.device)
         joined = [problem.bias_choice, problem.output_choice if options.has_output_rounding else None]
         self.is_separate = are_outputs_separate(problem.layout, problem.weight_choice) and not any(
-            isinstance(each, BlockChoice) for each in joined
+            isinstance(choice, BlockChoice) for choice in joined
         )
         is_mixed = options.drop_ratio < 1 and problem.training.float is not None
-        # a choice of inputs at random is the same for all outputs, and rounding may join them
+        # a random choice of inputs is the same for all outputs, and rounding may join them
         can_split = self.is_separate and not is_mixed and not options.has_output_rounding and self.layout.can_narrow
         is_on_cpu = device.type == "cpu"
         # the sizes of the layer alone decide, so that the result is the same on any number of processors
@@ -124,7 +124,7 @@ class _Fit:
     def neighbours(self) -> tuple[torch.Tensor, ...]:
         """The two numbers that each weight can be rounded to, as matrices."""
         pair = neighbours(self.start.cpu().numpy(), self.problem.weight_choice)
-        return tuple(self.layout.to_matrices(tensor_of(each, self.start.device)) for each in pair)
+        return tuple(self.layout.to_matrices(tensor_of(array, self.start.device)) for array in pair)
 
     def run(self) -> Fitted:
         with side_by_side(len(self._parts)) as side:
@@ -166,8 +166,8 @@ class _Fit:
         for part in parts:
             weight[part.part.groups, part.part.outputs] = part.best.weight
             bias[part.part.groups, part.part.outputs] = part.best.bias
-        found = bias.reshape(-1).cpu().numpy() if self.has_bias else None
-        return Fitted(self.layout.from_matrices(weight).cpu().numpy(), found, before, after, iterations, rate)
+        bias_array = bias.reshape(-1).cpu().numpy() if self.has_bias else None
+        return Fitted(self.layout.from_matrices(weight).cpu().numpy(), bias_array, before, after, iterations, rate)
 
 
 def _quietly(function: Callable[[Any], Any], part: Any) -> Any:
@@ -185,9 +185,9 @@ class _PartFit:
         is_whole = part == Part()
         layout = whole.layout
         self._training, self._held_out = (
-            each if is_whole else each.part(part) for each in (whole.training, whole.held_out)
+            value if is_whole else value.part(part) for value in (whole.training, whole.held_out)
         )
-        standing, self._start = (part.of(layout.to_matrices(each)) for each in (whole.weight, whole.start))
+        standing, self._start = (part.of(layout.to_matrices(value)) for value in (whole.weight, whole.start))
         self._bias: torch.Tensor = part.of(whole.bias).clone()
         self._quantizer = whole.quantizer.part(layout, part)
         lines = WeightLayout((whole.bias.numel(),), tuple(whole.bias.shape), (0, 1))
@@ -207,7 +207,7 @@ class _PartFit:
             # AdaRound's regularization is weighed against
             nearest = self._quantizer.values(self._start)
             loudness = self._training.output_errors(nearest, self._bias).float().unsqueeze(-1)
-            lower, upper = (self.part.of(each) for each in whole.neighbours)
+            lower, upper = (self.part.of(neighbour) for neighbour in whole.neighbours)
             self._state = RoundedWeights(self._start, lower, upper, loudness, options)
         self._descent = descent(self._state, self._bias if whole.has_bias else None, rates)
         self._objective: Objective
@@ -233,16 +233,16 @@ class _PartFit:
         has_log = _LOG.isEnabledFor(logging.DEBUG)
         for iteration in range(start, end):
             has_loss = has_log and (iteration + 1) % options.log_period == 0
-            found = self._objective.gradient(iteration, self._descent.soft(), self._rounded_bias, has_loss=has_loss)
-            if found.loss is not None:
-                _LOG.debug("%s: iteration %d, loss %.6g", self._whole.problem.name, iteration + 1, float(found.loss))
-            self._descent.step(found.weight, found.bias, iteration / options.iterations)
+            gradient = self._objective.gradient(iteration, self._descent.soft(), self._rounded_bias, has_loss=has_loss)
+            if gradient.loss is not None:
+                _LOG.debug("%s: iteration %d, loss %.6g", self._whole.problem.name, iteration + 1, float(gradient.loss))
+            self._descent.step(gradient.weight, gradient.bias, iteration / options.iterations)
 
     def _iterate(self) -> None:
         """An iteration with the rows and the pace that were set."""
         assert isinstance(self._descent, TorchDescent)
-        found = self._objective.gradient(None, self._descent.soft(), self._rounded_bias)
-        self._descent.move(found.weight, found.bias)
+        gradient = self._objective.gradient(None, self._descent.soft(), self._rounded_bias)
+        self._descent.move(gradient.weight, gradient.bias)
 
     def look(self) -> None:
         """Keep what is better on held-out rows."""

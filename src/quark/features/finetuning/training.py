@@ -1,4 +1,5 @@
-"""What fitting by compiled code and by torch have in common: when to look, when to stop, rates, and parts of a layer.
+"""Code shared by fitting with compiled code and with torch: when to evaluate, when to stop, rates, and parts of a
+layer.
 
 The error of rows that training does not see is looked at now and then (AdaRound: at the end, when its weights are
 decided), and what was best there is kept: for each output of the layer by itself, since its weights are its own. An
@@ -27,14 +28,14 @@ from quark.onnx.calibrate.runner import processor_count
 from quark.plan import AffineChoice, BlockChoice, Choice, FloatChoice
 from quark.rounded import float_scale, parameters_of
 
-LOOKS = 20  # how often held-out rows are looked at
-LEAST_GAIN = 1e-4  # what counts as an improvement
+LOOKS = 20  # number of evaluations on held-out rows
+LEAST_GAIN = 1e-4  # the smallest gain that counts as an improvement
 PATIENCE = 5  # looks without an improvement, after which training stops early
 BIAS_SHARE = 1e-3  # AdaRound's learning rate of the bias, relative to the outputs' RMS
 AUTO_SHARE = 0.06  # learning rate of AdaQuant, relative to the RMS change that rounding to the nearest makes
 AUTO_ADAROUND = 0.03
 MEAN_DECAY, SQUARE_DECAY = 0.9, 0.999  # Adam's, as published and in csrc/formats/weight_step_kernels.h
-STRETCH, SHIFT = 1.2, -0.1  # of AdaRound's sigmoid
+STRETCH, SHIFT = 1.2, -0.1  # constants of AdaRound's sigmoid
 UNDECIDED = 0.02  # share of weights that may be between their neighbours at the end
 
 
@@ -168,8 +169,8 @@ def affine_numbers(choice: AffineChoice, shape: tuple[int, ...]) -> tuple[Array,
     parameters = parameters_of(choice, shape)
     spread = Granularity(choice.axis, choice.group_size).spread
     scale, zero_point = (
-        np.asarray(spread(array_kind(parameters.scale), each, shape), np.float32)
-        for each in (parameters.scale, parameters.zero_point)
+        np.asarray(spread(array_kind(parameters.scale), value, shape), np.float32)
+        for value in (parameters.scale, parameters.zero_point)
     )
-    lowest, highest = (np.float32(each) - zero_point for each in (parameters.format.qmin, parameters.format.qmax))
+    lowest, highest = (np.float32(value) - zero_point for value in (parameters.format.qmin, parameters.format.qmax))
     return scale, lowest, highest

@@ -40,7 +40,7 @@ See = Callable[[range, Mapping[str, Any]], None]  # values of these samples, joi
 
 LONGEST = 6  # layers of a stage
 _PLAIN = frozenset(map(ir.DataType.from_numpy, map(np.dtype, ("?", *"bhiqBHIQefd"))))  # types of numpy
-LITTLE_MEMORY = 256 << 20  # for which a walk stops between any two layers, so that it computes nothing twice
+LITTLE_MEMORY = 256 << 20  # if a walk takes less, it stops between any two layers, so that it computes nothing twice
 HELD_OUT_EVERY = 8
 
 
@@ -82,9 +82,9 @@ class Walk:
         wanted: set[str] = set()
         if computed:
             session = self._session(computed)
-            wanted = {each.name for each in session.get_inputs()}
+            wanted = {input_.name for input_ in session.get_inputs()}
 
-        def one(index: int) -> None:
+        def run_sample(index: int) -> None:
             sample = self._samples[index]
             values = {name: sample[name] for name in known}
             if session is not None:
@@ -94,11 +94,11 @@ class Walk:
 
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers)
-        self._runs = [self._pool.submit(one, index) for index in range(len(self._samples))]
+        self._runs = [self._pool.submit(run_sample, index) for index in range(len(self._samples))]
         try:
             for run in self._runs:
                 run.result()
-        finally:  # who interrupts does not wait for what has not begun
+        finally:  # after an interruption, do not wait for work that has not begun
             self.cancel()
             wait(self._runs)
 
@@ -176,12 +176,12 @@ class Walk:
         finished = self._before(done)
         rest = self._before(to_come) - finished
         available = {id(value) for node in finished for value in node.outputs}
-        found: dict[str, None] = {}
-        for node in (each for each in self._nodes if each in rest):
+        alive: dict[str, None] = {}
+        for node in (node for node in self._nodes if node in rest):
             for value in self._read[node]:
                 if id(value) in available or value.name in self._names:
-                    found[str(value.name)] = None
-        return list(found)
+                    alive[str(value.name)] = None
+        return list(alive)
 
     def value(self, name: str) -> ir.Value | None:
         """The tensor of that name."""
@@ -206,17 +206,17 @@ class Walk:
         """These nodes, and all that they are computed from, back to what is remembered."""
         wanted = set(names)
         pending = [node for node in self._nodes if node.name in wanted]
-        found: set[ir.Node] = set()
+        nodes: set[ir.Node] = set()
         while pending:
             node = pending.pop()
-            if node in found:
+            if node in nodes:
                 continue
-            found.add(node)
+            nodes.add(node)
             for value in self._read[node]:
                 producer = value.producer()
                 if producer is not None and value.name not in self._names:
                     pending.append(producer)
-        return found
+        return nodes
 
 
 def split(samples: range, values: Mapping[str, Any]) -> dict[int, dict[str, Array]]:
@@ -225,11 +225,11 @@ def split(samples: range, values: Mapping[str, Any]) -> dict[int, dict[str, Arra
     if len(samples) == 1:
         return {samples[0]: arrays}
     parts = {name: np.split(array, len(samples)) for name, array in arrays.items()}
-    return {number: {name: each[index] for name, each in parts.items()} for index, number in enumerate(samples)}
+    return {number: {name: part[index] for name, part in parts.items()} for index, number in enumerate(samples)}
 
 
 def numbers_of(value: ir.Value | None) -> int:
-    """How many numbers a tensor has for one sample; dimensions that are not known count as 1."""
+    """The number of elements of a tensor for one sample; unknown dimensions count as 1."""
     return math.prod(size or 1 for size in dimensions(value) or ())
 
 
@@ -241,14 +241,14 @@ def stages(walk: Walk, layers: Sequence[TrainedLayer]) -> Iterator[list[TrainedL
         """The numbers of a sample that the layers from `end` on need of what is before."""
         if end == len(layers):
             return 0
-        live = walk.live([each.name for each in layers[:end]], [each.name for each in layers[end:]])
+        live = walk.live([layer.name for layer in layers[:end]], [layer.name for layer in layers[end:]])
         return sum(numbers_of(walk.value(name)) for name in live)
 
     start = 0
     while start < len(layers):
         ends = range(start + 1, min(start + LONGEST, len(layers)) + 1)
         sizes = {end: remembered(end) for end in ends}
-        end = min(ends, key=lambda each: (sizes[each], -each))
+        end = min(ends, key=lambda end: (sizes[end], -end))
         yield list(layers[start:end])
         start = end
 
@@ -285,11 +285,11 @@ class Gatherer:
         """The targets of all layers of a stage; `outputs` are their tensors in the float network, by layer. With
         `onwards`, the layers that are then done and those to come, its walk goes on behind the stage."""
         seed, nothing = self._options.fit.seed, [np.zeros(0)] * self._count
-        found = {each.name: Targets(nothing.copy(), [0] * self._count, {}) for each in stage.values()}
+        targets = {targets.name: Targets(nothing.copy(), [0] * self._count, {}) for targets in stage.values()}
 
         def see(samples: range, values: Mapping[str, Any]) -> None:
             for place, layer in stage.items():
-                y, chosen = values[outputs[layer.name]], found[layer.name]
+                y, chosen = values[outputs[layer.name]], targets[layer.name]
                 count = layer.source.count(tuple(y.shape)) // len(samples)
                 wanted = self._options.rows_per_sample(layer.row_numbers, self._count)
                 for number in samples:
@@ -300,12 +300,12 @@ class Gatherer:
                         chosen.picks[number] = np.sort(generator.choice(count, wanted, replace=False))
                 chosen.values[samples] = layer.source.outputs(y, chosen.joined(samples))
 
-        tensors = list(dict.fromkeys(outputs[each.name] for each in stage.values()))
+        tensors = list(dict.fromkeys(outputs[layer.name] for layer in stage.values()))
         if onwards is None:
             self._float.visit(tensors, see)
         else:
             self._float.advance(*onwards, tensors, see)
-        return found
+        return targets
 
     def rows(self, layer: TrainedLayer, place: int, targets: Targets, seen: str, exact: str) -> tuple[Rows, Rows]:
         """The rows to train on, and those held out. The layer reads `seen` in the quantized network, and `exact` in the
@@ -342,10 +342,10 @@ class Gatherer:
 
 
 class _Split:
-    """Where the rows of each sample go: first those that are trained on, then those that are held out."""
+    """The positions of each sample's rows: first those for training, then the held-out ones."""
 
     def __init__(self, targets: Targets, generator: np.random.Generator) -> None:
-        sizes = [len(each) for each in targets.picks]
+        sizes = [len(pick) for pick in targets.picks]
         held = held_out(len(sizes))
         is_held = [np.full(size, index in held) for index, size in enumerate(sizes)]
         if len(sizes) == 1:
@@ -379,15 +379,15 @@ def held_out(count: int) -> frozenset[int]:
 
 def are_enough(picks: Sequence[Array]) -> bool:
     """True if there is a row to train on and one to hold out."""
-    return sum(len(each) for each in picks) > 1
+    return sum(len(pick) for pick in picks) > 1
 
 
 def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """A network that computes what the quantized one does, with constants that can still change: activations have their
     quantizers, weights and biases are plain numbers, rounded. What is quantized at run time stays float."""
     copy = model.clone()
-    activations = (each for each in plan if each.role is Role.ACTIVATION)
-    known = tuple(each for each in activations if not isinstance(each.choice, DynamicChoice))
+    activations = (tensor for tensor in plan if tensor.role is Role.ACTIVATION)
+    known = tuple(activation for activation in activations if not isinstance(activation.choice, DynamicChoice))
     insert(copy, QuantizationPlan(known), InsertOptions())
     return with_rounded_constants(copy, plan)
 
@@ -395,12 +395,12 @@ def quantized_copy(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
 def with_rounded_constants(model: ir.Model, plan: QuantizationPlan) -> ir.Model:
     """The model with every constant that the plan quantizes rounded in place."""
     nodes = {str(node.name): node for node in model.graph}
-    for each in plan:
-        if isinstance(each.choice, DynamicChoice):
+    for tensor in plan:
+        if isinstance(tensor.choice, DynamicChoice):
             continue
-        for reader in each.readers:
+        for reader in tensor.readers:
             node = nodes.get(reader.node)
             values = None if node is None else constant(input_value(node, reader.index))
             if node is not None and values is not None:
-                set_constant(model, node, reader.index, rounded(values, each.choice).astype(values.dtype))
+                set_constant(model, node, reader.index, rounded(values, tensor.choice).astype(values.dtype))
     return model
