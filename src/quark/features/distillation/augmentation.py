@@ -21,16 +21,16 @@ from quark.errors import InvalidValueError
 LEAST_AREA = 0.35
 LARGEST_ASPECT = 4 / 3
 CONTRAST = 0.25  # the deviation of the logarithm
-COLOUR = 0.15  # that of each channel's, and that of what is added, in deviations of the image
+COLOUR = 0.15  # deviation of each channel's factor and of its offset, in deviations of the image
 IMAGE_CHANNELS = 3
 LEAST_SIDE = 32
-LEAST_SHARE = 0.5  # of a sample in a mixture
+LEAST_SHARE = 0.5  # the least share of a sample in a mixture
 
 Tensors = dict[str, torch.Tensor]
 
 
 class Augmentation(Enum):
-    """What happens to samples before they are mixed."""
+    """The augmentation of samples before they are mixed."""
 
     AUTO = "auto"
     IMAGES = "images"
@@ -69,27 +69,27 @@ def cut_and_mirrored(batch: Tensors, chance: np.random.Generator) -> Tensors:
     place = np.zeros((count, 2, 3), np.float32)
     place[:, 0, 0], place[:, 0, 2] = side * width, chance.uniform(-1, 1, count) * (1 - width)
     place[:, 1, 1], place[:, 1, 2] = height, chance.uniform(-1, 1, count) * (1 - height)
-    found = {}
+    tensors = {}
     for name, x in batch.items():
         matrices = torch.from_numpy(place).to(x.device, non_blocking=True)
         grid = torch.nn.functional.affine_grid(matrices, list(x.shape), align_corners=False)
-        found[name] = torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
-    return found
+        tensors[name] = torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    return tensors
 
 
 def coloured(batch: Tensors, chance: np.random.Generator) -> Tensors:
     """Each image with its channels scaled and moved at random."""
-    found = {}
+    tensors = {}
     for name, x in batch.items():
         shape = (len(x), x.shape[1], 1, 1)
         gain = np.exp(chance.normal(0, CONTRAST, (len(x), 1, 1, 1)) + chance.normal(0, COLOUR, shape))
         offset = chance.normal(0, COLOUR, shape)
         scale, shift = (
-            torch.from_numpy(each.astype(np.float32)).to(x.device, non_blocking=True) for each in (gain, offset)
+            torch.from_numpy(value.astype(np.float32)).to(x.device, non_blocking=True) for value in (gain, offset)
         )
         middle, spread = x.mean((2, 3), keepdim=True), x.std((1, 2, 3), keepdim=True)
-        found[name] = (x - middle) * scale + middle + shift * spread
-    return found
+        tensors[name] = (x - middle) * scale + middle + shift * spread
+    return tensors
 
 
 def mixed(batch: Tensors, chance: np.random.Generator, *, are_images: bool) -> Tensors:
@@ -99,11 +99,11 @@ def mixed(batch: Tensors, chance: np.random.Generator, *, are_images: bool) -> T
         return {name: x * share + x.flip(0) * (1 - share) if x.is_floating_point() else x for name, x in batch.items()}
     across, down = chance.random(2)
     side = math.sqrt(1 - share)
-    found = {}
+    tensors = {}
     for name, x in batch.items():
         height, width = (max(1, round(side * size)) for size in x.shape[2:])
         top, left = round(down * (x.shape[2] - height)), round(across * (x.shape[3] - width))
         window = (..., slice(top, top + height), slice(left, left + width))
-        found[name] = x.clone()
-        found[name][window] = x.flip(0)[window]
-    return found
+        tensors[name] = x.clone()
+        tensors[name][window] = x.flip(0)[window]
+    return tensors

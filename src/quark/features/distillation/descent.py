@@ -20,7 +20,7 @@ from quark.text import get_logger
 _LOG = get_logger(__name__)
 
 MEAN_DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8  # Adam's
-LARGEST_GRADIENT = 1.0  # of all parameters together
+LARGEST_GRADIENT = 1.0  # norm of the gradients of all parameters together
 ORDINARY_STEPS = 3  # before the capture; in these, kernels are compiled and chosen
 
 Tensors = dict[str, torch.Tensor]
@@ -45,7 +45,7 @@ class Descent:
         self.reset()
         device = self._parameters[0].device
         self._pace, self._share = (torch.zeros((), device=device) for _ in range(2))
-        self._total = torch.zeros((), device=device)  # of the losses since they were last read
+        self._total = torch.zeros((), device=device)  # sum of the losses since they were last read
         self._count = 0
         self._batch: Tensors = {}
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -53,9 +53,9 @@ class Descent:
 
     def reset(self) -> None:
         """Start again from the present parameters, without moments or an average of earlier steps."""
-        self._mean = [torch.zeros_like(each) for each in self._parameters]
-        self._square = [torch.zeros_like(each) for each in self._parameters]
-        self._average = [each.detach().clone() for each in self._parameters]
+        self._mean = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._square = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._average = [parameter.detach().clone() for parameter in self._parameters]
 
     @property
     def average(self) -> Tensors:
@@ -64,10 +64,10 @@ class Descent:
 
     def read_loss(self) -> float:
         """The mean loss since this was last called."""
-        found = float(self._total) / max(1, self._count)
+        loss = float(self._total) / max(1, self._count)
         self._total.zero_()
         self._count = 0
-        return found
+        return loss
 
     def step(self, batches: Sequence[tuple[Tensors, float]], number: int, pace: float, share: float) -> None:
         """Train on batches, each with its share in the loss. `number` counts steps from 1. `pace` multiplies all
@@ -92,14 +92,16 @@ class Descent:
         gradients: list[torch.Tensor] = []
         for batch, part in batches:
             loss = self._loss(batch) * part
-            found: Sequence[torch.Tensor] = torch.autograd.grad(
+            parameter_gradients: Sequence[torch.Tensor] = torch.autograd.grad(
                 loss, self._parameters, allow_unused=True, materialize_grads=True
             )
-            found = [each.contiguous() for each in found]  # in the memory order of the parameters
+            parameter_gradients = [
+                gradient.contiguous() for gradient in parameter_gradients
+            ]  # in the memory order of the parameters
             if gradients:
-                torch._foreach_add_(gradients, found)
+                torch._foreach_add_(gradients, parameter_gradients)
             else:
-                gradients = found
+                gradients = parameter_gradients
             self._total.add_(loss.detach())
         self._move(gradients)
 
@@ -142,7 +144,7 @@ class Descent:
         return all(x.shape == self._batch[name].shape for name, x in batch.items())
 
     def state(self) -> dict[str, list[torch.Tensor]]:
-        """What a run needs to go on, besides the parameters."""
+        """The state that a run needs to resume, apart from the parameters."""
         return {"mean": self._mean, "square": self._square, "average": self._average}
 
     @torch.no_grad()

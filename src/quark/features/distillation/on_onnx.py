@@ -70,7 +70,7 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
         starts = {str(nodes[name].inputs[1].name): weight for name, weight in work.unrounded.items()}  # type: ignore[union-attr]
         run = Distillation(student, teacher, training, held_back, options, state, starts)
         with track(options.steps, "distilling") as advance:
-            found = run.run(advance)
+            result = run.run(advance)
     except ModelError as error:
         return [_nothing(str(error))]
     finally:
@@ -78,23 +78,23 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
             shutil.rmtree(folder, ignore_errors=True)
     if not options.folder:
         shutil.rmtree(folder, ignore_errors=True)
-    if found.weights is None:
-        return [_nothing(f"{found.steps} steps brought no weights that are closer to float: {found.before:.4g}")]
+    if result.weights is None:
+        return [_nothing(f"{result.steps} steps brought no weights that are closer to float: {result.before:.4g}")]
     before = quantized_errors(work, expected, samples=judged).mean_divergence
     values = work.model.graph.initializers
-    standing = {name: values[name].const_value for name in found.weights}
-    for name, array in found.weights.items():
+    standing = {name: values[name].const_value for name in result.weights}
+    for name, array in result.weights.items():
         old = standing[name]
         assert old is not None, name
         new = array.reshape(tuple(old.shape.numpy())).astype(old.dtype.numpy())
         values[name].const_value = ir.tensor(new, name=name)
-    after = quantized_errors(work, expected, samples=judged).mean_divergence  # what was trained for
+    after = quantized_errors(work, expected, samples=judged).mean_divergence  # the divergence that training minimized
     if after >= before:
         for name, old in standing.items():
             values[name].const_value = old
         return [_nothing(f"the outputs on held-out samples got no better: error {before:.4g}, after it {after:.4g}")]
-    phrase = f"divergence {found.before:.4g} became {found.after:.4g} after {found.steps} steps"
-    return [AlgorithmFacts(NAME, tuple(f"{name}: {phrase}" for name in found.weights), ())]
+    phrase = f"divergence {result.before:.4g} became {result.after:.4g} after {result.steps} steps"
+    return [AlgorithmFacts(NAME, tuple(f"{name}: {phrase}" for name in result.weights), ())]
 
 
 def _check_device(name: str) -> None:
@@ -113,7 +113,7 @@ def _nothing(reason: str) -> AlgorithmFacts:
 
 def _folder(work: Decision, exact: ir.Model, options: DistillationOptions) -> Path:
     """The folder of the state, named by a hash of everything that the result follows from."""
-    digests = [FloatRunner(each).model_digest() for each in (exact, work.model)]
+    digests = [FloatRunner(value).model_digest() for value in (exact, work.model)]
     facts = [*digests, work.plan.digest, work.samples.digest(), repr(options), repr(sorted(versions().items()))]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
     folder = (Path(options.folder) if options.folder else user_cache()) / f"distill-{key}"

@@ -46,11 +46,12 @@ LOOKS = 20
 PATIENCE = 10  # looks without a gain, after which training stops if divergence grows
 GROWN = 1.25  # times the least divergence: samples are learned by heart
 CHANCE = 1.03  # times the least divergence is as good
-WARM_UP = 0.1  # of the steps
-AVERAGED = 0.1  # of the steps, that the running average goes back
+WARM_UP = 0.1  # share of the steps
+AVERAGED = 0.1  # share of the steps that the running average covers
 KEPT_EVERY = 30.0  # seconds between states that are written
 HALF_ON = ("cuda",)  # devices where networks of coarse formats train in bfloat16, which takes half of the time there
-COARSE_BITS = 4  # of elements in blocks: bfloat16 holds their numbers exactly, and rounds sums far less than they do
+# bits of elements in blocks: bfloat16 holds their numbers exactly, and rounds sums far less than they do
+COARSE_BITS = 4
 TOGETHER = 32  # samples that are looked at together
 
 
@@ -65,7 +66,7 @@ class Distilled:
 
 
 class OutputKind(Enum):
-    """What an output is, which decides how it is compared."""
+    """The kind of an output, which decides how it is compared."""
 
     SCORES = "scores"
     PROBABILITIES = "probabilities"
@@ -96,16 +97,18 @@ class Distillation:
         self._rates = rates_of(student, teacher, options.rate_share)
         constants = student.trained_constants()
         self._parameters = {name: constants[name].requires_grad_() for name in self._rates}
-        self._starts = {name: torch.from_numpy(each) for name, each in starts.items() if name in self._parameters}
+        self._starts = {name: torch.from_numpy(start) for name, start in starts.items() if name in self._parameters}
         self._features = common_sums(student, teacher) if options.feature_weight else []
         stacks = can_stack(self.teacher, [*training, *held_out], self._device)
-        self._training, self._held_out = (Feed(each, self._device, can_stack=stacks) for each in (training, held_out))
+        self._training, self._held_out = (Feed(value, self._device, can_stack=stacks) for value in (training, held_out))
         first, _ = next(self._training.batches([0], 1))
         self._are_images = takes_images(first, Augmentation(options.augmentation))
         with torch.no_grad():
-            found = self.teacher.tensors(first, self.teacher.output_names)
+            expected = self.teacher.tensors(first, self.teacher.output_names)
         self._is_half = self._device.type in HALF_ON and student.has_coarse_blocks(COARSE_BITS)
-        self._kinds = {name: kind_of(found[name]) for name in student.output_names if found[name].is_floating_point()}
+        self._kinds = {
+            name: kind_of(expected[name]) for name in student.output_names if expected[name].is_floating_point()
+        }
         if not self._kinds:
             raise ModelError("the network has no output of floating-point numbers to compare")
         self._best: Tensors | None = None
@@ -123,7 +126,8 @@ class Distillation:
         if not self._parameters or not math.isfinite(before):
             return Distilled(None, before, before, 0)
         self._put(self._starts)
-        self._least = self.divergence() if self._starts else before  # of training, which says when it gets no better
+        # for training, which stops when it no longer improves
+        self._least = self.divergence() if self._starts else before
         loss = functools.partial(self._loss, has_features=True)
         descent = Descent(self._parameters, self._rates, loss, self._chance)
         period, (idle, step) = max(1, options.steps // LOOKS), self._restored(descent)
@@ -146,7 +150,7 @@ class Distillation:
             text = "distillation %d of %d: loss %.4g; held-out divergence %.4g, of the average %.4g, before %.4g; %s"
             left = f"about {to_go:.0f} s to go"
             _LOG.info(text, step, options.steps, descent.read_loss(), now, average, before, left)
-        weights = None if self._best is None else {name: each.cpu().numpy() for name, each in self._best.items()}
+        weights = None if self._best is None else {name: tensor.cpu().numpy() for name, tensor in self._best.items()}
         return Distilled(weights, before, self._kept_divergence, step)
 
     @torch.no_grad()
@@ -159,7 +163,7 @@ class Distillation:
 
     def _step(self, descent: Descent, step: int) -> None:
         options = self._options
-        chance = np.random.default_rng([options.seed % (1 << 32), step])  # so that a run can go on at any step
+        chance = np.random.default_rng([options.seed % (1 << 32), step])  # so that a run can resume at any step
         if self._device.type == "cpu":
             self._chance.manual_seed(options.seed + step)
         count = min(options.batch_size, len(self._training))
@@ -182,40 +186,40 @@ class Distillation:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=is_half, cache_enabled=False):
             with torch.no_grad():
                 expected = self.teacher.tensors(batch, wanted)
-            found = self.student.tensors(batch, wanted)
-        losses = [output_loss(expected[name], found[name], kind) for name, kind in self._kinds.items()]
+            outputs = self.student.tensors(batch, wanted)
+        losses = [output_loss(expected[name], outputs[name], kind) for name, kind in self._kinds.items()]
         loss = torch.stack(losses).sum()
         if has_features and self._features:
-            errors = [relative_error(expected[name], found[name]) for name in self._features]
+            errors = [relative_error(expected[name], outputs[name]) for name in self._features]
             loss = loss + self._options.feature_weight * torch.stack(errors).mean()
         return loss
 
     def _look(self, descent: Descent) -> tuple[float, float]:
         """The divergence of the weights as they are and of their average; the better one is kept if it is the best."""
-        now = {name: each.detach().clone() for name, each in self._parameters.items()}
-        found = self.divergence()
+        now = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        divergence = self.divergence()
         self._put(descent.average)
         of_average = self.divergence()
         self._put(now)
-        least = min(found, of_average)
+        least = min(divergence, of_average)
         if least < self._before and least <= CHANCE * self._least:
-            kept = now if found <= of_average else descent.average
-            self._best = {name: each.clone() for name, each in kept.items()}
+            kept = now if divergence <= of_average else descent.average
+            self._best = {name: tensor.clone() for name, tensor in kept.items()}
             self._kept_divergence = least
         self._least = min(self._least, least)
-        return found, of_average
+        return divergence, of_average
 
     @torch.no_grad()
     def _put(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for name, each in weights.items():
-            self._parameters[name].copy_(each)
+        for name, weight in weights.items():
+            self._parameters[name].copy_(weight)
 
     def _keep(self, descent: Descent, idle: int, step: int) -> None:
         if self._state is None or time.monotonic() - self._written < KEPT_EVERY:
             return
         content = {
             "numbers": (self._least, self._kept_divergence, idle, step),
-            "parameters": {name: each.detach() for name, each in self._parameters.items()},
+            "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
             "best": self._best,
             "descent": descent.state(),
         }
@@ -227,7 +231,7 @@ class Distillation:
         """Go on from the state of an earlier run, if there is one. Returns the looks without a gain, and the steps."""
         if self._state is None or not self._state.exists():
             return 0, 0
-        start = {name: each.detach().clone() for name, each in self._parameters.items()}
+        start = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         try:
             content = torch.load(self._state, map_location=self._device, weights_only=True)
             least, kept, idle, step = content["numbers"]
@@ -284,25 +288,25 @@ def common_sums(student: OnnxNetwork, teacher: OnnxNetwork) -> list[str]:
 
 
 def kind_of(expected: torch.Tensor) -> OutputKind:
-    """What a float output is."""
+    """The kind of a float output."""
     if expected.dim() != 2 or expected.shape[1] < 2:
         return OutputKind.OTHER
     is_even = bool(((expected.sum(dim=1) - 1).abs() < 1e-3).all())
     return OutputKind.PROBABILITIES if is_even and bool((expected >= 0).all()) else OutputKind.SCORES
 
 
-def output_loss(expected: torch.Tensor, found: torch.Tensor, kind: OutputKind) -> torch.Tensor:
+def output_loss(expected: torch.Tensor, actual: torch.Tensor, kind: OutputKind) -> torch.Tensor:
     """D of one output."""
-    expected, found = expected.float(), found.float()
+    expected, actual = expected.float(), actual.float()
     if kind is OutputKind.OTHER:
-        return relative_error(expected, found)
+        return relative_error(expected, actual)
     if kind is OutputKind.PROBABILITIES:
-        p, q = expected.clamp(min=1e-12), found.clamp(min=1e-12)
+        p, q = expected.clamp(min=1e-12), actual.clamp(min=1e-12)
         return (p * (p.log() - q.log())).sum(dim=1).mean()
-    log_p, log_q = (torch.log_softmax(each, 1) for each in (expected, found))
+    log_p, log_q = (torch.log_softmax(value, 1) for value in (expected, actual))
     return (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
 
 
-def relative_error(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+def relative_error(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
     """|e - f|^2 / |e|^2"""
-    return (expected - found).float().square().sum() / expected.float().square().sum().clamp(min=1e-20)
+    return (expected - actual).float().square().sum() / expected.float().square().sum().clamp(min=1e-20)
