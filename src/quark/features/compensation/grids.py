@@ -1,4 +1,5 @@
-"""What weights round to, in the form in which `rounding` takes it: a rounding, and columns in the order of their turns.
+"""The rounding of weights in the form that `rounding` needs: a rounding function, and columns in the order of their
+turns.
 
 Matrices are [groups, outputs, columns], as in `rounding`.
 """
@@ -23,11 +24,11 @@ Array = NDArray[Any]
 
 def spread(parameters: AffineParameters, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Scale and zero point of every weight, in float64."""
-    found = []
-    for each in (parameters.scale, parameters.zero_point):
-        numbers = np.asarray(each, np.float64)
-        found.append(np.broadcast_to(parameters.granularity.spread(array_kind(numbers), numbers, shape), shape))
-    return found[0], found[1]
+    values = []
+    for value in (parameters.scale, parameters.zero_point):
+        numbers = np.asarray(value, np.float64)
+        values.append(np.broadcast_to(parameters.granularity.spread(array_kind(numbers), numbers, shape), shape))
+    return values[0], values[1]
 
 
 def independent(quantize: Round, count: int, columns: int = COLUMNS) -> Grid:

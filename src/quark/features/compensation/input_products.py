@@ -1,4 +1,4 @@
-"""How the inputs of layers vary together: sums of products over a few rows of every sample."""
+"""Correlations of the inputs of layers: sums of products over a few rows of every sample."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from quark.rounded import block_values, rounded
 Array = NDArray[Any]
 ROWS_PER_COLUMN = 8  # rows of inputs that a Gram matrix is made from, for every column of it
 FEWEST_ROWS = 1024
-SURVEY_BYTES = 1 << 28  # of sums that are in memory together
-WAITING_BYTES = 1 << 20  # of rows that are multiplied together: every product passes over a whole Gram matrix
+SURVEY_BYTES = 1 << 28  # bytes of sums in memory together
+WAITING_BYTES = 1 << 20  # bytes of rows that are multiplied together: every product passes over a whole Gram matrix
 MOST_SHRINKING = 0.9
 PIECE = 256  # columns of sums that are copied together
 HELD_BACK = 4  # every fourth sample
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-StatisticSet = tuple[Mapping[str, Statistic], int]  # by tensor, and the most samples to take them from
+StatisticSet = tuple[Mapping[str, Statistic], int]  # statistics by tensor, and the largest number of samples for them
 Surveyed = tuple[list[TrainedLayer], dict[str, "Sums"]]  # layers, and by their names how their inputs vary together
 
 
@@ -59,13 +59,13 @@ def surveyed_layers(
     frees their memory. The first run also fills in what is given as `beside`, each with
     the most samples that it takes.
     """
-    found, left = trained_layers(work.model, work.plan, op_types)
+    layers, left = trained_layers(work.model, work.plan, op_types)
     nodes = {str(node.name): node for node in work.model.graph}
-    choices = {(reader.node, reader.index): each.choice for each in work.plan for reader in each.readers}
+    choices = {(reader.node, reader.index): tensor.choice for tensor in work.plan for reader in tensor.readers}
     tied = tied_products(work.model, work.settings.choose)
     wanted: dict[str, InputProducts] = {}
     count = min(work.samples.batches(sample_limit), work.samples.count)
-    for layer in list(found):
+    for layer in list(layers):
         value, data = input_value(nodes[layer.name], 0), choices.get((layer.name, 0))
         reason = f"its weight is stored together with the table '{tied[layer.name]}'" if layer.name in tied else ""
         if value is None or value.const_value is not None or isinstance(data, DynamicChoice):
@@ -73,9 +73,9 @@ def surveyed_layers(
         elif not reason:
             wanted.setdefault(str(value.name), InputProducts()).add(layer, data, count)
             continue
-        found.remove(layer)
+        layers.remove(layer)
         left.append(SkippedNode(layer.name, layer.op_type, reason))
-    return len(found), left, _surveys(work, found, wanted, sample_limit, beside)
+    return len(layers), left, _surveys(work, layers, wanted, sample_limit, beside)
 
 
 def _surveys(
@@ -101,11 +101,11 @@ def _surveys(
             title="how inputs vary together",
         )
         beside = ()
-        sums = {name: sums for each in part.values() for name, sums in each.sums.items()}
+        sums = {name: sums for products in part.values() for name, sums in products.sums.items()}
         del part
-        for each in {id(each): each for each in sums.values()}.values():
-            each.finish()
-            each.shrink()
+        for products in {id(products): products for products in sums.values()}.values():
+            products.finish()
+            products.shrink()
         yield [layer for layer in layers if layer.name in sums], sums
 
 
@@ -123,19 +123,19 @@ def evenly_spread(count: int, wanted: int) -> Array:
     """About `wanted` places out of `count`, in order, as a sequence that is spread evenly and the same everywhere. The
     array is read-only."""
     places = np.arange(1, wanted + 1) * GOLDEN % 1 * count
-    found = np.unique(places.astype(np.int64))
-    found.flags.writeable = False
-    return found
+    places_ = np.unique(places.astype(np.int64))
+    places_.flags.writeable = False
+    return places_
 
 
 def with_weight_choices(plan: QuantizationPlan, choices: Mapping[str, AffineChoice]) -> QuantizationPlan:
     """The plan with other choices for the weights of these nodes, which nothing else reads."""
 
-    def renewed(each: TensorChoice) -> TensorChoice:
-        own = [choices[reader.node] for reader in each.readers if reader.index == 1 and reader.node in choices]
-        return replace(each, choice=own[0]) if own and each.role is Role.WEIGHT else each
+    def renewed(tensor: TensorChoice) -> TensorChoice:
+        own = [choices[reader.node] for reader in tensor.readers if reader.index == 1 and reader.node in choices]
+        return replace(tensor, choice=own[0]) if own and tensor.role is Role.WEIGHT else tensor
 
-    return replace(plan, tensors=tuple(renewed(each) for each in plan))
+    return replace(plan, tensors=tuple(renewed(tensor) for tensor in plan))
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Sums:
     layer: TrainedLayer
     data: Choice | None
     sample_count: int
-    row_count: int  # of one sample
+    row_count: int  # rows of one sample
     seen: int = 0  # rows so far
     inner: Array = field(init=False)
     cross: Array | None = field(init=False)
@@ -166,8 +166,10 @@ class Sums:
 
     @property
     def bytes(self) -> int:
-        """What it takes at most while rows are added."""
-        return sum(each.nbytes for each in (self.inner, self.cross, self.aside) if each is not None) + 2 * WAITING_BYTES
+        """The largest number of bytes while rows are added."""
+        return (
+            sum(value.nbytes for value in (self.inner, self.cross, self.aside) if value is not None) + 2 * WAITING_BYTES
+        )
 
     def add(self, exact: Array, own: Array | None, is_held_back: bool) -> None:
         """Add rows of x and z, [rows, groups, columns]. Without rows of z, they are those of x, rounded if `data` says
@@ -240,9 +242,9 @@ class Sums:
 
 
 class InputProducts:
-    """How the inputs of the layers that read one tensor vary together; each sample gives a few rows."""
+    """The correlations of the inputs of the layers that read one tensor; each sample contributes a few rows."""
 
-    is_mergeable = False  # so that the sums are the same for any number of workers
+    is_mergeable = False  # not merged, so that the sums are the same for any number of workers
 
     def __init__(self) -> None:
         self.sums: dict[str, Sums] = {}
@@ -251,35 +253,37 @@ class InputProducts:
     def add(self, layer: TrainedLayer, data: Choice | None, samples: int) -> None:
         """Look at the inputs of a layer as well. Layers that read the same rows share their sums."""
         groups, _, columns = layer.layout.matrices
-        for each in self.sums.values():
-            is_same = each.inner.shape == (groups, columns, columns) and each.layer.source == layer.source
-            if is_same and each.data == data:
-                self.sums[layer.name] = each
+        for products in self.sums.values():
+            is_same = products.inner.shape == (groups, columns, columns) and products.layer.source == layer.source
+            if is_same and products.data == data:
+                self.sums[layer.name] = products
                 return
         rows = max(FEWEST_ROWS, ROWS_PER_COLUMN * columns)
         self.sums[layer.name] = Sums(layer, data, samples, math.ceil(rows / samples))
 
     @property
     def bytes(self) -> int:
-        """What the sums take at most while they are made."""
-        distinct = {id(each): each for each in self.sums.values()}.values()
-        return sum(each.bytes for each in distinct)
+        """The largest number of bytes while the sums are computed."""
+        distinct = {id(products): products for products in self.sums.values()}.values()
+        return sum(products.bytes for products in distinct)
 
     def observe(self, x: Array) -> None:
         x = x.astype(np.float32, copy=False)
         blocks: dict[Choice, Array] = {}
-        for each in {id(each): each for each in self.sums.values()}.values():
-            picks = evenly_spread(_positions(each.layer, x.shape), each.row_count)
-            exact, own = each.layer.source.inputs(x, picks), None
+        for products in {id(products): products for products in self.sums.values()}.values():
+            picks = evenly_spread(_positions(products.layer, x.shape), products.row_count)
+            exact, own = products.layer.source.inputs(x, picks), None
             if not np.isfinite(exact).all():
                 raise InvalidValueError("has NaN or Inf")
-            if each.data is not None and (_is_scaled(each.layer) or not _is_elementwise(each.data)):
-                own = None if _is_scaled(each.layer) else rows_in_blocks(each.layer, each.data, exact, x.ndim)
+            if products.data is not None and (_is_scaled(products.layer) or not _is_elementwise(products.data)):
+                own = (
+                    None if _is_scaled(products.layer) else rows_in_blocks(products.layer, products.data, exact, x.ndim)
+                )
                 if own is None:
-                    if each.data not in blocks:
-                        blocks[each.data] = rounded(x, each.data)
-                    own = each.layer.source.inputs(blocks[each.data], picks)
-            each.add(exact, own, self._samples % HELD_BACK == HELD_BACK - 1)
+                    if products.data not in blocks:
+                        blocks[products.data] = rounded(x, products.data)
+                    own = products.layer.source.inputs(blocks[products.data], picks)
+            products.add(exact, own, self._samples % HELD_BACK == HELD_BACK - 1)
 
     def end_of_sample(self) -> None:
         self._samples += 1
@@ -299,7 +303,7 @@ def rows_in_blocks(layer: TrainedLayer, choice: Choice, rows: Array, rank: int) 
     source, axis = layer.source, choice.axis % rank
     if isinstance(source, ConvolutionRows) and axis == 1:
         taps = math.prod(window.kernel for window in source.windows)
-        channels = rows.reshape(len(rows), -1, taps)  # where a tap is in the padding, its whole block is zero
+        channels = rows.reshape(len(rows), -1, taps)  # if a tap is in the padding, its whole block is zero
         return block_values(channels, replace(choice, axis=1)).reshape(rows.shape)
     return block_values(rows, replace(choice, axis=-1)) if isinstance(source, MatrixRows) and axis == rank - 1 else None
 

@@ -45,19 +45,19 @@ def rounded_matrices(
     root = Root.of(inner, grid.order, options.damping)
     matrices = layer.layout.to_matrices(weight.astype(inner.dtype))
     best = matrices if cross is None else root.best_weights(matrices, cross)
-    found = compensated(best, root, grid)
+    compensated_groups = compensated(best, root, grid)
     del root
     if not grid.is_joint:
-        found = descended(best, found, inner, grid.quantize, sweeps)
+        compensated_groups = descended(best, compensated_groups, inner, grid.quantize, sweeps)
     if groups is None:
-        # as the network will see them: the scale of a block is that of the values that are stored
-        stored = layer.layout.from_matrices(found).astype(np.float32)
-        found = layer.layout.to_matrices(rounded(stored, layer.weight).astype(inner.dtype))
-    return Rounding(found, best, groups)
+        # as the network will see them: the scale of a block is that of the stored values
+        stored = layer.layout.from_matrices(compensated_groups).astype(np.float32)
+        compensated_groups = layer.layout.to_matrices(rounded(stored, layer.weight).astype(inner.dtype))
+    return Rounding(compensated_groups, best, groups)
 
 
 def _grid(layer: TrainedLayer, weight: Array) -> Grid | str:
-    """How columns round, and which of them have their turn together; or why not."""
+    """The rounding of columns, and the columns that have their turn together; or the reason against it."""
     choice, layout = layer.weight, layer.layout
     columns = layout.matrices[2]
     if isinstance(choice, AffineChoice):
@@ -80,9 +80,9 @@ class Groups:
     def __init__(self, layer: TrainedLayer, weight: Array, planned: AffineChoice, units: list[Array], gram: Array):
         self._layout, self._shape, self._planned, self._gram = layer.layout, weight.shape, planned, gram
         self._before = [
-            self._layout.to_matrices(each) for each in spread(parameters_of(planned, self._shape), self._shape)
+            self._layout.to_matrices(numbers) for numbers in spread(parameters_of(planned, self._shape), self._shape)
         ]
-        self._scale, self._zero_point = (each.copy() for each in self._before)
+        self._scale, self._zero_point = (numbers.copy() for numbers in self._before)
         self._units = units
 
     @classmethod
@@ -95,24 +95,24 @@ class Groups:
         return None if units is None else cls(layer, weight, choice, units, inner[0])
 
     def grid(self) -> Grid:
-        """How columns round. It refers to this object, which must not refer to it: matrices in a cycle stay in memory
-        until the garbage collector runs."""
+        """The rounding of columns. It refers to this object, which must not refer to it: matrices in a cycle stay in
+        memory until the garbage collector runs."""
         scales = FixedScales(self._scale, self._zero_point, integer_format(self._planned.format))
         return Grid(scales, self._units, at_turn=self._begin)
 
     def _begin(self, values: Array, columns: Array) -> None:
         part = self._gram[np.ix_(columns, columns)].astype(np.float32)[None]
         is_symmetric = integer_format(self._planned.format).signed
-        found = searched_parameters(self._planned.format, values[0][:, None], part, is_symmetric=is_symmetric)
-        self._scale[0][:, columns], self._zero_point[0][:, columns] = found
+        searched = searched_parameters(self._planned.format, values[0][:, None], part, is_symmetric=is_symmetric)
+        self._scale[0][:, columns], self._zero_point[0][:, columns] = searched
 
     def choice(self, is_changed: Array) -> AffineChoice:
         """The choice with the scales of the outputs that changed, and the planned ones of the others."""
-        axis, found = self._planned.axis or 0, []
+        axis, parameters = self._planned.axis or 0, []
         for now, planned in zip((self._scale, self._zero_point), self._before, strict=True):
             whole = self._layout.from_matrices(np.where(is_changed[:, :, None], now, planned))
-            found.append(np.take(whole, np.arange(0, whole.shape[axis], self._planned.group_size), axis).ravel())
-        scale, zero_point = found[0].astype(np.float32).astype(np.float64), found[1].astype(int)
+            parameters.append(np.take(whole, np.arange(0, whole.shape[axis], self._planned.group_size), axis).ravel())
+        scale, zero_point = parameters[0].astype(np.float32).astype(np.float64), parameters[1].astype(int)
         return replace(self._planned, scale=tuple(scale.tolist()), zero_point=tuple(zero_point.tolist()))
 
 
@@ -124,7 +124,7 @@ def _blocks(axis: int, size: int, layer: TrainedLayer, shape: tuple[int, ...]) -
     along = index[axis]
     if (along != along[:1, :1]).any():
         return None
-    others = [index[each][0, 0] for each in range(len(shape)) if each != axis]
+    others = [index[axis_][0, 0] for axis_ in range(len(shape)) if axis_ != axis]
     keys = np.stack([*others, along[0, 0] // size])
     _, inverse = np.unique(keys, axis=1, return_inverse=True)
     flat = inverse.reshape(-1)

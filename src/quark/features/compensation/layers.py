@@ -23,9 +23,9 @@ STRENGTHS = (0.2, 1.0, 4.0)  # shares of the mean of the diagonal that are tried
 # silence after it), so few samples say little about directions in which their inputs hardly vary, however many rows.
 SHARE_OF_ONE_SAMPLE = 4.0
 ROWS_FOR_COLUMNS = 4  # with quantized inputs, a layer is left alone if it has more columns than this for every row
-SIMILAR = 1.2  # how much less may be gained on samples that were held back
-# What a Cholesky factor in float32 is off by, for each column, as a share of the mean of the diagonal: it must be small
-# beside the damping. Eight roundings are more than was seen.
+SIMILAR = 1.2  # factor by which the gain on held-back samples may be lower
+# The error of a Cholesky factor in float32, per column, as a share of the mean of the diagonal; it must be small
+# compared with the damping. Eight roundings are more than was observed.
 FLOAT32_ERROR = 8 * float(np.finfo(np.float32).eps)
 _TINY = 1e-300
 SWEEPS = 2  # over columns that were rounded: each gets the best values that the others leave it
@@ -57,7 +57,7 @@ def compensated_layer(
     if isinstance(attempt, str):
         return attempt
     plain = layer.layout.to_matrices(rounded(weight, layer.weight).astype(inner.dtype))
-    before, after = (squared_error(attempt.best - each, inner) for each in (plain, attempt.values))
+    before, after = (squared_error(attempt.best - value, inner) for value in (plain, attempt.values))
     is_better = after < before
     kept = np.where(is_better[:, :, None], attempt.values, layer.layout.to_matrices(weight))
     total = float(before.sum())
@@ -85,7 +85,7 @@ def _strength(layer: TrainedLayer, weight: Array, sums: Sums, options: Compensat
     plain = matrices - layer.layout.to_matrices(rounded(weight, layer.weight).astype(train.dtype))
     before = float(squared_error(plain, sums.aside).sum())
     least, chosen = before, None
-    for strength in (first, *(each for each in STRENGTHS if each > first)):
+    for strength in (first, *(strength for strength in STRENGTHS if strength > first)):
         attempt = rounded_matrices(layer, weight, _with_share(train, strength), None, options, 0)
         if isinstance(attempt, str):
             return attempt

@@ -44,7 +44,7 @@ from quark.torch.language.linear import (
 )
 
 Array = NDArray[Any]
-_ITERATIONS = 30  # of the power iteration
+_ITERATIONS = 30  # iterations of the power iteration
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +65,19 @@ def round_matrices(
 ) -> list[MatrixRounding]:
     """Round weights [outputs, inputs] that read the same input and have the same spec."""
     if not _is_by_row(spec):
-        return [round_matrix(*each, inner, spec, damping, options) for each in zip(weights, best, strict=True)]
+        return [round_matrix(*pair, inner, spec, damping, options) for pair in zip(weights, best, strict=True)]
     whole = round_matrix(np.concatenate(weights), np.concatenate(best), inner, spec, damping, options)
-    found, start = [], 0
-    for each in weights:
-        part = slice(start, start + len(each))
+    result, start = [], 0
+    for weight in weights:
+        part = slice(start, start + len(weight))
         start = part.stop
         parameters = whole.weight.parameters
         if parameters is not None:
             own = (parameters.scale[part], parameters.zero_point[part])
             parameters = AffineParameters(*own, parameters.format, parameters.axis, parameters.group_size)
         scale = None if whole.weight.scale is None else whole.weight.scale[part]
-        found.append(MatrixRounding(RoundedWeight(whole.weight.values[part], parameters, scale), whole.ratio))
-    return found
+        result.append(MatrixRounding(RoundedWeight(whole.weight.values[part], parameters, scale), whole.ratio))
+    return result
 
 
 def _is_by_row(spec: TensorSpec) -> bool:
@@ -92,22 +92,22 @@ def round_matrix(
 ) -> MatrixRounding:
     """Round a weight [outputs, inputs]. `best` is what its outputs should be like with the inputs that it will get,
     and `inner` their Gram matrix. `damping` is a share of the mean of its diagonal."""
-    inner = inner + damping * _mean(inner) * np.eye(len(inner))  # from here on damped
+    inner = inner + damping * _mean(inner) * np.eye(len(inner))  # damped from here on
     if isinstance(spec, AffineSpec):
         tries = _integers(weight, best, inner, spec, options)
     else:
         tries = _others(weight, best, inner, spec, options)
     single = inner.astype(np.float32)[None]
-    errors = np.stack([squared_error((best - each.values).astype(np.float32)[None], single)[0] for each in tries])
-    if not all(each.is_by_row for each in tries):
+    errors = np.stack([squared_error((best - attempt.values).astype(np.float32)[None], single)[0] for attempt in tries])
+    if not all(attempt.is_by_row for attempt in tries):
         errors = np.broadcast_to(errors.sum(axis=1, keepdims=True), errors.shape)
     chosen = errors.argmin(axis=0)
     values = tries[0].values
     parameters = tries[0].parameters
-    for number, each in enumerate(tries):
+    for number, attempt in enumerate(tries):
         is_it = chosen == number
-        values = np.where(is_it[:, None], each.values, values)
-        parameters = _mixed(is_it, each.parameters, parameters)
+        values = np.where(is_it[:, None], attempt.values, values)
+        parameters = _mixed(is_it, attempt.parameters, parameters)
     before = float(errors[0].sum())
     after = float(np.take_along_axis(errors, chosen[None], 0).sum())
     result = RoundedWeight(torch.from_numpy(values.astype(np.float32)), parameters, tries[0].scale)
@@ -122,7 +122,7 @@ def effective_damping(inner: Array, options: LanguageCompensationOptions) -> flo
 
 
 def _largest_eigenvalue(inner: Array) -> float:
-    """By power iteration, which is close enough for damping."""
+    """Estimate it by power iteration, which is close enough for damping."""
     vector = np.ones(len(inner))
     for _ in range(_ITERATIONS):
         product = inner @ vector
@@ -142,8 +142,8 @@ class _Try:
     @property
     def is_by_row(self) -> bool:
         """True if every output has scales of its own, so that it can choose for itself."""
-        found = self.parameters
-        return found is None or found.axis == 0 or found.group_size is not None
+        parameters = self.parameters
+        return parameters is None or parameters.axis == 0 or parameters.group_size is not None
 
 
 def _integers(
@@ -160,7 +160,7 @@ def _integers(
         tries.append(_nearest(best, parameters_of(choice, shape)))
     if not options.has_compensation:
         return tries
-    scale, zero_point = (each.copy()[None] for each in spread(parameters_of(choice, shape), shape))
+    scale, zero_point = (numbers.copy()[None] for numbers in spread(parameters_of(choice, shape), shape))
     scales = FixedScales(scale, zero_point, spec.integer)
     grid = independent(scales, shape[1], options.block_size)
     if options.has_activation_order:
@@ -168,13 +168,13 @@ def _integers(
     elif not options.has_static_groups and spec.group_size is not None:
         units = runs(np.arange(shape[1]), spec.group_size)
         grid = Grid(scales, units, at_turn=_group_scales(scales, spec, weights, options))
-    found = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
+    attempt = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     for _ in range(options.sweeps):
-        found = descended(best[None], found, inner[None], scales, 1)
+        attempt = descended(best[None], attempt, inner[None], scales, 1)
         if can_search(spec) and options.searches_scales:
-            found = _refit(scales, found, best, inner, spec)
-    found = descended(best[None], found, inner[None], scales, 1) if options.sweeps else found
-    tries.append(_nearest(found[0], _collected(scales, parameters_of(choice, shape))))
+            attempt = _refit(scales, attempt, best, inner, spec)
+    attempt = descended(best[None], attempt, inner[None], scales, 1) if options.sweeps else attempt
+    tries.append(_nearest(attempt[0], _collected(scales, parameters_of(choice, shape))))
     return tries
 
 
@@ -211,7 +211,7 @@ def _collected(scales: FixedScales, like: AffineParameters) -> AffineParameters:
     assert scales.zero_point is not None
     first = slice(None, None, like.group_size or scales.scale.shape[2])
     shape = like.scale.shape
-    scale, zero_point = (each[0][:, first].reshape(shape) for each in (scales.scale, scales.zero_point))
+    scale, zero_point = (value[0][:, first].reshape(shape) for value in (scales.scale, scales.zero_point))
     codes = zero_point.astype(like.zero_point.dtype)
     return AffineParameters(scale.astype(np.float32), codes, like.format, like.axis, like.group_size)
 
@@ -259,10 +259,10 @@ def _others(
         grid = independent(rounded_alone(choice), columns, options.block_size)
     if options.has_activation_order:
         grid = grid.in_order_of(power, options.block_size)
-    found = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
+    attempt = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
     if not grid.is_joint:
-        found = descended(best[None], found, inner[None], grid.quantize, options.sweeps)
-    tries.append(_stored(found[0], choice))
+        attempt = descended(best[None], attempt, inner[None], grid.quantize, options.sweeps)
+    tries.append(_stored(attempt[0], choice))
     return tries
 
 
@@ -281,13 +281,13 @@ def _eight_bit_floats(
     grid = independent(scales, weight.shape[1], options.block_size)
     if options.has_activation_order:
         grid = grid.in_order_of(np.diagonal(inner), options.block_size)
-    found = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
-    found = descended(best[None], found, inner[None], scales, options.sweeps)[0]
-    return [*tries, _Try(found, scale=plain.scale)]
+    attempt = compensated(best[None], Root.of(inner[None], grid.order, 0.0), grid)
+    attempt = descended(best[None], attempt, inner[None], scales, options.sweeps)[0]
+    return [*tries, _Try(attempt, scale=plain.scale)]
 
 
 def _stored(values: Array, choice: Any) -> _Try:
-    """As the file will have them: the scale of a block is that of the values that are stored."""
+    """The values as the file will have them: the scale of a block is that of the stored values."""
     return _Try(rounded(values, choice).astype(np.float64))
 
 

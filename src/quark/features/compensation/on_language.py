@@ -50,14 +50,14 @@ def _round(work: LayerWork, paths: list[str], sums: InputSums, options: Language
     weights = [matrix(work, path) for path in paths]
     spec = work.targets[paths[0]].weight
     assert spec is not None
-    whole, starts = np.concatenate(weights), np.cumsum([len(each) for each in weights])[:-1]
+    whole, starts = np.concatenate(weights), np.cumsum([len(weight) for weight in weights])[:-1]
     damping = chosen_damping(whole, sums, options)
     best = np.split(wanted_weights(whole, sums, damping, options), starts)
-    found = round_matrices(weights, best, sums.inner, spec, damping, options)
-    for path, each in zip(paths, found, strict=True):
-        work.set_rounded(path, each.weight)
+    roundings = round_matrices(weights, best, sums.inner, spec, damping, options)
+    for path, rounding in zip(paths, roundings, strict=True):
+        work.set_rounded(path, rounding.weight)
     names = ", ".join(work.full_name(path) for path in paths)
-    return [f"{names}: squared error {found[0].ratio:.3g} of what it was"]
+    return [f"{names}: squared error {roundings[0].ratio:.3g} of what it was"]
 
 
 def wanted_weights(weight: Array, sums: InputSums, damping: float, options: LanguageCompensationOptions) -> Array:

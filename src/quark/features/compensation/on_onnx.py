@@ -29,7 +29,7 @@ Array = NDArray[Any]
 NAME = "compensation"
 LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MOST_LAYERS = 4  # at a time
-# of float32, that a layer takes the memory of while it is rounded, besides its sums: 1.3 GB with 4096 columns
+# matrices of float32 that rounding a layer takes in addition to its sums: 1.3 GB with 4096 columns
 GRAM_MATRICES = 20
 
 
@@ -84,7 +84,7 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
             value.const_value = standing.get(name, value.const_value)
         work.plan = plan
         reason = "the outputs on held-out samples got worse with it"
-        left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
+        left += [SkippedNode(change.partition(": ")[0], "", reason) for change in changed]
         changed.clear()
     if changed:
         work.unrounded |= originals
@@ -92,12 +92,14 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
 
 
 def _layers_at_a_time(sums: Mapping[str, Sums]) -> int:
-    """How many layers are rounded side by side: one for each processor, if they fit into the free memory. The result
-    is the same for any number."""
+    """The number of layers that are rounded side by side: one for each processor, if they fit into the free memory. The
+    result is the same for any number."""
     most, free = min(processor_count(), MOST_LAYERS), free_memory()
     if free is None:
         return most
-    return max(1, min(most, free // (GRAM_MATRICES * max((each.inner.nbytes for each in sums.values()), default=1))))
+    return max(
+        1, min(most, free // (GRAM_MATRICES * max((products.inner.nbytes for products in sums.values()), default=1)))
+    )
 
 
 def _final_errors(work: Decision) -> OutputErrors:

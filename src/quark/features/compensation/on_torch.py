@@ -45,7 +45,7 @@ from quark.torch.train.conv_batch_norm import CONVOLUTIONS, TRANSPOSED, ConvBatc
 
 NAME = "compensation"
 JUDGED = 8  # samples at most that decide whether the result is kept; a quarter of few
-CORRECTION_SAMPLES = 16  # for the biases of the networks that are judged
+CORRECTION_SAMPLES = 16  # samples for the biases of the networks that are judged
 
 Batch = tuple[torch.Tensor, ...]
 Outputs = dict[str, Array]
@@ -84,20 +84,20 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
         return []
     seen, judged = _split(work.batches, min(options.sample_limit, CompensationOptions.sample_limit))
     exact = copy.deepcopy(work.network)
-    found, left = _layers(work)
+    layers, left = _layers(work)
     wanted: dict[str, InputProducts] = {}
-    for layer, trained in found:
+    for layer, trained in layers:
         wanted.setdefault(layer.input, InputProducts()).add(trained, layer.data, sum(map(_samples, seen)))
     surveyed = survey(work.network, wanted, seen, CompensationOptions.sample_limit).values()
-    products = {name: sums for each in surveyed for name, sums in each.sums.items()}
-    for each in {id(each): each for each in products.values()}.values():
-        each.finish()
-        each.shrink()
+    products = {name: sums for found in surveyed for name, sums in found.sums.items()}
+    for entry in {id(entry): entry for entry in products.values()}.values():
+        entry.finish()
+        entry.shrink()
     expected = _outputs(exact, judged)
     before = _errors(work, judged, expected)
     standing = {name: tensor.detach().clone() for name, tensor in work.network.state_dict().items()}
     changed: list[str] = []
-    for layer, trained in found:
+    for layer, trained in layers:
         weight = layer.weight_now().float().cpu().numpy()
         result = compensated_layer(trained, weight, products.pop(trained.name), options)
         if isinstance(result, CompensatedLayer):
@@ -108,20 +108,20 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     if not changed:
         return [AlgorithmFacts(NAME, (), tuple(left))]
     work.exact = exact
-    kept = {layer.node.name for layer, _ in found}
-    work.kept = {each.request.consumer: each for each in work.decisions.chosen if _is_weight_of(each, kept)}
+    kept = {layer.node.name for layer, _ in layers}
+    work.kept = {chosen.request.consumer: chosen for chosen in work.decisions.chosen if _is_weight_of(chosen, kept)}
     if not _errors(work, judged, expected).is_no_worse_than(before):
         work.network.load_state_dict(standing)
         work.exact, work.kept = None, {}
         reason = "the outputs on held-out samples got worse with it"
-        left += [SkippedNode(each.partition(": ")[0], "", reason) for each in changed]
+        left += [SkippedNode(change.partition(": ")[0], "", reason) for change in changed]
         changed.clear()
     work.choose()
     return [AlgorithmFacts(NAME, tuple(changed), tuple(left))]
 
 
-def _is_weight_of(each: Chosen, names: set[str]) -> bool:
-    return each.request.role is Role.WEIGHT and each.request.consumer.node in names
+def _is_weight_of(chosen: Chosen, names: set[str]) -> bool:
+    return chosen.request.role is Role.WEIGHT and chosen.request.consumer.node in names
 
 
 def _split(batches: Iterable[Batch], limit: int) -> tuple[list[Batch], list[Batch]]:
@@ -152,27 +152,27 @@ def _samples(batch: Batch) -> int:
 
 def _counts_samples(batch: Batch) -> bool:
     """True if the first axis of all tensors counts samples."""
-    return len({int(each.shape[0]) if each.dim() else 0 for each in batch}) == 1 and batch[0].dim() > 1
+    return len({int(tensor.shape[0]) if tensor.dim() else 0 for tensor in batch}) == 1 and batch[0].dim() > 1
 
 
 def _cut(batch: Batch, first: int, last: int) -> Batch:
-    return tuple(each[first:last] for each in batch) if _counts_samples(batch) else batch
+    return tuple(tensor[first:last] for tensor in batch) if _counts_samples(batch) else batch
 
 
 def _layers(work: Decision) -> tuple[list[tuple[TorchLayer, TrainedLayer]], list[SkippedNode]]:
     """The layers that can be compensated; the others with the reason."""
     chosen = work.decisions.chosen
-    weighted = {each.request.consumer.node: each for each in chosen if each.request.role is Role.WEIGHT}
-    choices = {each.request.consumer: each.choice for each in chosen if each.request.consumer.node in weighted}
+    weighted = {tensor.request.consumer.node: tensor for tensor in chosen if tensor.request.role is Role.WEIGHT}
+    choices = {tensor.request.consumer: tensor.choice for tensor in chosen if tensor.request.consumer.node in weighted}
     layers, left = torch_layers(work.network, choices)
     readers = readers_of_parameters(work.network)
-    found = []
+    layers_ = []
     for layer in layers:
-        each = weighted.get(layer.node.name)
-        if each is None:
+        weight_choice = weighted.get(layer.node.name)
+        if weight_choice is None:
             continue
         is_shared = len(readers.get(id(layer.weight_parameter), ())) > 1
-        reason = "shares its weight with another layer" if is_shared else _reason_against(layer, each)
+        reason = "shares its weight with another layer" if is_shared else _reason_against(layer, weight_choice)
         if reason is not None:
             left.append(layer.skipped(reason))
             continue
@@ -180,29 +180,31 @@ def _layers(work: Decision) -> tuple[list[tuple[TorchLayer, TrainedLayer]], list
         assert layer.weight is not None
         op_type = layer.node.op_type
         trained = TrainedLayer(layer.node.name, op_type, layer.weight, None, None, True, source, layout, None)
-        found.append((layer, trained))
-    return found, left
+        layers_.append((layer, trained))
+    return layers_, left
 
 
-def _reason_against(layer: TorchLayer, each: Chosen) -> str | None:
-    spec = each.request.spec
+def _reason_against(layer: TorchLayer, chosen: Chosen) -> str | None:
+    spec = chosen.request.spec
     if isinstance(spec, AffineSpec) and spec.learning is not None:
         return "the scale of its weight is learned"
     if isinstance(spec, AffineSpec) and (spec.method in (MinMax(), NonOverflow()) or spec.group_size is not None):
         return "the scale of its weight follows the weight"
-    if isinstance(each.choice, DynamicChoice) or isinstance(layer.data, DynamicChoice):
+    if isinstance(chosen.choice, DynamicChoice) or isinstance(layer.data, DynamicChoice):
         return "its scales are not known before run time"
     value = layer.node.inputs[0]
     if value is None or value.constant is not None:
         return "its input is a constant"
     target = layer.operation.target
-    if target in (*CONVOLUTIONS, *TRANSPOSED) and any(isinstance(each, str) for each in layer.operation.arguments):
+    if target in (*CONVOLUTIONS, *TRANSPOSED) and any(
+        isinstance(argument, str) for argument in layer.operation.arguments
+    ):
         return "its padding is given by name"
     return None
 
 
 def _rows(layer: TorchLayer) -> tuple[RowSource, WeightLayout]:
-    """How rows of inputs are found, and how the weight goes with them."""
+    """The source of rows of inputs, and the layout of the weight for them."""
     target, arguments, shape = layer.operation.target, layer.operation.arguments, tuple(layer.weight_now().shape)
     rank = len(shape) - 2
     if target not in (*CONVOLUTIONS, *TRANSPOSED):
@@ -229,22 +231,22 @@ def _rows(layer: TorchLayer) -> tuple[RowSource, WeightLayout]:
 
 
 def _write(layer: TorchLayer, weight: torch.Tensor) -> None:
-    """Let inference multiply by these weights. Channels that folding multiplies by 0 have no others than 0."""
-    found = layer.parameters
+    """Make inference multiply by these weights. Channels that folding multiplies by 0 must have zeros."""
+    parameters = layer.parameters
     parameter = layer.weight_parameter
     with torch.no_grad():
         wanted = weight.to(parameter)
-        if isinstance(found, ConvBatchNorm):
-            factor = found.channel_scale()
+        if isinstance(parameters, ConvBatchNorm):
+            factor = parameters.channel_scale()
             shape = [1] * parameter.dim()
-            shape[found.operation.channel_axis] = -1
+            shape[parameters.operation.channel_axis] = -1
             factor = factor.reshape(shape).to(parameter)
             wanted = torch.where(factor == 0, parameter, wanted / torch.where(factor == 0, 1.0, factor))
         parameter.copy_(wanted)
 
 
 def _errors(work: Decision, judged: Sequence[Batch], expected: Sequence[Outputs]) -> OutputErrors:
-    """How far the outputs of the network, as it would be made now, are from those expected; nothing without samples."""
+    """The distance of the network's outputs, as it would be now, from those expected; empty without samples."""
     if not all(gathered(bool(judged))):
         return OutputErrors()
     trial = copy.copy(work)
@@ -254,20 +256,20 @@ def _errors(work: Decision, judged: Sequence[Batch], expected: Sequence[Outputs]
     if options is not None:
         bias_correction.after_choosing(trial, replace(options, samples=min(options.samples, CORRECTION_SAMPLES)))
     insert(trial.network, trial.decisions, None, work.ranges)
-    found = _outputs(trial.network, judged)
+    outputs = _outputs(trial.network, judged)
     errors = OutputErrors()
     parts = find_parts(expected, expected) if expected[0] else []
-    classes = frozenset(each.place.output for each in parts if isinstance(each, ClassesMeter))
-    for wanted, own in zip(expected, found, strict=True):
+    classes = frozenset(part.place.output for part in parts if isinstance(part, ClassesMeter))
+    for wanted, own in zip(expected, outputs, strict=True):
         errors.add(wanted, own, classes)
     ranks = gathered(errors)
-    return OutputErrors([x for each in ranks for x in each.relative], [x for each in ranks for x in each.divergence])
+    return OutputErrors([x for rank in ranks for x in rank.relative], [x for rank in ranks for x in rank.divergence])
 
 
 def _outputs(network: fx.GraphModule, batches: Sequence[Batch]) -> list[Outputs]:
     """The floating-point outputs for each sample, by their number; for a batch, if their first axes do not count its
     samples."""
-    device = next((each.device for each in network.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     was_training = network.training
     network.eval()
     rows: list[Outputs] = []
@@ -275,16 +277,16 @@ def _outputs(network: fx.GraphModule, batches: Sequence[Batch]) -> list[Outputs]
         runner = fx.Interpreter(network)
         runner.extra_traceback = False
         with torch.no_grad():
-            found: Any = runner.run(*(each.to(device) for each in batch), enable_io_processing=False)
+            result: Any = runner.run(*(tensor.to(device) for tensor in batch), enable_io_processing=False)
         values = {
             str(number): np.atleast_1d(value.float().cpu().numpy())
-            for number, value in enumerate([found] if isinstance(found, torch.Tensor) else found)
+            for number, value in enumerate([result] if isinstance(result, torch.Tensor) else result)
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
         }
         count = _samples(batch)
-        is_by_sample = all(len(each) == count for each in values.values())
+        is_by_sample = all(len(value) == count for value in values.values())
         rows += (
-            [{name: each[i : i + 1] for name, each in values.items()} for i in range(count)]
+            [{name: value[i : i + 1] for name, value in values.items()} for i in range(count)]
             if is_by_sample
             else [values]
         )

@@ -30,11 +30,11 @@ from quark.features.compensation.fixed_scales import FixedScales, SharedScales
 from quark.formats.native import NativeBlockRounding, NativeColumnRounding
 
 Array = NDArray[Any]
-Round = Callable[[Array, Array], Array]  # from values [groups, outputs, columns] and the columns that they belong to
+Round = Callable[[Array, Array], Array]  # takes values [groups, outputs, columns] and their columns
 
 
 PIECE = 16  # columns, after which those some way behind are updated
-COLUMNS = 64  # of a unit where columns round independently: what is behind it is updated once for all of them
+COLUMNS = 64  # columns per unit if they round independently: the rest is updated once per unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +140,8 @@ def _rounded_unit(seen: Array, unit: Array, upper: Array, grid: Grid, compiled: 
             if grid.is_joint:
                 tried = grid.quantize(seen.swapaxes(1, 2), unit)[:, :, column]
             else:
-                one = slice(column, column + 1)
-                tried = grid.quantize(seen[:, one].swapaxes(1, 2), unit[one])[:, :, 0]
+                own_column = slice(column, column + 1)
+                tried = grid.quantize(seen[:, own_column].swapaxes(1, 2), unit[own_column])[:, :, 0]
             errors[:, column] = (seen[:, column] - tried) / upper[:, column, column, None]
             seen[:, column + 1 : stop] -= upper[:, column, column + 1 : stop, None] * errors[:, column, None]
         if stop < count:
@@ -155,19 +155,19 @@ def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, swe
     The error falls with every step, since column i alone is at its best where v_i = w_i + sum_(j != i) (w_j - v_j)
     H_ji / H_ii, and the nearest number of the grid is the best one there. Columns must round independently.
     """
-    found = np.ascontiguousarray(rounded.swapaxes(1, 2), inner.dtype)
+    rounded_columns = np.ascontiguousarray(rounded.swapaxes(1, 2), inner.dtype)
     diagonal = np.einsum("gii->gi", inner).astype(np.float64)
     diagonal = np.where(diagonal > 0, diagonal, 1.0)
-    compiled = _compiled(quantize, len(found))
+    compiled = _compiled(quantize, len(rounded_columns))
     assert not isinstance(compiled, NativeBlockRounding), quantize
-    count = found.shape[1]
-    pull = inner @ (weights.swapaxes(1, 2) - found) if sweeps else found
+    count = rounded_columns.shape[1]
+    pull = inner @ (weights.swapaxes(1, 2) - rounded_columns) if sweeps else rounded_columns
     for sweep in range(sweeps):
         has_changed = False
         for start in range(0, count, PIECE):
             own = slice(start, min(start + PIECE, count))
             columns = np.arange(own.start, own.stop)
-            near, before = pull[:, own].astype(np.float64), found[:, own].astype(np.float64)
+            near, before = pull[:, own].astype(np.float64), rounded_columns[:, own].astype(np.float64)
             part, now = inner[:, own, own].astype(np.float64, copy=False), before.copy()
             if compiled is not None:
                 compiled.descend(columns, near[0], part[0], diagonal[0, own], before[0], now[0])
@@ -175,16 +175,16 @@ def descended(weights: Array, rounded: Array, inner: Array, quantize: Round, swe
                 aim = before[:, at] + near[:, at] / diagonal[:, start + at, None]
                 now[:, at] = quantize(aim[:, :, None], columns[at : at + 1])[:, :, 0]
                 near[:, at + 1 :] -= part[:, at + 1 :, at, None] * (now[:, at] - before[:, at])[:, None]
-            step = now.astype(inner.dtype, copy=False) - found[:, own]
+            step = now.astype(inner.dtype, copy=False) - rounded_columns[:, own]
             if step.any():
                 has_changed = True
-                found[:, own] = now
+                rounded_columns[:, own] = now
                 # columns whose last turn is over need no pull
                 rest = slice(own.stop if sweep == sweeps - 1 else 0, count)
                 pull[:, rest] -= inner[:, rest, own] @ step
         if not has_changed:
             break
-    return np.ascontiguousarray(found.swapaxes(1, 2))
+    return np.ascontiguousarray(rounded_columns.swapaxes(1, 2))
 
 
 def fitted_scales(weights: Array, codes: Array, inner: Array, group_size: int) -> Array:
@@ -204,13 +204,13 @@ def fitted_scales(weights: Array, codes: Array, inner: Array, group_size: int) -
     diagonal = np.einsum("ogg->og", normal)
     is_dead = diagonal <= 0
     normal[:, np.arange(count), np.arange(count)] = np.where(is_dead, 1.0, diagonal * (1 + 1e-9))
-    found = np.linalg.solve(normal, wanted[:, :, None])[:, :, 0]
-    return np.where(is_dead, np.nan, found)
+    scales = np.linalg.solve(normal, wanted[:, :, None])[:, :, 0]
+    return np.where(is_dead, np.nan, scales)
 
 
 def compensated_power(inner: Array) -> Array:
-    """What the squared error of a single weight of each column costs [groups, columns], if all others make up for it:
-    1 / (H^-1)_ii. Without them it costs H_ii, which may be much more: inputs that are large vary together."""
+    """The cost of the squared error of a single weight of each column [groups, columns] if all others compensate for
+    it: 1 / (H^-1)_ii. Without them it is H_ii, which may be much more: large inputs are correlated."""
     return np.asarray(1 / np.square(_upper_root(inner, np.zeros(1))).sum(axis=1))
 
 
