@@ -54,7 +54,7 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """How to find the range of a tensor, and for which codes."""
+    """The method for the range of a tensor, and the codes that it is for."""
 
     method: RangeMethod
     integer: IntFormat
@@ -80,17 +80,17 @@ def calibrate(
     known: dict[str, TensorRange] = {}
     if options.ranges_file is not None:
         stored = dict(restored(options).known_ranges or ())
-        for name, each in wanted.items():
+        for name, request in wanted.items():
             if name in stored:
-                known[name] = stored[name].range_for(each.integer, isinstance(each.method, POSITION_METHODS))
+                known[name] = stored[name].range_for(request.integer, isinstance(request.method, POSITION_METHODS))
         if known:
             _LOG.info("%d of %d ranges are taken from %s", len(known), len(wanted), options.ranges_file)
-    missing = {name: each for name, each in wanted.items() if name not in known}
+    missing = {name: request for name, request in wanted.items() if name not in known}
     if not missing:
         return known
     known |= _passed_on(runner, missing, samples, options, progress)
     if options.ranges_file is not None:
-        formats = {name: each.integer for name, each in missing.items()}
+        formats = {name: request.integer for name, request in missing.items()}
         write_range_file(options.ranges_file, {name: known[name] for name in missing}, formats)
     return {name: known[name] for name in wanted}
 
@@ -109,16 +109,18 @@ def _passed_on(
     sources = range_sources(runner.model, options.passthrough_op_types)
     origins = {name: sources.get(name, name) for name in wanted}
     runner.watch(origins.values())
-    found: dict[str, TensorRange] = {}
+    passed_on: dict[str, TensorRange] = {}
     pending = dict(wanted)
     while pending:  # once, unless tensors with one origin are wanted by several methods
         measured: dict[str, Wanted] = {}
-        for name, each in pending.items():
-            measured.setdefault(origins[name], each)
+        for name, request in pending.items():
+            measured.setdefault(origins[name], request)
         ranges = _cached(runner, measured, samples, options, progress)
-        found |= {name: ranges[origins[name]] for name, each in pending.items() if measured[origins[name]] == each}
-        pending = {name: each for name, each in pending.items() if name not in found}
-    return found
+        passed_on |= {
+            name: ranges[origins[name]] for name, request in pending.items() if measured[origins[name]] == request
+        }
+        pending = {name: request for name, request in pending.items() if name not in passed_on}
+    return passed_on
 
 
 def _cached(
@@ -128,7 +130,7 @@ def _cached(
     if options.cache is not None:
         import onnxruntime
 
-        settings = [f"{name}: {each!r}" for name, each in sorted(wanted.items())]
+        settings = [f"{name}: {request!r}" for name, request in sorted(wanted.items())]
         rest = [str(options.has_symmetric_ranges), str(options.providers), onnxruntime.__version__]
         rest += [] if options.histogram_bins is None else [str(options.histogram_bins)]
         facts = [CACHE_VERSION, runner.model_digest(), samples.digest(), *settings, *rest]
@@ -136,24 +138,24 @@ def _cached(
         cached = read_ranges(options.cache, key, wanted)
         if cached is not None and options.histogram_folder is None:
             return cached
-    observers = {name: each.observer() for name, each in wanted.items()}
+    observers = {name: request.observer() for name, request in wanted.items()}
     if options.histogram_bins is not None:
-        counting = [inner for each in observers.values() if (inner := histogram_observer(each)) is not None]
+        counting = [inner for observer in observers.values() if (inner := histogram_observer(observer)) is not None]
         for inner in counting:
             inner.set_bins(options.histogram_bins)
         if not counting:
             _LOG.warning("NumBins: no range is found from a histogram, so that it is not used")
     observers = _observe(runner, observers, samples, options, progress)
     with ThreadPoolExecutor(runner.workers) as pool:  # searching histograms is arithmetic of numpy
-        ranges = dict(zip(observers, pool.map(lambda each: each.result(), observers.values()), strict=True))
+        ranges = dict(zip(observers, pool.map(lambda observer: observer.result(), observers.values()), strict=True))
     if options.histogram_folder is not None:
         from quark.onnx.calibrate.pictures import draw_histograms  # late: it loads pillow
 
         draw_histograms(options.histogram_folder, observers, ranges)
     if options.has_symmetric_ranges:
-        for name, found in ranges.items():
-            reach = max(-found.lowest, found.highest)
-            ranges[name] = TensorRange(-reach, reach, found.position)
+        for name, range_ in ranges.items():
+            reach = max(-range_.lowest, range_.highest)
+            ranges[name] = TensorRange(-reach, reach, range_.position)
     result = {name: ranges[name] for name in wanted}
     if options.cache is not None:
         write_ranges(options.cache, key, result)
@@ -173,18 +175,23 @@ def calibrate_candidates(
     `observed` has the extremes of tensors that are known already; if all are, one pass over the samples is enough.
     """
     observers: dict[str, Observer] = {
-        name: CandidateObserver(each.integer, each.is_symmetric, observed.get(name)) for name, each in wanted.items()
+        name: CandidateObserver(request.integer, request.is_symmetric, observed.get(name))
+        for name, request in wanted.items()
     }
-    unknown = {name: each for name, each in observers.items() if name not in observed}
+    unknown = {name: observer for name, observer in observers.items() if name not in observed}
     limit = options.memory_limit_bytes
     if unknown:
         with progress(samples.count, "looking for extremes") as advance:
-            observers |= Pass(runner, iter(samples), limit, lambda each, x: each.observe(x), advance).run(unknown)
+            observers |= Pass(runner, iter(samples), limit, lambda observer, x: observer.observe(x), advance).run(
+                unknown
+            )
     with progress(samples.count, "calibrating by several methods") as advance:
-        counted = Pass(runner, iter(samples), limit, lambda each, x: each.observe_again(x), advance).run(observers)
+        counted = Pass(runner, iter(samples), limit, lambda observer, x: observer.observe_again(x), advance).run(
+            observers
+        )
     with ThreadPoolExecutor(runner.workers) as pool:
-        found = list(pool.map(lambda each: cast(CandidateObserver, each).candidates(), counted.values()))
-    return dict(zip(counted, found, strict=True))
+        candidates = list(pool.map(lambda observer: cast(CandidateObserver, observer).candidates(), counted.values()))
+    return dict(zip(counted, candidates, strict=True))
 
 
 def _observe(
@@ -192,15 +199,19 @@ def _observe(
 ) -> Observers:
     limit = options.memory_limit_bytes
     with progress(samples.count, "calibrating") as advance:
-        observers = Pass(runner, iter(samples), limit, lambda each, x: each.observe(x), advance).run(observers)
-    again = {name: each for name, each in observers.items() if each.needs_second_pass}
+        observers = Pass(runner, iter(samples), limit, lambda observer, x: observer.observe(x), advance).run(observers)
+    again = {name: observer for name, observer in observers.items() if observer.needs_second_pass}
     if again:
         with progress(samples.count, "calibrating, second pass") as advance:
-            again = Pass(runner, iter(samples), limit, lambda each, x: each.observe_again(x), advance).run(again)
-    last = {name: each for name, each in again.items() if each.needs_third_pass}
+            again = Pass(runner, iter(samples), limit, lambda observer, x: observer.observe_again(x), advance).run(
+                again
+            )
+    last = {name: observer for name, observer in again.items() if observer.needs_third_pass}
     if last:
         with progress(samples.count, "calibrating, third pass") as advance:
-            last = Pass(runner, iter(samples), limit, lambda each, x: each.observe_finally(x), advance).run(last)
+            last = Pass(runner, iter(samples), limit, lambda observer, x: observer.observe_finally(x), advance).run(
+                last
+            )
     return {**observers, **again, **last}
 
 

@@ -34,9 +34,9 @@ def with_lifted_tensors(model: ir.Model, tensors: Iterable[str]) -> tuple[ir.Mod
         value, graph = homes[name]
         while graph is not copy.graph:
             holder = holders[graph]
-            graph_of_holder = next(each for each in (copy.graph, *holders) if each is holder.graph)
+            graph_of_holder = next(candidate for candidate in (copy.graph, *holders) if candidate is holder.graph)
             value = (_carried if holder.op_type == "Loop" else _as_output)(copy, value, graph, holder)
-            homes.update({str(each.name): (each, graph_of_holder) for each in holder.outputs})
+            homes.update({str(output.name): (output, graph_of_holder) for output in holder.outputs})
             graph = graph_of_holder
         names[name] = str(value.name)
     return copy, names
@@ -59,7 +59,7 @@ def _as_output(model: ir.Model, value: ir.Value, body: ir.Graph, holder: ir.Node
 
 
 def _carried(model: ir.Model, value: ir.Value, body: ir.Graph, holder: ir.Node) -> ir.Value:
-    """Let a Loop carry all values of a tensor, in one dimension; returns the output of the Loop that has them."""
+    """Carry all values of a tensor through a Loop, in one dimension; returns the Loop's output with them."""
     kind, count = ir.TensorType(value.dtype or ir.DataType.FLOAT), len(holder.inputs) - 2
     empty = _constant(model, np.zeros(0, kind.dtype.numpy()))
     assert holder.graph is not None
@@ -78,7 +78,7 @@ def _carried(model: ir.Model, value: ir.Value, body: ir.Graph, holder: ir.Node) 
     joined.outputs[0].type = kind
     body.outputs.insert(1 + count, joined.outputs[0])
     holder.resize_outputs(len(holder.outputs) + 1)
-    for index in range(len(holder.outputs) - 1, count, -1):  # what the Loop stacks comes after what it carries
+    for index in range(len(holder.outputs) - 1, count, -1):  # the stacked outputs of a Loop come after the carried ones
         old, new = holder.outputs[index - 1], holder.outputs[index]
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         name, old.name = old.name, fresh_name(model, "shifted")

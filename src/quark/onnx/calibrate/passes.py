@@ -63,14 +63,14 @@ class CalibrationOptions:
     sample_limit: int | None = None
     has_random_data: bool = False
     has_symmetric_ranges: bool = False  # every range is widened to be symmetric about zero
-    memory_limit_bytes: int = 1 << 28  # of activations held at once; larger batches are split if the model allows it
+    memory_limit_bytes: int = 1 << 28  # for activations; larger batches are split if the model allows it
     verdict_limit_bytes: int | None = None
     cache: Path | None = None
     seed: int = 0
     random_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     random_ranges: tuple[tuple[str, tuple[float, float]], ...] | None = None
     ranges_file: Path | None = None
-    known_ranges: tuple[tuple[str, StoredRange], ...] | None = None  # of that file; None: not read yet
+    known_ranges: tuple[tuple[str, StoredRange], ...] | None = None  # from that file; None: not read yet
     histogram_bins: int | None = None  # None: as many as methods usually have
     passthrough_op_types: frozenset[str] = frozenset()
     histogram_folder: Path | None = None
@@ -93,14 +93,14 @@ class Pass:
         self._reading = self._new_turns()
 
     def run(self, observers: Observers) -> Observers:
-        self.show_to([Watch(name, each) for name, each in observers.items()])
+        self.show_to([Watch(name, observer) for name, observer in observers.items()])
         return observers
 
     def show_to(self, watches: Sequence[Watch]) -> None:
         """Show the samples to observers, several of which may watch one tensor. The observers that were given hold the
         result."""
-        shared = [(each, self._new_turns()) for each in watches if not each.observer.is_mergeable]
-        own = [each for each in watches if each.observer.is_mergeable]
+        shared = [(watch, self._new_turns()) for watch in watches if not watch.observer.is_mergeable]
+        own = [watch for watch in watches if watch.observer.is_mergeable]
         parts = [own] + [copy.deepcopy(own) for _ in range(1, self._runner.workers)]
         with ThreadPoolExecutor(self._runner.workers) as pool:
             futures = [pool.submit(self._work, number, part, shared) for number, part in enumerate(parts)]
@@ -109,9 +109,9 @@ class Pass:
             except BaseException:  # interrupted by the user: the workers stop after their present sample
                 self._give_up()
                 raise
-        errors = [error for error in (each.exception() for each in futures) if error is not None]
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:
-            raise min(errors, key=lambda each: isinstance(each, TurnsBroken))  # the reason, not its consequence
+            raise min(errors, key=lambda error: isinstance(error, TurnsBroken))  # the reason, not its consequence
         for part in parts[1:]:
             for mine, others in zip(own, part, strict=True):
                 mine.observer.merge(others.observer)
@@ -142,8 +142,8 @@ class Pass:
     ) -> None:
         """Show a sample to the observers, piece by piece. A shared one sees all pieces before those of the next sample;
         if there is only one, it is free for the next sample at once."""
-        watches = [each for each in (*own, *(watch for watch, _ in shared)) if each.sees(number)]
-        last = {each.tensor: each for each in watches}
+        watches = [watch_ for watch_ in (*own, *(watch for watch, _ in shared)) if watch_.sees(number)]
+        last = {watch.tensor: watch for watch in watches}
         piece: Feeds | None = None
         for index, piece in enumerate(cutter.cut(sample)):
             try:
@@ -151,7 +151,7 @@ class Pass:
             except ModelError as error:
                 raise ModelError(f"calibration sample {number}: {error}") from error
             if cutter.row_bytes is None:
-                cutter.row_bytes = sum(each.array.nbytes for each in tensors.values()) // rows_of(piece)
+                cutter.row_bytes = sum(tensor.array.nbytes for tensor in tensors.values()) // rows_of(piece)
             for watch in own:
                 self._observe(watch, tensors, last, number)
             for watch, turns in shared:
@@ -265,7 +265,7 @@ class Turns:
                 raise TurnsBroken
 
     def end(self) -> None:
-        """Let the next number have its turn."""
+        """Give the turn to the next number."""
         with self._changed:
             self._next += 1
             self._changed.notify_all()

@@ -16,15 +16,15 @@ _LOG = get_logger(__name__)
 def draw_histograms(folder: Path, observers: Mapping[str, Observer], ranges: Mapping[str, TensorRange]) -> None:
     """Write a PNG file for each tensor whose range was found from a histogram, with the extremes of the data and the
     range marked. Logs a warning if there is none."""
-    inner = {name: histogram_observer(each) for name, each in observers.items()}
-    drawn = {name: each for name, each in inner.items() if each is not None and each.has_histogram}
+    inner = {name: histogram_observer(observer) for name, observer in observers.items()}
+    drawn = {name: observer for name, observer in inner.items() if observer is not None and observer.has_histogram}
     for name, file in picture_names(drawn).items():
-        histogram, found = drawn[name].histogram, ranges[name]
+        histogram, range_ = drawn[name].histogram, ranges[name]
         marks = [
             (histogram.lowest, "lowest value"),
             (histogram.highest, "highest value"),
-            (found.lowest, "range from"),
-            (found.highest, "range to"),
+            (range_.lowest, "range from"),
+            (range_.highest, "range to"),
         ]
         write_histogram(folder / file, histogram.counts, histogram.edges, name, marks)
     if drawn:

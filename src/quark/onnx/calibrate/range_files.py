@@ -42,11 +42,11 @@ class StoredRange:
         """Return the range for codes of that format; `has_position`: with the smallest power-of-two scale for it."""
         if not has_position:
             return TensorRange(*self.ends)
-        found = range_with_position(*self.ends, integer.bits)
+        range_ = range_with_position(*self.ends, integer.bits)
         lowest, highest = self.data or self.ends
-        # a range that somebody made narrower by hand also limits the data
+        # a range that was narrowed by hand also limits the data
         is_covered = lowest >= _MARGIN * self.ends[0] and highest <= _MARGIN * self.ends[1]
-        return TensorRange(lowest, highest, found.position) if is_covered else found
+        return TensorRange(lowest, highest, range_.position) if is_covered else range_
 
 
 def read_range_file(path: Path) -> dict[str, StoredRange]:
@@ -76,10 +76,10 @@ def write_range_file(path: Path, ranges: Mapping[str, TensorRange], formats: Map
     if path.exists():
         content = dict(read_json(path, f"file of ranges '{path}'", REPORT))
     stored, data = dict(content.get(RANGES_KEY) or {}), dict(content.get(DATA_KEY) or {})
-    for name, found in ranges.items():
-        if name not in stored and found.position is not None:
-            data[name] = [found.lowest, found.highest]
-        reach = found if found.position is None else range_at(found.position, formats[name].bits)
+    for name, range_ in ranges.items():
+        if name not in stored and range_.position is not None:
+            data[name] = [range_.lowest, range_.highest]
+        reach = range_ if range_.position is None else range_at(range_.position, formats[name].bits)
         stored.setdefault(name, [reach.lowest, reach.highest])
     content |= {VERSION_KEY: quark.__version__, RANGES_KEY: stored, **({DATA_KEY: data} if data else {})}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,8 +89,8 @@ def write_range_file(path: Path, ranges: Mapping[str, TensorRange], formats: Map
 
 def _ends(pair: list[Any], label: str) -> tuple[float, float]:
     """Both ends: numbers, or lists of one number, as arrays of numpy become."""
-    plain = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in pair]
-    lowest, highest = (Fields({"end": each}, label).number("end") for each in plain)
+    plain = [end[0] if isinstance(end, list) and len(end) == 1 else end for end in pair]
+    lowest, highest = (Fields({"end": end}, label).number("end") for end in plain)
     if not lowest <= highest:
         raise InvalidValueError(f"{label}: range {lowest:g}..{highest:g}, expected two numbers in ascending order")
     return float(lowest), float(highest)

@@ -55,7 +55,7 @@ class FloatRunner:
         self._providers, self._threads = providers, max(1, processors // self.workers)
         self._opening = threading.Lock()
         self._opened: Any = None
-        self._files: list[MappedFile] = []  # that the session may have mapped as well
+        self._files: list[MappedFile] = []  # files that the session may have mapped as well
         self._is_closed = False
 
     @property
@@ -85,7 +85,7 @@ class FloatRunner:
 
     @property
     def input_shapes(self) -> dict[str, tuple[int | str | None, ...]]:
-        return {each.name: tuple(each.shape) for each in self._session.get_inputs()}
+        return {input_.name: tuple(input_.shape) for input_ in self._session.get_inputs()}
 
     @property
     def may_have_time_first(self) -> bool:
@@ -103,11 +103,11 @@ class FloatRunner:
         """The named tensors, in the runtime's memory; they are freed with the result."""
         computed = [name for name in names if name not in self._inputs]
         values = self._run(sample, computed) if computed else []
-        found = {name: Tensor(value) for name, value in zip(computed, values, strict=True)}
-        return {name: found[name] if name in found else Tensor(self._fed(sample, name)) for name in names}
+        tensors = {name: Tensor(value) for name, value in zip(computed, values, strict=True)}
+        return {name: tensors[name] if name in tensors else Tensor(self._fed(sample, name)) for name in names}
 
     def _fed(self, sample: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
-        """What a graph input gets: that of the sample, or its own default."""
+        """The value for a graph input: the sample's, or the input's own default."""
         default = self._model.graph.initializers.get(name)
         if name in sample or default is None or default.const_value is None:
             return sample[name]

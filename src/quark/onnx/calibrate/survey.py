@@ -73,17 +73,19 @@ def survey_together(
     for statistics, limit in sets:
         count = samples.count if limit is None else min(samples.batches(limit), samples.count)
         chosen.append([i * samples.count // count for i in range(count)] if statistics else [])
-    places = {index: place for place, index in enumerate(sorted({index for each in chosen for index in each}))}
+    places = {index: place for place, index in enumerate(sorted({index for number in chosen for index in number}))}
     if not places:
         return
     watches = [
-        Watch(name, cast(Observer, each), frozenset(places[index] for index in indices))
+        Watch(name, cast(Observer, statistic), frozenset(places[index] for index in indices))
         for (statistics, _), indices in zip(sets, chosen, strict=True)
-        for name, each in statistics.items()
+        for name, statistic in statistics.items()
     ]
     with progress(len(places), title) as advance:
         seen = itertools.compress(samples, (i in places for i in range(samples.count)))
-        Pass(runner, seen, options.memory_limit_bytes, lambda each, x: each.observe(x), advance).show_to(watches)
+        Pass(runner, seen, options.memory_limit_bytes, lambda statistic, x: statistic.observe(x), advance).show_to(
+            watches
+        )
 
 
 class ChannelExtremes:
@@ -93,7 +95,7 @@ class ChannelExtremes:
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
-        self.lowest: NDArray[np.float32] = np.zeros(0, np.float32)  # one for each channel, once something was observed
+        self.lowest: NDArray[np.float32] = np.zeros(0, np.float32)  # one for each channel, after the first observation
         self.highest: NDArray[np.float32] = np.zeros(0, np.float32)
 
     @property
