@@ -45,13 +45,14 @@ from quark.text import get_logger, one_line
 
 _LOG = get_logger(__name__)
 _FILE_FROM_BYTES = 8 << 20  # more weights than this go through a file
-_UNPACKED_FROM_BYTES = 1_000_000_000  # of float weights in place; arranged for products, they would be in memory twice
+# bytes of float weights in place; arranged for products, they would be in memory twice
+_UNPACKED_FROM_BYTES = 1_000_000_000
 _EXTERNAL_FROM_BYTES = 1024  # smaller tensors stay inside the message
 _QUIET = 4  # no messages: an error is also an exception with the same text
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _IR_VERSION_OF_FUNCTIONS = 9
 
-LARGE_GRAPH_DEQUANTIZERS = 3000  # from here on, opening takes seconds: 600 convolutions with int8 weights and biases
+LARGE_GRAPH_DEQUANTIZERS = 3000  # beyond this, opening takes seconds: 600 convolutions with int8 weights and biases
 # Layouts, sharing of equal constants and nodes, and fusions of float operators. They change how float operators round,
 # and no result of an integer kernel. Versions of ONNX Runtime that lack one of them ignore its name.
 PASSES_LEFT_OUT = (
@@ -249,17 +250,17 @@ def _create_in_place(model: ir.Model, options: Any, where: Providers, name: str)
     """A session that uses the large weights of the file that the model came from. None if too many weights were
     computed since, or the runtime cannot use the file: an older one, or one that does not follow links."""
     tensors = [value.const_value for value in model.graph.initializers.values()]
-    usable = [each for each in tensors if isinstance(each, MappedTensor) and _is_in_place(each)]
-    if not usable or weight_bytes(model) - sum(each.nbytes for each in usable) > _FILE_FROM_BYTES:
+    usable = [tensor for tensor in tensors if isinstance(tensor, MappedTensor) and _is_in_place(tensor)]
+    if not usable or weight_bytes(model) - sum(tensor.nbytes for tensor in usable) > _FILE_FROM_BYTES:
         return None
-    folder = Path(os.path.commonpath([each.file.path.parent for each in usable]))
+    folder = Path(os.path.commonpath([tensor.file.path.parent for tensor in usable]))
     message = split(model, _is_in_place)
     for proto, tensor in message.apart():
         assert isinstance(tensor, MappedTensor)
         location = tensor.file.path.relative_to(folder).as_posix()
         refer(proto, location, tensor.offset, tensor.nbytes)
     options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
-    if sum(each.nbytes for each in usable if each.dtype == ir.DataType.FLOAT) >= _UNPACKED_FROM_BYTES:
+    if sum(tensor.nbytes for tensor in usable if tensor.dtype == ir.DataType.FLOAT) >= _UNPACKED_FROM_BYTES:
         options.add_session_config_entry("session.disable_prepacking", "1")
     files = mapped_files(model)
     release_memory()  # pieces of weights that were read
@@ -354,5 +355,5 @@ def with_functions(model: ModelSource) -> ModelSource:
 
 def _lacks_functions(model: onnx.ModelProto) -> bool:
     """True if our domain is declared, as in every model with one of its operators, and has no function."""
-    is_declared = any(each.domain == DOMAIN for each in model.opset_import)
-    return is_declared and not any(each.domain == DOMAIN for each in model.functions)
+    is_declared = any(opset.domain == DOMAIN for opset in model.opset_import)
+    return is_declared and not any(function.domain == DOMAIN for function in model.functions)

@@ -37,13 +37,13 @@ POWERS = np.ldexp(np.float32(1), np.clip(np.arange(256) + SCALE_MIN_EXPONENT, No
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the blocks of a format lie in a tensor."""
+    """The layout of a format's blocks in a tensor."""
 
     shape: tuple[int, ...]
     axis: int
-    size: int  # of a block, at most the length of its axis
-    sub_size: int = 0  # of a sub-block; 0 if a block has at most one
-    shift_bits: int = 0  # of a microexponent as it is stored: a divisor of 8, or 0
+    size: int  # size of a block, at most the length of its axis
+    sub_size: int = 0  # size of a sub-block; 0 if a block has at most one
+    shift_bits: int = 0  # bits of a stored microexponent: a divisor of 8, or 0
 
     @classmethod
     def of(cls, fmt: BlockFormat, shape: tuple[int, ...], axis: int) -> Geometry:
@@ -130,7 +130,7 @@ class BlockCodes:
 
 
 def obstacle(fmt: BlockFormat, shape: tuple[int, ...]) -> str:
-    """Why a weight of that shape cannot be in codes; empty if it can."""
+    """The reason why a weight of that shape cannot be in codes; empty if it can."""
     if fmt.element.bits > MAX_CODE_BITS:
         return f"elements of '{fmt}' have {fmt.element.bits} bits, more than the {MAX_CODE_BITS} that are packed"
     if not shape or not math.prod(shape):
@@ -167,20 +167,20 @@ def _encode_piece(array: Array, codes: BlockCodes, outer: slice, along: slice) -
     fmt, size = codes.format, codes.geometry.size
     x = array.astype(np.float32, copy=False)
     if fmt.scale is not None:
-        found, elements = _with_float_scales(_padded(array, size), fmt, np.float32(codes.tensor_scale))
-        codes.exponents[outer, along.start // size : -(-along.stop // size)] = found
+        scale_codes, elements = _with_float_scales(_padded(array, size), fmt, np.float32(codes.tensor_scale))
+        codes.exponents[outer, along.start // size : -(-along.stop // size)] = scale_codes
         codes.elements[outer, along] = elements.reshape(x.shape[0], -1, x.shape[2])[:, : x.shape[1]]
         return
     exponents = _exponents(_padded(x, size), fmt.element)
     codes.exponents[outer, along.start // size : -(-along.stop // size)] = exponents - SCALE_MIN_EXPONENT
-    each = _spread(exponents, size, x.shape[1])
+    scale_of_element = _spread(exponents, size, x.shape[1])
     if codes.shifts is not None and fmt.sub_blocks is not None:
         sub = fmt.sub_blocks.size
         own = _exponents(_padded(x, sub), fmt.element)
-        shifts = np.clip(each[:, ::sub] - own, 0, fmt.sub_blocks.max_shift)  # below 0 where NaN is
+        shifts = np.clip(scale_of_element[:, ::sub] - own, 0, fmt.sub_blocks.max_shift)  # below 0 where NaN is
         codes.shifts[outer, along.start // sub : -(-along.stop // sub)] = shifts
-        each = each - _spread(shifts, sub, x.shape[1])
-    units = x * np.ldexp(np.float32(1), -each)
+        scale_of_element = scale_of_element - _spread(shifts, sub, x.shape[1])
+    units = x * np.ldexp(np.float32(1), -scale_of_element)
     codes.elements[outer, along] = _codes(fmt.element)[units.view(np.uint32) >> 16]
 
 
@@ -192,16 +192,17 @@ def _with_float_scales(blocks: Array, fmt: BlockFormat, tensor_scale: np.float32
     blocks = blocks.astype(np.float32, copy=False)
     largest = np.abs(blocks).max(axis=2)
     table = tensor_scale * float_scales(scale)
-    codes = np.full(largest.shape, encode_elements(scale, np.ones(1, np.float32))[0], np.uint8)  # for blocks of zeros
+    # codes for blocks of zeros
+    codes = np.full(largest.shape, encode_elements(scale, np.ones(1, np.float32))[0], np.uint8)
     elements = np.zeros(blocks.shape, np.uint8)
     is_open = largest > 0
-    for element in sorted({float(each) for each in numbers if each > 0}, reverse=True):
+    for element in sorted({float(number) for number in numbers if number > 0}, reverse=True):
         wanted = np.clip(largest / np.float32(element) / tensor_scale, 0, scale.max)
         tried = encode_elements(scale, np.asarray(quantize_dequantize(np.nan_to_num(wanted), scale))).astype(np.uint8)
         steps = table[tried][:, :, None]
         units = np.clip(np.nan_to_num(blocks / steps), fmt.element.grid.lowest, fmt.element.grid.highest)
         own = encode_elements(fmt.element, np.asarray(quantize_dequantize(units, fmt.element))).astype(np.uint8)
-        restored = (numbers[own] * steps).astype(dtype, copy=False)  # a weight of 16 bits was rounded to them
+        restored = (numbers[own] * steps).astype(dtype, copy=False)  # a 16-bit weight was rounded to its type
         is_found = is_open & (restored == blocks).all(axis=2)
         codes, elements = np.where(is_found, tried, codes), np.where(is_found[:, :, None], own, elements)
         is_open &= ~is_found
@@ -280,10 +281,10 @@ def filled(codes: Bytes, multiple: int) -> Bytes:
 
 def joined(codes: Bytes, bits: int) -> Bytes:
     """Bytes of codes of that many bits, a divisor of 8; an even number of bytes."""
-    each = 8 // bits
-    parts = filled(codes, 2 * each).reshape(-1, each)
+    codes_per_byte = 8 // bits
+    parts = filled(codes, 2 * codes_per_byte).reshape(-1, codes_per_byte)
     result = np.zeros(len(parts), np.uint8)
-    for index in range(each):
+    for index in range(codes_per_byte):
         result |= parts[:, index] << np.uint8(bits * index)
     return result
 

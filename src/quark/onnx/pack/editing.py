@@ -26,7 +26,7 @@ from quark.ops.schema import quantizer_of
 
 KEY = "quark.packed"
 VERSION = 1
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)  # what weights may be
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)  # the types of weights
 
 
 class Editing:
@@ -164,7 +164,7 @@ def read_record(proto: onnx.ModelProto, name: str) -> Record:
     if fields.value("version") != VERSION:
         version = short(fields.value("version"))
         raise ModelError(f"'{name}' is packed by version {version}, and this is version {VERSION}")
-    weights = tuple(_weight(each) for each in fields.mappings("weights"))
+    weights = tuple(_weight(mapping) for mapping in fields.mappings("weights"))
     return Record(fields.text("profile"), fields.integer("ir_version"), fields.texts("values"), weights)
 
 

@@ -82,14 +82,14 @@ class Shared:
         wide = f"{name}.wide"
         if wide in self._names:
             return self._names[wide]
-        each = content.shape[1]
+        row_size = content.shape[1]
         narrow = self.table(name, content)
-        square = self.integers([256, 256, each])
+        square = self.integers([256, 256, row_size])
         lower = self._op("Expand", [narrow, square], f"{wide}.lower")
-        column = self._op("Reshape", [narrow, self.integers([256, 1, each])], f"{wide}.column")
+        column = self._op("Reshape", [narrow, self.integers([256, 1, row_size])], f"{wide}.column")
         upper = self._op("Expand", [column, square], f"{wide}.upper")
         both = self._op("Concat", [lower, upper], f"{wide}.both", axis=2)
-        self._names[wide] = self._op("Reshape", [both, self.integers([1 << 16, 2 * each])], wide)
+        self._names[wide] = self._op("Reshape", [both, self.integers([1 << 16, 2 * row_size])], wide)
         return self._names[wide]
 
     def product_table(self, name: str, upper: Array, lower: Array) -> str:
@@ -148,7 +148,7 @@ class Writer(ABC):
 
 
 class Layout(Protocol):
-    """How the codes of elements are stored."""
+    """A way of storing the codes of elements."""
 
     name: str
 
@@ -174,12 +174,12 @@ class Layout(Protocol):
 
     @property
     def group(self) -> int:
-        """How many codes are read at once; the stored codes are filled up to a multiple of it."""
+        """The number of codes that are read at once; the stored codes are padded to a multiple of it."""
         ...
 
     @property
     def unit(self) -> float:
-        """What 1 is in the result of `write`: integers are left as integers."""
+        """The value of 1 in the result of `write`: integers are left as integers."""
         ...
 
 
@@ -392,8 +392,8 @@ class SplitWords:
         kind = np.int8 if self._is_integer else np.float32
         table = writer.table(f"{self.element}.words.{np.dtype(kind).name}", numbers.astype(kind))
         high = writer.op("Gather", [upper, _index(writer, "upper")])
-        found = writer.op("Gather", [table, writer.op("Add", [_index(writer, "lower"), high])])
-        return writer.op("Cast", [found], to=TensorProto.FLOAT) if self._is_integer else found
+        looked_up = writer.op("Gather", [table, writer.op("Add", [_index(writer, "lower"), high])])
+        return writer.op("Cast", [looked_up], to=TensorProto.FLOAT) if self._is_integer else looked_up
 
 
 def _index(writer: Writer, role: str) -> str:

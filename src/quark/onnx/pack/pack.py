@@ -51,7 +51,7 @@ UNMARKED = "it is in no block format"
 
 
 class Profile(str, Enum):
-    """Who is to read a packed file."""
+    """The intended readers of a packed file."""
 
     PORTABLE = "portable"  # any ONNX Runtime: standard operators
     CUSTOM = "custom"  # the same as calls of a function in the file: fewer nodes to look at
@@ -95,8 +95,8 @@ class PackFacts:
     @property
     def bits_per_weight(self) -> float:
         """The average over all packed weights; 0 if there are none."""
-        count = sum(each.bytes_after * 8 / each.bits for each in self.packed)
-        return sum(each.bytes_after for each in self.packed) * 8 / count if count else 0.0
+        count = sum(weight.bytes_after * 8 / weight.bits for weight in self.packed)
+        return sum(weight.bytes_after for weight in self.packed) * 8 / count if count else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "bits_per_weight": self.bits_per_weight}
@@ -174,7 +174,7 @@ def profile_of(profile: str | Profile) -> Profile:
     try:
         return Profile(profile)
     except ValueError as error:
-        raise unknown_name("profile", profile, [each.value for each in Profile]) from error
+        raise unknown_name("profile", profile, [profile.value for profile in Profile]) from error
 
 
 class _Packing:
@@ -188,22 +188,22 @@ class _Packing:
         self.remarks: list[str] = []
         self._protos = dict(zip(model.graph, editing.graph.node, strict=True))
         self._quantizers = list(QuantizedGraph(model).quantizers.values())
-        marks = [each for each in self._quantizers if each.node.domain == CONSTANT_DOMAIN]
-        constants = [each for each in marks if each.source.is_initializer()]
+        marks = [quantizer for quantizer in self._quantizers if quantizer.node.domain == CONSTANT_DOMAIN]
+        constants = [mark for mark in marks if mark.source.is_initializer()]
         self._marks: dict[str, Quantizer] = {}  # the first mark on each constant of the main graph
-        for each in constants:
-            if each.source.graph is model.graph:
-                self._marks.setdefault(str(each.source.name), each)
-        self._inside = sum(each.source.graph is not model.graph for each in constants)
+        for constant in constants:
+            if constant.source.graph is model.graph:
+                self._marks.setdefault(str(constant.source.name), constant)
+        self._inside = sum(constant.source.graph is not model.graph for constant in constants)
 
     def run(self) -> None:
         editing, notes = self.editing, self._round_block_weights()
         self._store_integer_codes()
         positions = {name: index for index, name in enumerate(editing.order)}
-        for name in [each for each in editing.order if each in self._marks]:
+        for name in [constant for constant in editing.order if constant in self._marks]:
             self._pack(name, self._marks[name], notes.get(name, ""), positions[name])
         # the rest: large constants that were neither packed nor left
-        known = {each.name for each in self.packed} | {each.name for each in self.left}
+        known = {weight.name for weight in self.packed} | {weight.name for weight in self.left}
         known |= {name for record in self.records for name in record.planes.values()}
         integers = 0
         for name in editing.order:
@@ -221,36 +221,40 @@ class _Packing:
             self.remarks.append(f"{self._inside} marked weights are constants of subgraphs, which are left as they are")
 
     def nothing_to_pack(self) -> str:
-        """Why nothing was packed, and what to do."""
+        """The reason why nothing was packed, and what to do."""
         if self.remarks:
             return f"there is nothing to pack: {self.remarks[0]}"
-        reasons = [each for each in self.left if each.reason != UNMARKED]
+        reasons = [weight for weight in self.left if weight.reason != UNMARKED]
         if not reasons:
             return (
                 "there is nothing to pack: no weight is in a block format. Quantize the model first, say to MXFP4E2M1"
             )
-        largest = max(reasons, key=lambda each: each.bytes)
+        largest = max(reasons, key=lambda reason: reason.bytes)
         return f"there is nothing to pack. The largest weight is '{largest.name}': {largest.reason}"
 
     def _round_block_weights(self) -> dict[str, str]:
         """Round the constants that block quantizers read. Return the names of the new ones, each with a note."""
         editing = self.editing
         notes: dict[str, str] = {}
-        for name, found in self._behind(
-            [each for each in self._quantizers if each.node.op_type in BLOCK and each.node.domain == DOMAIN]
+        for name, quantizers in self._behind(
+            [
+                quantizer
+                for quantizer in self._quantizers
+                if quantizer.node.op_type in BLOCK and quantizer.node.domain == DOMAIN
+            ]
         ):
             tensor = editing.tensor(name)
-            reason = self._obstacle(name, found)
+            reason = self._obstacle(name, quantizers)
             if not reason and tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
                 reason = f"it is of type {tensor.dtype.name.lower()}"
             try:
-                choices = [each.choice for each in found] if not reason else []
+                choices = [quantizer.choice for quantizer in quantizers] if not reason else []
             except QuarkError as error:
                 reason = str(error)
             if reason:
                 self.left.append(LeftWeight(name, tensor.nbytes, reason))
                 continue
-            for quantizer, choice in zip(found, choices, strict=True):
+            for quantizer, choice in zip(quantizers, choices, strict=True):
                 assert isinstance(choice, BlockChoice)
                 choice = replace(choice, quantizer=choice.quantizer.fixed(tensor.numpy()))
                 new = editing.fresh(f"{name}_{choice.format}")
@@ -273,11 +277,13 @@ class _Packing:
         """Replace constants behind QuantizeLinear by their codes. They count as packed: they need no unpacking."""
         editing = self.editing
         note = "was in float behind QuantizeLinear: its codes are stored, the float numbers are not kept"
-        for name, found in self._behind([each for each in self._quantizers if is_quantize(each.node)]):
-            size, nodes = editing.tensor(name).nbytes, [self._protos[each.node] for each in found]
-            reason = self._obstacle(name, found)
-            types = {each.dtype for each in found if each.dtype is not None} - set(CODES)
-            if not reason and not all(each in editing.constants for node in nodes for each in node.input if each):
+        for name, quantizers in self._behind(
+            [quantizers for quantizers in self._quantizers if is_quantize(quantizers.node)]
+        ):
+            size, nodes = editing.tensor(name).nbytes, [self._protos[quantizer.node] for quantizer in quantizers]
+            reason = self._obstacle(name, quantizers)
+            types = {quantizer.dtype for quantizer in quantizers if quantizer.dtype is not None} - set(CODES)
+            if not reason and not all(input_ in editing.constants for node in nodes for input_ in node.input if input_):
                 reason = "its scale or zero point is computed at run time"
             elif not reason and types:
                 reason = f"its codes are of type {types.pop().name.lower()}, which is not packed"
@@ -295,22 +301,22 @@ class _Packing:
 
     def _behind(self, quantizers: list[Quantizer]) -> list[tuple[str, list[Quantizer]]]:
         """The constants that these quantizers of the main graph read, in their order."""
-        found: dict[str, list[Quantizer]] = {}
-        for each in quantizers:
-            name = self._protos[each.node].input[0] if each.node in self._protos else ""
+        by_name: dict[str, list[Quantizer]] = {}
+        for quantizer in quantizers:
+            name = self._protos[quantizer.node].input[0] if quantizer.node in self._protos else ""
             if name in self.editing.constants:
-                found.setdefault(name, []).append(each)
-        return [(name, found[name]) for name in self.editing.order if name in found]
+                by_name.setdefault(name, []).append(quantizer)
+        return [(name, by_name[name]) for name in self.editing.order if name in by_name]
 
     def _obstacle(self, name: str, quantizers: list[Quantizer]) -> str:
-        """Why the float numbers have to stay; empty if they need not."""
+        """The reason why the float numbers have to stay; empty if they need not."""
         if name in self.editing.inputs:
             return "it is an input of the graph as well: whoever runs the model may give another"
         if name in self.editing.outputs:
             return "it is an output of the graph"
-        known = [self._protos[each.node] for each in quantizers]
+        known = [self._protos[quantizer.node] for quantizer in quantizers]
         for node in self.editing.readers(name):
-            if not any(node is each for each in known) or list(node.input).count(name) != 1:
+            if not any(node is weight_node for weight_node in known) or list(node.input).count(name) != 1:
                 return f"{node.op_type} '{node.name or node.output[0]}' reads it in float as well"
         return ""
 
@@ -332,7 +338,7 @@ class _Packing:
         if isinstance(stored, str):
             self.left.append(LeftWeight(name, tensor.nbytes, stored))
             return
-        size = sum(editing.tensor(each).nbytes for each in stored.planes.values())
+        size = sum(editing.tensor(plane).nbytes for plane in stored.planes.values())
         self.packed.append(PackedWeight(name, str(fmt), shape, 8 * size / tensor.size, tensor.nbytes, size, note))
         attributes: dict[str, Any] = {key: attr.value for key, attr in mark.node.attributes.items()}
         self.records.append(

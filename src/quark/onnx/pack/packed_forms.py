@@ -1,4 +1,4 @@
-"""How a packed weight is stored and unpacked, by profile: one class each.
+"""The storage and unpacking of a packed weight, by profile: one class each.
 
 The profile native uses ONNX's own small types, behind DequantizeLinear with a scale for each block:
 
@@ -57,7 +57,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a weight went: tensors by role, and the values that unpacking makes."""
+    """The stored form of a weight: tensors by role, and the values that unpacking makes."""
 
     layout: str
     planes: dict[str, str]
@@ -74,7 +74,7 @@ class Form(ABC):
         self._nodes: list[onnx.NodeProto] = []
 
     def obstacle(self, fmt: BlockFormat) -> str:
-        """Why weights of that format are not taken; empty if they are."""
+        """The reason why weights of that format are not supported; empty if they are."""
         return ""
 
     @abstractmethod
@@ -198,15 +198,15 @@ class NativeForm(Form):
         proto.ir_version = max(proto.ir_version, *versions)
         editing.put_first(self._nodes)
         # ONNX's reference evaluator takes no defaults from a function: write them at the nodes that leave them out
-        defaults = {(each.domain, each.name): each.attribute_proto for each in proto.functions}
+        defaults = {(function.domain, function.name): function.attribute_proto for function in proto.functions}
         for node in proto.graph.node:
-            given, known = {each.name for each in node.attribute}, defaults.get((node.domain, node.op_type), ())
-            node.attribute.extend(each for each in known if each.name not in given)
+            given, known = {attr.name for attr in node.attribute}, defaults.get((node.domain, node.op_type), ())
+            node.attribute.extend(attr for attr in known if attr.name not in given)
         return ()
 
 
 def native_obstacle(fmt: BlockFormat) -> str:
-    """Why ONNX, or the installed one, has no type for weights of that format; empty if there is one."""
+    """The reason why ONNX, or the installed version, has no type for weights of that format; empty if there is one."""
     if fmt.sub_blocks is not None:
         return f"ONNX has no type for the microexponents of '{fmt}'; the profiles portable and custom take it"
     if fmt.scale is not None:
@@ -295,4 +295,4 @@ def _raise_opset(editing: Editing, opset: int) -> None:
     editing.graph.node.extend(nodes)
     for entry in editing.proto.opset_import:
         if not entry.domain:
-            entry.version = next(each.version for each in converted.opset_import if not each.domain)
+            entry.version = next(opset.version for opset in converted.opset_import if not opset.domain)

@@ -42,36 +42,36 @@ def unpack_message(message: Message, name: str = "the model") -> tuple[Message, 
     """`unpack_model` in memory. Weights are computed when they are read or written, and not kept."""
     editing = Editing(message)
     record = read_record(editing.proto, name)
-    before = sum(editing.tensor(each).nbytes for each in editing.order)
-    restored = [_restored(editing, each, name) for each in record.weights]
+    before = sum(editing.tensor(name).nbytes for name in editing.order)
+    restored = [_restored(editing, weight, name) for weight in record.weights]
     # remove the nodes that made the weights, the tensors that only they read, and all other traces of packing
     proto = editing.proto
-    made = {value for each in record.weights for value in each.values} | set(record.values)
+    made = {value for weight in record.weights for value in weight.values} | set(record.values)
     kept = [node for node in editing.graph.node if not made.intersection(node.output)]
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
     del editing.graph.node[:]
     editing.graph.node.extend(nodes)
-    own = {plane for each in record.weights for plane in each.planes.values()} | set(record.values)
+    own = {plane for weight in record.weights for plane in weight.planes.values()} | set(record.values)
     read = {value for node in all_nodes(editing.graph.node) for value in node.input} | editing.outputs
     for plane in (own - read) & editing.constants.keys():
         editing.remove_constant(plane)
-    for entry in [each for each in proto.metadata_props if each.key == KEY]:
+    for entry in [prop for prop in proto.metadata_props if prop.key == KEY]:
         proto.metadata_props.remove(entry)
-    for function in [each for each in proto.functions if each.domain == FUNCTION_DOMAIN]:
+    for function in [function for function in proto.functions if function.domain == FUNCTION_DOMAIN]:
         proto.functions.remove(function)
-    for opset in [each for each in proto.opset_import if each.domain == FUNCTION_DOMAIN]:
+    for opset in [opset for opset in proto.opset_import if opset.domain == FUNCTION_DOMAIN]:
         proto.opset_import.remove(opset)
     if record.profile != NATIVE and 0 < record.ir_version <= proto.ir_version:
         proto.ir_version = record.ir_version
-    for each, (tensor, like) in sorted(zip(record.weights, restored, strict=True), key=lambda pair: pair[0].position):
-        if each.name in editing.constants:
+    for weight, (tensor, like) in sorted(zip(record.weights, restored, strict=True), key=lambda pair: pair[0].position):
+        if weight.name in editing.constants:
             raise ModelError(
-                f"weight '{each.name}' is packed, and the file has a constant of that name: it was changed"
+                f"weight '{weight.name}' is packed, and the file has a constant of that name: it was changed"
             )
-        editing.add_constant(each.name, tensor, like)
-        editing.order.insert(min(each.position, len(editing.order) - 1), editing.order.pop())
-    after = sum(editing.tensor(each).nbytes for each in editing.order)
-    return editing.message(), UnpackFacts(tuple(each.name for each in record.weights), before, after)
+        editing.add_constant(weight.name, tensor, like)
+        editing.order.insert(min(weight.position, len(editing.order) - 1), editing.order.pop())
+    after = sum(editing.tensor(name).nbytes for name in editing.order)
+    return editing.message(), UnpackFacts(tuple(weight.name for weight in record.weights), before, after)
 
 
 def _restored(editing: Editing, record: WeightRecord, name: str) -> tuple[ir.TensorProtocol, onnx.TensorProto]:

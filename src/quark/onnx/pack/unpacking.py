@@ -38,7 +38,7 @@ TENSOR_SCALE = "tensor_scale"
 
 @dataclass(frozen=True)
 class Unpacking:
-    """How one weight is unpacked; `dtype` is ONNX's number of its type."""
+    """The unpacking of one weight; `dtype` is ONNX's number of its type."""
 
     format: BlockFormat
     geometry: Geometry
@@ -143,7 +143,7 @@ class Unpacking:
         """Write all nodes; return the name of the weight, which has its shape and type."""
         numbers = self.layout.write(writer)
         if not (self.layout.name == "cast" or self._is_in_rows or self._period):
-            if self._is_cut:  # what filled up the last word
+            if self._is_cut:  # the padding of the last word
                 numbers = _first(writer, numbers, "count", self.geometry.count)
             numbers = writer.op("Reshape", [numbers, writer.dims("blocks", block_dims(self.geometry))])
         if self._is_in_rows:
@@ -172,14 +172,14 @@ class Unpacking:
 
     @property
     def _period(self) -> int:
-        """How many steps along the axis make a row if blocks lie across the last axes. 0 if they do not, or if no such
-        row has whole words."""
+        """The number of steps along the axis that make a row if blocks lie across the last axes. 0 if they do not, or
+        if no such row has whole words."""
         geometry, group = self.geometry, self.layout.group
         if geometry.inner == 1 or geometry.sub_size or not geometry.is_even:
             return 0
-        steps = [each for each in range(1, geometry.size + 1) if geometry.size % each == 0]
-        whole = [each for each in steps if each * geometry.inner % group == 0]
-        return next((each for each in whole if each * geometry.inner >= MIN_ROW), whole[-1] if whole else 0)
+        steps = [index for index in range(1, geometry.size + 1) if geometry.size % index == 0]
+        whole = [step for step in steps if step * geometry.inner % group == 0]
+        return next((size for size in whole if size * geometry.inner >= MIN_ROW), whole[-1] if whole else 0)
 
     @property
     def _has_words(self) -> bool:
@@ -301,7 +301,7 @@ class FunctionWriter(Writer):
     """Writes the body of a function, and collects the inputs and attributes of the node that calls it."""
 
     body: list[onnx.NodeProto] = field(default_factory=list)
-    inputs: dict[str, str] = field(default_factory=dict)  # of the function, and of the node
+    inputs: dict[str, str] = field(default_factory=dict)  # inputs of the function, and of the node
     attributes: dict[str, list[int]] = field(default_factory=dict)
 
     def op(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
