@@ -201,7 +201,7 @@ def code_limits(bits: int, signed: bool) -> tuple[int, int]:
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
 
-# What a backward pass needs is computed beforehand and passed in. torch 2.11 compiles a Function that computes its
+# Values for a backward pass are computed beforehand and passed in. torch 2.11 compiles a Function that computes its
 # gradient from saved inputs into one with wrong gradients.
 
 

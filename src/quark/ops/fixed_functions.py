@@ -38,8 +38,8 @@ from quark.ops.portable_blocks import (
 from quark.ops.schema import BY_METHOD, OPERATORS
 
 MIN_OPSET = CAST_LIKE_OPSET  # Shape of a part of the dimensions came with the same opset
-MAX_LENGTH = 2**16  # of an axis: constants of this length are in every call
-LEAST_STEP_EXPONENT = -149  # of float32's subnormals
+MAX_LENGTH = 2**16  # length of an axis: constants of this length are in every call
+LEAST_STEP_EXPONENT = -149  # exponent of float32's smallest subnormal
 LEAST_SUBNORMAL = 2.0**LEAST_STEP_EXPONENT
 POWER_OF_TWO_FACTOR = 2.0**23  # rounds a number of the same sign, as ROUNDING_FACTOR rounds numbers of any sign
 
@@ -184,5 +184,5 @@ def _float_scales(x: Value, fixed: FixedQuantizer) -> Value:
     large = body.op("Max", q + q * MINUS_BELOW_ONE[FLOAT], least)
     # Inf - Inf for blocks that are not finite
     scales = blocks.spread(((bounded + large) - large) * tensor_scale + (amax - amax))
-    y = x / body.op("Max", scales, LEAST_SUBNORMAL)  # a scale of 0 makes the result 0, whatever y is
+    y = x / body.op("Max", scales, LEAST_SUBNORMAL)  # a scale of 0 makes the result 0 for any y
     return _rounded(y.clip(grid.lowest, grid.highest), grid) * scales

@@ -57,7 +57,7 @@ class Value:
     __sub__ = _binary("Sub")
     __mul__ = _binary("Mul")
     __truediv__ = _binary("Div")
-    __floordiv__ = _binary("Div")  # of integers, neither of them negative
+    __floordiv__ = _binary("Div")  # for integers, neither of them negative
     __or__ = _binary("Or")
     __and__ = _binary("And")
     __gt__ = _binary("Greater", BOOL)
@@ -205,7 +205,7 @@ class FunctionBody:
             with self._scope() as nodes:
                 value = write()
                 if not any(value.name in node.output for node in nodes):
-                    value = self.op("Identity", value)  # a graph can only return what it computed itself
+                    value = self.op("Identity", value)  # a graph can only return values that it computed itself
             branches[field] = helper.make_graph(nodes, field, [], [onnx.ValueInfoProto(name=value.name)])
             values.append(value)
         return self.op("If", condition, type=values[0].type, **branches)

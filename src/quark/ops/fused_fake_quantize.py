@@ -131,8 +131,10 @@ def _composed_gradients(
         ]
         values = composed(sources[0], sources[1])
     wanted = [source for source in sources if source.requires_grad]
-    found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=torch.is_grad_enabled(), allow_unused=True))
-    return [next(found) if source.requires_grad else None for source in sources]
+    gradients = iter(
+        torch.autograd.grad(values, wanted, gradient, create_graph=torch.is_grad_enabled(), allow_unused=True)
+    )
+    return [next(gradients) if source.requires_grad else None for source in sources]
 
 
 def _fit(parameters: Parameters, x: torch.Tensor, granularity: Granularity) -> bool:
@@ -148,7 +150,7 @@ def _fit(parameters: Parameters, x: torch.Tensor, granularity: Granularity) -> b
 
 
 def _rows(x: torch.Tensor, granularity: Granularity) -> Rows | None:
-    """How the memory of x without gaps splits into channels; None if they are not contiguous."""
+    """Split the memory of x, without gaps, into channels; None if they are not contiguous."""
     if granularity.axis is None:
         return Rows(1, 1, x.numel())
     axis = granularity.axis % max(1, x.dim())
@@ -160,7 +162,7 @@ def _rows(x: torch.Tensor, granularity: Granularity) -> Rows | None:
     return Rows(1, x.numel() // granularity.group_size, granularity.group_size)
 
 
-# What the compiled quantizers to train through are given, on every device.
+# The arguments of the compiled quantizers for training, on every device.
 
 
 class NativeBackend:

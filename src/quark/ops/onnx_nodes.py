@@ -175,7 +175,9 @@ def node_attributes(node: onnx.NodeProto) -> dict[str, object]:
     """The attributes of a node as Python values, strings decoded."""
     values: Mapping[str, object] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     # bytes that are not UTF-8 become text that no attribute allows
-    return {name: each.decode(errors="replace") if isinstance(each, bytes) else each for name, each in values.items()}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
+    }
 
 
 def is_ours(node: onnx.NodeProto) -> bool:
@@ -222,8 +224,10 @@ def define_constant_marks(model: ModelProto) -> None:
             [helper.make_node("Identity", ["x"], ["y"])],
             [helper.make_opsetid("", opset)],
             attribute_protos=[  # with defaults, whatever they are: strict evaluators need a value for each
-                helper.make_attribute(each.name, each.default if each.default is not None else each.kind())
-                for each in operator.attributes
+                helper.make_attribute(
+                    attribute.name, attribute.default if attribute.default is not None else attribute.kind()
+                )
+                for attribute in operator.attributes
             ],
         )
         for name, operator in OPERATORS.items()

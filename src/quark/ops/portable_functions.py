@@ -145,7 +145,7 @@ def _check(node: NodeProto) -> None:
 
 
 def _fixed_quantizers(model: ModelProto, nodes: list[NodeProto]) -> dict[str, FixedQuantizer]:
-    """What the nodes of a block operator have in common, for the operators that a function with fixed attributes can
+    """The common attributes of the nodes of a block operator, for operators that a function with fixed attributes can
     compute on all of their inputs."""
     by_operator: dict[str, list[NodeProto]] = {}
     for node in nodes:
@@ -209,18 +209,20 @@ Types = dict[str, int]
 
 def single_quantized_type(model: ModelProto) -> int | None:
     """The zero point's type of all ExtendedQuantizeLinear nodes; None without any, an error for several types."""
-    found: dict[int, NodeProto] = {}
+    quantizers: dict[int, NodeProto] = {}
     # types inside a function are not known
     typed_nodes: list[tuple[NodeProto, Types]] = [
         (node, {}) for function in model.functions for node in all_nodes(function.node) if is_ours(node)
     ]
     for node, types in (*typed_nodes, *_typed_nodes(model.graph, _inferred_twin(model).graph, {})):
         if node.op_type == EXTENDED_QUANTIZE_LINEAR.name:
-            found.setdefault(_type_of(node, 2, types), node)
-    if len(found) > 1:
-        nodes = " and ".join(f"{TensorProto.DataType.Name(type)} at {describe(node)}" for type, node in found.items())
+            quantizers.setdefault(_type_of(node, 2, types), node)
+    if len(quantizers) > 1:
+        nodes = " and ".join(
+            f"{TensorProto.DataType.Name(type)} at {describe(node)}" for type, node in quantizers.items()
+        )
         raise ModelError(f"opsets 13 and 14 allow one quantized type in a model, this one has {nodes}; {_ADVICE}")
-    return next(iter(found), None)
+    return next(iter(quantizers), None)
 
 
 def put_float16_between_casts(model: ModelProto) -> None:
