@@ -14,7 +14,7 @@ from quark.torch.language.float8 import Float8Quantizer, scale_of
 from quark.torch.train.quantizers import AffineQuantizer, BlockFakeQuantizer, DynamicQuantizer, FloatFakeQuantizer
 
 
-def quantizer_of(spec: TensorSpec, found: TensorRange | None, name: str) -> nn.Module:
+def quantizer_of(spec: TensorSpec, range_: TensorRange | None, name: str) -> nn.Module:
     """The module that quantizes an activation; `found` is its range, for types that need one."""
     if isinstance(spec, BlockSpec):
         return BlockFakeQuantizer(name, Role.ACTIVATION, BlockChoice(spec.quantizer, -1, spec.to_bfloat16_first))
@@ -23,9 +23,9 @@ def quantizer_of(spec: TensorSpec, found: TensorRange | None, name: str) -> nn.M
     if isinstance(spec, FloatSpec) and not spec.is_scaled:
         return FloatFakeQuantizer(name, Role.ACTIVATION, FloatChoice(spec.format, spec.is_saturating))
     if isinstance(spec, FloatSpec) and spec.is_eight_bits:
-        highest = None if found is None else torch.tensor(max(-found.lowest, found.highest, 0.0))
+        highest = None if range_ is None else torch.tensor(max(-range_.lowest, range_.highest, 0.0))
         return Float8Quantizer(name, spec, None if highest is None else float(scale_of(highest, spec.format)))
     if not isinstance(spec, AffineSpec) or spec.learning is not None:
         raise UnsupportedOptionError(f"'{name}': {spec} is not available for the activations of a language model")
-    assert found is not None
-    return AffineQuantizer(name, Role.ACTIVATION, choice_of_range(spec, found), ())
+    assert range_ is not None
+    return AffineQuantizer(name, Role.ACTIVATION, choice_of_range(spec, range_), ())

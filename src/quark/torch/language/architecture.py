@@ -1,4 +1,4 @@
-"""Where a language model has its parts, found in its modules; no list of model families is needed for this."""
+"""The parts of a language model, found in its modules; no list of model families is needed."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ def is_language_model(model: Any) -> TypeGuard[nn.Module]:
 def find_architecture(model: nn.Module, layers: str = "") -> Architecture:
     """The parts of a model; `layers` is the path of its list of layers, if the largest one is not meant."""
     paths = {id(module): path for path, module in model.named_modules(remove_duplicate=False)}
-    found = layers or _layer_list(model)
-    if found is None:
+    layers_path = layers or _layer_list(model)
+    if layers_path is None:
         raise ModelError(
             f"{type(model).__name__} has no list of layers: expected a torch.nn.ModuleList with linear layers in it; "
             "hand other models over as graphs, with quark.torch.export_for_training"
         )
     try:
-        items = model.get_submodule(found)
+        items = model.get_submodule(layers_path)
     except AttributeError as error:
-        raise ModelError(f"model_decoder_layers '{found}': {type(model).__name__} has no such module") from error
+        raise ModelError(f"model_decoder_layers '{layers_path}': {type(model).__name__} has no such module") from error
     if not isinstance(items, nn.ModuleList) or not len(items):
-        raise ModelError(f"model_decoder_layers '{found}': expected a ModuleList, it is a {type(items).__name__}")
+        raise ModelError(f"model_decoder_layers '{layers_path}': expected a ModuleList, it is a {type(items).__name__}")
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     head = model.get_output_embeddings()  # type: ignore[operator]
-    parent = model.get_submodule(found.rpartition(".")[0])
+    parent = model.get_submodule(layers_path.rpartition(".")[0])
     beside = {name: child for name, child in parent.named_children() if is_norm(child)}
-    prefix = found.rpartition(".")[0]
+    prefix = layers_path.rpartition(".")[0]
     return Architecture(
-        found,
+        layers_path,
         len(items),
         paths[id(embedding)],
         next((f"{prefix}.{name}".lstrip(".") for name in reversed(beside)), None),
@@ -117,12 +117,12 @@ def linears_of(layer: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 def all_linears(model: nn.Module) -> dict[str, tuple[int, int]]:
     """The sizes [outputs, inputs] of all linear layers of a model, also of those that `with_linears` replaces."""
-    found = {}
+    linears = {}
     for path, module in model.named_modules():
         if type(module) is nn.Linear or _is_like_linear(module):
             rows, columns = module.weight.shape
-            found[path] = (columns, rows) if type(module).__name__ == _TRANSPOSED else (rows, columns)
-    return found
+            linears[path] = (columns, rows) if type(module).__name__ == _TRANSPOSED else (rows, columns)
+    return linears
 
 
 def with_linears(layer: nn.Module) -> None:
@@ -153,11 +153,11 @@ def _layer_list(model: nn.Module) -> str | None:
         if (
             not isinstance(module, nn.ModuleList)
             or not len(module)
-            or any(path.startswith(f"{each}.") for each in seen)
+            or any(path.startswith(f"{prefix}.") for prefix in seen)
         ):
             continue
         seen.append(path)
-        size = sum(each.numel() for each in module.parameters() if each.dim() == 2)
-        if len({type(each) for each in module}) == 1 and size > most:
+        size = sum(parameter.numel() for parameter in module.parameters() if parameter.dim() == 2)
+        if len({type(layer) for layer in module}) == 1 and size > most:
             best, most = path, size
     return best

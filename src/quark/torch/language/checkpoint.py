@@ -26,7 +26,7 @@ WEIGHTS, INDEX, CONFIG, GENERATION = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("config.json", "generation_config.json"),
 )
-# what a tokenizer or processor is read from
+# the files that a tokenizer or processor reads
 COMPANIONS = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json"),
@@ -53,7 +53,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor is, and what it is. `dtype` None: a type that nothing here reads."""
+    """The file and the position of a tensor, with its type and shape. `dtype` None: a type that nothing here reads."""
 
     file: Path
     dtype: torch.dtype | None
@@ -109,12 +109,12 @@ class Checkpoint:
         by_file: dict[Path, list[str]] = {}
         for name in names:
             by_file.setdefault(self.entries[name].file, []).append(name)
-        found: Tensors = {}
+        tensors_: Tensors = {}
         for file, wanted in by_file.items():
             with _opened(file) as tensors:
                 for name in wanted:
-                    found[name] = tensors.get_tensor(name).clone()
-        return found
+                    tensors_[name] = tensors.get_tensor(name).clone()
+        return tensors_
 
     def check(self, name: str, dtype: torch.dtype | None, shape: Shape) -> None:
         """Raise unless the tensor is there and has that type and shape. None: any type of floats."""
@@ -151,11 +151,11 @@ def companions_of(folder: str | os.PathLike[str] | None) -> dict[str, bytes]:
     path = None if not folder else Path(folder)
     if path is None or not path.is_dir():
         return {}
-    found = {}
+    files = {}
     for name in COMPANIONS:
         if (path / name).is_file():
-            found[name] = read_bytes(path / name, f"'{path / name}'", _MOST_COMPANION, ModelError)
-    return found
+            files[name] = read_bytes(path / name, f"'{path / name}'", _MOST_COMPANION, ModelError)
+    return files
 
 
 def write_shard(tensors: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -86,7 +86,7 @@ class FileTypes:
 def types_of(linear: QuantizedLinear) -> LayerTypes:
     """The types of a layer as it is."""
     quantizers = (linear.input_quantizer, linear.output_quantizer)
-    read, returned = (None if each is None else spec_of_quantizer(each) for each in quantizers)
+    read, returned = (None if quantizer is None else spec_of_quantizer(quantizer) for quantizer in quantizers)
     return LayerTypes(read, linear.spec, returned)
 
 
@@ -111,22 +111,22 @@ def spec_of_quantizer(quantizer: nn.Module) -> TensorSpec:
 def quark_config(types: FileTypes, excluded: Iterable[str]) -> dict[str, Any]:
     """The field as AMD Quark writes it. What is not the same everywhere is listed by the names of layers."""
     assert isinstance(types.layout, QuarkLayout)
-    described = {name: layer_record(each) for name, each in types.layers.items()}
+    described = {name: layer_record(layer) for name, layer in types.layers.items()}
     empty = layer_record(LayerTypes(None, None, None))
-    counted = Counter(json.dumps(each, sort_keys=True) for each in described.values())
+    counted = Counter(json.dumps(config, sort_keys=True) for config in described.values())
     most_common = max(counted, key=lambda text: (counted[text], text), default=None)
     common = empty if most_common is None else dict(json.loads(most_common))
     kv_cache = {
-        name: {**described.get(name, empty), "output_tensors": _quark_spec(each.spec, is_weight=False)}
-        for name, each in types.kv_cache.items()
+        name: {**described.get(name, empty), "output_tensors": _quark_spec(cache.spec, is_weight=False)}
+        for name, cache in types.kv_cache.items()
     }
     return {
         "quant_method": QUARK,
         "global_quant_config": common,
         "layer_type_quant_config": {},
-        "layer_quant_config": {name: each for name, each in described.items() if each != common},
+        "layer_quant_config": {name: config for name, config in described.items() if config != common},
         "kv_cache_quant_config": kv_cache,
-        "kv_cache_post_rope": any(each.is_post_rope for each in types.kv_cache.values()),
+        "kv_cache_post_rope": any(cache.is_post_rope for cache in types.kv_cache.values()),
         "exclude": sorted(excluded),
         # Algorithms are done with, but for what they left to be computed: a reader has to know of that.
         "algo_config": (types.settings or {}).get("algo_config") if types.has_branches else None,
@@ -139,7 +139,7 @@ def quark_config(types: FileTypes, excluded: Iterable[str]) -> dict[str, Any]:
 
 
 def _export(types: FileTypes) -> dict[str, Any]:
-    """How the file was written, as AMD Quark's loader wants to know."""
+    """The form of the file, as AMD Quark's loader expects it."""
     assert isinstance(types.layout, QuarkLayout)
     has_group = types.layout.has_cache_scales and bool(types.kv_cache)
     return {
@@ -226,24 +226,24 @@ def read_quark_config(config: Fields, names: Iterable[str]) -> FileTypes:
         format_ = export.text("weight_format", ("real_quantized", "fake_quantized"))
     layout = QuarkLayout(method == "reorder", format_ == "real_quantized")
     common = read_layer_record(config.mapping("global_quant_config"))
-    by_name = {key: read_layer_record(each) for key, each in _mappings(config, "layer_quant_config").items()}
-    by_type = {key: read_layer_record(each) for key, each in _mappings(config, "layer_type_quant_config").items()}
-    kv_cache = {key: read_layer_record(each) for key, each in _mappings(config, "kv_cache_quant_config").items()}
+    by_name = {key: read_layer_record(mapping) for key, mapping in _mappings(config, "layer_quant_config").items()}
+    by_type = {key: read_layer_record(mapping) for key, mapping in _mappings(config, "layer_type_quant_config").items()}
+    kv_cache = {key: read_layer_record(mapping) for key, mapping in _mappings(config, "kv_cache_quant_config").items()}
     is_post_rope = config.has("kv_cache_post_rope") and config.boolean("kv_cache_post_rope")
     excluded = config.texts("exclude") if config.has("exclude") else ()
     layers, cached = {}, {}
     for name in names:
-        found = by_name.get(name) or _first_match(by_name, name) or by_type.get("Linear", common)
+        types = by_name.get(name) or _first_match(by_name, name) or by_type.get("Linear", common)
         is_excluded = any(fnmatch(name, pattern) for pattern in excluded)
         cache = kv_cache.get(name) or _first_match(kv_cache, name)
         if cache is not None and cache.output is not None:
-            found = LayerTypes(cache.activation, cache.weight, None if is_post_rope else cache.output)
-            found = LayerTypes(None, None, found.output) if is_excluded else found
+            types = LayerTypes(cache.activation, cache.weight, None if is_post_rope else cache.output)
+            types = LayerTypes(None, None, types.output) if is_excluded else types
             cached[name] = KvTypes(cache.output, is_post_rope)
         elif is_excluded:
             continue
-        if found != LayerTypes(None, None, None):
-            layers[name] = found
+        if types != LayerTypes(None, None, None):
+            layers[name] = types
     return FileTypes(layout, layers, cached, _settings_in(config))
 
 
@@ -255,23 +255,23 @@ def _mappings(config: Fields, key: str) -> dict[str, Fields]:
 
 
 def _first_match(entries: Mapping[str, LayerTypes], name: str) -> LayerTypes | None:
-    return next((each for pattern, each in entries.items() if fnmatch(name, pattern)), None)
+    return next((entry for pattern, entry in entries.items() if fnmatch(name, pattern)), None)
 
 
 def read_layer_record(fields: Fields) -> LayerTypes:
     """The inverse of `layer_record`."""
-    found: dict[str, TensorSpec | None] = dict.fromkeys(_PLACES.values())
+    specs: dict[str, TensorSpec | None] = dict.fromkeys(_PLACES.values())
     for place, name in _PLACES.items():
         if not fields.has(place):
             continue
-        content = {key: each for key, each in fields.mapping(place).content.items() if key not in _ANYTHING}
+        content = {key: value for key, value in fields.mapping(place).content.items() if key not in _ANYTHING}
         try:
-            found[name] = QuantizationSpec.from_dict(content).tensor_spec()
+            specs[name] = QuantizationSpec.from_dict(content).tensor_spec()
         except (QuarkError, TypeError, AttributeError) as error:
             raise ModelError(f"quantization_config: field '{place}' cannot be read: {error}") from error
     if fields.has("bias"):
         fields.refuse("bias", "null, since biases are floats here")
-    return LayerTypes(**found)
+    return LayerTypes(**specs)
 
 
 # ---------------------------------------------------------------- AutoAWQ and FP8
@@ -300,7 +300,7 @@ def fp8_config(types: FileTypes, excluded: Iterable[str]) -> dict[str, Any]:
     activation = _only_types(types, FP8).activation
     is_fp8 = isinstance(activation, FloatSpec) and activation.format == "fp8_e4m3" and not activation.is_per_channel
     caches = set(types.kv_cache.values())
-    is_same = all(each.is_post_rope and each.spec == FloatSpec("fp8_e4m3", True, True) for each in caches)
+    is_same = all(cache.is_post_rope and cache.spec == FloatSpec("fp8_e4m3", True, True) for cache in caches)
     if not (activation is None or is_fp8) or not is_same:
         raise UnsupportedOptionError(
             "custom_mode 'fp8': activations and the cache have FP8E4M3PerTensorSpec there, the cache with "
@@ -321,7 +321,7 @@ def fp8_config(types: FileTypes, excluded: Iterable[str]) -> dict[str, Any]:
 
 def _only_types(types: FileTypes, mode: str) -> LayerTypes:
     """The types of all quantized layers, which have to be the same."""
-    kinds = {json.dumps(layer_record(each), sort_keys=True): each for each in types.layers.values()}
+    kinds = {json.dumps(layer_record(layer), sort_keys=True): layer for layer in types.layers.values()}
     if len(kinds) != 1 or next(iter(kinds.values())).output is not None:
         raise UnsupportedOptionError(
             f"custom_mode '{mode}': all layers have the same types there, and none for outputs; use 'quark'"
@@ -364,15 +364,15 @@ def _settings_in(config: Fields) -> Mapping[str, Any] | None:
 def compressed_config(types: FileTypes, excluded: Iterable[str]) -> dict[str, Any]:
     """The field as compressed-tensors writes it. With one kind of layers, all linear ones are targets, but for those in
     `ignore`; with several, layers are listed by name."""
-    described = {name: json.dumps(_compressed_layer(each), sort_keys=True) for name, each in types.layers.items()}
+    described = {name: json.dumps(_compressed_layer(layer), sort_keys=True) for name, layer in types.layers.items()}
     groups: dict[str, Any] = {}
     kinds = list(dict.fromkeys(described.values()))
     for number, kind in enumerate(kinds):
-        names = ["Linear"] if len(kinds) == 1 else [name for name, each in described.items() if each == kind]
+        names = ["Linear"] if len(kinds) == 1 else [name for name, config in described.items() if config == kind]
         groups[f"group_{number}"] = {**json.loads(kind), "targets": names}
-    formats = {each["format"] for each in groups.values()}
+    formats = {group["format"] for group in groups.values()}
     caches = list(dict.fromkeys(types.kv_cache.values()))
-    if len(caches) > 1 or any(not each.is_post_rope for each in caches):
+    if len(caches) > 1 or any(not cache.is_post_rope for cache in caches):
         raise UnsupportedOptionError(
             "kv_cache_quant_config: files of compressed-tensors have one type for all keys and values, quantized when "
             "they enter the cache; use one type and kv_cache_post_rope=True, or custom_mode='quark'"
@@ -441,16 +441,16 @@ def read_compressed_config(config: Fields, names: Iterable[str]) -> FileTypes:
     """The types of the model's linear layers of these names."""
     groups = []
     for fields in _mappings(config, "config_groups").values():
-        found: dict[str, TensorSpec | None] = dict.fromkeys(_GROUP_PLACES.values())
+        specs: dict[str, TensorSpec | None] = dict.fromkeys(_GROUP_PLACES.values())
         for place, name in _GROUP_PLACES.items():
             if fields.has(place):
-                found[name] = _read_args(fields.mapping(place), is_weight=place == "weights")
+                specs[name] = _read_args(fields.mapping(place), is_weight=place == "weights")
         targets = fields.texts("targets")
-        if any(each.startswith("re:") for each in targets):
+        if any(target.startswith("re:") for target in targets):
             fields.refuse("targets", "'Linear' or names of layers; transformers reads regular expressions")
-        groups.append((frozenset(targets), LayerTypes(**found)))
+        groups.append((frozenset(targets), LayerTypes(**specs)))
     ignored = config.texts("ignore") if config.has("ignore") else ()
-    if any(each.startswith("re:") for each in ignored):
+    if any(pattern.startswith("re:") for pattern in ignored):
         config.refuse("ignore", "names of layers; transformers reads regular expressions")
     layers, cached = {}, {}
     scheme = None

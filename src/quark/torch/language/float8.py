@@ -51,8 +51,8 @@ class Float8Quantizer(Quantizer):
         scale = self.scale
         if scale is None:
             magnitude = x.detach().abs()
-            found = magnitude.amax(-1, keepdim=True) if self.spec.is_per_channel else magnitude.amax()
-            scale = scale_of(found, self.spec.format)
+            peak = magnitude.amax(-1, keepdim=True) if self.spec.is_per_channel else magnitude.amax()
+            scale = scale_of(peak, self.spec.format)
         return values_of(codes_of(x, scale, self.spec.format), scale).to(x.dtype)
 
     def choice(self) -> Choice:

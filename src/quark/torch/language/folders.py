@@ -1,4 +1,4 @@
-"""From a folder of Hugging Face to a folder of the quantized model, with the perplexity of a text before and after.
+"""Quantize a folder of Hugging Face into another one, with the perplexity of a text before and after.
 
     [perplexity] -> quantize -> write -> [perplexity]
 
@@ -37,7 +37,7 @@ EXAMPLE_LENGTH = 16  # tokens that the ONNX file is compared with torch on
 
 
 class Layout(str, Enum):
-    """How the result is written."""
+    """The layout of the result."""
 
     COMPRESSED_TENSORS = "compressed-tensors"
     QUARK = "quark"
@@ -95,7 +95,7 @@ def load_model(folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # what config.json says is anything, and so is what transformers raises for it
+    except Exception as error:  # config.json may contain anything, and transformers may raise anything for it
         raise ModelError(f"'{folder}' cannot be loaded as a causal language model: {error}") from error
     missing = sorted(loaded["missing_keys"])
     if missing:  # transformers makes random numbers for them
@@ -136,7 +136,7 @@ def quantize_folder(request: LanguageQuantization, tell: Callable[[Perplexity], 
     config = configuration(request)
     texts = (request.calibration, request.evaluate)
     tokenizer = load_tokenizer(request.folder) if any(texts) else None
-    calibration, evaluation = (None if each is None else each.token_ids(tokenizer) for each in texts)
+    calibration, evaluation = (None if text is None else text.token_ids(tokenizer) for text in texts)
     measured: list[Perplexity] = []
 
     def measure(name: str, model: nn.Module) -> None:

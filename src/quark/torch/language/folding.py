@@ -29,8 +29,8 @@ from quark.torch.language.pipeline import Head, LayerWork
 from quark.torch.language.streams import Streams, run_to
 
 Array = NDArray[Any]
-MOST_CHANGE = 2e-3  # of a layer's outputs in the check, relative to their largest magnitude
-CLOSE = 0.2  # of the difference between the factors of two channels
+MOST_CHANGE = 2e-3  # change of a layer's outputs in the check, relative to their largest magnitude
+CLOSE = 0.2  # share of the difference between the factors of two channels
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def scaled_groups(work: LayerWork, named: Sequence[NamedGroup] = ()) -> Found:
     assert work.streams is not None
     if isinstance(work.layer, Head) and (named or work.architecture.is_tied):
         return (), ()  # names are those of decoder layers, and the embedding must not change
-    shapes = tuple((path, tuple(each.weight.shape)) for path, each in linears_of(work.layer))
+    shapes = tuple((path, tuple(linear.weight.shape)) for path, linear in linears_of(work.layer))
     key = (type(work.layer), shapes, tuple(work.targets), tuple(named))
     known = _KNOWN.setdefault(work.streams, {})
     if key not in known:  # the layers of a model are alike
         known[key] = _find(work, named)
     groups, left = known[key]
-    return groups, tuple(SkippedNode(work.full_name(each.node), each.op_type, each.reason) for each in left)
+    return groups, tuple(SkippedNode(work.full_name(node.node), node.op_type, node.reason) for node in left)
 
 
 def divide(work: LayerWork, group: ScaledGroup, scales: Array) -> None:
@@ -114,30 +114,30 @@ def tried(
 
 
 def outputs_of(work: LayerWork, group: ScaledGroup, batches: int) -> list[torch.Tensor]:
-    """What the inspected module returns, or the linear layers, for the first batches."""
+    """The results of the inspected module, or of the linear layers, for the first batches."""
     assert work.streams is not None
     paths = [group.inspected] if group.inspected else list(group.linears)
-    found = []
-    for one, hidden in zip(work.calls[:batches], work.streams.seen[:batches], strict=True):
-        found += [value for _, value in run_to(work.layer, one, hidden, paths, is_output=True)]
-    return found
+    outputs = []
+    for call, hidden in zip(work.calls[:batches], work.streams.seen[:batches], strict=True):
+        outputs += [value for _, value in run_to(work.layer, call, hidden, paths, is_output=True)]
+    return outputs
 
 
 def _find(work: LayerWork, named: Sequence[NamedGroup]) -> Found:
     probe = _Probe(work)
     groups: list[ScaledGroup] = []
     left: list[SkippedNode] = []
-    wanted = [_checked(work, each) for each in named]
-    wanted = wanted or [NamedGroup(each.source, each.linears, "") for each in work.groups]
-    for each in wanted:
-        found = probe.group(each)
-        if isinstance(found, ScaledGroup):
-            groups.append(found)
+    wanted = [_checked(work, group) for group in named]
+    wanted = wanted or [NamedGroup(group.source, group.linears, "") for group in work.groups]
+    for batch in wanted:
+        group = probe.group(batch)
+        if isinstance(group, ScaledGroup):
+            groups.append(group)
         elif named:
-            words = f"scaling_layers with prev_op '{each.source}' and {list(each.linears)}"
-            raise UnsupportedOptionError(f"{words}: {found}")
+            words = f"scaling_layers with prev_op '{batch.source}' and {list(batch.linears)}"
+            raise UnsupportedOptionError(f"{words}: {group}")
         else:
-            left += [SkippedNode(path, "Linear", found) for path in each.linears]
+            left += [SkippedNode(path, "Linear", group) for path in batch.linears]
     return tuple(groups), tuple(left)
 
 
@@ -165,16 +165,16 @@ class _Probe:
         layer = self.work.layer
         linears = wanted.linears
         modules = [layer.get_submodule(path) for path in linears]
-        if any(getattr(each, "rotation", None) is not None for each in modules):
+        if any(getattr(module, "rotation", None) is not None for module in modules):
             return "its input is rotated at run time"
         source = wanted.source
         if source and is_norm(layer.get_submodule(source)):
-            found = ScaledGroup(linears, source, None, wanted.input or linears[0], wanted.inspected)
-            return found if self._is_exact(found) else f"something else reads what '{source}' returns"
+            group = ScaledGroup(linears, source, None, wanted.input or linears[0], wanted.inspected)
+            return group if self._is_exact(group) else f"something else reads what '{source}' returns"
         if source and not isinstance(layer.get_submodule(source), (nn.Linear, QuantizedLinear)):
             return f"'{source}' is a {type(layer.get_submodule(source)).__name__}, which has no weights to divide"
         size = _sizes(modules[0])[1]
-        before = [path for path, each in layer.named_modules() if isinstance(each, (nn.Linear, QuantizedLinear))]
+        before = [path for path, module in layer.named_modules() if isinstance(module, (nn.Linear, QuantizedLinear))]
         for path in [source] if source else reversed(before):
             outputs = _sizes(layer.get_submodule(path))[0]
             if path in linears or (size % outputs and outputs % size):
@@ -182,9 +182,9 @@ class _Probe:
             channels = self._channels(path, linears[0], min(outputs, size))
             if channels is None:
                 continue
-            found = ScaledGroup(linears, path, channels, wanted.input or linears[0], wanted.inspected)
-            if self._is_exact(found):
-                return found
+            group = ScaledGroup(linears, path, channels, wanted.input or linears[0], wanted.inspected)
+            if self._is_exact(group):
+                return group
         return "no layer before it can take the division in"
 
     def _channels(self, source: str, target: str, last: int) -> tuple[int, ...] | None:
@@ -195,7 +195,7 @@ class _Probe:
         ((_, plain),) = run_to(self.work.layer, self.call, self.hidden, [target])
         with self._hooked({source: factors}, {}):
             ((_, scaled),) = run_to(self.work.layer, self.call, self.hidden, [target])
-        plain, scaled = (each.reshape(-1, each.shape[-1]).double() for each in (plain, scaled))
+        plain, scaled = (value.reshape(-1, value.shape[-1]).double() for value in (plain, scaled))
         rows = plain.abs().argmax(dim=0, keepdim=True)
         ratio = (scaled.gather(0, rows) / plain.gather(0, rows))[0]
         places = ((ratio - 1) * last).round()
@@ -217,9 +217,9 @@ class _Probe:
             factors = np.ones(_sizes(self.work.layer.get_submodule(group.source))[0])
             factors[list(group.channels)] = 1 / scales
         with self._hooked({group.source: factors}, dict.fromkeys(group.linears, scales)):
-            found = self.call.run(self.work.layer, self.hidden)
+            result = self.call.run(self.work.layer, self.hidden)
         largest = float(self.expected.abs().max()) or 1.0
-        return bool((found - self.expected).abs().max() <= MOST_CHANGE * largest)
+        return bool((result - self.expected).abs().max() <= MOST_CHANGE * largest)
 
     @contextmanager
     def _hooked(self, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""How the inputs of linear layers vary together: what algorithms need to know of the data."""
+"""Correlations of the inputs of linear layers, which algorithms need of the data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InputSums:
         """The same for the other rows."""
         if self.held is None:
             return self
-        exact, seen = (each.astype(np.float64) for each in self.held)
+        exact, seen = (array.astype(np.float64) for array in self.held)
         left = self.count - len(seen)
         inner, cross = (
             (total * self.count - product) / left
@@ -62,7 +62,7 @@ def input_sums(
     `is_quantized`. Products are computed in float32 and added up in float64.
     """
     assert work.streams is not None
-    found: dict[str, _Sums] = {}
+    sums: dict[str, _Sums] = {}
     sequences = 0
     last_of_few = min(_ONE_HELD_OF, len(work.streams)) - 1
     for number, batch in enumerate(work.inputs(paths)):
@@ -73,13 +73,13 @@ def input_sums(
         for path, (exact, seen) in batch.items():
             used = work.quantized_input(path, seen) if is_quantized else seen
             target = exact if exact is not None and is_exact else seen
-            found.setdefault(path, _Sums()).add(used.float(), None if target is used else target.float(), is_held)
-    for path, each in found.items():
-        if not each.is_finite:
+            sums.setdefault(path, _Sums()).add(used.float(), None if target is used else target.float(), is_held)
+    for path, of_path in sums.items():
+        if not of_path.is_finite:
             raise InvalidValueError(
                 f"'{work.full_name(path)}' gets NaN or Inf, or numbers whose squares overflow, on the calibration data"
             )
-    return {path: each.means() for path, each in found.items()}
+    return {path: of_path.means() for path, of_path in sums.items()}
 
 
 class _Sums:
@@ -92,12 +92,12 @@ class _Sums:
 
     def add(self, used: torch.Tensor, target: torch.Tensor | None, is_held: bool) -> None:
         """`target` is None if it is the same."""
-        if is_held and target is not None and sum(len(each) for each, _ in self.held) < _MOST_HELD:
+        if is_held and target is not None and sum(len(array) for array, _ in self.held) < _MOST_HELD:
             self.held.append((target.cpu().numpy(), used.cpu().numpy()))
         if not self.parts:
             size = used.shape[1]
             shapes: list[tuple[int, ...]] = [(size, size), (size, size), (size,), (size,)]
-            self.parts = [torch.zeros(each, dtype=torch.float64, device=used.device) for each in shapes]
+            self.parts = [torch.zeros(shape, dtype=torch.float64, device=used.device) for shape in shapes]
         inner, cross, magnitudes, largest = self.parts
         product = used.T @ used
         inner += product
@@ -109,14 +109,14 @@ class _Sums:
 
     @property
     def is_finite(self) -> bool:
-        return all(bool(torch.isfinite(each).all()) for each in self.parts)
+        return all(bool(torch.isfinite(part).all()) for part in self.parts)
 
     def means(self) -> InputSums:
-        inner, cross, magnitudes, largest = (each.cpu().numpy() for each in self.parts)
+        inner, cross, magnitudes, largest = (part.cpu().numpy() for part in self.parts)
         count = max(self.count, 1)
         held = None
         if self.held:
-            exact, seen = (np.concatenate(each) for each in zip(*self.held, strict=True))
+            exact, seen = (np.concatenate(arrays) for arrays in zip(*self.held, strict=True))
             held = (exact, seen)
         return InputSums(inner / count, cross / count, magnitudes / count, largest, self.count, held)
 

@@ -28,7 +28,7 @@ from quark.torch.train.quantizers import AffineQuantizer
 if TYPE_CHECKING:
     from quark.torch.language.pipeline import LayerWork
 
-ATTRIBUTE = "quark_kv_cache"  # of the attention module
+ATTRIBUTE = "quark_kv_cache"  # attribute of the attention module
 KEY, VALUE = "k_proj", "v_proj"
 
 
@@ -51,15 +51,13 @@ def check_patterns(options: KvCacheOptions, names: Iterable[str]) -> None:
 
 
 def spec_of_projection(settings: Settings, name: str, is_excluded: bool) -> LayerSpec | None:
-    """What is wanted of a projection by the options of the cache; None if they do not mention it."""
+    """The spec of a projection in the options of the cache; None if they do not mention it."""
     options = settings.kv_cache
-    found = None if options is None else _match(options.by_name, name)
-    if options is None or found is None:
+    spec = None if options is None else _match(options.by_name, name)
+    if options is None or spec is None:
         return None
-    output = None if options.is_post_rope else found.output
-    return (
-        LayerSpec(None, None, None, output) if is_excluded else LayerSpec(found.activation, found.weight, None, output)
-    )
+    output = None if options.is_post_rope else spec.output
+    return LayerSpec(None, None, None, output) if is_excluded else LayerSpec(spec.activation, spec.weight, None, output)
 
 
 def adjust_outputs(work: LayerWork) -> None:
@@ -68,9 +66,11 @@ def adjust_outputs(work: LayerWork) -> None:
     if options is None or options.is_post_rope:
         return
     mine = {
-        path: each for path, each in work.output_quantizers.items() if _match(options.by_name, work.full_name(path))
+        path: quantizer
+        for path, quantizer in work.output_quantizers.items()
+        if _match(options.by_name, work.full_name(path))
     }
-    _share(options, {work.full_name(path): each for path, each in mine.items()})
+    _share(options, {work.full_name(path): quantizer for path, quantizer in mine.items()})
 
 
 def quantize_cache(work: LayerWork) -> None:
@@ -82,20 +82,20 @@ def quantize_cache(work: LayerWork) -> None:
         specs: dict[str, TensorSpec] = {}
         for projection in (KEY, VALUE):
             name = work.full_name(f"{path}.{projection}".lstrip("."))
-            found = _match(options.by_name, name) if hasattr(attention, projection) else None
-            if found is not None and found.output is not None:
-                specs[projection] = found.output
+            wanted = _match(options.by_name, name) if hasattr(attention, projection) else None
+            if wanted is not None and wanted.output is not None:
+                specs[projection] = wanted.output
         if not specs:
             continue
         full = work.full_name(path)
         ranges = _ranges(work, attention, specs, full)
         made = {name: quantizer_of(spec, ranges.get(name), f"{full}.{name}") for name, spec in specs.items()}
-        _share(options, {f"{full}.{name}": each for name, each in made.items()})
+        _share(options, {f"{full}.{name}": quantizer for name, quantizer in made.items()})
         attach(attention, made, next(attention.parameters()).device)
 
 
 def attach(attention: nn.Module, quantizers: Mapping[str, nn.Module], device: torch.device) -> None:
-    """Let an attention module quantize what enters its cache, by quantizers for k_proj and v_proj."""
+    """Quantize the keys and values that enter an attention module's cache, by quantizers for k_proj and v_proj."""
     module = CacheQuantizers(quantizers).to(device)
     setattr(attention, ATTRIBUTE, module)
     attention.register_forward_pre_hook(_Replace(argument_of(attention)), with_kwargs=True)
@@ -104,13 +104,13 @@ def attach(attention: nn.Module, quantizers: Mapping[str, nn.Module], device: to
 def argument_of(attention: nn.Module) -> str:
     """The name of the argument that is the cache."""
     names = inspect.signature(type(attention).forward).parameters
-    found = next((name for name in ("past_key_values", "past_key_value") if name in names), None)
-    if found is None:
+    argument = next((name for name in ("past_key_values", "past_key_value") if name in names), None)
+    if argument is None:
         raise UnsupportedOptionError(
             f"kv_cache_post_rope: {type(attention).__name__} takes no cache as past_key_values; use "
             "kv_cache_post_rope=False"
         )
-    return found
+    return argument
 
 
 class CacheQuantizers(nn.Module):
@@ -175,11 +175,11 @@ def _ranges(work: LayerWork, attention: nn.Module, specs: Mapping[str, TensorSpe
         key: spec.observed_method().observer(spec.integer, spec.is_symmetric) for key, spec in measured.items()
     }
     for is_second in (False, True):
-        wanted = [key for key, each in observers.items() if not is_second or each.needs_second_pass]
-        for found in _recorded(work, attention) if wanted else ():
+        wanted = [key for key, observer in observers.items() if not is_second or observer.needs_second_pass]
+        for recorded in _recorded(work, attention) if wanted else ():
             for key in wanted:
-                show(observers[key], measured[key], found[key][None], is_second)
-    return {key: each.result() for key, each in observers.items()}
+                show(observers[key], measured[key], recorded[key][None], is_second)
+    return {key: observer.result() for key, observer in observers.items()}
 
 
 def _recorded(work: LayerWork, attention: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
@@ -200,17 +200,19 @@ def _recorded(work: LayerWork, attention: nn.Module) -> Iterator[dict[str, torch
 
 def _share(options: KvCacheOptions, quantizers: Mapping[str, nn.Module]) -> None:
     """`quantizers` are those of one layer, by the names of the projections."""
-    fixed = {name: each for name, each in quantizers.items() if _has_scale(each)}
-    shared = [each for name, each in fixed.items() if any(fnmatch(name, pattern) for pattern in options.shared)]
-    common = max((float(each.scale) for each in shared), default=0.0)  # type: ignore[arg-type]
-    for each in fixed.values():
-        scale = each.scale
+    fixed = {name: quantizer for name, quantizer in quantizers.items() if _has_scale(quantizer)}
+    shared = [
+        quantizer for name, quantizer in fixed.items() if any(fnmatch(name, pattern) for pattern in options.shared)
+    ]
+    common = max((float(quantizer.scale) for quantizer in shared), default=0.0)  # type: ignore[arg-type]
+    for quantizer in fixed.values():
+        scale = quantizer.scale
         assert isinstance(scale, torch.Tensor)
-        wanted = max(common if each in shared else float(scale), options.least_scale)
-        if wanted != float(scale) and isinstance(each, AffineQuantizer) and not each.is_symmetric:
+        wanted = max(common if quantizer in shared else float(scale), options.least_scale)
+        if wanted != float(scale) and isinstance(quantizer, AffineQuantizer) and not quantizer.is_symmetric:
             raise UnsupportedOptionError(
-                f"kv_cache_group and min_kv_scale with the zero point of '{each.tensor}': scales can only be shared by "
-                "symmetric types; use symmetric=True"
+                f"kv_cache_group and min_kv_scale with the zero point of '{quantizer.tensor}': scales can only be "
+                "shared by symmetric types; use symmetric=True"
             )
         scale.fill_(wanted)
 
@@ -222,4 +224,4 @@ def _has_scale(quantizer: nn.Module) -> bool:
 
 
 def _match(entries: Mapping[str, LayerSpec], name: str) -> LayerSpec | None:
-    return next((each for pattern, each in entries.items() if fnmatch(name, pattern)), None)
+    return next((entry for pattern, entry in entries.items() if fnmatch(name, pattern)), None)

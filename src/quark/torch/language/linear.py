@@ -1,4 +1,4 @@
-"""What a linear layer becomes, and its weight rounded to nearest.
+"""The quantized form of a linear layer, and its weight rounded to nearest.
 
 A `QuantizedLinear` computes with float numbers that lie on the grid of the quantized type, as the runtime that reads
 the saved file will. Its weight stays a tensor of the model's type; with the scale and the zero point beside it, codes
@@ -58,8 +58,8 @@ class QuantizedLinear(nn.Module):
         like = linear.weight
         self.weight = nn.Parameter(weight.values.to(like.device, like.dtype), requires_grad=False)
         self.register_parameter("bias", None if linear.bias is None else nn.Parameter(linear.bias.detach(), False))
-        found = weight.parameters
-        arrays = (None, None) if found is None else (found.scale, found.zero_point)
+        parameters = weight.parameters
+        arrays = (None, None) if parameters is None else (parameters.scale, parameters.zero_point)
         for name, array in zip(("weight_scale", "weight_zero_point"), arrays, strict=True):
             buffer = None if array is None else torch.as_tensor(np.asarray(array)).to(like.device)
             self.register_buffer(name, buffer, persistent=False)
@@ -86,7 +86,7 @@ class QuantizedLinear(nn.Module):
             return None
         assert self.weight_scale is not None
         assert self.weight_zero_point is not None
-        scale, zero_point = (each.cpu().numpy() for each in (self.weight_scale, self.weight_zero_point))
+        scale, zero_point = (value.cpu().numpy() for value in (self.weight_scale, self.weight_zero_point))
         axis, group_size = granularity(self.spec)
         return AffineParameters(scale, zero_point, self.spec.integer, axis, group_size)
 
@@ -98,7 +98,7 @@ class QuantizedLinear(nn.Module):
         return quantize_affine(self.weight.detach().float().cpu().numpy(), parameters)
 
     def weight_choice(self) -> Choice | None:
-        """How the weight is quantized, as an entry of a plan; None if it stays as it is."""
+        """The choice for the weight, as an entry of a plan; None if it stays as it is."""
         if self.spec is None:
             return None
         if isinstance(self.spec, FloatSpec) and self.spec.is_eight_bits:
@@ -167,7 +167,7 @@ def granularity(spec: AffineSpec) -> tuple[int | None, int | None]:
 
 
 def choice_without_scales(spec: TensorSpec) -> Choice:
-    """How weights [outputs, inputs] of a type without scales to choose are rounded."""
+    """The rounding of weights [outputs, inputs] of a type without scales to choose."""
     if isinstance(spec, BlockSpec):
         return BlockChoice(spec.quantizer, 1, spec.to_bfloat16_first)
     if isinstance(spec, FloatSpec):

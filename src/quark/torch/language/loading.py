@@ -115,10 +115,10 @@ class _Loader:
             return RoundedWeight(self._tensors(path, {"weight": (None, shape)})["weight"])
         layout = self.types.layout
         kinds = layout.expected(types.weight, shape, types.activation is not None)
-        found = layout.weight(types.weight, shape, self._tensors(path, kinds))
-        if not bool(torch.isfinite(found.values).all()):
+        weight = layout.weight(types.weight, shape, self._tensors(path, kinds))
+        if not bool(torch.isfinite(weight.values).all()):
             raise ModelError("a weight is not finite")
-        return found
+        return weight
 
     def _quantizer(self, name: str, spec: TensorSpec | None) -> nn.Module | None:
         """The quantizer whose numbers are NAME_scale and NAME_zero_point."""
@@ -133,13 +133,13 @@ class _Loader:
         if isinstance(spec, AffineSpec) and (is_quark or not spec.is_symmetric):
             stored = torch.int32 if spec.integer.bits == 4 else getattr(torch, spec.format)
             kinds[f"{last}_zero_point"] = (stored if is_quark else torch.int8), shape
-        found = self._tensors(path, kinds)
-        scale = float(found[f"{last}_scale"].float())
+        tensors = self._tensors(path, kinds)
+        scale = float(tensors[f"{last}_scale"].float())
         if not 0 < scale < float("inf"):
             raise ModelError(f"'{name}_scale' of '{self.checkpoint.folder}' is {scale}: expected a number above 0")
         if isinstance(spec, FloatSpec):
             return Float8Quantizer(name, spec, scale).to(self.device)
-        zero_point = int(found.get(f"{last}_zero_point", torch.zeros(())))
+        zero_point = int(tensors.get(f"{last}_zero_point", torch.zeros(())))
         if not spec.integer.qmin <= zero_point <= spec.integer.qmax:
             raise ModelError(f"'{name}_zero_point' of '{self.checkpoint.folder}' is {zero_point}: no {spec.format}")
         choice = AffineChoice(spec.format, (scale,), (zero_point,))
@@ -171,7 +171,7 @@ class _Loader:
             if f"{path}.".startswith(done):
                 continue
             skipped = module._non_persistent_buffers_set
-            buffers = {name: each for name, each in module._buffers.items() if name not in skipped}
+            buffers = {name: buffer for name, buffer in module._buffers.items() if name not in skipped}
             for name, value in {**module._parameters, **buffers}.items():
                 if value is None:
                     continue
@@ -181,12 +181,12 @@ class _Loader:
                 is_transposed = path in self.transposed and name == "weight"
                 shape = tuple(value.shape[::-1] if is_transposed else value.shape)
                 kind = None if value.is_floating_point() else value.dtype
-                found = self._tensors(path, {name: (kind, shape)})[name].to(self.device)
-                found = found.T.contiguous() if is_transposed else found
+                arrays = self._tensors(path, {name: (kind, shape)})[name].to(self.device)
+                arrays = arrays.T.contiguous() if is_transposed else arrays
                 if name in module._parameters:
-                    module._parameters[name] = nn.Parameter(found, requires_grad=False)
+                    module._parameters[name] = nn.Parameter(arrays, requires_grad=False)
                 else:
-                    module._buffers[name] = found
+                    module._buffers[name] = arrays
         if head is None or isinstance(model.get_submodule(head), QuantizedLinear):
             return
         if f"{head}.weight" not in self.checkpoint.entries:  # tied to the embedding
@@ -199,9 +199,9 @@ class _Loader:
         full = {name: f"{prefix}.{name}".lstrip(".") for name in kinds}
         for name, (dtype, shape) in kinds.items():
             self.checkpoint.check(full[name], dtype, shape)
-        found = self.checkpoint.read(full.values())
+        tensors = self.checkpoint.read(full.values())
         self.used.update(full.values())
-        return {name: found[each] for name, each in full.items()}
+        return {name: tensors[full_name] for name, full_name in full.items()}
 
     def check_all_used(self) -> None:
         strange = sorted(self.checkpoint.entries.keys() - self.used)

@@ -34,7 +34,7 @@ from quark.torch.observe import show
 from quark.torch.specs import Settings
 
 Rows = torch.Tensor
-_MUCH = 0.05  # a share of weights that stays in float worth telling: routers and convolutions have less
+_MUCH = 0.05  # share of weights in float from which on it is reported: routers and convolutions have less
 _LOG = get_logger(__name__)
 
 
@@ -89,27 +89,27 @@ class LayerWork(ModelWork):
 
     def linear(self, path: str) -> nn.Linear | QuantizedLinear:
         """A linear layer of this layer, rounded or not."""
-        found = self.layer.get_submodule(path)
-        assert isinstance(found, (nn.Linear, QuantizedLinear))
-        return found
+        linear = self.layer.get_submodule(path)
+        assert isinstance(linear, (nn.Linear, QuantizedLinear))
+        return linear
 
     def inputs(self, paths: Sequence[str]) -> Iterator[dict[str, tuple[Rows | None, Rows]]]:
         """For each batch, the rows that linear layers get: in the float network, if it is followed, and in the
         quantized one, before their own quantizers. What was rounded before is taken into account."""
         assert self.streams is not None
         exact = self.streams.exact
-        for number, (one, hidden) in enumerate(zip(self.calls, self.streams.seen, strict=True)):
+        for number, (index, hidden) in enumerate(zip(self.calls, self.streams.seen, strict=True)):
             kept = self.streams.kept[number]
-            seen = {path: self.turned(path, rows(x, kept)) for path, x in run_to(self.layer, one, hidden, paths)}
+            seen = {path: self.turned(path, rows(x, kept)) for path, x in run_to(self.layer, index, hidden, paths)}
             if exact is None:
                 yield {path: (None, seen[path]) for path in paths}
                 continue
             # before anything is rounded, the layer is its own float copy
-            found = run_to(self.exact_layer or self.layer, one, exact[number], paths)
-            yield {path: (self.turned(path, rows(x, kept)), seen[path]) for path, x in found}
+            tensors = run_to(self.exact_layer or self.layer, index, exact[number], paths)
+            yield {path: (self.turned(path, rows(x, kept)), seen[path]) for path, x in tensors}
 
     def quantized_input(self, path: str, values: Rows) -> Rows:
-        """What a linear layer computes with when it gets these rows."""
+        """The input that a linear layer computes with for these rows."""
         quantizer = self.input_quantizers.get(path)
         if quantizer is None:
             return values
@@ -132,7 +132,9 @@ class LayerWork(ModelWork):
         made.input_quantizer, made.output_quantizer = self.input_quantizers.get(path), self.output_quantizers.get(path)
         if low_rank:
             like = before.weight
-            made.low_rank = nn.ParameterList(nn.Parameter(each.to(like.device, like.dtype), False) for each in low_rank)
+            made.low_rank = nn.ParameterList(
+                nn.Parameter(factor.to(like.device, like.dtype), False) for factor in low_rank
+            )
         self.layer.set_submodule(path, made)
         self.is_rounded.add(path)
 
@@ -152,7 +154,7 @@ def quantize_language_model(model: nn.Module, data: Iterable[Any] | None, settin
     `data` has batches of token ids [batch, length], or dictionaries of what the model takes. Without it, only weights
     and types that need no ranges can be quantized.
     """
-    done = next((path for path, each in model.named_modules() if isinstance(each, QuantizedLinear)), None)
+    done = next((path for path, module in model.named_modules() if isinstance(module, QuantizedLinear)), None)
     if done is not None:
         raise InvalidValueError(f"'{done}' is quantized already: expected a float model; load it again")
     architecture = find_architecture(model, layers_path(settings))
@@ -166,10 +168,10 @@ def quantize_language_model(model: nn.Module, data: Iterable[Any] | None, settin
         for index in range(architecture.count):
             path = architecture.layer(index)
             calls = () if streams is None else streams.calls[index]
-            each = LayerWork(model, architecture, settings, path, model.get_submodule(path), calls, streams)
-            facts += quantize_layer(each)
+            layer_work = LayerWork(model, architecture, settings, path, model.get_submodule(path), calls, streams)
+            facts += quantize_layer(layer_work)
             if streams is not None:
-                streams.advance(calls, each.layer, each.exact_layer)
+                streams.advance(calls, layer_work.layer, layer_work.exact_layer)
                 streams.calls[index].clear()  # the masks of layers that are done need no memory
             advance()
         if architecture.head is not None:
@@ -189,7 +191,7 @@ def check_settings(model: nn.Module, architecture: Architecture, settings: Setti
         raise UnsupportedOptionError(
             f"algo_config asks for {missing[0].replace('_', ' ')}, which is not for language models; leave it out"
         )
-    blind = [each for each in NEED_DATA if settings.options_of(each) is not None and not has_data]
+    blind = [value for value in NEED_DATA if settings.options_of(value) is not None and not has_data]
     if blind:
         raise InvalidValueError(
             f"algo_config asks for {blind[0].replace('_', ' ')}, which looks at what layers read, and there is no "
@@ -219,12 +221,12 @@ def check_layers(model: nn.Module, architecture: Architecture, settings: Setting
         if not any(fnmatch(name, pattern) for name in known):
             _LOG.warning("exclude '%s' matches no linear layer: none is left out by it", pattern)
     wanted = {name: spec for name in known if architecture.has(name) and (spec := spec_of(settings, name))}
-    if not any(each.weight or each.activation or each.output for each in wanted.values()) and not settings.kv_cache:
+    if not any(spec.weight or spec.activation or spec.output for spec in wanted.values()) and not settings.kv_cache:
         raise InvalidValueError(
             f"no linear layer of {type(model).__name__} is to be quantized: look at the types and at exclude"
         )
     for name, spec in wanted.items():
-        if not has_data and any(each is not None and is_measured(each) for each in (spec.activation, spec.output)):
+        if not has_data and any(value is not None and is_measured(value) for value in (spec.activation, spec.output)):
             raise InvalidValueError(
                 f"'{name}' has a static scale for what it reads or returns, and there is no data: hand over token ids, "
                 "or take is_dynamic=True or weights alone"
@@ -256,11 +258,15 @@ def _warn_of_others(model: nn.Module, architecture: Architecture) -> None:
     layers = model.get_submodule(architecture.layers)
     linears = set(all_linears(layers))
     sizes = {
-        path: sum(each.numel() for each in module._parameters.values() if each is not None and each.dim() > 1)
+        path: sum(
+            parameter.numel()
+            for parameter in module._parameters.values()
+            if parameter is not None and parameter.dim() > 1
+        )
         for path, module in layers.named_modules()
         if path not in linears
     }
-    total = sum(each.numel() for each in layers.parameters())
+    total = sum(parameter.numel() for parameter in layers.parameters())
     if sum(sizes.values()) > _MUCH * total:
         largest = max(sizes, key=sizes.__getitem__)
         _LOG.warning(
@@ -272,20 +278,20 @@ def _warn_of_others(model: nn.Module, architecture: Architecture) -> None:
 
 def follows_float(settings: Settings) -> bool:
     """True if a feature needs to know what the float network has before a layer."""
-    return any(getattr(each, "needs_exact_inputs", False) for each in options_in_use(settings))
+    return any(getattr(option, "needs_exact_inputs", False) for option in options_in_use(settings))
 
 
 def layers_path(settings: Settings) -> str:
     """The path of the list of layers that algorithms name; empty if it is to be found."""
-    found = {getattr(each, "decoder_layers", "") for each in options_in_use(settings)} - {""}
-    if len(found) > 1:
-        raise InvalidValueError(f"model_decoder_layers: algorithms name different ones, {', '.join(sorted(found))}")
-    return next(iter(found), "")
+    paths = {getattr(paths, "decoder_layers", "") for paths in options_in_use(settings)} - {""}
+    if len(paths) > 1:
+        raise InvalidValueError(f"model_decoder_layers: algorithms name different ones, {', '.join(sorted(paths))}")
+    return next(iter(paths), "")
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedState:
-    """What a quantized language model knows of itself: its attribute `quark`."""
+    """The state of a quantized language model, in its attribute `quark`."""
 
     architecture: Architecture
     settings: Settings
@@ -345,7 +351,7 @@ def quantize_layer(work: LayerWork) -> list[AlgorithmFacts]:
 
 
 def spec_of(settings: Settings, name: str) -> LayerSpec | None:
-    """What is wanted of a linear layer with that name; None leaves it as it is."""
+    """The spec of a linear layer with that name; None leaves it as it is."""
     is_excluded = any(fnmatch(name, pattern) for pattern in settings.exclude)
     projection = spec_of_projection(settings, name, is_excluded)
     if is_excluded or projection is not None:
@@ -368,7 +374,7 @@ def _plain(linear: nn.Linear | QuantizedLinear) -> nn.Linear:
 def _groups(work: LayerWork) -> tuple[InputGroup, ...]:
     """The linear layers that are quantized, by the tensor that they read, found in a run of the first batch."""
     assert work.streams is not None
-    alive: list[torch.Tensor] = []  # so that no two tensors have one identity
+    alive: list[torch.Tensor] = []  # kept alive, so that no two tensors have the same identity
     readers: dict[int, list[str]] = {}
     sources: dict[int, str] = {}
 
@@ -401,13 +407,13 @@ def _groups(work: LayerWork) -> tuple[InputGroup, ...]:
 def _prepare_quantizers(work: LayerWork) -> None:
     """Make the quantizers of inputs and outputs; ranges are those of the layer before its weights are rounded."""
     for is_output, made in ((False, work.input_quantizers), (True, work.output_quantizers)):
-        specs = {path: each.output if is_output else each.activation for path, each in work.targets.items()}
+        specs = {path: target.output if is_output else target.activation for path, target in work.targets.items()}
         wanted = {path: spec for path, spec in specs.items() if spec is not None}
         measured = {path: spec for path, spec in wanted.items() if is_measured(spec)}
-        found = _measure(work, measured, is_output=is_output) if measured else {}
+        ranges = _measure(work, measured, is_output=is_output) if measured else {}
         for path, spec in wanted.items():
             device = work.linear(path).weight.device
-            made[path] = quantizer_of(spec, found.get(path), work.full_name(path)).to(device)
+            made[path] = quantizer_of(spec, ranges.get(path), work.full_name(path)).to(device)
     adjust_outputs(work)
 
 
@@ -419,12 +425,12 @@ def _measure(work: LayerWork, specs: Mapping[str, Any], *, is_output: bool) -> d
         )
     observers = {p: s.observed_method().observer(s.integer, s.is_symmetric) for p, s in specs.items()}
     for is_second in (False, True):
-        paths = [path for path, each in observers.items() if not is_second or each.needs_second_pass]
+        paths = [path for path, observer in observers.items() if not is_second or observer.needs_second_pass]
         if not paths:
             break
-        for number, (one, hidden) in enumerate(zip(work.calls, work.streams.seen, strict=True)):
-            for path, x in run_to(work.layer, one, hidden, paths, is_output=is_output):
+        for number, (index, hidden) in enumerate(zip(work.calls, work.streams.seen, strict=True)):
+            for path, x in run_to(work.layer, index, hidden, paths, is_output=is_output):
                 values = rows(x, work.streams.kept[number])
                 values = values if is_output else work.turned(path, values)
                 show(observers[path], specs[path], values[None], is_second)
-    return {path: each.result() for path, each in observers.items()}
+    return {path: observer.result() for path, observer in observers.items()}

@@ -71,7 +71,8 @@ _LOG = get_logger(__name__)
 LAYOUTS = (QUARK, COMPRESSED, AWQ, FP8)
 SHARD_BYTES = 4 << 30
 _STALE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
-_TOLERANCE = 1e-2  # of a step: weights of an algorithm may be computed in another order than codes times scales
+# relative to a step: weights of an algorithm may be computed in another order than codes times scales
+_TOLERANCE = 1e-2
 
 
 def layout_of(custom_mode: str, weight_format: str | None, pack_method: str) -> WeightLayout:
@@ -155,7 +156,7 @@ def describe(model: nn.Module, types: FileTypes, excluded: Iterable[str], *, is_
     """The content of generation_config.json and config.json by name."""
     config: Any = model.config
     content = {key: value for key, value in config.to_diff_dict().items() if key not in ("_name_or_path", "quark")}
-    dtypes = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     content["architectures"] = [type(model).__name__]
     content["tie_word_embeddings"] = is_tied
     content["quantization_config"] = WRITERS[type(types.layout)](types, excluded)
@@ -220,20 +221,20 @@ class Parts:
 
     def quantized(self) -> dict[str, QuantizedLinear]:
         """The quantized linear layers by name."""
-        return {path: each for path, each in self.model.named_modules() if isinstance(each, QuantizedLinear)}
+        return {path: module for path, module in self.model.named_modules() if isinstance(module, QuantizedLinear)}
 
     def shards(self) -> list[list[str]]:
         """The paths of modules that own tensors, as many together as go into one file."""
-        found: list[list[str]] = []
+        shards: list[list[str]] = []
         left = 0
         for path in self.owners():
             size = self._size(self.model.get_submodule(path))
-            if size > left or not found:
-                found.append([])
+            if size > left or not shards:
+                shards.append([])
                 left = SHARD_BYTES
-            found[-1].append(path)
+            shards[-1].append(path)
             left -= size
-        return found
+        return shards
 
     def _size(self, module: nn.Module) -> int:
         """The bytes of a module in the file, about: scales of activations are not counted."""
@@ -300,8 +301,8 @@ class Parts:
             made["weight"] = linear.weight.detach().cpu()
         else:
             kinds = self.layout.expected(linear.spec, tuple(linear.weight.shape), has_activations)
-            made |= {name: each.contiguous() for name, each in self.layout.tensors(linear).items()}
-            assert {name: tuple(each.shape) for name, each in made.items()} == {
+            made |= {name: tensor.contiguous() for name, tensor in self.layout.tensors(linear).items()}
+            assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
                 name: shape for name, (_, shape) in kinds.items()
             }
             self._compare(path, linear, linear.spec, made)
@@ -361,8 +362,8 @@ class Parts:
         return made
 
     def file_types(self, settings: Settings) -> FileTypes:
-        """What the file says of its types."""
-        layers = {path: types_of(each) for path, each in self.quantized().items()}
+        """The types that the file declares."""
+        layers = {path: types_of(linear) for path, linear in self.quantized().items()}
         cached = {}
         for path, module in self.model.named_modules():
             if isinstance(module, CacheQuantizers):
@@ -375,20 +376,22 @@ class Parts:
                 for path, types in layers.items()
                 if types.output is not None and path.endswith((KEY, VALUE))
             }
-        has_branches = any(each.rotation is not None or each.low_rank is not None for each in self.quantized().values())
+        has_branches = any(
+            linear.rotation is not None or linear.low_rank is not None for linear in self.quantized().values()
+        )
         return FileTypes(self.layout, layers, cached, settings.config, has_branches)
 
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
     """The parameters and buffers of a module itself that a file has."""
-    found: dict[str, torch.Tensor] = {name: value for name, value in module._parameters.items() if value is not None}
+    tensors: dict[str, torch.Tensor] = {name: value for name, value in module._parameters.items() if value is not None}
     skipped = module._non_persistent_buffers_set
-    found |= {name: value for name, value in module._buffers.items() if value is not None and name not in skipped}
-    return found
+    tensors |= {name: value for name, value in module._buffers.items() if value is not None and name not in skipped}
+    return tensors
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def skeleton_of(kind: type[Any], config: Any) -> nn.Module:

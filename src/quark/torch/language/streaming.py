@@ -154,7 +154,7 @@ class _SourceModel:
             )
             with parameters_on_meta():
                 model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        except Exception as error:  # what config.json says is anything, and so is what transformers raises for it
+        except Exception as error:  # config.json may contain anything, and transformers may raise anything for it
             raise ModelError(f"'{checkpoint.folder}' is not a model that transformers knows: {error}") from error
         named = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
         floats = [entry.dtype for entry in checkpoint.entries.values() if entry.dtype in _DTYPES.values()]
@@ -192,14 +192,14 @@ class _SourceModel:
                     module._buffers[leaf] = value
 
     def _missing(self, top: str) -> list[str]:
-        found = []
+        missing = []
         for path, module in self.model.get_submodule(top).named_modules():
             buffers = {k: v for k, v in module._buffers.items() if k not in module._non_persistent_buffers_set}
             for leaf, value in {**module._parameters, **buffers}.items():
-                name = ".".join(each for each in (top, path, leaf) if each)
+                name = ".".join(value for value in (top, path, leaf) if value)
                 if value is not None and (value.device.type == "meta" or leaf in buffers):
-                    found.append(name)
-        return found
+                    missing.append(name)
+        return missing
 
     def release(self, paths: Iterable[str]) -> None:
         """Forget the parameters of these modules."""
@@ -208,15 +208,15 @@ class _SourceModel:
 
 
 def _names(checkpoint: Checkpoint, model: nn.Module, architecture: Architecture) -> dict[str, str]:
-    """Where the folder has each tensor of the model; with or without the name of the inner model before it."""
+    """The place of each tensor of the model in the folder; with or without the name of the inner model before it."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    found = {}
+    names = {}
     for name, value in model.state_dict().items():
         tied = (
             f"{architecture.embedding}.weight" if architecture.is_tied and name == f"{architecture.head}.weight" else ""
         )
         candidates = (name, name.removeprefix(prefix), tied, tied.removeprefix(prefix))
-        stored = next((each for each in candidates if each in checkpoint.entries), None)
+        stored = next((candidate for candidate in candidates if candidate in checkpoint.entries), None)
         if stored is None:
             raise OtherNamesError(
                 f"'{checkpoint.folder}' has no tensor '{name}', which {type(model).__name__} has: expected all weights "
@@ -224,11 +224,11 @@ def _names(checkpoint: Checkpoint, model: nn.Module, architecture: Architecture)
                 "quantize_model and export_safetensors do"
             )
         checkpoint.check(stored, None if value.is_floating_point() else value.dtype, tuple(value.shape))
-        found[name] = stored
-    strange = sorted(checkpoint.entries.keys() - set(found.values()))
+        names[name] = stored
+    strange = sorted(checkpoint.entries.keys() - set(names.values()))
     if strange:
         _LOG.warning("%d tensors of the source are not in the model, such as '%s': left out", len(strange), strange[0])
-    return found
+    return names
 
 
 @dataclass(eq=False)
@@ -308,7 +308,7 @@ class _Run:
             self.work.mkdir(parents=True, exist_ok=True)  # not before: a run that fails early leaves nothing
         write_shard(tensors, self.work / file)
         self.tensors |= dict.fromkeys(tensors, file)
-        self.size += sum(each.numel() * each.element_size() for each in tensors.values())
+        self.size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         self.done += 1
 
     # ---- the steps
@@ -380,8 +380,8 @@ class _Run:
         if streams is not None:
             streams.advance(calls, layer.layer, layer.exact_layer)
             streams.calls[index].clear()
-            states = {f"seen.{number}": each for number, each in enumerate(streams.seen)}
-            states |= {f"exact.{number}": each for number, each in enumerate(streams.exact or ())}
+            states = {f"seen.{number}": hidden for number, hidden in enumerate(streams.seen)}
+            states |= {f"exact.{number}": hidden for number, hidden in enumerate(streams.exact or ())}
             write_shard(states, self._hidden_file(self.done))
         self._note()
 
@@ -403,16 +403,16 @@ class _Run:
 
     def _record(self) -> None:
         """Note the types of the layers that are in memory now."""
-        found = self.parts.file_types(self.settings)
-        self.layers |= {name: layer_record(each) for name, each in found.layers.items()}
+        types = self.parts.file_types(self.settings)
+        self.layers |= {name: layer_record(layer) for name, layer in types.layers.items()}
         self.kv_cache |= {
-            name: {"is_post_rope": each.is_post_rope, "types": layer_record(each.as_layer())}
-            for name, each in found.kv_cache.items()
+            name: {"is_post_rope": cache.is_post_rope, "types": layer_record(cache.as_layer())}
+            for name, cache in types.kv_cache.items()
         }
 
     def finish(self) -> None:
         """Write what describes the files, and move everything into the output."""
-        layers = {name: read_layer_record(Fields(each, STATE)) for name, each in sorted(self.layers.items())}
+        layers = {name: read_layer_record(Fields(record, STATE)) for name, record in sorted(self.layers.items())}
         cached = {}
         for name, record in sorted(self.kv_cache.items()):
             fields = Fields(record, STATE)
@@ -440,9 +440,9 @@ class _Run:
         moved = [name for name in shards if (self.work / name).exists()]  # others were moved before the run was killed
         with self._trusting_work():
             for name in sorted(shards):
-                Checkpoint(self.work if name in moved else self.output, name)  # which looks at all but the numbers
+                Checkpoint(self.work if name in moved else self.output, name)  # checks everything but the numbers
         with writing(self.output):
-            (self.output / CONFIG).unlink(missing_ok=True)  # a model that is replaced is none from now on
+            (self.output / CONFIG).unlink(missing_ok=True)  # while a model is being replaced, the folder is not a model
         for name in (*sorted({*moved, *companions, *described} - {*last}), *last):
             move(self.work / name, self.output / name)
         remove_stale(self.output, {INDEX, *shards})

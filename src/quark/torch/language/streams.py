@@ -25,7 +25,7 @@ class _Stop(Exception):  # noqa: N818 - ends a run early, not an error
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How a layer is called, apart from the hidden states."""
+    """The arguments of a call of a layer, apart from the hidden states."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -34,9 +34,9 @@ class Call:
         """The layer's hidden states for these ones."""
         with torch.no_grad():
             result = layer(hidden, *self.args, **self.kwargs)
-        found = result[0] if isinstance(result, tuple) else result
-        assert isinstance(found, torch.Tensor)
-        return found
+        result_ = result[0] if isinstance(result, tuple) else result
+        assert isinstance(result_, torch.Tensor)
+        return result_
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ def start_streams(model: nn.Module, architecture: Architecture, data: Iterable[A
 
 
 def batches_of(data: Any) -> Iterator[dict[str, Any]]:
-    """What the model takes, batch by batch; a tensor or a dictionary is one batch."""
+    """The inputs of the model, batch by batch; a tensor or a dictionary is one batch."""
     if not isinstance(data, Iterable):
         raise InvalidValueError(
             f"the calibration data is a {type(data).__name__}: expected batches of token ids, such as a list of tensors"
@@ -164,11 +164,11 @@ def run_to(
     layer: nn.Module, call: Call, hidden: torch.Tensor, paths: Sequence[str], *, is_output: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Run a layer as far as needed, and return what the modules of these paths get (or return) there."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def keep(path: str, value: Any) -> None:
-        found[path] = (value[0] if isinstance(value, tuple) else value).detach()  # attention returns its weights too
-        if len(found) == len(paths):
+        tensors[path] = (value[0] if isinstance(value, tuple) else value).detach()  # attention returns its weights too
+        if len(tensors) == len(paths):
             raise _Stop
 
     hooks = []
@@ -185,7 +185,7 @@ def run_to(
     finally:
         for hook in hooks:
             hook.remove()
-    missing = [path for path in paths if path not in found]
+    missing = [path for path in paths if path not in tensors]
     if missing:
         raise ModelError(f"'{missing[0]}' is not called when its layer runs: exclude it")
-    yield from found.items()
+    yield from tensors.items()

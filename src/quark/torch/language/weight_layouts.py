@@ -44,14 +44,14 @@ WEIGHT, PACKED, SCALE, ZERO_POINT, SHAPE = (
     "weight_zero_point",
     "weight_shape",
 )
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours is in nibble 0, 1, ... of a word
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the neighbours in nibbles 0, 1, ... of a word
 _AWQ_NAMES = {WEIGHT: "qweight", SCALE: "scales", ZERO_POINT: "qzeros"}
 _PLAIN_ORDER = tuple(range(8))
-_LARGEST_CODE = 254  # of the exponent of a block; 255 is NaN
+_LARGEST_CODE = 254  # the largest exponent of a block; 255 is NaN
 
 
 class WeightLayout(ABC):
-    """How the weights of linear layers are stored."""
+    """The stored layout of linear layers' weights."""
 
     name: str
     has_cache_scales = False  # the scales of keys and values are the attention layer's, not the projections'
@@ -216,7 +216,7 @@ class AwqLayout(QuarkLayout):
         return {_AWQ_NAMES[name]: value for name, value in super().tensors(linear).items()}
 
     def weight(self, spec: TensorSpec, shape: Shape, tensors: Mapping[str, torch.Tensor]) -> RoundedWeight:
-        return super().weight(spec, shape, {name: tensors[each] for name, each in _AWQ_NAMES.items()})
+        return super().weight(spec, shape, {name: tensors[stored_name] for name, stored_name in _AWQ_NAMES.items()})
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,8 @@ class Fp8Layout(QuarkLayout):
 # ---------------------------------------------------------------- compressed-tensors
 @dataclass(frozen=True)
 class CompressedLayout(WeightLayout):
-    """That of compressed-tensors. Codes are signed there, so those of unsigned types are moved by half their range."""
+    """The layout of compressed-tensors. Codes are signed there, so those of unsigned types are moved by half their
+    range."""
 
     name = "compressed-tensors"
     has_cache_scales = True
@@ -339,7 +340,7 @@ class CompressedLayout(WeightLayout):
             zero_point = _from_stream(stored.T, bits, shape[0]).T if stored.dtype == np.int32 else stored
         shift = 0 if spec.integer.signed else 1 << (bits - 1)
         narrow = np.dtype(np.int8 if spec.integer.signed else np.uint8)
-        codes, zero_point = ((each.astype(np.int16) + shift).astype(narrow) for each in (codes, zero_point))
+        codes, zero_point = ((value.astype(np.int16) + shift).astype(narrow) for value in (codes, zero_point))
         whole = _parameter_shape(self, spec, shape)
         return _dequantized(_parameters(spec, scale.reshape(whole), zero_point.reshape(whole)), codes)
 
