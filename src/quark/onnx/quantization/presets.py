@@ -40,7 +40,7 @@ S16, U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
 BF16 = ExtendedQuantType.QBFloat16
 MIN_MAX, PERCENTILE, MIN_MSE = CalibrationMethod.MinMax, CalibrationMethod.Percentile, PowerOfTwoMethod.MinMSE
 
-# For the presets that finetune. The best rate differs a hundredfold between formats: 'auto' finds it for each layer.
+# For presets that finetune: the best rate differs a hundredfold between formats, and 'auto' finds it for each layer.
 FINETUNING_RATE = "auto"
 FINETUNING_BATCH = 4
 
@@ -50,8 +50,7 @@ _EXTENDED = {"quant_format": ExtendedQuantFormat.QDQ}
 # Finetuning rounds every layer again, and has the same result without compensation.
 COMPENSATED = {"Compensation": True, "CompensationSamples": 32}
 COMPENSATED_INT8 = {"Compensation": True, "CompensationSamples": 16}
-# For small floats and blocks, which round a number with an error that grows with it: steady channels are read without
-# their mean.
+# For small floats and blocks, whose rounding error grows with the number: the mean of steady channels is subtracted.
 CENTERED = {"BiasCorrection": True, "Centering": True}
 
 
