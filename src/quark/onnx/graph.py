@@ -507,7 +507,7 @@ def read_by(node: ir.Node) -> Iterable[ir.Value]:
         inner = list(graph.all_nodes())
         own = [graph, *(node.graph for node in inner)]
         read = (value for node in inner for value in node.inputs if value is not None)
-        yield from (value for value in read if not any(value.graph is graph_ for graph_ in own))
+        yield from (value for value in read if not any(value.graph is own_graph for own_graph in own))
 
 
 def _subgraphs(node: ir.Node) -> list[ir.Graph]:

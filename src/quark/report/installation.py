@@ -132,8 +132,8 @@ class Requirement:
         >>> [Requirement("onnx-ir", "1.1", "2").is_met_by(version) for version in ("1.0.9", "1.1.0", "1.10rc1", "2.0")]
         [False, True, True, False]
         """
-        version_ = version_numbers(version)
-        return version_numbers(self.least) <= version_ and (not self.below or version_ < version_numbers(self.below))
+        installed = version_numbers(version)
+        return version_numbers(self.least) <= installed and (not self.below or installed < version_numbers(self.below))
 
 
 def requirements(extra: str = "") -> list[Requirement]:

@@ -362,7 +362,7 @@ def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     fixed: dict[str, Any] = {}
     for name, value in config.items():
         if name in conditions:
-            settings = {key: [value_] for key, value_ in value.items()}
+            settings = {key: [fixed] for key, fixed in value.items()}
             fixed[name] = {**settings, "only_if": conditions[name]}
         elif isinstance(value, str):
             fixed[name] = [value]

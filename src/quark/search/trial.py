@@ -155,13 +155,13 @@ def _measurement(fields: Fields) -> Measurement:
         values[name] = fields.number(name, is_finite=False)
         if math.isnan(values[name]):
             fields.refuse(name, "a number")
-    for name, field_ in Measurement.__dataclass_fields__.items():
+    for name, column in Measurement.__dataclass_fields__.items():
         if name in values or name not in fields:
             continue
-        if field_.default is None:
+        if column.default is None:
             values[name] = fields.number(name, is_finite=False) if fields.has(name) else None
         else:
-            values[name] = fields.boolean(name) if isinstance(field_.default, bool) else fields.text(name)
+            values[name] = fields.boolean(name) if isinstance(column.default, bool) else fields.text(name)
     return Measurement(**values)
 
 

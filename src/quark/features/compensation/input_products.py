@@ -123,9 +123,9 @@ def evenly_spread(count: int, wanted: int) -> Array:
     """About `wanted` places out of `count`, in order, as a sequence that is spread evenly and the same everywhere. The
     array is read-only."""
     places = np.arange(1, wanted + 1) * GOLDEN % 1 * count
-    places_ = np.unique(places.astype(np.int64))
-    places_.flags.writeable = False
-    return places_
+    kept_places = np.unique(places.astype(np.int64))
+    kept_places.flags.writeable = False
+    return kept_places
 
 
 def with_weight_choices(plan: QuantizationPlan, choices: Mapping[str, AffineChoice]) -> QuantizationPlan:

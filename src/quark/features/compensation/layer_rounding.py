@@ -124,7 +124,7 @@ def _blocks(axis: int, size: int, layer: TrainedLayer, shape: tuple[int, ...]) -
     along = index[axis]
     if (along != along[:1, :1]).any():
         return None
-    others = [index[axis_][0, 0] for axis_ in range(len(shape)) if axis_ != axis]
+    others = [index[other_axis][0, 0] for other_axis in range(len(shape)) if other_axis != axis]
     keys = np.stack([*others, along[0, 0] // size])
     _, inverse = np.unique(keys, axis=1, return_inverse=True)
     flat = inverse.reshape(-1)

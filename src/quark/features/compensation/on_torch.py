@@ -166,7 +166,7 @@ def _layers(work: Decision) -> tuple[list[tuple[TorchLayer, TrainedLayer]], list
     choices = {tensor.request.consumer: tensor.choice for tensor in chosen if tensor.request.consumer.node in weighted}
     layers, left = torch_layers(work.network, choices)
     readers = readers_of_parameters(work.network)
-    layers_ = []
+    usable = []
     for layer in layers:
         weight_choice = weighted.get(layer.node.name)
         if weight_choice is None:
@@ -180,8 +180,8 @@ def _layers(work: Decision) -> tuple[list[tuple[TorchLayer, TrainedLayer]], list
         assert layer.weight is not None
         op_type = layer.node.op_type
         trained = TrainedLayer(layer.node.name, op_type, layer.weight, None, None, True, source, layout, None)
-        layers_.append((layer, trained))
-    return layers_, left
+        usable.append((layer, trained))
+    return usable, left
 
 
 def _reason_against(layer: TorchLayer, chosen: Chosen) -> str | None:

@@ -316,12 +316,12 @@ class OnnxNetwork(torch.nn.Module):
 
     def sums(self) -> list[str]:
         """The sums of two computed tensors, by name: the places where the branches of residual blocks meet."""
-        sums_ = []
+        summed = []
         for node, _, _ in self._steps:
             computed = [value for value in node.inputs if value is not None and str(value.name) not in self.constants]
             if node.op_type == "Add" and len(computed) == 2:
-                sums_.append(str(node.outputs[0].name))
-        return sums_
+                summed.append(str(node.outputs[0].name))
+        return summed
 
     def forward(self, *given: torch.Tensor, **named: torch.Tensor) -> Any:
         """Return the output, or a tuple of the outputs."""
@@ -340,7 +340,7 @@ class OnnxNetwork(torch.nn.Module):
     def tensors(self, inputs: Mapping[str, torch.Tensor], wanted: Sequence[str]) -> dict[str, torch.Tensor]:
         """The tensors of these names, of outputs as they are returned."""
         values: dict[str, Any] = dict(inputs)
-        tensors_: dict[str, torch.Tensor] = {}
+        read: dict[str, torch.Tensor] = {}
         seen = self._joined_constants()
         for place, (node, row, attributes) in enumerate(self._steps):
             name = str(node.name)
@@ -354,13 +354,13 @@ class OnnxNetwork(torch.nn.Module):
             for value, result in zip(node.outputs, results, strict=False):
                 values[str(value.name)] = result
                 if value.name in wanted:
-                    tensors_[str(value.name)] = result
+                    read[str(value.name)] = result
             for unused in self._last_use.get(place, ()):
                 values.pop(unused, None)
         for index, value in enumerate(self._model.graph.outputs):
             if value.name in wanted:
-                tensors_[str(value.name)] = self._read(value, ("", index), {**values, **tensors_}, seen)
-        return tensors_
+                read[str(value.name)] = self._read(value, ("", index), {**values, **read}, seen)
+        return read
 
     def _joined_constants(self) -> dict[tuple[str, Sequence[Choice]], torch.Tensor]:
         """On a GPU, the weights whose block scales are searched, rounded together: one by one, the search is thousands

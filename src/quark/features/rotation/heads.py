@@ -105,10 +105,10 @@ def _replaced_by_places(model: ir.Model, value: ir.Value) -> str:
     assert value.dtype is not None
     producer = value.producer()
     read = readers(value)
-    zero, one_ = (add_initializer(model, "number", np.array(number, np.int64)) for number in (0, 1))
+    zero, one = (add_initializer(model, "number", np.array(number, np.int64)) for number in (0, 1))
     shape = _of_integers(add_node(model, "Shape", [value], after=producer))
     size = _of_integers(add_node(model, "Size", [value], after=shape))
-    order = add_node(model, "Range", [zero, size.outputs[0], one_], after=size)
+    order = add_node(model, "Range", [zero, size.outputs[0], one], after=size)
     placed = add_node(model, "Reshape", [order.outputs[0], shape.outputs[0]], after=order)
     cast = add_node(model, "Cast", [placed.outputs[0]], after=placed, attributes={"to": int(value.dtype)})
     return _let_read(read, cast.outputs[0], value)

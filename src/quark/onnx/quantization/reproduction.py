@@ -201,7 +201,7 @@ def find_data(found_card: FoundCard, given: Path | None) -> Data:
     names = ["", ""] if facts.kind is DataKind.OBJECT else [found_card.card.paths.get("data", ""), facts.name]
     # the path ends in the name of the data, so that a card cannot lead to files above it
     named = [folder / name for name in names if name and name.rpartition("/")[2] == (facts.name or name)]
-    path = next((path_ for path_ in ([given] if given is not None else named) if path_.exists()), None)
+    path = next((candidate for candidate in ([given] if given is not None else named) if candidate.exists()), None)
     if path is not None and given is None and path.is_dir():
         check_folder(
             path, f"card '{found_card.file}': its calibration data '{path}', to be given by --calib,", MOST_ENTRIES

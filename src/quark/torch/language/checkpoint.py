@@ -109,12 +109,12 @@ class Checkpoint:
         by_file: dict[Path, list[str]] = {}
         for name in names:
             by_file.setdefault(self.entries[name].file, []).append(name)
-        tensors_: Tensors = {}
+        loaded: Tensors = {}
         for file, wanted in by_file.items():
             with _opened(file) as tensors:
                 for name in wanted:
-                    tensors_[name] = tensors.get_tensor(name).clone()
-        return tensors_
+                    loaded[name] = tensors.get_tensor(name).clone()
+        return loaded
 
     def check(self, name: str, dtype: torch.dtype | None, shape: Shape) -> None:
         """Raise unless the tensor is there and has that type and shape. None: any type of floats."""

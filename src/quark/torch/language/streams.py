@@ -34,9 +34,9 @@ class Call:
         """The layer's hidden states for these ones."""
         with torch.no_grad():
             result = layer(hidden, *self.args, **self.kwargs)
-        result_ = result[0] if isinstance(result, tuple) else result
-        assert isinstance(result_, torch.Tensor)
-        return result_
+        output = result[0] if isinstance(result, tuple) else result
+        assert isinstance(output, torch.Tensor)
+        return output
 
 
 @dataclass(eq=False)

@@ -187,8 +187,8 @@ class StepTaker:
             assert self._teacher is not None
             with torch.no_grad():
                 wanted = functional.log_softmax(self._teacher(images).float() / options.temperature, dim=1)
-            scores_ = functional.log_softmax(scores / options.temperature, dim=1)
-            distance = functional.kl_div(scores_, wanted, reduction="batchmean", log_target=True)
+            log_shares = functional.log_softmax(scores / options.temperature, dim=1)
+            distance = functional.kl_div(log_shares, wanted, reduction="batchmean", log_target=True)
             loss = loss + share * (options.temperature**2 * distance)
         return loss
 
