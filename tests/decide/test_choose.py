@@ -186,7 +186,11 @@ def test_an_unknown_node_name_is_an_error_that_offers_the_nearest(field):
 
 def test_the_name_of_a_node_that_a_rewrite_removed_is_no_mistake():
     graph = load(conv_relu_conv()).model
-    place(view_of(graph), with_selection(excluded_nodes=("bn7",)), vanished=["bn7"])
+    selection = with_selection(excluded_nodes=("bn7",))
+    with pytest.raises(UnknownNameError, match="bn7"):
+        place(view_of(graph), selection)
+    placement = place(view_of(graph), selection, vanished=["bn7"])
+    assert placement.requests == place(view_of(graph), with_selection()).requests
 
 
 @pytest.mark.parametrize("field", ["op_types", "excluded_op_types"])

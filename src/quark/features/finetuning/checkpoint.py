@@ -74,7 +74,7 @@ class Checkpoint:
 
     def _give_up(self, error: OSError) -> None:
         self._is_usable = False
-        _LOG.warning("%s: layers are not kept, an interrupted run starts anew: %s", self.folder, error)
+        _LOG.warning("%s: layers are not kept, so an interrupted run starts over: %s", self.folder, error)
 
     def _path(self, place: int) -> Path:
         return self.folder / f"{place:04d}.npz"

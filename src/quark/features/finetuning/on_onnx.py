@@ -308,7 +308,7 @@ class _Finetuning:
 
     def _steps_to(self, number: int) -> bool:
         """True if the walk through the quantized network stops at the input of that layer, since little has to be
-        remembered there. Otherwise it is computed anew from where the stage begins."""
+        remembered there. Otherwise it is computed again from where the stage begins."""
         is_by_layer = self._options.reconstruction is Reconstruction.LAYER
         return 0 < number <= self._last_missing and is_by_layer and self._walks[1].is_little(*self._around(number))
 

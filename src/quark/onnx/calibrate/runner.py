@@ -76,7 +76,7 @@ class FloatRunner:
         return self._model
 
     def watch(self, tensors: Iterable[str]) -> None:
-        """Add tensors that calibration may ask for; a session that lacks them is opened anew."""
+        """Add tensors that calibration may ask for; a session that lacks them is opened again."""
         new = [name for name in dict.fromkeys(tensors) if name not in self._inputs and name not in self._extra]
         check_computed(self._model, new)
         if new:

@@ -311,7 +311,7 @@ class _Packing:
     def _obstacle(self, name: str, quantizers: list[Quantizer]) -> str:
         """The reason why the float numbers have to stay; empty if they need not."""
         if name in self.editing.inputs:
-            return "it is an input of the graph as well: whoever runs the model may give another"
+            return "it is also an input of the graph, so the caller may pass another value"
         if name in self.editing.outputs:
             return "it is an output of the graph"
         known = [self._protos[quantizer.node] for quantizer in quantizers]
@@ -350,7 +350,7 @@ class _Packing:
 
     def _float_obstacle(self, name: str, tensor: ir.TensorProtocol) -> str:
         if name in self.editing.inputs:
-            return "it is an input of the graph as well: whoever runs the model may give another"
+            return "it is also an input of the graph, so the caller may pass another value"
         if tensor.dtype not in FLOATS:
             return f"it is of type {tensor.dtype.name.lower()}"
         if tensor.nbytes < 2 * MIN_SAVED_BYTES:

@@ -169,7 +169,7 @@ def _ranges(work: LayerWork, attention: nn.Module, specs: Mapping[str, TensorSpe
         return {}
     if work.streams is None:
         raise InvalidValueError(
-            f"the cache of '{name}' has static scales, and there is no data: hand token ids to quantize_model"
+            f"the cache of '{name}' has static scales, and there is no data: pass token ids to quantize_model"
         )
     observers = {
         key: spec.observed_method().observer(spec.integer, spec.is_symmetric) for key, spec in measured.items()

@@ -195,7 +195,7 @@ def check_settings(model: nn.Module, architecture: Architecture, settings: Setti
     if blind:
         raise InvalidValueError(
             f"algo_config asks for {blind[0].replace('_', ' ')}, which looks at what layers read, and there is no "
-            "data: hand token ids to quantize_model, or leave it out"
+            "data: pass token ids to quantize_model, or leave it out"
         )
     layers = [settings.specs, *settings.by_type.values(), *settings.by_name.values()]
     if any(layer is not None and layer.bias is not None for layer in layers):
@@ -228,8 +228,8 @@ def check_layers(model: nn.Module, architecture: Architecture, settings: Setting
     for name, spec in wanted.items():
         if not has_data and any(value is not None and is_measured(value) for value in (spec.activation, spec.output)):
             raise InvalidValueError(
-                f"'{name}' has a static scale for what it reads or returns, and there is no data: hand over token ids, "
-                "or take is_dynamic=True or weights alone"
+                f"'{name}' has a static scale for what it reads or returns, and there is no data: pass token ids, use "
+                "is_dynamic=True, or quantize weights alone"
             )
     _check_head(model, architecture, wanted, known, has_data=has_data)
     _warn_of_others(model, architecture)
@@ -421,7 +421,7 @@ def _measure(work: LayerWork, specs: Mapping[str, Any], *, is_output: bool) -> d
     if work.streams is None:
         raise InvalidValueError(
             f"'{work.full_name(next(iter(specs)))}' has a static scale for what it reads or returns, and there is no "
-            "data: hand token ids to quantize_model, or take is_dynamic=True or weights alone"
+            "data: pass token ids to quantize_model, use is_dynamic=True, or quantize weights alone"
         )
     observers = {p: s.observed_method().observer(s.integer, s.is_symmetric) for p, s in specs.items()}
     for is_second in (False, True):
