@@ -101,7 +101,7 @@ def cross_wheel(platform: Platform, sources: Path, pure: Path, folder: Path) -> 
     name = f"quark/native/{platform.library}"
     record = f"quark_quantizer-{version}.dist-info/RECORD"
     with zipfile.ZipFile(pure) as source, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as target:
-        contents = {each.filename: source.read(each) for each in source.infolist() if not each.is_dir()}
+        contents = {entry.filename: source.read(entry) for entry in source.infolist() if not entry.is_dir()}
         for each in contents:
             if each.endswith(".dist-info/WHEEL"):
                 text = contents[each].decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
@@ -189,8 +189,8 @@ def portable_tag(wheel: Path, into: Path, environment: dict[str, str]) -> Path:
 
 def check_difference(compiled: Path, pure: Path) -> None:
     """That the wheels differ by the library, and by nothing else that is imported."""
-    with zipfile.ZipFile(compiled) as one, zipfile.ZipFile(pure) as other:
-        more = {name for name in one.namelist() if ".dist-info/" not in name} ^ {
+    with zipfile.ZipFile(compiled) as with_library, zipfile.ZipFile(pure) as other:
+        more = {name for name in with_library.namelist() if ".dist-info/" not in name} ^ {
             name for name in other.namelist() if ".dist-info/" not in name
         }
     if len(more) != 1 or not next(iter(more)).startswith("quark/native/"):

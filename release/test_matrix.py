@@ -43,7 +43,7 @@ TESTS = (
     "tests/onnx/quantization/test_without_library.py",
     "tests/cli/test_pack_command.py",
     "tests/cli/test_report_command.py",
-    *(f"tests/report/test_{each}_check.py" for each in ("conflicts", "machine", "operators", "packages", "runtimes")),
+    *(f"tests/report/test_{check}_check.py" for check in ("conflicts", "machine", "operators", "packages", "runtimes")),
     "tests/report/test_finding.py",
     "tests/demo",
 )
@@ -106,10 +106,10 @@ def main() -> None:
         if options.only in row.name:
             outcomes.append(outcome(row, options.dist.resolve(), options.into.resolve(), options.tests))
             print(outcomes[-1].line, flush=True)
-    print("\n" + "\n".join(["| row | versions | outcome |", "|---|---|---|", *(each.line for each in outcomes)]))
+    print("\n" + "\n".join(["| row | versions | outcome |", "|---|---|---|", *(outcome.line for outcome in outcomes)]))
     if not outcomes:
         sys.exit(f"--only {options.only}: no row is called so; there are {', '.join(row.name for row in ROWS)}")
-    sys.exit(any(each.has_failed for each in outcomes))
+    sys.exit(any(outcome.has_failed for outcome in outcomes))
 
 
 def outcome(row: Row, dist: Path, into: Path, tests: list[str] | None = None) -> Outcome:
@@ -149,14 +149,14 @@ def find_python(version: str) -> str | None:
 
 
 def wheel(dist: Path, is_pure: bool) -> Path:
-    found = [each for each in sorted(dist.glob("*.whl")) if each.name.endswith("-none-any.whl") == is_pure]
-    if not found:
+    wheels = [wheel for wheel in sorted(dist.glob("*.whl")) if wheel.name.endswith("-none-any.whl") == is_pure]
+    if not wheels:
         sys.exit(f"no {'pure ' if is_pure else ''}wheel in {dist}: run `make wheels` first")
-    return found[-1]
+    return wheels[-1]
 
 
 def install_command(row: Row, python: Path, file: Path) -> list[str]:
-    pins = [oldest(each, row.python) for each in requirements(file) if each.extra in ("", "cpu")]
+    pins = [oldest(requirement, row.python) for requirement in requirements(file) if requirement.extra in ("", "cpu")]
     pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--prefer-binary"]
     wanted = pins if row.ages == "oldest" else []
     torch = [pin("torch"), "onnxscript", "safetensors"] if row.has_torch else []
@@ -165,7 +165,7 @@ def install_command(row: Row, python: Path, file: Path) -> list[str]:
 
 def requirements(file: Path) -> list[Requirement]:
     with zipfile.ZipFile(file) as opened:
-        name = next(each for each in opened.namelist() if each.endswith(".dist-info/METADATA"))
+        name = next(file for file in opened.namelist() if file.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(opened.read(name).decode())
     return [parse(line) for line in metadata.get_all("Requires-Dist", []) if ">=" in line]
 

@@ -70,7 +70,7 @@ def needed(extras: Iterable[str]) -> dict[str, set[str]]:
             other = str(canonicalize_name(requirement.name))
             if is_wanted(requirement, extra) and is_installed(other):
                 needs[name].add(other)
-                waiting += [(other, each) for each in ("", *requirement.extras)]
+                waiting += [(other, extra) for extra in ("", *requirement.extras)]
     return {name: others - {name} for name, others in needs.items()}
 
 
@@ -112,11 +112,13 @@ def licenses_of(metadata: Any) -> list[dict[str, Any]]:
     if expression := metadata.get("License-Expression"):
         return [{"expression": expression}]
     classifiers = [
-        each.split(" :: ")[-1] for each in metadata.get_all("Classifier", []) if each.startswith("License ::")
+        classifier.split(" :: ")[-1]
+        for classifier in metadata.get_all("Classifier", [])
+        if classifier.startswith("License ::")
     ]
     old = (metadata.get("License") or "").strip()
     names = classifiers or ([old] if old and "\n" not in old else [])
-    return [{"license": {"name": each}} for each in names]
+    return [{"license": {"name": name}} for name in names]
 
 
 if __name__ == "__main__":

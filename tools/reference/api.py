@@ -42,7 +42,7 @@ def api_pages(command: str) -> Iterator[tuple[str, str]]:
     rows = []
     for page, names in PAGES.items():
         modules = [import_module(name) for name in names]
-        rows += [(f"[{code(each.__name__)}]({page}.md#{_anchor(each)})", _first_line(each)) for each in modules]
+        rows += [(f"[{code(module.__name__)}]({page}.md#{_anchor(module)})", _first_line(module)) for module in modules]
         yield f"{page}.md", generated(command, ", ".join(names)) + "\n" + "\n".join(map(_module, modules))
     yield "README.md", generated(command, "API reference") + "\n" + table(("module", ""), rows)
 
@@ -52,7 +52,7 @@ def public_names(module: ModuleType) -> list[str]:
     listed = getattr(module, "__all__", None)
     if listed is not None:
         return list(listed)
-    own = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+    own = [name for name, member in vars(module).items() if getattr(member, "__module__", "") == module.__name__]
     return [name for name in own if not name.startswith("_")]
 
 
@@ -95,7 +95,7 @@ def _class(path: str, cls: type[Any]) -> list[str]:
         members = ", ".join(code(name) for name in cls.__members__)
         return [text, f"Members: {members}.\n"]
     if issubclass(cls, BaseException):
-        bases = ", ".join(code(each.__name__) for each in cls.__bases__)
+        bases = ", ".join(code(base.__name__) for base in cls.__bases__)
         return [f"An error; also {bases}.\n", text]
     parts = [fenced(cls.__name__ + signature_of(cls), "py"), text]
     for name, member in vars(cls).items():

@@ -18,8 +18,8 @@ def command_reference(command: str) -> str:
     """The text of docs/cli.md."""
     group = click.Context(main, info_name="quark", max_content_width=_WIDTH, terminal_width=_WIDTH)
     commands = {name: each for name in main.list_commands(group) if (each := main.get_command(group, name)) is not None}
-    rows = [(f"[{code(f'quark {name}')}](#quark-{name})", _first_line(each)) for name, each in commands.items()]
-    sections = [_section(group, name, each) for name, each in commands.items()]
+    rows = [(f"[{code(f'quark {name}')}](#quark-{name})", _first_line(command)) for name, command in commands.items()]
+    sections = [_section(group, name, command) for name, command in commands.items()]
     return "\n".join([generated(command, "Commands") + INTRODUCTION, table(("command", ""), rows), *sections])
 
 

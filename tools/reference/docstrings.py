@@ -36,7 +36,7 @@ def to_markdown(text: str) -> str:
     >>> to_markdown("What `x * y` is.\\n\\n    a  drawing")
     'What `x * y` is.\\n\\n```text\\na  drawing\\n```\\n'
     """
-    return "\n".join(_paragraph(each) for each in re.split(r"\n\s*\n", text.strip("\n")))
+    return "\n".join(_paragraph(part) for part in re.split(r"\n\s*\n", text.strip("\n")))
 
 
 def _paragraph(text: str) -> str:

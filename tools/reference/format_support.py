@@ -43,7 +43,7 @@ class FormatRow:
     @property
     def is_ours(self) -> bool:
         """That operators of our domain carry it out."""
-        return any(each.startswith(DOMAIN) for each in self.nodes)
+        return any(node.startswith(DOMAIN) for node in self.nodes)
 
 
 def format_rows() -> Iterator[FormatRow]:
@@ -56,9 +56,9 @@ def format_rows() -> Iterator[FormatRow]:
 
 
 def _choices() -> Mapping[str, Choice]:
-    found = [_choice(each) for each in DATA_TYPES.values()]
-    found += [_plain_choice(name) for name in _types_of_fields()]
-    return {each.format: each for each in found}
+    choices = [_choice(data_type) for data_type in DATA_TYPES.values()]
+    choices += [_plain_choice(name) for name in _types_of_fields()]
+    return {choice.format: choice for choice in choices}
 
 
 def _types_of_fields() -> Iterator[str]:
@@ -100,15 +100,15 @@ def _value(name: str) -> ir.Value:
 
 def _presets_by_format() -> Mapping[str, list[str]]:
     """Without those that finetune or mix, which have the formats of others."""
-    found: dict[str, list[str]] = {}
+    presets: dict[str, list[str]] = {}
     for name, preset in PRESETS.items():
         if preset.is_trained or preset.fields.get("include_auto_mp"):
             continue
         default = settings_of(name).choose.default
         for fmt in {_format(default.activation), _format(default.weight)}:
             if fmt is not None:
-                found.setdefault(fmt, []).append(name)
-    return found
+                presets.setdefault(fmt, []).append(name)
+    return presets
 
 
 def _format(spec: TensorSpec | None) -> str | None:

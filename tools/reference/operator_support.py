@@ -45,10 +45,10 @@ class Column:
 def columns() -> tuple[Column, ...]:
     """One for each way to decide, in the order of the presets; those with finetuning or mixed types decide as their
     base does, and are left out. The last is `WeightsOnly`, an option."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    presets: dict[tuple[str, ...], list[str]] = {}
     for name, options in _configurations():
-        found.setdefault(tuple(_cell(op_type, options) for op_type in OPERATORS), []).append(name)
-    return tuple(Column(tuple(names), dict(zip(OPERATORS, cells, strict=True))) for cells, names in found.items())
+        presets.setdefault(tuple(_cell(op_type, options) for op_type in OPERATORS), []).append(name)
+    return tuple(Column(tuple(names), dict(zip(OPERATORS, cells, strict=True))) for cells, names in presets.items())
 
 
 def _configurations() -> Iterator[tuple[str, ChoiceOptions]]:
@@ -82,8 +82,8 @@ def _model_of_one(op_type: str, known: OperatorFacts) -> ir.Model:
     operands = [_value(index, ranks[index] if index in constants else None) for index in range(count)]
     output = ir.Value(name="y", type=_FLOAT, shape=ir.Shape(_SHAPE))
     node = ir.Node("", op_type, operands, outputs=[output], name="node")
-    inputs = [each for each in operands if each.const_value is None]
-    weights = [each for each in operands if each.const_value is not None]
+    inputs = [operand for operand in operands if operand.const_value is None]
+    weights = [operand for operand in operands if operand.const_value is not None]
     graph = ir.Graph(inputs, [output], nodes=[node], initializers=weights, opset_imports={"": _OPSET}, name="one")
     return ir.Model(graph, ir_version=8)
 

@@ -116,18 +116,20 @@ def options_document(command: str) -> str:
     parts = [generated(command, "Fields and options") + INTRODUCTION, "## Fields\n", _fields_table(), EXTRA_OPTIONS]
     for title, section in SECTIONS.items():
         rows = [
-            _carried_out_row(each)
-            for each in section
-            if not _is_refused(each) and not isinstance(each.treatment, (SameAs, Remark))
+            _carried_out_row(option)
+            for option in section
+            if not _is_refused(option) and not isinstance(option.treatment, (SameAs, Remark))
         ]
         if rows:
             parts += [f"### {title}\n", table(("option", "value", "default", "what it does"), rows)]
-    aliases = [(code(each.name), code(each.treatment.field)) for each in options if isinstance(each.treatment, SameAs)]
-    idle = [(code(each.name), each.treatment.reason) for each in options if isinstance(each.treatment, Remark)]
+    aliases = [
+        (code(option.name), code(option.treatment.field)) for option in options if isinstance(option.treatment, SameAs)
+    ]
+    idle = [(code(option.name), option.treatment.reason) for option in options if isinstance(option.treatment, Remark)]
     refused = []
-    for each in filter(_is_refused, options):
-        reason = each.treatment.reason if isinstance(each.treatment, Refused) else "there is no such rewrite"
-        refused.append((code(each.name), each.doc, reason))
+    for option in filter(_is_refused, options):
+        reason = option.treatment.reason if isinstance(option.treatment, Refused) else "there is no such rewrite"
+        refused.append((code(option.name), option.doc, reason))
     parts += [
         "## Other names of fields\n",
         table(("option", "field"), aliases),
@@ -149,12 +151,12 @@ def _is_refused(option: Option) -> bool:
 def _fields_table() -> str:
     usual = QuantizationConfig()
     rows = []
-    for each in fields(QuantizationConfig):
-        if each.name not in FIELD_DOCS:
-            raise InvalidValueError(f"field '{each.name}' has no line in FIELD_DOCS of {__name__}: write one")
-        doc = FIELD_DOCS[each.name]
-        default = code(_python(getattr(usual, each.name)))
-        rows.append((code(each.name), FIELD_KINDS[each.name].expected, default, doc))
+    for field in fields(QuantizationConfig):
+        if field.name not in FIELD_DOCS:
+            raise InvalidValueError(f"field '{field.name}' has no line in FIELD_DOCS of {__name__}: write one")
+        doc = FIELD_DOCS[field.name]
+        default = code(_python(getattr(usual, field.name)))
+        rows.append((code(field.name), FIELD_KINDS[field.name].expected, default, doc))
     return table(("field", "value", "default", "what it does"), rows)
 
 
@@ -165,8 +167,8 @@ def _carried_out_row(option: Option) -> tuple[str, ...]:
     if keys:
         usual = vars(NBitsOptions()) if option.name == "MatMulNBitsParams" else {}
         kinds = {
-            name: each.expected + (f"; default {usual[NBITS_FIELDS[name]]}" if usual and name in NBITS_FIELDS else "")
-            for name, each in keys.items()
+            name: key.expected + (f"; default {usual[NBITS_FIELDS[name]]}" if usual and name in NBITS_FIELDS else "")
+            for name, key in keys.items()
         }
         expected += "; keys: " + "; ".join(f"{code(name)} ({text})" for name, text in kinds.items())
     is_alias = isinstance(option.treatment, ForSpecs) and option.treatment.alias_of
@@ -188,7 +190,7 @@ def _names() -> str:
     rows = []
     for field, kinds in classes.items():
         for cls in kinds:
-            members = ", ".join(code(name) for name, each in cls.__members__.items() if _is_usable(each))
+            members = ", ".join(code(name) for name, member in cls.__members__.items() if _is_usable(member))
             rows += [(field, code(cls.__name__), members)] if members else []
     return table(("field", "class", "members"), rows)
 

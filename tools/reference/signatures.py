@@ -42,12 +42,12 @@ def signature_of(thing: Any, is_method: bool = False) -> str:
 def _parts(parameters: list[inspect.Parameter]) -> list[str]:
     parts = []
     has_star = False
-    for each in parameters:
-        has_star = has_star or each.kind is inspect.Parameter.VAR_POSITIONAL
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
+    for parameter in parameters:
+        has_star = has_star or parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
             parts.append("*")
             has_star = True
-        parts.append(_parameter(each))
+        parts.append(_parameter(parameter))
     return parts
 
 

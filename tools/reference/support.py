@@ -63,11 +63,13 @@ def support_matrix(command: str) -> str:
     return "\n".join(parts)
 
 
-def _operators(found: tuple[Column, ...]) -> Iterable[str]:
-    letters = [chr(ord("A") + index) for index in range(len(found))]
-    presets = [" ".join(code(name) for name in each.presets) for each in found]
+def _operators(groups: tuple[Column, ...]) -> Iterable[str]:
+    letters = [chr(ord("A") + index) for index in range(len(groups))]
+    presets = [" ".join(code(name) for name in column.presets) for column in groups]
     yield table(("column", "presets"), zip(letters, presets, strict=True))
-    yield table(("operator", *letters), [(op_type, *(each.cells[op_type] for each in found)) for op_type in OPERATORS])
+    yield table(
+        ("operator", *letters), [(op_type, *(column.cells[op_type] for column in groups)) for op_type in OPERATORS]
+    )
 
 
 def _runtime_row(op_type: str) -> tuple[str, ...]:
@@ -79,17 +81,17 @@ def _runtime_row(op_type: str) -> tuple[str, ...]:
 
 def _substituted() -> Mapping[str, tuple[str, ...]]:
     """Option of a substitution to the operators that it changes."""
-    by_name = {each.name: each.op_types for each in SUBSTITUTIONS}
+    by_name = {substitution.name: substitution.op_types for substitution in SUBSTITUTIONS}
     return {option: by_name[name] for option, name in SUBSTITUTION_OF_OPTION.items()}
 
 
 def _formats(rows: list[FormatRow]) -> str:
-    headings = ("format", "bits", *(f"nodes, opset {each}" for each in OPSETS), "without our library", "presets")
+    headings = ("format", "bits", *(f"nodes, opset {opset}" for opset in OPSETS), "without our library", "presets")
     return table((*headings, "`quark.torch`"), map(_format_row, rows))
 
 
 def _format_row(row: FormatRow) -> tuple[str, ...]:
     without = "functions in the file" if row.is_ours else "the same"
-    nodes = tuple(" ".join(code(each) for each in nodes.split(", ")) for nodes in row.nodes)
+    nodes = tuple(" ".join(code(part) for part in nodes.split(", ")) for nodes in row.nodes)
     presets = " ".join(code(name) for name in row.presets)
     return (code(row.name), f"{row.bits_per_element:g}", *nodes, without, presets, row.torch_name)
