@@ -19,8 +19,7 @@ from quark.card import Card
 from quark.errors import InvalidValueError, UnknownNameError
 from quark.formats.affine import integer_format
 from quark.onnx import CalibMethod, Int8Spec, ModelQuantizer, QConfig, QLayerConfig, UInt8Spec, XInt8Spec, quantize
-from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate
-from quark.onnx.calibrate.passthrough import range_sources
+from quark.onnx.calibrate import CalibrationOptions, FloatRunner, Wanted, calibrate, range_sources
 from quark.onnx.data import input_infos, open_samples
 from quark.onnx.quantization.config.config import get_default_config
 from quark.onnx.quantization.config.options import settings_of

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
+
+import onnx_ir as ir
 
 from quark.errors import InvalidValueError
 from quark.files.foreign import REPORT, Fields, read_json
 from quark.files.output import complete
 from quark.formats.spec import IntFormat
 from quark.onnx.calibrate.passes import CalibrationOptions, Observers, Pass
-from quark.onnx.calibrate.passthrough import range_sources
 from quark.onnx.calibrate.range_files import read_range_file, write_range_file
 from quark.onnx.calibrate.runner import FloatRunner
 from quark.onnx.calibrate.survey import ChannelExtremes, Statistic, survey, survey_together
@@ -100,6 +101,26 @@ def restored(options: CalibrationOptions) -> CalibrationOptions:
     if options.ranges_file is None or options.known_ranges is not None:
         return options
     return replace(options, known_ranges=tuple(read_range_file(options.ranges_file).items()))
+
+
+def range_sources(model: ir.Model, op_types: Collection[str]) -> dict[str, str]:
+    """Return the source of the range of each output of these operators, which only move values: the nearest tensor
+    before it, along the first inputs, that another operator computes. Constants and integers have none."""
+    sources: dict[str, str] = {}
+    for node in model.graph:
+        first = node.inputs[0] if node.inputs else None
+        if node.op_type not in op_types or first is None or first.name is None:
+            continue
+        source = sources.get(first.name, first.name)
+        is_moved = first.name in sources or _is_float_activation(model, first)
+        if is_moved:
+            sources |= {str(value.name): source for value in node.outputs if _is_float_activation(model, value)}
+    return sources
+
+
+def _is_float_activation(model: ir.Model, value: ir.Value) -> bool:
+    is_float = value.dtype is None or value.dtype.is_floating_point()
+    return is_float and value.name is not None and value.name not in model.graph.initializers
 
 
 def _passed_on(
