@@ -55,7 +55,7 @@ def quantize_network(
 ) -> QuantizedNetwork:
     """Quantize a model by the settings; with a plan, its layers get the types of the plan. The model is not changed."""
     _refuse_what_needs_modules(settings)
-    is_empty = isinstance(loader, Sized) and len(loader) == 0
+    is_empty = _is_empty(loader)
     batches = None if is_empty else _batches(model, loader, settings)
     unkept = [name for name, value in (("plan", plan), ("dynamic_shapes", dynamic_shapes)) if value is not None]
 
@@ -136,6 +136,10 @@ def _refuse_what_needs_modules(settings: Settings) -> None:
             "kv_cache_quant_config: only causal language models of Hugging Face have a cache of keys and values, and "
             "this model is quantized on its graph; leave it out"
         )
+
+
+def _is_empty(loader: Any) -> bool:
+    return isinstance(loader, Sized) and len(loader) == 0
 
 
 def _batches(model: nn.Module | ExportedProgram, loader: Iterable[Any] | None, settings: Settings) -> Batches | None:
