@@ -70,15 +70,15 @@ class FolderSource:
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
     """The samples of all parts, one part after the other."""
-    starts = np.cumsum([0, *(each.count for each in parts)])
+    starts = np.cumsum([0, *(part.count for part in parts)])
 
     def read(number: int) -> dict[str, np.ndarray]:
         part = int(np.searchsorted(starts, number, side="right")) - 1
         return parts[part].read(number - int(starts[part]))
 
-    labels = [each.labels for each in parts if each.labels is not None]
+    labels = [part.labels for part in parts if part.labels is not None]
     assert len(labels) == len(parts)
-    source = " and ".join(each.source for each in parts)
+    source = " and ".join(part.source for part in parts)
     return Dataset(source, int(starts[-1]), np.concatenate(labels), read, parts[0].classes)
 
 
@@ -201,11 +201,11 @@ def resume(record: Record) -> set[tuple[str, str]]:
         return set()
     record.rows, record.figures = before.rows, before.figures
     record.blanks = [
-        blank(who, each["model"], each["preset"], reason)
-        for each in before.figures
-        for who, reason in each["errors"].items()
+        blank(who, figure["model"], figure["preset"], reason)
+        for figure in before.figures
+        for who, reason in figure["errors"].items()
     ]
-    return {(each["model"], each["preset"]) for each in before.figures}
+    return {(figure["model"], figure["preset"]) for figure in before.figures}
 
 
 def sources(arguments: argparse.Namespace) -> list[Source]:
@@ -257,7 +257,7 @@ def main() -> None:
     record = Record.begin("accuracy", arguments, header, notes, interpreters.facts)
     done = resume(record) if arguments.resume else set()
     for source in chosen:
-        presets = [each for each in arguments.presets if (source.model.name, label(each)) not in done]
+        presets = [preset for preset in arguments.presets if (source.model.name, label(preset)) not in done]
         if not presets:
             say(f"{source.model.name}: everything is in the record")
             continue
@@ -268,7 +268,7 @@ def main() -> None:
     rank = {key: place for place, key in enumerate(order)}
     last = len(rank)  # rows of an earlier command stay in front of all others
     record.rows.sort(key=lambda row: rank.get((row[0], row[1]), -last))
-    record.figures.sort(key=lambda each: rank.get((each["model"], each["preset"]), -last))
+    record.figures.sort(key=lambda figure: rank.get((figure["model"], figure["preset"]), -last))
     record.finish()
 
 

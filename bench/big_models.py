@@ -60,7 +60,7 @@ class Figure:
     error: str | None = None
 
     def best(self, what: str, *, of_copy: bool = False) -> float | None:
-        return min((getattr(each, what) for each in (self.copies if of_copy else self.runs)), default=None)
+        return min((getattr(copy, what) for copy in (self.copies if of_copy else self.runs)), default=None)
 
     def cells(self) -> list[str]:
         if self.error is not None:

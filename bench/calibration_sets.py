@@ -62,7 +62,7 @@ def images_of_set(model: NamedModel, calib: Path, sets: int, number: int, count:
 
 def scores_of(path: Path, data: Dataset, threads: int) -> np.ndarray:
     network = Network(path, threads=threads)
-    names = [each.name for each in network.inputs]
+    names = [input_.name for input_ in network.inputs]
     batches = (dict(zip(names, batch.inputs.values(), strict=True)) for batch in data.batches(BATCH_SIZE))
     return np.concatenate([network.scores(feeds) for feeds in batches])
 

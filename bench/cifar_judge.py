@@ -59,7 +59,7 @@ class Cifar:
         if library is not None:
             options.register_custom_ops_library(str(library))
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        (name,) = (each.name for each in session.get_inputs())
+        (name,) = (input_.name for input_ in session.get_inputs())
         batches = (prepare(self.images[i : i + BATCH]) for i in range(0, len(self.images), BATCH))
         return np.concatenate([session.run(None, {name: batch})[0].argmax(axis=1) for batch in batches])
 

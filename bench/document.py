@@ -63,15 +63,15 @@ def docstring_of(bench: str) -> str:
 
 def newest_records(folder: Path) -> list[Record]:
     """Of every benchmark and label, in the order of the page; ValueError for a file that is none of them."""
-    found: dict[tuple[str, str], Record] = {}
+    records: dict[tuple[str, str], Record] = {}
     for path in sorted(folder.glob("*.json")):
         record = Record.read(path)
         if record.bench not in BENCHES:
             raise ValueError(f"'{path}' is of '{record.bench}', which is no benchmark here: {', '.join(BENCHES)}")
         key = record.bench, record.label
-        if key not in found or found[key].date < record.date:
-            found[key] = record
-    return sorted(found.values(), key=lambda each: (list(BENCHES).index(each.bench), each.label))
+        if key not in records or records[key].date < record.date:
+            records[key] = record
+    return sorted(records.values(), key=lambda record: (list(BENCHES).index(record.bench), record.label))
 
 
 def section(bench: str, records: Iterable[Record]) -> str:
@@ -87,7 +87,7 @@ def section(bench: str, records: Iterable[Record]) -> str:
 def benchmarks_document(folder: Path = FOLDER) -> str:
     """The page."""
     records = newest_records(folder)
-    sections = [section(bench, [each for each in records if each.bench == bench]) for bench in BENCHES]
+    sections = [section(bench, [record for record in records if record.bench == bench]) for bench in BENCHES]
     return "\n".join([INTRODUCTION, *sections])
 
 

@@ -72,7 +72,7 @@ def main() -> None:
                 cells = (of(runs, peers) for of in (time_cells, processor_cells, memory_cells))
                 row = [model.name, label(preset), *(cell for some in cells for cell in some)]
                 figure = {"model": model.name, "preset": label(preset)}
-                figure |= {who: each.to_json() for who, each in runs.items()}
+                figure |= {who: run.to_json() for who, run in runs.items()}
                 record.add([row], figure, blanks(runs, model.name, preset))
     record.finish()
 

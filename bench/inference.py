@@ -75,13 +75,13 @@ class Figure:
     def rows(self, threads: list[int]) -> Iterator[list[str]]:
         """One for each number of threads; what has nothing to do with threads stands in the first."""
         rest = self._rest()
-        for each in threads:
-            found = {who: by_threads.get(each) for who, by_threads in self.latencies.items()}
+        for thread in threads:
+            found = {who: by_threads.get(thread) for who, by_threads in self.latencies.items()}
             ours = found.pop(OURS)
             yield [
                 self.model,
                 label(self.preset),
-                str(each),
+                str(thread),
                 with_spread(ours and ours.float, 1e3),
                 with_spread(ours and ours.quantized, 1e3),
                 number(ours and ours.multiple, unit=" x"),
@@ -122,7 +122,9 @@ def time_sessions(model: Path, quantized: Path, has_portable: bool) -> dict[str,
         "library": partial(open_session, quantized, threads=1),
     }
     turns = [name for _ in range(CREATIONS) for name in runs]
-    if has_portable and any(each.domain == DOMAIN for each in onnx.load(quantized, load_external_data=False).functions):
+    if has_portable and any(
+        function.domain == DOMAIN for function in onnx.load(quantized, load_external_data=False).functions
+    ):
         runs["portable"] = partial(open_session, quantized, threads=1, has_library=False)
         turns.append("portable")
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -130,7 +132,7 @@ def time_sessions(model: Path, quantized: Path, has_portable: bool) -> dict[str,
         begin = time.perf_counter()
         runs[name]()
         seconds[name].append(time.perf_counter() - begin)
-    return {name: Timing.of(each) for name, each in seconds.items()}
+    return {name: Timing.of(second) for name, second in seconds.items()}
 
 
 def time_ours(model: Path, quantized: Path, samples: SampleFile, threads: int, turns: int) -> Latency:

@@ -27,7 +27,7 @@ def describe_machine() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of what is installed."""
-    installed = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
     # a benchmark of the torch side runs without ONNX Runtime
     found = {name: installed[each] for each, name in DISTRIBUTIONS.items() if each in installed}
     return {"Python": platform.python_version(), **found}

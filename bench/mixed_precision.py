@@ -148,8 +148,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
         rows, plan = measure(model, arguments, Path(folder))
     record.notes.append(f"On those images: {', '.join(map(str, plan.figures))}.")
-    figure = {"model": model.name, "networks": [asdict(each) for each in rows], "plan": plan.to_dict()}
-    record.add([each.cells() for each in rows], figure)
+    figure = {"model": model.name, "networks": [asdict(row) for row in rows], "plan": plan.to_dict()}
+    record.add([row.cells() for row in rows], figure)
     record.finish()
 
 

@@ -95,7 +95,7 @@ def checked_presets(names: list[str]) -> list[str]:
     except QuarkError as error:
         raise SystemExit(f"--presets: {error}") from error
     # benchmarks run in folders of their own
-    return [str(Path(each).resolve()) if Path(each).suffix else each for each in presets]
+    return [str(Path(preset).resolve()) if Path(preset).suffix else preset for preset in presets]
 
 
 def chosen_models(arguments: argparse.Namespace, *, may_be_none: bool = False) -> list[NamedModel]:

@@ -343,7 +343,11 @@ def configurations(kind: str, arguments: argparse.Namespace, peers: Collection[s
         chosen.append(Configuration(OURS, label(preset), preset))
         if not arguments.no_unprotected and has_protection(preset):
             chosen.append(Configuration(OURS, f"{label(preset)}, Protect: none", preset, UNPROTECTED))
-    return chosen + [each for each in PEER_CONFIGURATIONS if each.quantizer in peers and kind in each.kinds]
+    return chosen + [
+        configuration
+        for configuration in PEER_CONFIGURATIONS
+        if configuration.quantizer in peers and kind in configuration.kinds
+    ]
 
 
 @dataclass
@@ -515,7 +519,7 @@ def main() -> None:
     record = Record.begin("networks", arguments, HEADER, notes, interpreters.facts)
     figures: list[Figure] = []
     if arguments.resume and (before := record.earlier(CHOOSING)) is not None:
-        figures = [Figure.from_json(each) for each in before.figures]
+        figures = [Figure.from_json(figure) for figure in before.figures]
         record.peers = {**before.peers, **record.peers}
     done = {figure.key for figure in figures}
     choose = partial(configurations, arguments=arguments, peers=interpreters.titles)

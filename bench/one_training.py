@@ -84,7 +84,7 @@ def float_network(job: Job) -> nn.Module:
 
 def normalized(images: Tensor) -> Tensor:
     x = images.permute(0, 3, 1, 2).float() / 255
-    mean, std = (torch.tensor(each, device=x.device).reshape(1, 3, 1, 1) for each in (MEAN, STD))
+    mean, std = (torch.tensor(value, device=x.device).reshape(1, 3, 1, 1) for value in (MEAN, STD))
     return (x - mean) / std
 
 
@@ -254,7 +254,9 @@ def make_step(network: nn.Module, job: Job, teacher: nn.Module | None) -> Callab
 def timed(job: Job, networks: dict[str, nn.Module], images: Tensor, labels: Tensor) -> dict[str, list[float]]:
     """Seconds of a step without teacher, of every turn."""
     x, y = normalized(images[: job["batch"]]), labels[: job["batch"]]
-    steps = {name: make_step(each.train(), {**job, "learning_rate": 1e-6}, None) for name, each in networks.items()}
+    steps = {
+        name: make_step(network.train(), {**job, "learning_rate": 1e-6}, None) for name, network in networks.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(job["turns"] + 1):
         for name, step in steps.items():
@@ -275,7 +277,7 @@ def main() -> None:
     with np.load(job["data"]) as archive:
         whole = {name: torch.from_numpy(archive[name]).to(job["device"]) for name in archive.files}
     images, labels = whole["train_x"][: job["images"]], whole["train_y"][: job["images"]].long()
-    calibration = [normalized(each) for each in images[: job["calibration"]].split(BATCH)]
+    calibration = [normalized(part) for part in images[: job["calibration"]].split(BATCH)]
     quantize = TOOLS[job["who"]]
     result: dict[str, Any] = {}
     if job["turns"]:

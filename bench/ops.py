@@ -147,12 +147,12 @@ def measure(fmt: BlockFormat, case: Case, turns: int) -> Iterator[Figure]:
 
 def row(figures: list[Figure]) -> list[str]:
     """The cells of one format and tensor."""
-    found = {(each.what, each.threads): each for each in figures}
+    found = {(figure.what, figure.threads): figure for figure in figures}
     one, two = (found.get(("native", threads)) for threads in (1, 2))
     copy = f"{one.gigabytes_per_second / one.share_of_copy:.1f}" if one else ""
-    native = [f"{each.gigabytes_per_second:.1f} ({each.share_of_copy:.0%})" if each else "" for each in (one, two)]
+    native = [f"{value.gigabytes_per_second:.1f} ({value.share_of_copy:.0%})" if value else "" for value in (one, two)]
     numpy, torch, portable = (found.get((name, 1)) for name in ("numpy", "torch", "portable"))
-    plain = [f"{each.gigabytes_per_second:.2f}" if each else "" for each in (numpy, torch)]
+    plain = [f"{value.gigabytes_per_second:.2f}" if value else "" for value in (numpy, torch)]
     times = f"{portable.seconds.best / one.seconds.best:.0f} x native time" if portable and one else ""
     return [figures[0].format, figures[0].case, copy, *native, *plain, times]
 
@@ -177,7 +177,7 @@ def main() -> None:
         for case in CASES:
             say(f"{fmt} {case}")
             figures = list(measure(fmt, case, turns))
-            record.add([row(figures)], [asdict(each) for each in figures])
+            record.add([row(figures)], [asdict(figure) for figure in figures])
     record.finish()
 
 

@@ -73,7 +73,7 @@ class Figure:
     def row(self) -> list[str]:
         best = {name: timing.best for name, timing in self.sessions.items()}
         bare = {name: timing.best for name, timing in self.bare_sessions.items()}
-        sizes = [number(each / 1e6) for each in (self.float_bytes, self.unpacked_bytes, self.packed_bytes)]
+        sizes = [number(value / 1e6) for value in (self.float_bytes, self.unpacked_bytes, self.packed_bytes)]
         return [
             *(self.model, self.preset, self.profile, *sizes, number(self.bits_per_weight)),
             *(with_spread(self.sessions.get(name), 1e3, 0) for name in ("float", "unpacked", "packed")),
@@ -82,7 +82,7 @@ class Figure:
             *(number(self.megabytes.get(name), 0) for name in ("float", "unpacked", "packed")),
             times(self.megabytes.get("packed"), self.megabytes.get("float")),
             times(self.latency["packed"].best, self.latency["unpacked"].best),
-            *("yes" if each else "no" for each in (self.has_same_logits, self.unpacks_to_itself)),
+            *("yes" if value else "no" for value in (self.has_same_logits, self.unpacks_to_itself)),
         ]
 
 
@@ -94,7 +94,7 @@ def time_sessions(makers: dict[str, Callable[[], object]], count: int) -> dict[s
             begin = time.perf_counter()
             make()
             seconds[name].append(time.perf_counter() - begin)
-    return {name: Timing.of(each) for name, each in seconds.items()}
+    return {name: Timing.of(second) for name, second in seconds.items()}
 
 
 def session_megabytes(path: Path) -> float:

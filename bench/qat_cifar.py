@@ -147,7 +147,7 @@ class Figure:
     minutes: float
 
     def cells(self) -> list[str]:
-        shares = [f"{each:.2f}" for each in (self.float_top1, self.ptq_top1, self.qat_top1)]
+        shares = [f"{value:.2f}" for value in (self.float_top1, self.ptq_top1, self.qat_top1)]
         difference = f"{self.qat_top1 - self.float_top1:+.2f}"
         return [self.method, *shares, difference, str(self.epochs), f"{self.minutes:.1f}"]
 
@@ -188,7 +188,7 @@ class Cifar:
             trainer.train(batches, held_out)
         minutes = (time.perf_counter() - began) / 60
         after = evaluate_module(quantizer.freeze(model), test, self.processes)
-        float_top1, ptq_top1, qat_top1 = (100 * each.accuracy.top1 for each in (before, start, after))
+        float_top1, ptq_top1, qat_top1 = (100 * value.accuracy.top1 for value in (before, start, after))
         return Figure(method, float_top1, ptq_top1, qat_top1, options.epochs, minutes)
 
 

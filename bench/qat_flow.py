@@ -154,7 +154,7 @@ def main() -> None:
         for method in arguments.methods:
             timings = bench.measure(method)
             rows = bench.rows(method, timings)
-            seconds = {key: asdict(each) for key, each in timings.items()}
+            seconds = {key: asdict(timing) for key, timing in timings.items()}
             record.add(rows, {"network": name, "method": method, "seconds": seconds})
             say("\n".join(" | ".join(row) for row in rows))
             gc.collect()

@@ -215,13 +215,15 @@ def turns_of(steps: Mapping[str, Callable[[], None]], arguments: argparse.Namesp
     for _ in range(arguments.repeat):
         for method, step in steps.items():
             seconds[method].append(seconds_of(step, arguments))
-    return {method: Timing.of(each) for method, each in seconds.items()}
+    return {method: Timing.of(second) for method, second in seconds.items()}
 
 
 def rows_of(name: str, mode: str, timings: Mapping[str, Timing]) -> list[list[str]]:
     """A row for each method; without float among them there is nothing to compare with."""
     whole = timings["float"].best if "float" in timings else None
-    return [[name, mode, method, with_spread(each, 1e3), times(each.best, whole)] for method, each in timings.items()]
+    return [
+        [name, mode, method, with_spread(timing, 1e3), times(timing.best, whole)] for method, timing in timings.items()
+    ]
 
 
 def measure(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Timing]:
@@ -259,7 +261,11 @@ def main() -> None:
         for mode in arguments.modes:
             torch._dynamo.reset()
             timings = measure(name, mode, arguments)
-            figure = {"network": name, "mode": mode, "seconds": {key: asdict(each) for key, each in timings.items()}}
+            figure = {
+                "network": name,
+                "mode": mode,
+                "seconds": {key: asdict(timing) for key, timing in timings.items()},
+            }
             record.add(rows_of(name, mode, timings), figure)
     record.finish()
 

@@ -49,7 +49,7 @@ class Figure:
             times(self.runs[OURS].best, self.floor.best, 1),
             *time_cells(self.runs, peers),
             *memory_cells(self.runs, peers),
-            *(number(each.file_mb, 1) for each in self.runs.values()),
+            *(number(run.file_mb, 1) for run in self.runs.values()),
         ]
 
     def to_json(self) -> dict[str, Any]:

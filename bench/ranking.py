@@ -65,23 +65,23 @@ class Row:
 
     @property
     def top1_ratio(self) -> float | None:
-        return ratio(self.worst.top1 - self.base.top1, [each.top1 - self.base.top1 for each in self.draws])
+        return ratio(self.worst.top1 - self.base.top1, [draw.top1 - self.base.top1 for draw in self.draws])
 
     @property
     def divergence_ratio(self) -> float | None:
-        gains = [self.base.divergence - each.divergence for each in self.draws]
+        gains = [self.base.divergence - draw.divergence for draw in self.draws]
         return ratio(self.base.divergence - self.worst.divergence, gains)
 
     def cells(self) -> list[str]:
-        top1 = float(np.mean([each.top1 for each in self.draws]))
-        divergence = float(np.mean([each.divergence for each in self.draws]))
+        top1 = float(np.mean([draw.top1 for draw in self.draws]))
+        divergence = float(np.mean([draw.divergence for draw in self.draws]))
         return [
             self.model,
             label(self.preset),
             str(self.images),
-            *(number(each) for each in (self.float_top1, self.base.top1, self.worst.top1, top1)),
+            *(number(value) for value in (self.float_top1, self.base.top1, self.worst.top1, top1)),
             ratio_text(self.top1_ratio),
-            *(number(each, 4) for each in (self.base.divergence, self.worst.divergence, divergence)),
+            *(number(value, 4) for value in (self.base.divergence, self.worst.divergence, divergence)),
             ratio_text(self.divergence_ratio),
         ]
 
@@ -121,7 +121,7 @@ def quantize_all(
         return result.save(folder / f"{name.replace(' ', '_')}.onnx")
 
     files = {BASE: file(BASE, [])}
-    found = diagnose(
+    diagnosis = diagnose(
         model.path,
         files[BASE],
         arguments.calib,
@@ -130,7 +130,7 @@ def quantize_all(
         histograms=0,
         preprocessing=model.preprocessing,
     )
-    candidates = {each.name: each.nodes for each in found.ranked if each.weights}
+    candidates = {diagnosis.name: diagnosis.nodes for diagnosis in diagnosis.ranked if diagnosis.weights}
     worst = list(candidates)[: arguments.layers]
     files[WORST] = file(WORST, [node for name in worst for node in candidates[name]])
     for index, names in enumerate(draw(list(candidates), arguments.layers, arguments.draws, arguments.seed)):
@@ -156,9 +156,9 @@ def score_all(files: dict[str, Path], reference: Path, data: Dataset, threads: i
             scores = network.run(None, batch.inputs)[0]
             hits[name].append(scores.argmax(1) == labels)
             divergences[name].append((np.exp(p) * (p - log_probabilities(scores))).sum(axis=1))
-    top1 = {name: 100 * float(np.concatenate(each).mean()) for name, each in hits.items()}
+    top1 = {name: 100 * float(np.concatenate(hit).mean()) for name, hit in hits.items()}
     return top1["float"], {
-        name: Score(top1[name], float(np.concatenate(each).mean())) for name, each in divergences.items()
+        name: Score(top1[name], float(np.concatenate(divergence).mean())) for name, divergence in divergences.items()
     }
 
 

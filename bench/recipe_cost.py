@@ -37,7 +37,7 @@ class Figure:
     timings: dict[str, Timing]
 
     def cells(self) -> list[str]:
-        found = [with_spread(self.timings.get(each)) for each in (WITHOUT, CLE, CORRECTION, BOTH)]
+        found = [with_spread(self.timings.get(value)) for value in (WITHOUT, CLE, CORRECTION, BOTH)]
         return [self.model, self.preset, *found, times(self.timings[BOTH].best, self.timings[WITHOUT].best)]
 
     def to_json(self) -> dict[str, Any]:

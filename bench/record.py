@@ -201,12 +201,12 @@ class Record:
     def add(self, rows: Iterable[Sequence[str]], figure: Any, blanks: Iterable[Blank] = ()) -> None:
         """Rows of the table and the figures that they come from; everything so far is written."""
         self.rows += [list(row) for row in rows]
-        self.blanks += [Blank(*without_places([each.who, each.what, each.reason])) for each in blanks]
+        self.blanks += [Blank(*without_places([blank.who, blank.what, blank.reason])) for blank in blanks]
         self.figures.append(asdict(figure) if is_dataclass(figure) and not isinstance(figure, type) else figure)
         self.write()
 
     def write(self) -> None:
-        places = {each.name for each in fields(self) if each.metadata.get("is_place")}
+        places = {field.name for field in fields(self) if field.metadata.get("is_place")}
         content = without_places({name: value for name, value in asdict(self).items() if name not in places})
         write_text(json.dumps(content, indent=1, ensure_ascii=False, default=float) + "\n", self.path)
         write_text(f"# bench.{self.bench}\n\n{self.markdown()}\n", self.path.with_suffix(".md"))
@@ -232,8 +232,8 @@ class Record:
 def blank_lines(blanks: Iterable[Blank]) -> list[str]:
     """One line for each reason of each who, with all rows that it is about."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for each in blanks:
-        rows.setdefault((each.who, each.reason), []).append(each.what)
+    for blank in blanks:
+        rows.setdefault((blank.who, blank.reason), []).append(blank.what)
     return [f"- {who}: {reason} ({', '.join(dict.fromkeys(what))})" for (who, reason), what in rows.items()]
 
 

@@ -30,24 +30,24 @@ class Runs:
 
     @property
     def seconds(self) -> Timing | None:
-        return Timing.of([each.seconds for each in self.outcomes]) if self.outcomes else None
+        return Timing.of([outcome.seconds for outcome in self.outcomes]) if self.outcomes else None
 
     @property
     def best(self) -> float | None:
-        return min((each.seconds for each in self.outcomes), default=None)
+        return min((outcome.seconds for outcome in self.outcomes), default=None)
 
     @property
     def processor_seconds(self) -> float | None:
-        known = [each.processor_seconds for each in self.outcomes if each.processor_seconds is not None]
+        known = [outcome.processor_seconds for outcome in self.outcomes if outcome.processor_seconds is not None]
         return min(known, default=None)
 
     @property
     def peak_mb(self) -> float | None:
-        return min((each.peak_mb for each in self.outcomes), default=None)
+        return min((outcome.peak_mb for outcome in self.outcomes), default=None)
 
     @property
     def file_mb(self) -> float | None:
-        return next((each.file_mb for each in self.outcomes), None)
+        return next((outcome.file_mb for outcome in self.outcomes), None)
 
     def run(self, measure: Callable[[], Outcome]) -> str:
         """Once more, unless it failed before; what came of it, for people."""
@@ -65,7 +65,7 @@ class Runs:
             "peak_mb": self.peak_mb,
             "file_mb": self.file_mb,
             "error": self.error,
-            "runs": [asdict(each) for each in self.outcomes],
+            "runs": [asdict(outcome) for outcome in self.outcomes],
         }
 
 
@@ -104,7 +104,7 @@ def memory_cells(runs: Mapping[str, Runs], peers: Sequence[str]) -> list[str]:
 
 def blanks(runs: Mapping[str, Runs], model: str, preset: str) -> list[Blank]:
     """Those who failed, and why."""
-    return [blank(who, model, label(preset), each.error) for who, each in runs.items() if each.error is not None]
+    return [blank(who, model, label(preset), run.error) for who, run in runs.items() if run.error is not None]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Quantizers:
         for turn in range(repeat):
             if floor is not None:
                 floor.run(lambda: self.interpreters.run_float(self.model, self.samples))
-            for who, each in runs.items():
-                what = each.run(partial(self.once, who, preset))
+            for who, run in runs.items():
+                what = run.run(partial(self.once, who, preset))
                 say(f"{self.model.name} {label(preset)} {who}, run {turn + 1} of {repeat}: {what}")
         return runs

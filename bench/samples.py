@@ -65,7 +65,7 @@ def write_samples(model: NamedModel, calib: Path, count: int, folder: Path) -> S
     loader = image_loader(port, find_preprocessing(model.preprocessing))
     chosen = evenly_spaced(files, count)
     taken = set(chosen)
-    rest = [each for each in files if each not in taken]
+    rest = [file for file in files if file not in taken]
     path = folder / f"{model.name}.npy"
     np.save(path, np.stack([loader.load(each) for each in [*chosen, *evenly_spaced(rest, held_out_count(count))]]))
     return SampleFile(path, port.name, count)

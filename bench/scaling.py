@@ -151,7 +151,7 @@ def measure_axis(axis: str, arguments: argparse.Namespace, interpreters: Interpr
             line = Line(axis, preset, {**line.runs, value: runs}, {**line.megabytes, value: megabytes})
             row = [axis, str(value), f"{megabytes:.1f}", preset, *time_cells(runs, peers), *memory_cells(runs, peers)]
             figure = {"axis": axis, "value": value, "preset": preset, "model_mb": megabytes}
-            figure |= {who: each.to_json() for who, each in runs.items()}
+            figure |= {who: run.to_json() for who, run in runs.items()}
             record.add([row], figure, blanks(runs, f"{axis} {value}", preset))
         if line.runs:
             record.add([line.summary()], {"axis": axis, "preset": preset, PER_DOUBLING: line.summary()[4:]})

@@ -96,7 +96,7 @@ class Round:
     def add(self, inputs: dict[str, Any]) -> None:
         for key, network in list(self.networks.items()):
             # a peer may have renamed the input
-            feeds = dict(zip((each.name for each in network.inputs), inputs.values(), strict=True))
+            feeds = dict(zip((input_.name for input_ in network.inputs), inputs.values(), strict=True))
             with self.failing(key):
                 self.ranks[key].append(ranked(network.scores(feeds)))
 

@@ -304,13 +304,13 @@ def main() -> None:
     record = Record.begin("transformers", arguments, HEADER, notes, interpreters.facts)
     figures: list[Figure] = []
     if arguments.resume and (before := record.earlier((*CHOOSING, "rows", "note"))) is not None:
-        figures = [Figure.from_json(each) for each in before.figures]
+        figures = [Figure.from_json(figure) for figure in before.figures]
         record.peers = {**before.peers, **record.peers}
     done = {figure.key for figure in figures}
     quantizers = interpreters.quantizers
 
     def choose(_kind: str) -> list[Configuration]:
-        own = [each for each in CONFIGURATIONS if each.quantizer in quantizers]
+        own = [configuration for configuration in CONFIGURATIONS if configuration.quantizer in quantizers]
         return [each for each in own if is_chosen(each.quantizer, each.label, patterns)]
 
     for name in judge.networks if judge else ():
@@ -320,12 +320,15 @@ def main() -> None:
             figures += bench.figures(done)
         update(record, figures)
     if language is not None:
-        rows = [(FLOAT, None), *((who, each) for each in LANGUAGE_CONFIGURATIONS for who in LANGUAGE_QUANTIZERS)]
+        rows = [
+            (FLOAT, None),
+            *((who, configuration) for configuration in LANGUAGE_CONFIGURATIONS for who in LANGUAGE_QUANTIZERS),
+        ]
         asked = [
-            (who, each, interpreters)
-            for who, each in rows
-            if (who == FLOAT or (who in quantizers and is_chosen(who, each.label if each else "", patterns)))
-            and (language.folder.name, who, each.label if each else "") not in done
+            (who, row, interpreters)
+            for who, row in rows
+            if (who == FLOAT or (who in quantizers and is_chosen(who, row.label if row else "", patterns)))
+            and (language.folder.name, who, row.label if row else "") not in done
         ]
         measured: dict[int, Figure] = {}
         with ThreadPoolExecutor(arguments.jobs) as pool:  # each row runs in a process of its own

@@ -80,7 +80,7 @@ class Gain:
     def cells(self) -> list[str]:
         gain = f"{self.gain.difference:+.2f} ± {self.gain.standard_error:.2f}"
         before, after = (number(each, 4) for each in self.divergence)
-        figures = [number(each, 2) for each in (self.float_top1, self.base_score.top1, self.tuned_score.top1)]
+        figures = [number(value, 2) for value in (self.float_top1, self.base_score.top1, self.tuned_score.top1)]
         last = [gain, f"{before}, {after}", f"{self.fall:+.1f}", f"{self.kept[0]} of {sum(self.kept)}"]
         return [self.model, self.preset, str(self.images), *figures, *last]
 
@@ -100,7 +100,7 @@ def kept_of(report: Path) -> tuple[int, int]:
     """How many layers or constants training changed, and how many it left."""
     content = json.loads(report.read_text(encoding="utf-8"))
     facts = [each for each in content["algorithms"] if each["name"] in TRAINERS]
-    changed, left = (sum(len(each[what]) for each in facts) for what in ("changed", "left"))
+    changed, left = (sum(len(fact[what]) for fact in facts) for what in ("changed", "left"))
     return changed, left
 
 
@@ -117,14 +117,14 @@ class Bench:
         data = self.source.data(self.arguments.limit)
         samples = self.source.samples(self.arguments.images, self.folder)
         reference = scores_of(self.source.model.path, data, self.arguments.threads)
-        for base in dict.fromkeys(base_of(each) for each in presets):
+        for base in dict.fromkeys(base_of(preset) for preset in presets):
             try:
                 _, path = self._quantized(base, samples)
                 before = scores_of(path, data, self.arguments.threads)
             except ChildError as error:
                 yield blank(OURS, self.source.model.name, base, str(error))
                 continue
-            for preset in [each for each in presets if base_of(each) == base]:
+            for preset in [preset for preset in presets if base_of(preset) == base]:
                 try:
                     seconds, path = self._quantized(preset, samples)
                 except ChildError as error:
@@ -139,7 +139,7 @@ class Bench:
         self, preset: str, data: Dataset, scores: tuple[Array, Array, Array], kept: tuple[int, int], seconds: float
     ) -> Gain:
         assert data.labels is not None
-        exact, base, tuned = (ranked(each) for each in scores)
+        exact, base, tuned = (ranked(score) for score in scores)
         rows = [
             np.array([mean_divergence(scores[0][i : i + 1], some[i : i + 1]) for i in range(len(some))])
             for some in scores[1:]
@@ -186,7 +186,7 @@ def resume(record: Record) -> set[tuple[str, str]]:
     if before is None:
         return set()
     record.rows, record.figures, record.blanks = before.rows, before.figures, before.blanks
-    return {(each["model"], each["preset"]) for each in before.figures}
+    return {(figure["model"], figure["preset"]) for figure in before.figures}
 
 
 def settle(record: Record, model: str, found: Gain | Blank) -> None:
@@ -195,7 +195,7 @@ def settle(record: Record, model: str, found: Gain | Blank) -> None:
     settled = {f"{model} {preset}"}
     if ROWS[preset].is_trained:  # its base came to a result
         settled.add(f"{model} {base_of(preset)}")
-    record.blanks = [each for each in record.blanks if each.what not in settled]
+    record.blanks = [blank for blank in record.blanks if blank.what not in settled]
     if isinstance(found, Blank):
         record.blanks.append(found)
         record.write()
@@ -239,10 +239,10 @@ def main() -> None:
     record = Record.begin("tuned", arguments, HEADER, notes_of(arguments))
     done = resume(record) if arguments.resume else set()
     for source in chosen:
-        presets = [each for each in arguments.presets if (source.model.name, each) not in done]
+        presets = [preset for preset in arguments.presets if (source.model.name, preset) not in done]
         with tempfile.TemporaryDirectory(prefix="quark-bench-") as folder:
-            for found in Bench(source, arguments, Path(folder)).gains(presets) if presets else ():
-                settle(record, source.model.name, found)
+            for gain in Bench(source, arguments, Path(folder)).gains(presets) if presets else ():
+                settle(record, source.model.name, gain)
     record.finish()
 
 
