@@ -45,7 +45,7 @@ def test_rows_of_today_are_kept_and_known(tmp_path: Path) -> None:
     add_row(second, "MX6")
     found = Record.read(second.path)
     assert [row[1] for row in found.rows] == ["A8W8", "MX6"]
-    assert [each.what for each in found.blanks] == ["A8W8", "MX6"]
+    assert [blank.what for blank in found.blanks] == ["A8W8", "MX6"]
 
 
 def test_rows_that_were_measured_otherwise_are_not_mixed_in(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_cell_has_top1_and_the_paired_difference() -> None:
         "net", "A8W8", 10, 80.0, 90.0, {OURS: Score(70.0, 85.0, -10.0, 3.0, 88.0, 0, 1)}, {}, {"nncf": "no"}
     )
     assert figure.cells([OURS, "nncf"]) == ["net", "A8W8", "10", "80.00", "70.00 (-10.00 ± 3.00)", ""]
-    assert [each.reason for each in figure.blanks()] == ["no"]
+    assert [blank.reason for blank in figure.blanks()] == ["no"]
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_sets_of_calibration_images_have_none_in_common(tmp_path: Path) -> None:
     model = NamedModel("net", network_path(), "none")
     sets = [images_of_set(model, tmp_path, 3, number, 7) for number in range(3)]
     values = [{float(image.mean()) for image in images} for images in sets]
-    assert [len(each) for each in values] == [8, 8, 8]  # seven to calibrate on, one held out
+    assert [len(value) for value in values] == [8, 8, 8]  # seven to calibrate on, one held out
     assert len(set.union(*values)) == 24
     assert figure_of("net", "XINT8", [(0.02, 99.0), (0.03, 98.0)]).cells() == [
         "net",

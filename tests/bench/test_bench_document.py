@@ -34,7 +34,7 @@ def test_the_newest_record_of_each_label_is_shown(tmp_path: Path) -> None:
     write_record(tmp_path, "ops", "2026-01-01", "older")
     write_record(tmp_path, "ops", "2026-01-01", "special", "cuda")
     write_record(tmp_path, "accuracy", "2025-01-01", "first")
-    assert [each.rows[0][1] for each in newest_records(tmp_path)] == ["first", "newer", "special"]
+    assert [record.rows[0][1] for record in newest_records(tmp_path)] == ["first", "newer", "special"]
     page = benchmarks_document(tmp_path)
     assert "| net | newer |" in page
     assert "| net | older |" not in page

@@ -31,7 +31,7 @@ def test_what_was_not_measured_is_a_blank_cell_with_its_reason() -> None:
     assert dict(found)["ours / floor"] == "2.0 x"
     assert dict(found)["ours peak MB"] == "200"
     assert [text for name, text in found if name == "of ours"] == ["4.0 x", "", "2.00 x", ""]
-    assert [(each.who, each.what, each.reason) for each in blanks(runs, "net", "XINT8")] == [
+    assert [(blank.who, blank.what, blank.reason) for blank in blanks(runs, "net", "XINT8")] == [
         ("nncf", "net XINT8", "it broke")
     ]
     assert times(1.0, None) == ""

@@ -130,7 +130,7 @@ def test_ours_beside_float_and_nothing_twice(
         ["pair", "ours", "A8W8"],
         ["pair", "ours", "MXINT8"],
     ]
-    figures = {each["configuration"]: Figure.from_json(each) for each in record.figures}
+    figures = {figure["configuration"]: Figure.from_json(figure) for figure in record.figures}
     assert figures[""].measures["error_percent"] == 0
     assert 0 < figures["A8W8"].measures["error_percent"] < 20
     assert (figures["A8W8"].eight_bit_percent, figures["MXINT8"].eight_bit_percent) == (100, 0)
@@ -164,17 +164,17 @@ def test_peers_are_blank_where_they_fail_and_their_files_are_kept(
     # the environment of this test has the package that the peer is
     given = ("--presets", "none", "--peers", f"onnxruntime={sys.executable}", "--keep", str(tmp_path / "keep"))
     record = run(*given)
-    figures = {each["configuration"]: Figure.from_json(each) for each in record.figures}
+    figures = {figure["configuration"]: Figure.from_json(figure) for figure in record.figures}
     assert figures["products only"].measures["error_percent"] > 0
     assert figures["products only"].eight_bit_percent == 100
     assert figures["broken"].measures == {}
-    assert [(each.what, "NoSuchType" in each.reason) for each in record.blanks] == [("pair broken", True)]
+    assert [(blank.what, "NoSuchType" in blank.reason) for blank in record.blanks] == [("pair broken", True)]
     assert any(row[3].startswith("**error_percent ") for row in record.rows)
     (kept,) = (tmp_path / "keep").rglob("*.onnx")
     made_at = kept.stat().st_mtime_ns
     again = run(*given)
     assert kept.stat().st_mtime_ns == made_at
-    seconds = {each["configuration"]: each["seconds"] for each in again.figures}
+    seconds = {figure["configuration"]: figure["seconds"] for figure in again.figures}
     assert seconds["products only"] == figures["products only"].seconds
 
 
@@ -269,19 +269,29 @@ def test_cells_have_ratios_and_the_value_of_float() -> None:
 def test_presets_and_peers_go_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = Namespace(presets=None, no_unprotected=False)
     monkeypatch.setattr(bench.networks, "has_protection", lambda preset: preset == "XINT8")
-    ours = [each for each in configurations(TRANSFORMER, arguments, ["nncf"]) if each.quantizer == OURS]
+    ours = [
+        configuration
+        for configuration in configurations(TRANSFORMER, arguments, ["nncf"])
+        if configuration.quantizer == OURS
+    ]
     labels = [each.label for each in ours]
     assert labels[0] == "INT8_TRANSFORMER_DEFAULT"
     assert labels[labels.index("XINT8") + 1] == "XINT8, Protect: none"
-    assert sum("Protect" in each for each in labels) == 1
+    assert sum("Protect" in label for label in labels) == 1
     for kind in (CONVOLUTIONAL, TRANSFORMER):
-        peers = [each for each in configurations(kind, arguments, ["nncf", "onnxruntime"]) if each.quantizer != OURS]
-        assert {"nncf", "onnxruntime"} == {each.quantizer for each in peers}
+        peers = [
+            configuration
+            for configuration in configurations(kind, arguments, ["nncf", "onnxruntime"])
+            if configuration.quantizer != OURS
+        ]
+        assert {"nncf", "onnxruntime"} == {peer.quantizer for peer in peers}
         assert all(
-            ("model_type" in each.settings) == (kind == TRANSFORMER) for each in peers if each.quantizer == "nncf"
+            ("model_type" in peer.settings) == (kind == TRANSFORMER) for peer in peers if peer.quantizer == "nncf"
         )
-        assert any(not each.is_static for each in peers) == (kind == TRANSFORMER)
-    assert len({(each.quantizer, each.label) for each in PEER_CONFIGURATIONS}) == len(PEER_CONFIGURATIONS)
+        assert any(not peer.is_static for peer in peers) == (kind == TRANSFORMER)
+    assert len({(configuration.quantizer, configuration.label) for configuration in PEER_CONFIGURATIONS}) == len(
+        PEER_CONFIGURATIONS
+    )
 
 
 def test_protection_is_only_turned_off_where_the_option_exists(monkeypatch: pytest.MonkeyPatch) -> None:

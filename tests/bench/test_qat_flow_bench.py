@@ -41,14 +41,14 @@ def test_steps_of_float_and_of_the_method_are_timed_side_by_side() -> None:
     )
     timings = Bench("cifar_resnet20", given).measure("w4a4")
     assert list(timings) == [f"eager {FLOAT}", "eager w4a4"]
-    assert all(each.turns == 2 and each.best > 0 for each in timings.values())
+    assert all(timing.turns == 2 and timing.best > 0 for timing in timings.values())
 
 
 def test_a_row_is_relative_to_float_in_its_mode_and_to_eager_float() -> None:
     bench = object.__new__(Bench)
     bench.name, bench.arguments = "resnet18", Namespace(modes=["eager", "compiled"])
     seconds = {"eager float": 4.0, "eager int8": 6.0, "compiled float": 2.0, "compiled int8": 3.0}
-    rows = bench.rows("int8", {name: Timing.of([each]) for name, each in seconds.items()})
+    rows = bench.rows("int8", {name: Timing.of([second]) for name, second in seconds.items()})
     found = [dict(zip(HEADER, row, strict=True)) for row in rows]
     assert [(each["mode"], each["method"], each["of float"], each["of eager float"]) for each in found] == [
         ("eager", "float", "1.00 x", "1.00 x"),

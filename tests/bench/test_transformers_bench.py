@@ -33,7 +33,9 @@ from quark.onnx import get_default_config
 from quark.onnx.quantization.config.options import settings_of
 
 
-@pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each.quantizer == OURS], ids=str)
+@pytest.mark.parametrize(
+    "configuration", [configuration for configuration in CONFIGURATIONS if configuration.quantizer == OURS], ids=str
+)
 def test_options_of_ours_are_accepted(configuration: Any) -> None:
     config = get_default_config(configuration.preset)
     config.extra_options.update(configuration.extra_options)
@@ -44,9 +46,9 @@ def test_options_of_ours_are_accepted(configuration: Any) -> None:
 
 
 def test_no_two_rows_have_one_name() -> None:
-    names = [(each.quantizer, each.label) for each in CONFIGURATIONS]
+    names = [(configuration.quantizer, configuration.label) for configuration in CONFIGURATIONS]
     assert len(set(names)) == len(names)
-    labels = [each.label for each in LANGUAGE_CONFIGURATIONS]
+    labels = [configuration.label for configuration in LANGUAGE_CONFIGURATIONS]
     assert len(set(labels)) == len(labels)
 
 
@@ -63,7 +65,7 @@ def test_a_row_has_a_cell_for_every_heading(tmp_path: Path) -> None:
     update(record, [figure, failed])
     row = dict(zip(HEADER, record.rows[0], strict=True))
     assert (row["measures"], row["file MB"], row["8-bit MACs %"]) == ("perplexity 20.5", "2.00", "")
-    assert [each.reason for each in record.blanks] == ["quantize: no"]
+    assert [blank.reason for blank in record.blanks] == ["quantize: no"]
     record.markdown()
 
 
@@ -83,7 +85,9 @@ class Runner:
 def test_only_amd_quark_is_told_the_structure() -> None:
     model = LanguageModel(Path("llama"), Path("a.npy"), Path("b.npy"), samples=3, windows=2, device="cpu")
     answer = {"seconds": 2.0, "peak_mb": 100.0, "perplexity": 21.0, "save_error": "no disk"}
-    configuration = next(each for each in LANGUAGE_CONFIGURATIONS if each.label.endswith("64, AWQ"))
+    configuration = next(
+        configuration for configuration in LANGUAGE_CONFIGURATIONS if configuration.label.endswith("64, AWQ")
+    )
     jobs = {}
     for who in (OURS, AMD):
         runner = Runner(answer)

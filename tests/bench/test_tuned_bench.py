@@ -60,7 +60,7 @@ def test_a_result_takes_the_place_of_an_earlier_failure(tmp_path: Path) -> None:
     settle(second, "net", blank(OURS, "net", "MX6_ADAQUANT", "too slow"))
     found = Record.read(second.path)
     assert [row[1] for row in found.rows] == ["XINT8_ADAROUND"]
-    assert [(each.what, each.reason) for each in found.blanks] == [
+    assert [(blank.what, blank.reason) for blank in found.blanks] == [
         ("net A8W8", "no memory"),
         ("net MX6_ADAQUANT", "too slow"),
     ]
@@ -78,11 +78,11 @@ def test_a_run_leaves_a_row_for_each_preset(tmp_path: Path, monkeypatch: pytest.
     main()
     (path,) = (tmp_path / "out").glob("tuned-*.json")
     figures = Record.read(path).figures
-    pairs = [(each["preset"], each["base"]) for each in figures]
+    pairs = [(figure["preset"], figure["base"]) for figure in figures]
     assert pairs == [("XINT8_ADAROUND", "XINT8"), ("MX6_ADAQUANT", "MX6")]
-    for each in figures:
-        assert each["images"] == 24
-        assert each["divergence"][0] > 0
-        assert sum(each["kept"]) > 0
-        gained = each["tuned_score"]["top1"] - each["base_score"]["top1"]
-        assert each["gain"]["difference"] == pytest.approx(gained)
+    for figure in figures:
+        assert figure["images"] == 24
+        assert figure["divergence"][0] > 0
+        assert sum(figure["kept"]) > 0
+        gained = figure["tuned_score"]["top1"] - figure["base_score"]["top1"]
+        assert figure["gain"]["difference"] == pytest.approx(gained)

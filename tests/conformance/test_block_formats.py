@@ -132,7 +132,9 @@ def hard_numbers(fmt: BlockFormat, rule: ScaleRule) -> tuple[Array, dict[tuple[B
     plain = rng.standard_normal((6, 2, 50)).astype(np.float32)
     x = np.concatenate([bits, wide, tiny, plain], axis=1)
     quantizers = [BlockQuantizer(fmt, rule, rounding, policy) for policy in NonFinite for rounding in Rounding]
-    return x, {(each, axis): BACKENDS["numpy"](x, each, axis) for each in quantizers for axis in (0, 1, -1)}
+    return x, {
+        (quantizer, axis): BACKENDS["numpy"](x, quantizer, axis) for quantizer in quantizers for axis in (0, 1, -1)
+    }
 
 
 @each_format

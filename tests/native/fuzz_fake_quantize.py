@@ -114,8 +114,8 @@ def fuzz(rng: Random, compiled: NativeFakeQuantize) -> None:
     threads = int(rng.integers(1, 5))
     places = (x.ctypes.data, gradient.ctypes.data, x_gradient.ctypes.data)
     compiled.values(quantizer, rows, addresses, x.ctypes.data, out.ctypes.data, threads)
-    for each, count in zip(slopes, (1, threads), strict=True):
-        compiled.gradients(quantizer, rows, addresses, places, each.ctypes.data, count)
+    for slope, count in zip(slopes, (1, threads), strict=True):
+        compiled.gradients(quantizer, rows, addresses, places, slope.ctypes.data, count)
     values, gradients, products = expected(quantizer, x, gradient, parameter, zero_point)
     compare("values", out, values, quantizer, rows)
     compare("gradients", x_gradient, gradients, quantizer, rows)

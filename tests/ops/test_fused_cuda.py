@@ -118,7 +118,7 @@ def test_every_binade_and_every_tie(fmt):
     with np.errstate(over="ignore", under="ignore"):
         x = np.ldexp(steps, exponents).astype(np.float32)
     x = np.concatenate([x, -x[:, 1:13]], 1)
-    for rule in (each for each in RULES if each in fmt.scale_rules):
+    for rule in (rule for rule in RULES if rule in fmt.scale_rules):
         for rounding in Rounding:
             quantizer = BlockQuantizer(fmt, rule, rounding, NonFinite.BLOCK_NAN)
             actual = fused_fake_quantize.quantize_dequantize_on_cuda(torch.from_numpy(x).to(DEVICE), 1, quantizer)

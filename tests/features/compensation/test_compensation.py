@@ -47,18 +47,18 @@ def result(preset: str, **options):
 
 
 def sqnr(of) -> float:
-    return min(each.sqnr_db for each in of.report.outputs)
+    return min(output.sqnr_db for output in of.report.outputs)
 
 
 def facts(of):
-    return next(each for each in of.report.algorithms if each.name == "compensation")
+    return next(algorithm for algorithm in of.report.algorithms if algorithm.name == "compensation")
 
 
 @pytest.mark.parametrize(("preset", "gain"), [
     ("A8W8", 2.0), ("U8U8_AAWA", 2.0), ("MXFP4E2M1", 2.0), ("MX4", 2.0), ("MXINT8", 2.0), ("BF16", 1.0),
 ])  # fmt: skip
 def test_the_network_gets_closer(preset, gain):
-    plain, made_up = (result(preset, WeightsOnly=True, Compensation=each) for each in (False, True))
+    plain, made_up = (result(preset, WeightsOnly=True, Compensation=value) for value in (False, True))
     assert len(facts(made_up).changed) == 6
     assert facts(made_up).left == ()
     assert sqnr(made_up) > sqnr(plain) + gain
@@ -102,7 +102,7 @@ def test_the_alpha_of_a_gemm_comes_after_the_rounding_of_its_input():
 
 def test_biases_are_corrected_for_the_weights_that_are_stored():
     options = {"WeightsOnly": True, "Compensation": True}
-    plain, corrected = (result("MX4", **options, BiasCorrection=each) for each in (False, True))
+    plain, corrected = (result("MX4", **options, BiasCorrection=value) for value in (False, True))
     assert len(facts(corrected).changed) == 6
     assert sqnr(corrected) > sqnr(plain) - 0.5
 
@@ -151,7 +151,7 @@ def test_correlations_that_are_chance_do_no_harm():
         config.print_summary = False
         made = quantize(model, few, config).model
         rows = np.eye(64, dtype=np.float32).reshape(16, 1, 4, 64)
-        numbers = np.concatenate([run_model(made, {"x": each})["y"][0] for each in rows])
+        numbers = np.concatenate([run_model(made, {"x": row})["y"][0] for row in rows])
         errors.append(np.square(fresh @ (numbers - weight)).sum())
     assert errors[1] < 1.02 * errors[0]
 
@@ -168,7 +168,7 @@ def test_few_samples_of_one_kind_do_less_harm_to_others(monkeypatch):
 
     own, others = rng.normal(size=(6, 64)), rng.normal(size=(5, 6, 64))
     few = [{"x": near(own, 64)[None].astype(np.float32)} for _ in range(8)]
-    fresh = np.concatenate([near(each, 300) for each in others])
+    fresh = np.concatenate([near(other, 300) for other in others])
     weight = numpy_helper.to_array(next(each for each in model.graph.initializer if each.name == "w"))
     errors = []
     for share in (layers.SHARE_OF_ONE_SAMPLE, 1e-9):

@@ -68,8 +68,8 @@ def test_rounded_columns_are_equal_to_the_bit(
             monkeypatch.setattr(rounding, "_compiled", lambda quantize, groups: None)
         first = compensated(weights, Root.of(inner, np.arange(columns), 0.01), independent(scales, columns))
         results.append((first, descended(weights, first, inner, scales, 2)))
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize(

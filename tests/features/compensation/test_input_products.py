@@ -44,9 +44,9 @@ def sums_of(layer: TrainedLayer, data: Choice | None, samples: list[np.ndarray])
     for x in samples:
         products.observe(x)
         products.end_of_sample()
-    found = products.sums[layer.name]
-    found.finish()
-    return found
+    sums = products.sums[layer.name]
+    sums.finish()
+    return sums
 
 
 @pytest.mark.parametrize("waiting", [1, 3000, 1 << 20], ids=["sample by sample", "some samples", "all samples"])

@@ -160,7 +160,7 @@ def test_float32_gives_nearly_what_float64_gives() -> None:
     rng = np.random.default_rng(4)
     rows = rng.normal(size=(600, 90)) @ rng.normal(size=(90, 90)) + 1
     inner = (rows.T @ rows)[None]
-    exact, found = (Root.of(each, np.arange(90), 0.01).upper for each in (inner, inner.astype(np.float32)))
+    exact, found = (Root.of(value, np.arange(90), 0.01).upper for value in (inner, inner.astype(np.float32)))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, exact, atol=2e-3 * np.abs(exact).max())
 

@@ -94,7 +94,7 @@ def quantized(config: Config, model: nn.Module | None = None) -> Any:
 
 
 def facts(found: Any) -> AlgorithmFacts:
-    return next(each for each in found.algorithms if each.name == "compensation")
+    return next(algorithm for algorithm in found.algorithms if algorithm.name == "compensation")
 
 
 def error(found: Any) -> float:
@@ -110,23 +110,23 @@ def error(found: Any) -> float:
     ids=["int4", "int4 pof2", "mx6"],
 )
 def test_outputs_are_closer(spec: QuantizationConfig) -> None:
-    plain, found = (quantized(Config(spec, algo_config=each)) for each in ([], COMPENSATED))
+    plain, found = (quantized(Config(spec, algo_config=value)) for value in ([], COMPENSATED))
     assert len(facts(found).changed) >= 4, facts(found).left
     assert error(found) < 0.8 * error(plain)
 
 
 def test_weights_are_on_the_grid_of_the_plan_which_stays() -> None:
     plain, found = (
-        quantized(Config(specs(PerTensorPowOf2MinMSEObserver), algo_config=each)) for each in ([], COMPENSATED)
+        quantized(Config(specs(PerTensorPowOf2MinMSEObserver), algo_config=value)) for value in ([], COMPENSATED)
     )
-    weights = {each.tensor: each.choice for each in plain.plan if each.role is Role.WEIGHT}
-    assert weights == {each.tensor: each.choice for each in found.plan if each.role is Role.WEIGHT}
+    weights = {tensor.tensor: tensor.choice for tensor in plain.plan if tensor.role is Role.WEIGHT}
+    assert weights == {tensor.tensor: tensor.choice for tensor in found.plan if tensor.role is Role.WEIGHT}
     moved = 0
     for name, choice in weights.items():
         owner, _, _ = name.rpartition(".")
-        layers = [each.get_submodule(owner) for each in (plain, found)]
-        before, after = (each.folded_weight() if hasattr(each, "batch_norm") else each.weight for each in layers)
-        before, after = (each.detach().numpy() for each in (before, after))
+        layers = [value.get_submodule(owner) for value in (plain, found)]
+        before, after = (layer.folded_weight() if hasattr(layer, "batch_norm") else layer.weight for layer in layers)
+        before, after = (value.detach().numpy() for value in (before, after))
         codes = after / choice.scale[0]
         rows = np.abs(codes - np.rint(codes)).reshape(len(codes), -1).max(axis=1) < 1e-3
         kept = np.isclose(before, after, rtol=1e-5).reshape(len(codes), -1).all(axis=1)
@@ -175,7 +175,7 @@ def test_padding_by_name_is_left() -> None:
 def test_a_worse_network_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([OutputErrors([1.0], [1.0]), OutputErrors([2.0], [2.0])])
     monkeypatch.setattr(compensation, "_errors", lambda *_: next(errors))
-    plain, found = (quantized(Config(specs(), algo_config=each)) for each in ([], COMPENSATED))
+    plain, found = (quantized(Config(specs(), algo_config=value)) for value in ([], COMPENSATED))
     assert facts(found).changed == ()
     assert {each.reason for each in facts(found).left} == {"the outputs on held-out samples got worse with it"}
     x = images(4, 2)
@@ -196,7 +196,7 @@ def test_the_judge_sees_biases_corrected_and_leaves_the_network_alone() -> None:
         patch.setattr(compensation, "_errors", watched)
         quantized(Config(specs(), algo_config=[*COMPENSATED, BiasCorrectionConfig()]))
         quantized(Config(specs(), algo_config=COMPENSATED))
-    assert [len(each.relative) for each in seen] == [8, 8, 8, 8]  # those behind the first 16
+    assert [len(errors.relative) for errors in seen] == [8, 8, 8, 8]  # those behind the first 16
     assert seen[1].mean < seen[0].mean
     assert seen[0].mean != seen[2].mean
 
@@ -208,7 +208,7 @@ def test_biases_are_corrected_by_the_float_network() -> None:
     found, x = quantized(config, copy.deepcopy(model)), images()
     assert facts(found).changed
     with torch.no_grad():
-        exact, own = (each(x).mean(dim=(2, 3)).sort(dim=0).values[8:24].mean(dim=0) for each in (model, found))
+        exact, own = (value(x).mean(dim=(2, 3)).sort(dim=0).values[8:24].mean(dim=0) for value in (model, found))
         spread = model(x).std()
     # the middle half of the differences is not quite that of the values
     assert float((exact - own).abs().max()) < 0.02 * float(spread)
@@ -232,15 +232,15 @@ def test_sums_of_two_halves_merge() -> None:
     def observed(rows: Sequence[Any]) -> InputProducts:
         products = InputProducts()
         products.add(layer, None, 8)
-        for each in rows:
-            products.observe(each)
+        for row in rows:
+            products.observe(row)
             products.end_of_sample()
         return products
 
     rows = [random.standard_normal((1, 5)).astype(np.float32) for _ in range(8)]
     whole, first, second = observed(rows), observed(rows[:4]), observed(rows[4:])
     first.merge(second)
-    for each in (whole, first):
-        each.sums["fc"].finish()
+    for value in (whole, first):
+        value.sums["fc"].finish()
     np.testing.assert_allclose(first.sums["fc"].inner, whole.sums["fc"].inner, atol=1e-5)
     assert first.sums["fc"].seen == whole.sums["fc"].seen == 8

@@ -43,7 +43,7 @@ def shapes() -> onnx.ModelProto:
     halves = net.nodes_of(
         "Split", net.node("Reshape", x, flat), net.integers([2, 4]), axis=2, outputs=["left", "right"]
     )
-    cut = net.node("Slice", halves[1], *(net.integers([each]) for each in (-1, -9, 2, -2)))
+    cut = net.node("Slice", halves[1], *(net.integers([value]) for value in (-1, -9, 2, -2)))
     grown = net.node("Expand", net.node("ReduceMean", halves[0], axes=[2]), net.node("Shape", cut))
     is_larger = net.node("Greater", cut, grown)
     return net.model(net.node("Where", is_larger, cut, grown), net.node("Cast", is_larger, to=1))
@@ -205,7 +205,7 @@ def distilled(folder: Path) -> Any:
 def divergence(model: onnx.ModelProto) -> float:
     float_session, session = open_session(onnx.load(network_path()), threads=1), open_session(model, threads=1)
     unseen = load_digits()[1].images
-    p, q = (torch.from_numpy(each.run(None, {"input": unseen})[0]) for each in (float_session, session))
+    p, q = (torch.from_numpy(value.run(None, {"input": unseen})[0]) for value in (float_session, session))
     return float(output_loss(p, q, OutputKind.SCORES))
 
 
@@ -229,12 +229,12 @@ def test_weights_that_were_rounded_already_are_trained_from_what_they_were() -> 
     options = DistillationOptions(steps=20, batch_size=16, rate_share=0.01)
     rounded_model, floats = model.clone(), {}
     nodes = {node.name: node for node in rounded_model.graph}
-    for each in plan:
-        for reader in each.readers:
-            if each.role is Role.WEIGHT:
+    for tensor in plan:
+        for reader in tensor.readers:
+            if tensor.role is Role.WEIGHT:
                 value = nodes[reader.node].inputs[reader.index]
                 floats[value.name] = value.const_value.numpy()
-                value.const_value = ir.tensor(rounded(floats[value.name], each.choice), name=value.name)
+                value.const_value = ir.tensor(rounded(floats[value.name], tensor.choice), name=value.name)
 
     def run(model: ir.Model, starts: dict[str, np.ndarray]) -> Distilled:
         student, teacher = OnnxNetwork(model.clone(), choices_of(plan)), OnnxNetwork(load(network_path()).model)
@@ -367,11 +367,11 @@ def test_augmentation_repeats_itself_and_keeps_the_form_of_images() -> None:
     images_only = mixed({"x": batch["x"]}, np.random.default_rng(1), are_images=True)["x"]
     numbers = mixed(batch, np.random.default_rng(2), are_images=False)
     assert torch.equal(numbers["n"], batch["n"])
-    for found in (images_only, numbers["x"]):
-        assert found.shape == (4, 3, 40, 40)
-        assert not torch.equal(found, batch["x"])
-        assert bool((found >= 0).all())
-        assert bool((found <= 3).all())
+    for value in (images_only, numbers["x"]):
+        assert value.shape == (4, 3, 40, 40)
+        assert not torch.equal(value, batch["x"])
+        assert bool((value >= 0).all())
+        assert bool((value <= 3).all())
 
 
 def test_batches_count_as_their_rows() -> None:
@@ -510,7 +510,7 @@ def test_a_state_that_cannot_be_read_is_ignored(
 
 def test_clipped_integers_stay_integers() -> None:
     net = Net(seed=0)
-    limits = (net.constant(np.array(each, np.int64)) for each in (0, 9))
+    limits = (net.constant(np.array(value, np.int64)) for value in (0, 9))
     index = net.node("Clip", net.input("i", (1, 4), dtype=np.int64), *limits)
     model = net.model(net.node("Gather", net.weight(10, 6), index))
     feed = {"i": np.array([[-3, 4, 9, 12]])}

@@ -27,7 +27,7 @@ def by_channel(net: Net, low: float, high: float, axes: int = 2) -> str:
 
 
 def clip(net: Net, x: str, low: float | None, high: float | None) -> str:
-    ends = ["" if each is None else net.constant(each) for each in (low, high)]
+    ends = ["" if value is None else net.constant(value) for value in (low, high)]
     return net.node("Clip", x, *ends)
 
 
@@ -87,7 +87,7 @@ def test_chains_behind_a_convolution(chain: Chain) -> None:
     assert name == out
     x = np.random.default_rng(1).standard_normal((2, 3, 5, 6)).astype(np.float32)
     values = run_model(net.model(y, out), {"x": x})
-    flat, expected = (np.moveaxis(values[each], 1, -1).reshape(-1, CHANNELS) for each in (y, out))
+    flat, expected = (np.moveaxis(values[value], 1, -1).reshape(-1, CHANNELS) for value in (y, out))
     np.testing.assert_allclose(computed(activation, flat), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -23,7 +23,7 @@ LOUDNESS = np.repeat(np.linspace(0.01, 3, 5, dtype=np.float32)[:, None], 32, 1)
 
 def state_of(choice: Choice, options: FitOptions = OPTIONS) -> RoundedWeights:
     lower, upper = neighbours(WEIGHT, choice)
-    weight, low, high, loudness = (torch.from_numpy(each) for each in (WEIGHT, lower, upper, LOUDNESS))
+    weight, low, high, loudness = (torch.from_numpy(value) for value in (WEIGHT, lower, upper, LOUDNESS))
     return RoundedWeights(weight, low, high, loudness, options)
 
 
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_the_loss(name: str, progress: float, regulariza
     """With rows X, output error0 and neighbours l, u: sum of |X W~ - Y|^2 / error0 + lambda sum(1 - |2h - 1|^beta)."""
     options = FitOptions(regularization=regularization, beta_range=(12.0, 3.0), warm_start=0.2)
     state = pushed(CHOICES[name], 3, options)
-    lower, upper = (torch.from_numpy(each) for each in neighbours(WEIGHT, CHOICES[name]))
+    lower, upper = (torch.from_numpy(neighbour) for neighbour in neighbours(WEIGHT, CHOICES[name]))
     rows, targets = torch.from_numpy(normal(4, 20, 32)), torch.from_numpy(normal(5, 20, 5))
 
     variable = state.parameter.clone().requires_grad_()
@@ -93,7 +93,7 @@ def test_beta_falls_along_half_a_cosine_after_the_warm_start() -> None:
     assert state.beta(0.0) is None
     assert state.beta(0.249) is None
     betas = [state.beta(progress) for progress in np.linspace(0.25, 1, 40)]
-    falling = [each for each in betas if each is not None]
+    falling = [beta for beta in betas if beta is not None]
     assert len(falling) == len(betas)
     assert falling[0] == pytest.approx(20)
     assert falling[-1] == pytest.approx(2)

@@ -52,7 +52,7 @@ def fitter(proto, fit=FIT, count=SAMPLES, memory_limit=1 << 20):
         return stores[-1]
 
     made = BlockFitter(found.model, found.choices, float_walk, quantized_walk, count, make_store, options, {})
-    block = next(each for each in found.blocks if each.output == "end")
+    block = next(block for block in found.blocks if block.output == "end")
     return made, block, stores
 
 

@@ -95,7 +95,7 @@ def test_a_block_computes_its_output_from_its_input_alone(make):
         part = piece(found.model, [block.input], [block.output])
         session = open_session(part)
         assert isinstance(session, onnxruntime.InferenceSession)
-        assert [each.name for each in session.get_inputs()] == [block.input]
+        assert [input_.name for input_ in session.get_inputs()] == [block.input]
         computed = {node.name for node in nodes_of(found.model, block)}
         assert {layer.name for layer in block.layers} == {layer.name for layer in found.layers} & computed
 
@@ -115,7 +115,7 @@ def test_a_shortcut_that_leaves_before_the_activation_is_found():
 
 
 def test_layers_without_a_shortcut_are_a_chain():
-    expected = [tuple(f"{each}{number}" for each in ("expand", "deep", "project")) for number in range(2)]
+    expected = [tuple(f"{value}{number}" for value in ("expand", "deep", "project")) for number in range(2)]
     assert names(quantized(inverted()).blocks) == expected
 
 

@@ -22,14 +22,14 @@ ITERATIONS = 40
 
 @pytest.fixture
 def native() -> NativeFinetuning:
-    found = native_finetuning()
-    if found is None:
+    finetuning = native_finetuning()
+    if finetuning is None:
         pytest.skip("there is no compiled code")
-    return found
+    return finetuning
 
 
 def adaround(choice: Choice) -> RoundedWeights:
-    lower, upper = (torch.from_numpy(each) for each in neighbours(WEIGHT, choice))
+    lower, upper = (torch.from_numpy(neighbour) for neighbour in neighbours(WEIGHT, choice))
     loudness = torch.linspace(0.01, 3, 5).unsqueeze(-1)
     return RoundedWeights(torch.from_numpy(WEIGHT), lower, upper, loudness, FitOptions(iterations=ITERATIONS))
 
@@ -47,7 +47,7 @@ def run(
     moved = TorchDescent(state, bias, rates) if native is None else NativeDescent(native, state, bias, rates)
     for iteration in range(ITERATIONS):
         moved.soft()
-        of_weights, of_bias = (torch.from_numpy(normal(10 + iteration, *each.shape)) + 0.3 for each in (WEIGHT, bias))
+        of_weights, of_bias = (torch.from_numpy(normal(10 + iteration, *value.shape)) + 0.3 for value in (WEIGHT, bias))
         moved.step(of_weights, of_bias, iteration / ITERATIONS)
     return state.parameter, moved.soft(), bias
 
@@ -55,7 +55,7 @@ def run(
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 def test_adaquant_is_torch_to_the_last_bit(choice: Choice, native: NativeFinetuning) -> None:
     """But for the last numbers of a tensor, fewer than make a vector, where torch rounds differently."""
-    compiled, composed = (run(each, adaquant(choice), (0.02, 0.01)) for each in (native, None))
+    compiled, composed = (run(value, adaquant(choice), (0.02, 0.01)) for value in (native, None))
     is_exact = instruction_set() == "avx512"  # others round a product and a sum twice
     whole = WEIGHT.size // 16 * 16
     if is_exact:
@@ -68,7 +68,7 @@ def test_adaquant_is_torch_to_the_last_bit(choice: Choice, native: NativeFinetun
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 def test_adaround_is_torch_but_for_rounding(choice: Choice, native: NativeFinetuning) -> None:
-    (parameter, weights, bias), expected = (run(each, adaround(choice), (0.05, 0.01)) for each in (native, None))
+    (parameter, weights, bias), expected = (run(value, adaround(choice), (0.05, 0.01)) for value in (native, None))
     torch.testing.assert_close(parameter, expected[0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(weights, expected[1], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(bias, expected[2], rtol=1e-5, atol=1e-6)

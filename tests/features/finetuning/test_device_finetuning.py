@@ -66,7 +66,7 @@ def error_of(model: Any) -> float:
 
 
 def layers_of(result: Any) -> list[str]:
-    facts = next(each for each in result.report.algorithms if each.name.startswith("Ada"))
+    facts = next(algorithm for algorithm in result.report.algorithms if algorithm.name.startswith("Ada"))
     return sorted([each.partition(":")[0] for each in facts.changed] + [each.node for each in facts.left])
 
 

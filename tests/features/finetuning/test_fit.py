@@ -276,8 +276,8 @@ def test_parts_are_fitted_as_the_whole_is(
     monkeypatch.setattr(module, "parts_of", seen)
     found = {}
     for processors in (1, 3, 4):
-        for each in (fit_training, compiled_fit):
-            monkeypatch.setattr(each, "processor_count", lambda count=processors: count)
+        for value in (fit_training, compiled_fit):
+            monkeypatch.setattr(value, "processor_count", lambda count=processors: count)
         found[processors] = fit(problem, options)
     for parts in found.values():
         assert parts.weight is not None

@@ -95,9 +95,9 @@ def test_the_error_on_held_out_samples_falls_and_is_the_one_reported(format, opt
 
 def test_adaround_takes_one_of_the_two_neighbours():
     found = problem()
-    for layer, each in zip(found.layers, fit_block(found, ADAROUND), strict=True):
+    for layer, fitted in zip(found.layers, fit_block(found, ADAROUND), strict=True):
         scale = layer.weight_choice.scale[0]
-        levels = each.weight / scale
+        levels = fitted.weight / scale
         np.testing.assert_allclose(levels, np.round(levels), atol=1e-4)
         assert np.abs(np.clip(layer.weight / scale, -8, 7) - levels).max() < 1 + 1e-4
 
@@ -150,7 +150,7 @@ def test_a_trained_bias_is_rounded_before_it_is_used():
 
 def test_automatic_rates_follow_what_rounding_changes():
     found = problem()
-    finer = tuple(replace(each, weight_choice=finely(each.weight_choice)) for each in found.layers)
+    finer = tuple(replace(layer, weight_choice=finely(layer.weight_choice)) for layer in found.layers)
     short = replace(ADAQUANT, iterations=1)
     for coarse, fine in zip(fit_block(found, short), fit_block(replace(found, layers=finer), short), strict=True):
         assert coarse.learning_rate == pytest.approx(16 * fine.learning_rate, rel=0.3)
@@ -202,5 +202,5 @@ def test_what_cannot_be_fitted_says_why():
     lone = replace(problem(), held_out=frozenset(range(SAMPLES)))
     assert fit_block(lone, ADAQUANT)[0].remark == "is computed for one sample only"
     found = problem()
-    broken = [np.full_like(each, np.nan) for each in found.outputs]
+    broken = [np.full_like(output, np.nan) for output in found.outputs]
     assert fit_block(replace(found, outputs=broken), ADAQUANT)[0].remark == "is not finite"

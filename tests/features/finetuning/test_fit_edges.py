@@ -41,7 +41,7 @@ def test_a_problem_is_not_changed(options: FitOptions) -> None:
     problem = layer(WEIGHT, dense(6, 24), affine(WEIGHT, "int4"), bias=normal(6, 6))
     assert problem.bias is not None
     parts = [problem.weight, problem.bias, problem.training.quantized, problem.training.targets]
-    before = [each.copy() for each in parts]
+    before = [part.copy() for part in parts]
     fit(problem, replace(options, iterations=20))
     for part, was in zip(parts, before, strict=True):
         np.testing.assert_array_equal(part, was)

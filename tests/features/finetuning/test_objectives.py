@@ -53,7 +53,7 @@ def state_of(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
 def activated(activation: Activation, outputs: torch.Tensor) -> torch.Tensor:
     """[rows, outputs], as ONNX says."""
     if isinstance(activation, Bounds):
-        low, high = (torch.as_tensor(each, dtype=torch.float32) for each in (activation.lowest, activation.highest))
+        low, high = (torch.as_tensor(value, dtype=torch.float32) for value in (activation.lowest, activation.highest))
         return torch.minimum(torch.maximum(outputs, low), high)
     return outputs if activation is None else activation(outputs)
 
@@ -155,7 +155,7 @@ def test_the_same_seed_mixes_the_same() -> None:
     weight, bias = state_of(problem)
     one, same, other = (RowObjective(tensors_of(problem), 8, 1, 0.5, seed) for seed in (1, 1, 2))
     for iteration in range(3):
-        first, second, third = (each.gradient(iteration, weight, bias).weight for each in (one, same, other))
+        first, second, third = (value.gradient(iteration, weight, bias).weight for value in (one, same, other))
         assert torch.equal(first, second)
         assert not torch.equal(first, third)
 

@@ -51,15 +51,15 @@ def test_replayed_iterations_are_the_ordinary_ones(
     monkeypatch.setattr(descents, "native_finetuning", lambda: None)
     problem = replace(layer(WEIGHT, dense(6, 24), choice), activation=activation)
     options = replace(options, batches=batches, batch_rows=16)
-    found = fit_by_torch(problem, options)
+    fitted = fit_by_torch(problem, options)
     assert len(kinds) == options.iterations
     assert set(kinds) == ({False, True} if options.algorithm is Algorithm.ADAROUND else {False})
     monkeypatch.setattr(torch_fit, "REPLAYED_ON", ())
     wanted = fit_by_torch(problem, options)
     assert wanted.weight is not None
-    assert found.weight is not None
-    assert np.array_equal(found.weight, wanted.weight)
-    assert found.error_after == wanted.error_after
+    assert fitted.weight is not None
+    assert np.array_equal(fitted.weight, wanted.weight)
+    assert fitted.error_after == wanted.error_after
 
 
 @pytest.mark.parametrize("options", [replace(ADAQUANT, batches=-1), replace(ADAQUANT, drop_ratio=0.5)])

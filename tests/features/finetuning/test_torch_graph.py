@@ -228,7 +228,7 @@ def run_part(model, inputs, outputs, feed):
     if not wanted:
         return [feed[name] for name in outputs]
     session = open_session(piece(model, inputs, outputs), has_optimizations=False)
-    names = [each.name for each in session.get_inputs()]
+    names = [input_.name for input_ in session.get_inputs()]
     return session.run(outputs, {name: feed[name] for name in names})
 
 

@@ -128,7 +128,7 @@ def assert_same(found: list[dict[str, Array]], expected: list[dict[str, Array]],
 
 def cuts(count: int) -> list[tuple[int, ...]]:
     """Some of the ways to cut so many layers into pieces."""
-    every = [each for size in range(count) for each in itertools.combinations(range(1, count), size)]
+    every = [combination for size in range(count) for combination in itertools.combinations(range(1, count), size)]
     return random.Random(0).sample(every, min(5, len(every)))
 
 
@@ -136,7 +136,7 @@ def cuts(count: int) -> list[tuple[int, ...]]:
 def test_any_pieces_give_the_same_tensors(name: str) -> None:
     model = NETWORKS[name]()
     layers = layers_of(model)
-    tensors = list(dict.fromkeys(each for layer in layers for each in (layer.input[0], layer.output[0])))
+    tensors = list(dict.fromkeys(value for layer in layers for value in (layer.input[0], layer.output[0])))
     stores = Stores()
     _, feeds = walk_of(model)
     expected = whole(model, tensors, feeds)
@@ -145,7 +145,7 @@ def test_any_pieces_give_the_same_tensors(name: str) -> None:
         ends = [*cut, len(layers)]
         for start, end in zip([0, *cut], ends, strict=True):
             stage = layers[start:end]
-            wanted = list(dict.fromkeys(each for layer in stage for each in (layer.input[0], layer.output[0])))
+            wanted = list(dict.fromkeys(value for layer in stage for value in (layer.input[0], layer.output[0])))
             assert_same(visited(walk, wanted), expected, wanted)
             if end < len(layers):
                 walk.advance([layer.name for layer in layers[:end]], [layer.name for layer in layers[end:]])
@@ -160,7 +160,7 @@ def test_tensors_on_the_way_are_those_of_a_visit(name: str) -> None:
     model = NETWORKS[name]()
     layers = layers_of(model)
     walk, feeds = walk_of(model)
-    tensors = list(dict.fromkeys(each for layer in layers for each in (layer.input[0], layer.output[0])))
+    tensors = list(dict.fromkeys(value for layer in layers for value in (layer.input[0], layer.output[0])))
     expected = whole(model, tensors, feeds)
     names = [layer.name for layer in layers]
     for end in range(1, len(layers)):
@@ -205,7 +205,7 @@ def test_no_more_is_remembered_of_a_chain_than_one_tensor() -> None:
     layers = layers_of(model)
     walk, _ = walk_of(model)
     for end in range(1, len(layers)):
-        done, rest = [each.name for each in layers[:end]], [each.name for each in layers[end:]]
+        done, rest = [layer.name for layer in layers[:end]], [layer.name for layer in layers[end:]]
         assert walk.live(done, rest) == [layers[end - 1].output[0]]
         walk.advance(done, rest)
         assert walk.live(done, rest) == [layers[end - 1].output[0]]
@@ -217,7 +217,7 @@ def test_what_is_read_late_is_remembered_until_then() -> None:
     layers = layers_of(model)
     early, *middle, masked, last = layers
     walk, _ = walk_of(model)
-    names = [each.name for each in layers]
+    names = [layer.name for layer in layers]
     assert set(walk.live(names[:1], names[1:])) == {early.output[0], "mask"}
     assert set(walk.live(names[:3], names[3:])) == {middle[1].output[0], early.output[0], "mask"}
     assert set(walk.live(names[:5], names[5:])) == {masked.output[0], early.output[0]}
@@ -227,7 +227,7 @@ def test_what_is_read_late_is_remembered_until_then() -> None:
 
 def test_what_branches_capture_is_remembered(one_by_one: None) -> None:
     model = captured()
-    names = [each.name for each in layers_of(model)]
+    names = [layer.name for layer in layers_of(model)]
     walk, _ = walk_of(model)
     late = next(node for node in model.graph.node if node.name == names[2])
     assert set(walk.live(names[:3], names[3:])) == {"x", "flag", layers_of(model)[0].output[0], late.output[0]}
@@ -237,7 +237,7 @@ def test_nothing_is_computed_again_where_nothing_changes(kind: str) -> None:
     model = chain()
     stores = Stores()
     walk, _ = walk_of(model, stores)
-    names = [each.name for each in layers_of(model)]
+    names = [layer.name for layer in layers_of(model)]
     walk.advance([], names)
     assert not stores.made
     walk.advance(names[:2], names[2:])
@@ -267,7 +267,7 @@ def test_a_failure_leaves_no_store_behind(one_by_one: None) -> None:
     stores = Stores()
     walk, feeds = walk_of(model, stores)
     feeds[2]["x"] = np.zeros((1, 7, 6, 6), np.float32)  # three channels are expected
-    names = [each.name for each in layers_of(model)]
+    names = [layer.name for layer in layers_of(model)]
     with pytest.raises(Exception, match="nvalid|must match exactly"):
         walk.advance(names[:1], names[1:])
     assert not stores.open

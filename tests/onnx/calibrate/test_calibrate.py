@@ -259,10 +259,10 @@ def test_pieces_follow_the_memory_once_it_is_known() -> None:
     pieces = cutter.cut({"x": x})
     sizes = [len(next(pieces)["x"])]
     cutter.row_bytes = 25
-    sizes += [len(each["x"]) for each in pieces]
+    sizes += [len(piece["x"]) for piece in pieces]
     assert sizes == [1, 4, 4, 1]
     assert len(list(Cutter({"x": ("N", 2), "s": ()}, 1).cut({"x": x, "s": np.array(1)}))) == 1
-    assert [len(each["x"]) for each in Cutter({"x": ("T", 2)}, 1, has_batch_first=False).cut({"x": x})] == [10]
+    assert [len(feeds["x"]) for feeds in Cutter({"x": ("T", 2)}, 1, has_batch_first=False).cut({"x": x})] == [10]
     with pytest.raises(InvalidValueError, match="different numbers"):
         list(Cutter({"x": (2, 2), "z": (5, 2)}, 1).cut({"x": x, "z": x}))
 

@@ -67,9 +67,9 @@ def test_sets_of_statistics_see_their_own_samples_in_order(rows: int) -> None:
         sets = [({"x": few, "y": extremes}, 3 * rows), ({"x": all_of_x}, None), ({"y": all_of_y}, None)]
         survey_together(runner, sets, samples)
     some = [kept[i * len(kept) // 3] for i in range(3)]
-    for found, expected in ((few, some), (all_of_x, kept), (all_of_y, [np.maximum(each, 0) for each in kept])):
-        assert len(found.samples) == len(expected) + 1
-        for pieces, sample in zip(found.samples, expected, strict=False):
+    for value, expected in ((few, some), (all_of_x, kept), (all_of_y, [np.maximum(each, 0) for each in kept])):
+        assert len(value.samples) == len(expected) + 1
+        for pieces, sample in zip(value.samples, expected, strict=False):
             np.testing.assert_array_equal(np.concatenate(pieces), sample)
     np.testing.assert_array_equal(extremes.highest, np.maximum(np.concatenate(some), 0).max(axis=(0, 2, 3)))
 

@@ -74,7 +74,7 @@ def test_unpacking_folds_away_with_default_options(source, tmp_path, fmt, profil
 )
 def test_the_width_is_that_of_the_format(source, tmp_path, fmt, bits):
     facts = pack_model(source(fmt), tmp_path / "packed.onnx")
-    whole = {each.name: each.bits for each in facts.packed if each.name in ("w0", "w3")}
+    whole = {weight.name: weight.bits for weight in facts.packed if weight.name in ("w0", "w3")}
     assert whole == {"w0": bits, "w3": bits}
 
 
@@ -96,7 +96,7 @@ def test_in_memory_the_message_stays_as_it_was(source):
     assert facts.bytes_after < facts.bytes_before / 4
     back, _ = unpack_message(packed)
     assert back.proto.SerializeToString(deterministic=True) == message.proto.SerializeToString(deterministic=True)
-    assert all(back.weights[name].tobytes() == each.tobytes() for name, each in message.weights.items())
+    assert all(back.weights[name].tobytes() == weight.tobytes() for name, weight in message.weights.items())
 
 
 def test_external_data(tmp_path, source):

@@ -39,7 +39,7 @@ def test_a_block_quantizer_on_a_float_weight_becomes_a_packed_weight(tmp_path, f
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     source = save(model, tmp_path / "peer.onnx")
     facts = pack_model(source, tmp_path / "packed.onnx")
-    assert [each.format for each in facts.packed] == [fmt]
+    assert [weight.format for weight in facts.packed] == [fmt]
     assert "rounded first" in facts.packed[0].note
     assert all(node.domain != DOMAIN for node in onnx.load(tmp_path / "packed.onnx").graph.node)
     assert_same_outputs(source, tmp_path / "packed.onnx")
@@ -56,7 +56,7 @@ def test_a_float_weight_that_something_else_reads_stays(tmp_path):
     model = model_of(weights, [extra], outputs=[helper.make_tensor_value_info("z", TensorProto.FLOAT, [32, 64])])
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     facts = pack_model(save(model, tmp_path / "m.onnx"), tmp_path / "packed.onnx")
-    assert [each.name for each in facts.packed] == ["v"]
+    assert [weight.name for weight in facts.packed] == ["v"]
     assert {each.name: each.reason for each in facts.left} == {"w": "Neg 'other' reads it in float as well"}
 
 
@@ -82,7 +82,7 @@ def test_quantize_linear_of_a_weight_becomes_its_codes(tmp_path, kind):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     source = save(model, tmp_path / "pairs.onnx")
     facts = pack_model(source, tmp_path / "packed.onnx")
-    assert [(each.name, each.format) for each in facts.packed] == [("codes", np.dtype(kind).name)]
+    assert [(weight.name, weight.format) for weight in facts.packed] == [("codes", np.dtype(kind).name)]
     assert "QuantizeLinear" not in {node.op_type for node in onnx.load(tmp_path / "packed.onnx").graph.node}
     assert_same_outputs(source, tmp_path / "packed.onnx")
 
@@ -116,7 +116,7 @@ def test_what_is_left_and_why(tmp_path):
     }
     given = helper.make_tensor_value_info("given", TensorProto.FLOAT, [32, 64])
     facts = pack_model(save(model_of(weights, inputs=[given]), tmp_path / "m.onnx"), tmp_path / "packed.onnx")
-    assert [each.name for each in facts.packed] == ["good"]
+    assert [weight.name for weight in facts.packed] == ["good"]
     reasons = {each.name: each.reason for each in facts.left}
     assert "not all of its numbers are in 'mxint8'" in reasons["changed"]
     assert "1024 bytes" in reasons["small"]
@@ -166,7 +166,7 @@ def test_a_damaged_record_is_an_error_and_no_file(tmp_path, damage):
     packed = tmp_path / "packed.onnx"
     pack_model(save(marked_model("mxfp4_e2m1"), tmp_path / "m.onnx"), packed)
     model = onnx.load(packed)
-    entry = next(each for each in model.metadata_props if each.key == KEY)
+    entry = next(prop for prop in model.metadata_props if prop.key == KEY)
     content = json.loads(entry.value)
     DAMAGES[damage](content["weights"][0])
     entry.value = json.dumps(content)

@@ -85,7 +85,7 @@ def quantized(model, data, layer, algorithms):
 def error(model, made, data):
     """The squared error of the logits, relative to them, on the calibration data."""
     with torch.no_grad():
-        expected, found = (torch.cat([each(batch).logits for batch in data]) for each in (model, made))
+        expected, found = (torch.cat([value(batch).logits for batch in data]) for value in (model, made))
     return float((found - expected).square().sum() / expected.square().sum())
 
 
@@ -129,7 +129,9 @@ def test_compensation_gives_codes_and_is_the_same_again(model, data):
     assert isinstance(linear, QuantizedLinear)
     parameters = linear.parameters_of_weight()
     codes = torch.from_numpy(linear.codes().astype("float32"))
-    scale, zero_point = (torch.from_numpy(each.astype("float32")) for each in (parameters.scale, parameters.zero_point))
+    scale, zero_point = (
+        torch.from_numpy(value.astype("float32")) for value in (parameters.scale, parameters.zero_point)
+    )
     values = (codes - zero_point.repeat_interleave(32, 1)) * scale.repeat_interleave(32, 1)
     assert torch.equal(values, linear.weight)
     assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
@@ -139,8 +141,8 @@ def test_only_named_modules_are_compensated(model, data):
     some = quantized(model, data, CHANNELS, [GPTQConfig(inside_layer_modules=["mlp.down_proj"])])
     plain = quantized(model, data, CHANNELS, [])
     for path in ("self_attn.q_proj", "mlp.up_proj"):
-        assert torch.equal(*(each.model.layers[0].get_submodule(path).weight for each in (some, plain)))
-    assert not torch.equal(*(each.model.layers[0].mlp.down_proj.weight for each in (some, plain)))
+        assert torch.equal(*(value.model.layers[0].get_submodule(path).weight for value in (some, plain)))
+    assert not torch.equal(*(value.model.layers[0].mlp.down_proj.weight for value in (some, plain)))
 
 
 def work_of(model, data):
@@ -165,7 +167,7 @@ def test_divisions_are_folded_exactly_and_heads_that_share_values_share_scales(m
         inputs = work.linear(group.linears[0]).weight.shape[1]
         divide(work, group, group.tied(torch.rand(inputs, generator=generator).add(0.5).double().numpy()))
     with torch.no_grad():
-        expected, found = (each(data[0]).logits for each in (model, made))
+        expected, found = (value(data[0]).logits for value in (model, made))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.equal(made.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
 

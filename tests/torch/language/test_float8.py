@@ -90,6 +90,6 @@ def test_impossible_specs_are_refused():
 def test_graphs_have_the_type_with_fixed_scales():
     config = Config(QuantizationConfig(weight=FP8))
     network = ModelQuantizer(config).quantize_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), [torch.rand(2, 4)])
-    assert [each.choice.format for each in network.plan] == ["fp8_e4m3"]
+    assert [tensor.choice.format for tensor in network.plan] == ["fp8_e4m3"]
     assert QuantizationSpec(Dtype.fp8_e4m3).tensor_spec().format == "mxfp8_e4m3"  # by itself: in blocks
     assert bits_of(LayerSpec(None, FP8.tensor_spec())) == (32.0, 8.0)

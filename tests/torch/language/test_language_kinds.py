@@ -40,7 +40,7 @@ def test_the_linear_layers_of_falcon_are_a_class_of_their_own():
     model = made("Falcon")
     expected = logits_of(model)
     quantizer("int8 channels").quantize_model(model)
-    assert sum(isinstance(each, QuantizedLinear) for each in model.modules()) == 4
+    assert sum(isinstance(module, QuantizedLinear) for module in model.modules()) == 4
     assert float((logits_of(model) - expected).norm() / expected.norm()) < 0.02
 
 
@@ -60,7 +60,7 @@ def test_weights_that_stay_in_float_are_told(caplog):
         quantizer("int8 channels").quantize_model(llama(layers=1))
         assert not caplog.records
         quantizer("int8 channels", ["lmhead"]).quantize_model(experts())
-    told = [each.getMessage() for each in caplog.records]
+    told = [record.getMessage() for record in caplog.records]
     assert "exclude 'lmhead' matches no linear layer" in told[0]
     assert "'model.layers.0.mlp.experts' (Qwen2MoeExperts)" in told[1]
 

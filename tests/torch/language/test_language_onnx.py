@@ -59,11 +59,11 @@ def tokens(batch, length, seed=1):
 def test_batch_and_length_are_free(tmp_path):
     model = gpt2()
     session = open_session(export_onnx(model, tmp_path, tokens(1, 6)).path)
-    assert [(each.name, each.shape) for each in session.get_inputs()] == [
+    assert [(input_.name, input_.shape) for input_ in session.get_inputs()] == [
         ("input_ids", ["batch", "sequence"]),
         ("attention_mask", ["batch", "sequence"]),
     ]
-    assert [(each.name, each.shape) for each in session.get_outputs()] == [("logits", ["batch", "sequence", 96])]
+    assert [(output.name, output.shape) for output in session.get_outputs()] == [("logits", ["batch", "sequence", 96])]
     for batch, length in ((1, 1), (3, 11)):
         ids = tokens(batch, length, 5)
         mask = torch.ones_like(ids)

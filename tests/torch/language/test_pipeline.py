@@ -77,9 +77,13 @@ def error(model, other, ids):
 
 class TestArchitecture:
     def test_parts_are_found(self):
-        found = find_architecture(llama())
-        assert (found.layers, found.count, found.head) == ("model.layers", 2, "lm_head")
-        assert (found.embedding, found.norm, found.is_tied) == ("model.embed_tokens", "model.norm", False)
+        architecture = find_architecture(llama())
+        assert (architecture.layers, architecture.count, architecture.head) == ("model.layers", 2, "lm_head")
+        assert (architecture.embedding, architecture.norm, architecture.is_tied) == (
+            "model.embed_tokens",
+            "model.norm",
+            False,
+        )
         assert find_architecture(qwen()).is_tied
         assert find_architecture(gpt2()).norm == "transformer.ln_f"
 
@@ -150,7 +154,7 @@ def test_padding_is_not_calibrated_on(ids):
     mask = (torch.arange(17) < 12).long()[None]
     other = quantized(llama(), layer, [{"input_ids": padded, "attention_mask": mask, "labels": padded}])
     for name in ("self_attn.o_proj", "mlp.down_proj"):
-        scales = [each.model.layers[1].get_submodule(name).input_quantizer.scale for each in (plain, other)]
+        scales = [value.model.layers[1].get_submodule(name).input_quantizer.scale for value in (plain, other)]
         torch.testing.assert_close(*scales, rtol=1e-4, atol=0)
 
 

@@ -61,12 +61,12 @@ def test_no_more_than_a_layer_is_in_memory(source, tmp_path, monkeypatch):
 
     def watch(work):
         weights = [p for n, p in work.model.named_parameters() if ".layers." in n and p.device.type != "meta"]
-        counts.append(sum(each.numel() for each in weights))
+        counts.append(sum(weight.numel() for weight in weights))
         return original(work)
 
     monkeypatch.setattr(streaming, "quantize_layer", watch)
     quantizer("int4 groups").direct_quantize_checkpoint(source / "plain", tmp_path / "out", dataloader=token_ids())
-    one = sum(each.numel() for each in llama().get_submodule("model.layers.0").parameters())
+    one = sum(parameter.numel() for parameter in llama().get_submodule("model.layers.0").parameters())
     assert counts == [one, one, one, 0]
 
 
