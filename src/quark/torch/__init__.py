@@ -22,12 +22,13 @@ except ImportError as error:
     ) from error
 
 from quark.torch.capture import export_for_training
-from quark.torch.export import ModelExporter, export_onnx, export_safetensors, load_safetensors
+from quark.torch.export import ModelExporter, export_gguf, export_onnx, export_safetensors, load_safetensors
 from quark.torch.export.params import load_params, save_params
 from quark.torch.language.loading import import_model_from_safetensors
 from quark.torch.quantization.config.template import LLMTemplate
+from quark.torch.quantization.config.type import QuantFlow
 from quark.torch.quantization.from_onnx import from_onnx
-from quark.torch.quantization.pipeline import ModelQuantizer
+from quark.torch.quantization.pipeline import ModelQuantizer, RuntimeOptions
 from quark.torch.runtime import simulate_runtime
 from quark.torch.train.callback import QuantizationCallback
 from quark.torch.train.parameters import parameter_groups
@@ -36,8 +37,11 @@ __all__ = [
     "LLMTemplate",
     "ModelExporter",
     "ModelQuantizer",
+    "QuantFlow",
     "QuantizationCallback",
+    "RuntimeOptions",
     "export_for_training",
+    "export_gguf",
     "export_onnx",
     "export_safetensors",
     "from_onnx",

@@ -21,7 +21,7 @@ def test_the_documented_config_builds() -> None:
     ("make", "message"),
     [
         (lambda: JsonExporterConfig(weight_format="real"), "Did you mean real_quantized"),
-        (lambda: JsonExporterConfig(pack_method="reorder"), "codes lie in order"),
+        (lambda: JsonExporterConfig(pack_method="reordered"), "Did you mean reorder"),
         (lambda: JsonExporterConfig(weight_merge_groups=[["q", "k"]]), "weight_merge_groups"),
         (lambda: JsonExporterConfig(kv_cache_group=["k"]), "kv_cache_group"),
         (lambda: ExporterConfig(json_export_config=OnnxExporterConfig()), "expected JsonExporterConfig"),

@@ -15,12 +15,12 @@ import tempfile
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quark.common.utils.import_utils import is_accelerate_available, is_torch_available, is_vllm_available
 from quark.common.utils.torch_utils import is_torch_higher_or_equal, is_torch_lower_or_equal
 from quark.errors import InvalidValueError
 
@@ -133,12 +133,22 @@ def slow_test_if(condition: bool) -> Callable[[Test], Test]:
     return slow_test if condition else lambda function: function
 
 
-def _has_gpu() -> bool:
-    if find_spec("torch") is None:
-        return False
+def _gpus() -> int:
+    if not is_torch_available():
+        return 0
     import torch
 
-    return bool(torch.cuda.is_available())
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def _has_gpu() -> bool:
+    return _gpus() > 0
+
+
+def _is_rocm() -> bool:
+    import torch
+
+    return torch.version.hip is not None
 
 
 def require_torch_higher_or_equal(min_version: str) -> Callable[[Test], Test]:
@@ -155,7 +165,31 @@ local_test_only = _skipped_unless(lambda: _is_set("QUARK_EXTENSIVE_TEST"), "set 
 skip_if_no_gpu = _skipped_unless(_has_gpu, "needs a GPU")
 require_torch_cuda = skip_if_no_gpu
 require_linux = _skipped_unless(lambda: sys.platform.startswith("linux"), "needs Linux")
-require_accelerate = _skipped_unless(lambda: find_spec("accelerate") is not None, "needs the package accelerate")
+require_accelerate = _skipped_unless(is_accelerate_available, "needs the package accelerate")
+require_vllm = _skipped_unless(is_vllm_available, "needs the package vllm")
+require_torch_multi_gpu = _skipped_unless(lambda: _gpus() > 1, "needs several GPUs")
+require_torch_hip = _skipped_unless(lambda: _gpus() > 0 and _is_rocm(), "needs torch for ROCm and a GPU")
+
+
+def skip_torch_version(skip_version: str) -> Callable[[Test], Test]:
+    """Skip a test with exactly this torch."""
+
+    def is_another() -> bool:
+        return not (is_torch_higher_or_equal(skip_version) and is_torch_lower_or_equal(skip_version))
+
+    return _skipped_unless(is_another, f"skipped with torch {skip_version}")
+
+
+def __getattr__(name: str) -> Any:
+    """`torch_device`, where tests run: that of the environment variable QUARK_TEST_DEVICE, or a GPU if there is one.
+    It is found when it is asked for, so that other names do not import torch."""
+    if name != "torch_device":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not is_torch_available():
+        return None
+    import torch
+
+    return torch.device(os.environ.get("QUARK_TEST_DEVICE") or ("cuda" if _has_gpu() else "cpu"))
 
 
 class TestCase(unittest.TestCase):

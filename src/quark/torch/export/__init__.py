@@ -4,7 +4,7 @@ from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig,
 from quark.torch.export.deployable import ExportError, ParityError
 from quark.torch.export.exporter import ExportReport, ModelExporter, export_onnx, write_onnx
 from quark.torch.export.parity import Divergence, ParityReport
-from quark.torch.export.safetensors_file import export_safetensors, load_safetensors
+from quark.torch.export.safetensors_file import export_gguf, export_safetensors, load_safetensors
 
 __all__ = [
     "Divergence",
@@ -16,6 +16,7 @@ __all__ = [
     "OnnxExporterConfig",
     "ParityError",
     "ParityReport",
+    "export_gguf",
     "export_onnx",
     "export_safetensors",
     "load_safetensors",

@@ -30,7 +30,7 @@ from quark.report.console import Console
 from quark.text import get_logger
 from quark.torch.capture import DynamicShapes
 from quark.torch.export.card import card_of
-from quark.torch.export.config.config import ExporterConfig
+from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig
 from quark.torch.export.deployable import KernelParityError, deployable, example_inputs, free_axes, samples_around
 from quark.torch.export.exported_graph import NEWEST_OPSET, exported_graph
 from quark.torch.export.language import LanguageModel, insert_language, language_graph
@@ -442,21 +442,46 @@ class ModelExporter:
         self.export_dir = Path(export_dir)
         self.report: ExportReport | None = None  # the report on the last ONNX file
 
-    def export_onnx_model(
+    def export_onnx_model(  # noqa: PLR0913 - AMD Quark's arguments, in its order
         self,
         model: nn.Module,
-        example_input: Any,
-        file_name: str = FILE_NAME,
+        input_args: Any = None,
+        input_names: Sequence[str] = (),
+        output_names: Sequence[str] = (),
+        verbose: bool = False,
+        opset_version: int | None = None,
+        do_constant_folding: bool = True,
+        operator_export_type: Any = None,
+        uint4_int4_flag: bool = False,
         *,
-        opset: int | None = None,
+        file_name: str = FILE_NAME,
         dynamic_batch: bool = True,
         check: bool = True,
+        example_input: Any = None,
+        opset: int | None = None,
     ) -> Path:
-        """Write the network as `file_name` in the folder, see `export_onnx`, and return the path. With a
-        `json_export_config`, JSON is written beside language models too: the plan, the configuration and the comparison
-        with torch."""
-        path = _file_in(_made(self.export_dir), file_name)
-        report = write_onnx(model, example_input, path, opset=opset, dynamic_batch=dynamic_batch, check=check)
+        """Write the network as `file_name` in the folder, and return the path.
+
+        The arguments are those of `export_onnx`; `example_input` and `opset` are former names. A name in the place of
+        `input_names` is that of the file. With a `json_export_config`, JSON is written beside language models too: the
+        plan, the configuration and the comparison with torch.
+        """
+        name = input_names if isinstance(input_names, str) else file_name
+        report = export_onnx(
+            model,
+            self.export_dir,
+            input_args if example_input is None else example_input,
+            opset_version if opset is None else opset,
+            () if isinstance(input_names, str) else input_names,
+            output_names,
+            verbose,
+            do_constant_folding,
+            operator_export_type,
+            uint4_int4_flag,
+            file_name=name,
+            dynamic_batch=dynamic_batch,
+            check=check,
+        )
         self.report = report
         if self.config.json_export_config is not None and is_language_model(model):
             state = getattr(model, "quark", None)
@@ -468,11 +493,26 @@ class ModelExporter:
                 "config": dict(config),
                 "parity": None if report.parity is None else report.parity.to_json(),
             }
-            write_text(json.dumps(content, indent=1, default=str), path.with_suffix(".json"))
-        return path
+            write_text(json.dumps(content, indent=1, default=str), report.path.with_suffix(".json"))
+        return report.path
 
-    def export_safetensors_model(self, model: nn.Module) -> tuple[Path, Path]:
-        """Write the state of the network as safetensors, with JSON; see `export_safetensors`."""
-        options = self.config.json_export_config
-        has_codes = options is None or options.weight_format == "real_quantized"
-        return export_safetensors(model, _made(self.export_dir), has_codes=has_codes)
+    def export_safetensors_model(
+        self, model: nn.Module, quant_config: Any = None, custom_mode: str = "quark"
+    ) -> tuple[Path, Path]:
+        """Write the state of the network as safetensors, with JSON; see `export_safetensors`. `quant_config` is that of
+        the quantizer; the model has it, and another one is an error."""
+        if quant_config is not None:
+            _check_same_config(model, quant_config)
+        options = self.config.json_export_config or JsonExporterConfig()
+        folder = _made(self.export_dir)
+        return export_safetensors(model, folder, custom_mode, options.weight_format, options.pack_method)
+
+
+def _check_same_config(model: nn.Module, quant_config: Any) -> None:
+    """Raise if a model was quantized by another configuration."""
+    state = getattr(model, "quark", None)
+    known = state.settings.config if isinstance(state, QuantizedState) else getattr(model, "configuration", None)
+    if known and hasattr(quant_config, "to_dict") and quant_config.to_dict() != dict(known):
+        raise InvalidValueError(
+            "quant_config is not what the model was quantized by; leave it out, or hand the config of the quantizer"
+        )

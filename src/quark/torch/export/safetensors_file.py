@@ -27,7 +27,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -155,6 +155,16 @@ def export_safetensors(
         save_file(tensors, temporary, metadata={"format": "pt"})
     write_text(text, config)
     return weights, config
+
+
+def export_gguf(
+    model: nn.Module, output_dir: str | os.PathLike[str], model_type: str, tokenizer_path: str | os.PathLike[str]
+) -> NoReturn:
+    """Refuse to write a GGUF file. The function is here since scripts import it for the case that somebody asks."""
+    raise UnsupportedOptionError(
+        "GGUF files are not written; use export_safetensors with weight_format='fake_quantized', and "
+        "convert_hf_to_gguf.py of llama.cpp"
+    )
 
 
 def load_safetensors(network: FrozenNetwork, folder: str | os.PathLike[str]) -> FrozenNetwork:

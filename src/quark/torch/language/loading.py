@@ -40,17 +40,27 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def import_model_from_safetensors(
-    model: nn.Module, model_dir: str | os.PathLike[str], multi_device: bool = False
+    model: nn.Module | None,
+    model_dir: str | os.PathLike[str],
+    multi_device: bool = False,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    device: str | torch.device | None = None,
+    multi_gpu: bool | str | None = False,
 ) -> nn.Module:
     """Put the numbers of a saved model into a float one of the same architecture, and return it in eval mode.
 
     `model_dir` is what `export_safetensors` wrote, in any layout, or a folder of AMD Quark. `model` may have its
-    parameters on the meta device, as from `from_config`; it is changed in place. Raises ModelError for a folder that
-    does not belong to it.
+    parameters on the meta device, as from `from_config`; it is changed in place. Without one, transformers makes it
+    from the config.json of the folder, with `attn_implementation`, and with the folder's own code if
+    `trust_remote_code`. `device` is where the result goes. Raises ModelError for a folder that does not belong to it.
     """
-    if multi_device:
-        raise UnsupportedOptionError("multi_device: a model is loaded to one device here; move parts of it afterwards")
+    if multi_device or multi_gpu:
+        name = "multi_device" if multi_device else "multi_gpu"
+        raise UnsupportedOptionError(f"{name}: a model is loaded to one device here; move parts of it afterwards")
     checkpoint = Checkpoint(model_dir)
+    if model is None:
+        model = _skeleton(model_dir, trust_remote_code, attn_implementation)
     config = checkpoint.config()
     if not config.has("quantization_config"):
         raise ModelError(f"'{model_dir}' is not quantized: its config.json has no quantization_config")
@@ -74,7 +84,21 @@ def import_model_from_safetensors(
     loader.rest(model, architecture.embedding, architecture.head)
     loader.check_all_used()
     model.quark = QuantizedState(architecture, settings, ())  # type: ignore[assignment]
-    return model.eval().requires_grad_(False)
+    return (model if device is None else model.to(device)).eval().requires_grad_(False)
+
+
+def _skeleton(folder: str | os.PathLike[str], trust_remote_code: bool, attention: str | None) -> nn.Module:
+    """The model of a folder's config.json with its parameters on the meta device."""
+    import transformers  # noqa: PLC0415 - heavy, and optional
+
+    loader: Any = transformers.AutoModelForCausalLM
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # transformers would look for a quantizer of its own
+    options = {} if attention is None else {"attn_implementation": attention}
+    with torch.device("meta"):
+        model: nn.Module = loader.from_config(config, trust_remote_code=trust_remote_code, **options)
+    return model
 
 
 @dataclass(eq=False)

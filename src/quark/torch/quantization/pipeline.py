@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Sized
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from quark.features.mixed_precision.plan import MixedPlan
 from quark.features.order import call, features_missing
 from quark.files.foreign import REPORT, read_json
 from quark.plan import QuantizationPlan, Role
+from quark.text import get_logger
 from quark.torch.capture import Batch, Batches, DynamicShapes, capture, signature_of
 from quark.torch.deciding import Decision, Work
 from quark.torch.freeze import freeze
@@ -43,6 +44,7 @@ from quark.torch.view import view_of
 if TYPE_CHECKING:
     from quark.torch.quantization.config.config import Config
 
+_LOG = get_logger(__name__)
 _RANDOM_BATCHES = 4
 
 
@@ -162,10 +164,23 @@ def _batches(model: nn.Module | ExportedProgram, loader: Iterable[Any] | None, s
     return Batches(random, signature_of(model))
 
 
-class ModelQuantizer:
-    """Quantizes models by one configuration."""
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Kernels that AMD Quark's `freeze` can put in the place of linear layers. Ours stay float products of rounded
+    numbers in torch, so `freeze` refuses it; integer kernels come with the exported file."""
 
-    def __init__(self, config: Config) -> None:
+    native_linear_mode: str = "auto"
+    use_preshuffle: bool = False
+    svdquant_overlap_streams: bool = False
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration. `multi_device` makes no difference: layers follow each other on one
+    device, so that a model does not have to be spread."""
+
+    def __init__(self, config: Config, multi_device: bool = False) -> None:
+        if multi_device:
+            _LOG.info("multi_device makes no difference: layers follow each other on one device")
         if not hasattr(config, "settings"):
             raise UnsupportedTypeError(
                 f"ModelQuantizer: expected a Config of quark.torch.quantization.config.config, got "
@@ -268,9 +283,13 @@ class ModelQuantizer:
         return recalibrate(model, specs, Batches(dataloader, signature))
 
     @staticmethod
-    def freeze(model: Any) -> Any:
+    def freeze(model: Any, quantize: bool | None = None, runtime_options: RuntimeOptions | None = None) -> Any:
         """Return the network in eval mode with fixed numbers, ready to be exported. Those of a language model are fixed
-        already. What `simulate_runtime` returned stays simulated."""
+        already. What `simulate_runtime` returned stays simulated. `quantize=False` and `runtime_options` are refused:
+        weights are always rounded, and no kernels are chosen here."""
+        if quantize is False or runtime_options is not None:
+            name = "runtime_options" if runtime_options is not None else "quantize"
+            raise UnsupportedOptionError(f"{name}: freezing rounds the weights and chooses no kernels; leave it out")
         if isinstance(model, RuntimeNetwork):
             return simulate_runtime(freeze(model.network))
         return model if isinstance(getattr(model, "quark", None), QuantizedState) else freeze(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +30,16 @@ from quark.torch.quantization.config.config import (
     QuantizationConfig,
     QuantizationSpec,
     SmoothQuantConfig,
+    load_quant_algo_config_from_file,
 )
-from quark.torch.quantization.config.type import Dtype, QSchemeType, QuantizationMode, RoundType, ScaleType
+from quark.torch.quantization.config.type import (
+    Dtype,
+    QSchemeType,
+    QuantFlow,
+    QuantizationMode,
+    RoundType,
+    ScaleType,
+)
 from quark.torch.quantization.observer import (
     PerTensorMinMaxObserver,
     PerTensorMSEObserver,
@@ -238,8 +247,8 @@ def test_json_holds_a_config() -> None:
             QuantizationConfig(DYNAMIC, weight=CHANNELS),
             ["a.*"],
             [CLEConfig(2), BiasCorrectionConfig()],
-            {nn.Linear: everywhere(MXFP4), "Conv2d": None},
-            {"b": None},
+            layer_type_quant_config={nn.Linear: everywhere(MXFP4), "Conv2d": None},
+            layer_quant_config={"b": None},
             npu_rules=False,
             seed=3,
         ),
@@ -265,3 +274,39 @@ def test_eager_mode_is_taken_with_a_remark(caplog: pytest.LogCaptureFixture) -> 
         eager = Config(everywhere(FLOAT_SCALE), quant_mode=QuantizationMode.eager_mode)
     assert [record.message for record in caplog.records if "on its graph" in record.message] != []
     assert eager.settings().specs == Config(everywhere(FLOAT_SCALE)).settings().specs
+
+
+def test_fields_of_other_versions_are_read_if_they_change_nothing() -> None:
+    """What AMD Quark 0.13 writes, and what its scripts set."""
+    layer = everywhere(POWER_OF_TWO)
+    content = Config(layer).to_dict()
+    weight = content["global_quant_config"]["weight"]
+    weight.update(block_size=None, enable_buffer_reuse=False, max_input_numel=4194304)
+    content.update(version="0.13", log_severity_level=1, softmax_quant_spec=None, quant_method="quark")
+    del content["quant_method"]
+    read = Config.from_dict(content)
+    assert read.settings() == Config(layer).settings()
+    read.keep_prequantized_layers = True
+    read.settings()
+    for name, value in (("keep_prequantized_layers", False), ("quant_flow", QuantFlow.file2file)):
+        with pytest.raises(UnsupportedOptionError, match=name):
+            Config(layer, **{name: value})
+
+
+def test_an_algorithm_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "awq.json"
+    path.write_text('{"name": "awq", "scaling_layers": [], "model_decoder_layers": "model.layers"}')
+    assert load_quant_algo_config_from_file(path) == AWQConfig(scaling_layers=[], model_decoder_layers="model.layers")
+    path.write_text("[]")
+    with pytest.raises(InvalidValueError, match="expected the name and the fields"):
+        load_quant_algo_config_from_file(path)
+
+
+def test_the_package_has_the_names_of_the_module() -> None:
+    import quark.torch.quantization as package
+    from quark.torch.quantization import Int4PerGroupSpec, QConfig, QLayerConfig
+
+    assert (QConfig, QLayerConfig) == (Config, QuantizationConfig)
+    assert package.Int4PerGroupSpec is Int4PerGroupSpec
+    with pytest.raises(AttributeError, match="no attribute 'Int5PerNothing'"):
+        _ = package.Int5PerNothing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quark.errors import UnknownNameError, UnsupportedTypeError
+from quark.errors import InvalidValueError, UnknownNameError, UnsupportedTypeError
 from quark.torch.export.config.config import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.torch.quantization.config import config as public
 from quark.torch.quantization.config.algorithm import ALGORITHMS, AlgoConfig
@@ -54,7 +54,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def test_the_table_has_every_public_class() -> None:
-    classes = [getattr(public, name) for name in public.__all__]
+    classes = [each for name in public.__all__ if inspect.isclass(each := getattr(public, name))]
     built = [cls for cls in classes if not inspect.isabstract(cls)]
     assert set(built) - {type(config) for config in CONFIGS.values()} <= {AlgoConfig, public.QATSpec}
 
@@ -82,7 +82,7 @@ def test_a_misspelt_field_is_refused_with_the_right_one(name: str) -> None:
 def test_a_field_can_be_set_or_the_error_says_what_to_do(name: str) -> None:
     config = copy.deepcopy(CONFIGS[name])
     for field in fields(config):
-        if isinstance(config, (Config, QuantizationConfig)):
+        if isinstance(config, (Config, QuantizationConfig, QuantizationSpec, AlgoConfig, public.OnlineRotationConfig)):
             setattr(config, field.name, getattr(config, field.name))
         else:
             with pytest.raises(FrozenInstanceError, match=rf"{field.name} cannot be assigned: .*dataclasses.replace"):
@@ -95,6 +95,20 @@ def test_an_edited_layer_config_counts_and_is_checked() -> None:
     weight = config.settings().specs.weight
     assert weight is not None
     assert str(weight.format) == "int4"
+    config.global_quant_config.weight.group_size = 32
+    with pytest.raises(InvalidValueError, match="group_size 32 with qscheme per_tensor"):
+        config.settings()
     config.global_quant_config.weight = 4  # type: ignore[assignment]
     with pytest.raises(UnsupportedTypeError, match="weight 4: expected a QuantizationSpec"):
+        config.settings()
+
+
+def test_settings_of_an_algorithm_can_be_edited_and_are_checked() -> None:
+    algorithm = public.GPTQConfig()
+    config = Config(LAYER, algo_config=[algorithm])
+    algorithm.damp_percent = 2.0
+    with pytest.raises(InvalidValueError, match="damp_percent 2.0 of algorithm 'gptq'"):
+        config.settings()
+    algorithm.damp_percent, algorithm.name = 0.01, "awq"
+    with pytest.raises(InvalidValueError, match="name 'awq' of GPTQConfig: expected 'gptq'"):
         config.settings()

@@ -30,22 +30,23 @@ _LOG = get_logger(__name__)
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class AlgoConfig:
-    """An algorithm with its settings."""
+    """An algorithm with its settings. Each has a field `name`, which says what it is in files. Fields can be edited;
+    they are checked when it is built and when it is used."""
 
-    name: ClassVar[str] = ""
     feature: ClassVar[str] = ""  # its folder, see features/order.py
 
     def to_dict(self) -> dict[str, Any]:
         """Its name and settings, as JSON can hold them."""
-        return {"name": self.name, **asdict(self)}
+        settings = asdict(self)
+        return {"name": settings.pop("name"), **settings}
 
-    @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> AlgoConfig:
-        """Read what `to_dict` wrote; missing settings have their defaults."""
-        settings = dict(content)
-        name = settings.pop("name", None)
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AlgoConfig:
+        """Read what `to_dict` wrote; missing settings have their defaults, and a missing name is that of the class."""
+        settings = dict(data)
+        name = settings.pop("name", getattr(cls, "name", None))
         if name in _REFUSED:
             raise UnsupportedOptionError(f"algorithm '{name}' is not carried out on torch models: {_REFUSED[name]}")
         algorithms = {**ALGORITHMS, **{feature.folder: feature.options for feature in FEATURES if feature.switch}}
@@ -59,11 +60,11 @@ class AlgoConfig:
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class CLEConfig(AlgoConfig):
     """Cross-layer equalization: `steps` sweeps over all pairs of layers; -1: until they settle."""
 
-    name: ClassVar[str] = "cle"
+    name: str = field(default="cle", kw_only=True)
     feature: ClassVar[str] = "equalization"
     steps: int = CrossLayerOptions.steps
 
@@ -78,11 +79,11 @@ class CLEConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class BiasCorrectionConfig(AlgoConfig):
     """Biases corrected by the mean error of their layer's output, over at most that many `samples`."""
 
-    name: ClassVar[str] = "bias_correction"
+    name: str = field(default="bias_correction", kw_only=True)
     feature: ClassVar[str] = "bias_correction"
     samples: int = TorchBiasCorrectionOptions.samples
 
@@ -94,7 +95,7 @@ class BiasCorrectionConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class SmoothQuantConfig(AlgoConfig):
     """SmoothQuant; `alpha`, from 0 to 1, is the share of the difficulty that moves from activations to weights.
 
@@ -104,7 +105,7 @@ class SmoothQuantConfig(AlgoConfig):
     accepted with their defaults only.
     """
 
-    name: ClassVar[str] = "smooth"
+    name: str = field(default="smooth", kw_only=True)
     feature: ClassVar[str] = "smooth_quant"
     alpha: float = 0.5
     scale_clamp_min: float = SmoothOptions.least_scale
@@ -124,13 +125,13 @@ class SmoothQuantConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class AutoSmoothQuantConfig(AlgoConfig):
     """SmoothQuant with the best alpha for each group of layers that share their input: that of the least estimated
     error, for language models that of the least error of outputs, squared (`compute_scale_loss` MSE), absolute (MAE)
     or the square root of that (RMSE). Other fields are those of SmoothQuantConfig."""
 
-    name: ClassVar[str] = "autosmoothquant"
+    name: str = field(default="autosmoothquant", kw_only=True)
     feature: ClassVar[str] = "smooth_quant"
     scaling_layers: Any = None
     model_decoder_layers: str | None = ""
@@ -149,13 +150,13 @@ class AutoSmoothQuantConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class AWQConfig(AlgoConfig):
     """AWQ for language models: weights of large inputs are scaled up before they are rounded, and scales of weights are
     searched. `scaling_layers` and `model_decoder_layers` are those of SmoothQuantConfig; what they leave out is found.
     """
 
-    name: ClassVar[str] = "awq"
+    name: str = field(default="awq", kw_only=True)
     feature: ClassVar[str] = "activation_aware"
     scaling_layers: Any = None
     model_decoder_layers: str = ""
@@ -169,7 +170,7 @@ class AWQConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class GPTQConfig(AlgoConfig):
     """GPTQ for language models: weights make up for each other's rounding, by how the inputs of their layer vary
     together, and for what the quantized layers before have changed in these inputs. Without the latter, which is not in
@@ -187,7 +188,7 @@ class GPTQConfig(AlgoConfig):
     `desc_act` are used, and modules cannot be named.
     """
 
-    name: ClassVar[str] = "gptq"
+    name: str = field(default="gptq", kw_only=True)
     feature: ClassVar[str] = "compensation"
     block_size: int = 128
     damp_percent: float = 0.01
@@ -205,12 +206,12 @@ class GPTQConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class GPTAQConfig(AlgoConfig):
     """GPTAQ for language models: GPTQ that makes up for a share, `alpha`, of what the quantized layers before have
     changed in the inputs; GPTQConfig does for all of it. Other fields are those of GPTQConfig."""
 
-    name: ClassVar[str] = "gptaq"
+    name: str = field(default="gptaq", kw_only=True)
     feature: ClassVar[str] = "compensation"
     block_size: int = 128
     damp_percent: float = 0.01
@@ -229,7 +230,7 @@ class GPTAQConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class QronosConfig(AlgoConfig):
     """Qronos for language models: weights are first moved to those that give, for the inputs that the quantized layers
     before leave, what the float network has; then they are rounded as in GPTQ.
@@ -238,10 +239,10 @@ class QronosConfig(AlgoConfig):
     stable; the one here is in float64 and does not need it. Other fields are those of GPTQConfig.
     """
 
-    name: ClassVar[str] = "qronos"
     feature: ClassVar[str] = "compensation"
     inside_layer_modules: list[str] = field(default_factory=list)
     model_decoder_layers: str = ""
+    name: str = field(default="qronos", kw_only=True)
     block_size: int = 128
     desc_act: bool = True
     static_groups: bool = True
@@ -260,12 +261,12 @@ class QronosConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class SearchedScalesConfig(AlgoConfig):
     """Rounding to nearest for language models with the scales of channels and groups that give the least error of
     outputs on the calibration data. Fields are those of GPTQConfig."""
 
-    name: ClassVar[str] = "searched_scales"
+    name: str = field(default="searched_scales", kw_only=True)
     feature: ClassVar[str] = "compensation"
     inside_layer_modules: list[str] = field(default_factory=list)
     model_decoder_layers: str = ""
@@ -279,7 +280,7 @@ class SearchedScalesConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class AutoRoundConfig(AlgoConfig):
     """AutoRound for language models: rounding is learned, layer by layer, by `iters` steps of signed gradient descent.
 
@@ -288,7 +289,7 @@ class AutoRoundConfig(AlgoConfig):
     are those of GPTQConfig.
     """
 
-    name: ClassVar[str] = "autoround"
+    name: str = field(default="autoround", kw_only=True)
     feature: ClassVar[str] = "sign_rounding"
     iters: int = 200
     lr: float = 1 / 200
@@ -313,7 +314,7 @@ class AutoRoundConfig(AlgoConfig):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class SVDQuantConfig(AlgoConfig):
     """SVDQuant for language models: the `svd_rank` largest directions of a weight stay in float, the rest is rounded.
 
@@ -324,7 +325,7 @@ class SVDQuantConfig(AlgoConfig):
     of the weight's spec: `gptq_n_bits`, `gptq_symmetric` and `gptq_group_size` are accepted with their defaults only.
     """
 
-    name: ClassVar[str] = "svdquant"
+    name: str = field(default="svdquant", kw_only=True)
     feature: ClassVar[str] = "low_rank"
     svd_rank: int = 32
     smooth_alpha: float = 0.5
@@ -450,7 +451,7 @@ def _count(config: Any, name: str, least: int = 1) -> int:
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class OnlineRotationConfig:
     """Settings of rotations at inference. All layers of one size have the same Hadamard matrix, so `shared_parallel`
     makes no difference; the layers are found, so `online_rotation_layers` is not needed."""
@@ -461,7 +462,7 @@ class OnlineRotationConfig:
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass
 class RotationConfig(AlgoConfig):
     """QuaRot and SpinQuant's rotations of a language model, without training (docs/rotation.md).
 
@@ -471,9 +472,9 @@ class RotationConfig(AlgoConfig):
     and `o_proj` name modules; what they leave out is found in the model.
     """
 
-    name: ClassVar[str] = "rotation"
     feature: ClassVar[str] = "rotation"
     scaling_layers: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    name: str = field(default="rotation", kw_only=True)
     r1: bool = True
     r2: bool = False
     r3: bool = False
@@ -495,7 +496,7 @@ class RotationConfig(AlgoConfig):
 
     def __post_init__(self) -> None:
         if isinstance(self.online_config, Mapping):
-            object.__setattr__(self, "online_config", OnlineRotationConfig(**self.online_config))
+            self.online_config = OnlineRotationConfig(**self.online_config)
         self.options()
 
     def options(self) -> LanguageRotationOptions:
@@ -571,7 +572,7 @@ _OWN = (
     AutoRoundConfig,
     SVDQuantConfig,
 )
-ALGORITHMS: Mapping[str, type[AlgoConfig]] = {cls.name: cls for cls in _OWN}
+ALGORITHMS: Mapping[str, type[AlgoConfig]] = {getattr(cls, "name", ""): cls for cls in _OWN}
 _REFUSED = {"quarot": "use RotationConfig (name 'rotation'), for language models"}
 
 
@@ -603,6 +604,9 @@ def chosen_options(algorithms: Sequence[Any]) -> ChosenOptions:
     options: dict[str, Any] = {}
     for algorithm in algorithms:
         is_own = isinstance(algorithm, _OWN)
+        if is_own and algorithm.name != type(algorithm).name:
+            kind = type(algorithm)
+            raise InvalidValueError(f"name {algorithm.name!r} of {kind.__name__}: expected {kind.name!r}")
         feature = algorithm.feature if is_own else _feature_of(algorithm).folder
         if feature in options:
             raise UnsupportedOptionError(

@@ -13,17 +13,27 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from quark.common.utils.log import ScreenLogger
 from quark.decide.end_layers import EndLayers
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec, LayerSpec
-from quark.errors import InvalidValueError, UnsupportedTypeError, refuse_unknown_fields, unknown_name
+from quark.errors import (
+    InvalidValueError,
+    UnsupportedOptionError,
+    UnsupportedTypeError,
+    refuse_unknown_fields,
+    unknown_name,
+)
 from quark.features.bias_correction.options import TorchBiasCorrectionOptions
 from quark.features.compensation.options import CompensationOptions
+from quark.files.foreign import SETTINGS, read_json
 from quark.formats.affine import integer_format
 from quark.ranges import PowerOfTwoMinMSE
 from quark.text import get_logger
@@ -48,8 +58,11 @@ from quark.torch.quantization.config.algorithm import (
 from quark.torch.quantization.config.named_specs import *  # noqa: F403 - these are also imported from here
 from quark.torch.quantization.config.named_specs import __all__ as _named_specs
 from quark.torch.quantization.config.tensor_spec import QATSpec, QuantizationSpec, TQTSpec
-from quark.torch.quantization.config.type import QuantizationMode, parse
+from quark.torch.quantization.config.type import QuantFlow, QuantizationMode, parse
 from quark.torch.specs import KvCacheOptions, Settings
+
+if TYPE_CHECKING:
+    from quark.torch.quantization.config.template import LLMTemplate
 
 _LOG = get_logger(__name__)
 
@@ -148,6 +161,16 @@ def _is_fixed(weight: AffineSpec) -> bool:
     return is_coarse and isinstance(weight.method, PowerOfTwoMinMSE)
 
 
+_LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_SHARED = "every tensor has a scale of its own; leave it out"
+# what other versions offer: the default, and what to do in its place
+_ONLY_DEFAULTS: Mapping[str, tuple[Any, str]] = {
+    "shared_scale_groups": ([], _SHARED),
+    "softmax_quant_spec": (None, "attention itself is computed in float; leave it out"),
+    "quant_flow": (QuantFlow.standard, "use ModelQuantizer.direct_quantize_checkpoint, from folder to folder"),
+    "sync_moe_expert_input_amax": (False, _SHARED),
+    "keep_prequantized_layers": (True, "layers that are quantized already stay as they are; leave it out"),
+}
 _MOST_BITS = 16  # bits of an operand; a float32 has 24 bits of precision
 _PLACES = tuple(field.name for field in fields(QuantizationConfig))
 
@@ -175,26 +198,46 @@ class Config:
 
     `npu_rules` makes the result fit AMD's NPU; None: if everything is int8,
     symmetric, with one power-of-two scale for a tensor.
+
+    `log_severity_level` is that of ScreenLogger: 0 debug, 1 info, 2 warning, 3 error, 4 critical; None leaves it.
+    `version` is that of the package that wrote the configuration, and `gpu_resident_blocks` a matter of memory: neither
+    changes a number. `shared_scale_groups`, `softmax_quant_spec`, `quant_flow`, `sync_moe_expert_input_amax` and
+    `keep_prequantized_layers` are accepted with their defaults only.
     """
 
     global_quant_config: QuantizationConfig
     exclude: Sequence[str] = field(default_factory=list)
     algo_config: Sequence[AlgoConfig] | None = None
+    log_severity_level: int | None = 1
+    version: str | None = None
     layer_type_quant_config: Mapping[Any, QuantizationConfig | None] = field(default_factory=dict)
     layer_quant_config: Mapping[str, QuantizationConfig | None] = field(default_factory=dict)
-    quant_mode: QuantizationMode = QuantizationMode.fx_graph_mode
     kv_cache_quant_config: Mapping[str, QuantizationConfig] = field(default_factory=dict)
     kv_cache_group: Sequence[str] = field(default_factory=list)
     min_kv_scale: float = 0.0
     kv_cache_post_rope: bool = False
+    shared_scale_groups: Sequence[Any] = field(default_factory=list)
+    softmax_quant_spec: QuantizationSpec | None = None
+    quant_mode: QuantizationMode = QuantizationMode.fx_graph_mode
+    quant_flow: QuantFlow = QuantFlow.standard
+    gpu_resident_blocks: int = 0
+    sync_moe_expert_input_amax: bool = False
+    keep_prequantized_layers: bool = True
     npu_rules: bool | None = None
     seed: int = 0
     keep_first_last: str | None = None
 
     def __post_init__(self) -> None:
         self.settings()
+        if self.log_severity_level not in (None, _LOG_LEVELS.index(logging.INFO)):
+            ScreenLogger.set_shared_level(_LOG_LEVELS[self.log_severity_level])
         if self.quant_mode is QuantizationMode.eager_mode:
             _LOG.warning("eager_mode: there is one way to quantize a model here, on its graph, and that is taken")
+
+    @staticmethod
+    def with_llm_template(template: LLMTemplate, *args: Any, **options: Any) -> Config:
+        """Return `template.get_config(...)` of the other arguments, which are scheme, algorithm and so on."""
+        return template.get_config(*args, **options)
 
     def settings(self) -> Settings:
         """Return typed settings for the pipeline. The fields are checked again, since they can be edited."""
@@ -307,6 +350,13 @@ class Config:
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UnsupportedTypeError(f"seed {self.seed!r}: expected an integer")
+        for name, (usual, remedy) in _ONLY_DEFAULTS.items():
+            if getattr(self, name) not in (usual, None):
+                raise UnsupportedOptionError(f"{name} {getattr(self, name)!r}: {remedy}")
+        levels = (None, *range(len(_LOG_LEVELS)))
+        if self.log_severity_level not in levels:
+            came = type(self.log_severity_level).__name__
+            raise InvalidValueError(f"log_severity_level: expected 0 to 4, or None, got {came}; give fields by name")
         if not isinstance(self.quant_mode, QuantizationMode):
             raise UnsupportedTypeError(f"quant_mode {self.quant_mode!r}: expected QuantizationMode.fx_graph_mode")
 
@@ -342,14 +392,18 @@ class Config:
     def from_dict(cls, content: Mapping[str, Any]) -> Config:
         """Read what `to_dict` wrote; missing fields get their defaults."""
         names = [field.name for field in fields(cls)]
-        for key in content:
-            if key not in names:
+        for key, value in content.items():
+            if key not in names and value is not None:
                 raise unknown_name("field of Config", key, names)
-        known = dict(content)
+        known = {key: value for key, value in content.items() if key in names}
+        if known.get("softmax_quant_spec") is not None:
+            known["softmax_quant_spec"] = QuantizationSpec.from_dict(known["softmax_quant_spec"])
+        if isinstance(known.get("quant_flow"), str):
+            known["quant_flow"] = parse(QuantFlow, known["quant_flow"], "quant_flow")
         for name in ("layer_type_quant_config", "layer_quant_config", "kv_cache_quant_config"):
             known[name] = {
                 key: None if config is None else QuantizationConfig.from_dict(config)
-                for key, config in known.get(name, {}).items()
+                for key, config in (known.get(name) or {}).items()
             }
         if known.get("algo_config") is not None:
             known["algo_config"] = [AlgoConfig.from_dict(algorithm) for algorithm in known["algo_config"]]
@@ -370,6 +424,16 @@ def type_name(key: object) -> str:
         raise unknown_name("kind of layer", key, [name for name in dir(nn) if name[0].isupper()])
     return key
 
+
+def load_quant_algo_config_from_file(file_path: str | os.PathLike[str]) -> AlgoConfig:
+    """Read the settings of an algorithm from a JSON file: its `name`, and the fields of its class."""
+    content = read_json(file_path, f"algorithm '{os.fspath(file_path)}'", SETTINGS)
+    if not isinstance(content, dict):
+        raise InvalidValueError(f"'{os.fspath(file_path)}': expected the name and the fields of an algorithm")
+    return AlgoConfig.from_dict(content)
+
+
+load_pre_optimization_config_from_file = load_quant_algo_config_from_file  # smoothing and rotation are algorithms too
 
 QTensorConfig = QuantizationSpec
 QLayerConfig = QuantizationConfig
@@ -399,4 +463,6 @@ __all__ = [
     "SearchedScalesConfig",
     "SmoothQuantConfig",
     "TQTSpec",
+    "load_pre_optimization_config_from_file",
+    "load_quant_algo_config_from_file",
 ]

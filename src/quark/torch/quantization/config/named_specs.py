@@ -1,20 +1,24 @@
 """Specs by name: `Int8PerChannelSpec(ch_axis=0).to_quantization_spec()` is the QuantizationSpec of that name.
 
     Int...Spec, Uint...Spec                 one scale for a tensor, for each channel of `ch_axis`, or for each
-                                            `group_size` neighbours along it; `symmetric` None: for signed types
+                                            `group_size` neighbours along it. `symmetric` is AMD's default for each
+                                            name: False for unsigned types, but True for Uint8PerChannelSpec, and True
+                                            for signed types, but False for Int3PerChannelSpec and Int8PerChannelSpec
     FP8...Spec                              8-bit floats with a scale; `is_dynamic` for language models
+    FP...PerGroupSpec                       floats in blocks of any size, with scales of `scale_format` e8m0
     Float16Spec, Bfloat16Spec               casts
     OCP_MX...Spec                           blocks of OCP MX
     MX4Spec, MX6Spec, MX9Spec, BFP16Spec    other blocks
 
-Blocks run along `ch_axis`; None: the axis that the layer sums over. `scale_calculation_mode` None: even for MX, floor
-for the others.
+Blocks run along `ch_axis`; None: the axis that the layer sums over. `scale_calculation_mode` is even for MX; None is
+floor for the others.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from types import new_class
 from typing import Any, ClassVar
 
@@ -43,6 +47,19 @@ class DataTypeSpec(ABC):
     """A data type with some of the choices made."""
 
     dtype: ClassVar[Dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the choices as JSON can hold them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Any:
+        """Read what `to_dict` wrote; missing choices get their defaults."""
+        known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        for key in data:
+            if key not in known:
+                raise unknown_name(f"field of {cls.__name__}", key, known)
+        return cls(**data)
 
     def __init_subclass__(cls, dtype: Dtype | None = None) -> None:
         """`class Int8PerTensorSpec(PerTensorSpec, dtype=Dtype.int8)` sets the type."""
@@ -103,6 +120,22 @@ class PerGroupSpec(DataTypeSpec):
     def to_quantization_spec(self) -> QuantizationSpec:
         observer, scheme = PerGroupMinMaxObserver, QSchemeType.per_group
         return _scaled(self, observer_cls=observer, qscheme=scheme, ch_axis=self.ch_axis, group_size=self.group_size)
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class FourBitPerGroupSpec(DataTypeSpec):
+    """The same for 4 bits, whose fields AMD has in another order."""
+
+    ch_axis: int
+    group_size: int
+    symmetric: bool | None = None
+    is_dynamic: bool | None = False
+    scale_type: str | None = "float"
+    round_method: str | None = "half_even"
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        return PerGroupSpec.to_quantization_spec(self)  # type: ignore[arg-type]
 
 
 def _scaled(
@@ -168,18 +201,46 @@ class OCP_MXSpec(DataTypeSpec):  # noqa: N801 - as published
     """Blocks of 32."""
 
     ch_axis: int | None = None
-    is_dynamic: bool | None = None
+    is_dynamic: bool | None = True
+    scale_calculation_mode: str | None = "even"
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        choices: dict[str, Any] = {
+            "is_dynamic": self.is_dynamic,
+            "qscheme": QSchemeType.per_group,
+            "ch_axis": self.ch_axis,
+            "group_size": 32,
+            "scale_calculation_mode": self.scale_calculation_mode,
+        }
+        if self.dtype is Dtype.int8:  # by itself a type without blocks
+            return QuantizationSpec(Dtype.mx, PerBlockMXObserver, mx_element_dtype=self.dtype, **choices)
+        choices.update(round_method=RoundType.half_even, scale_type=ScaleType.float, scale_format="e8m0")
+        return QuantizationSpec(self.dtype, PerBlockMXObserver, **choices)
+
+
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class FloatPerGroupSpec(DataTypeSpec):
+    """Floats in blocks of `group_size` along `ch_axis`. Only `scale_format` e8m0 is carried out."""
+
+    ch_axis: int
+    group_size: int
+    scale_format: str | None = "float32"
     scale_calculation_mode: str | None = None
+    is_dynamic: bool | None = True
 
     def to_quantization_spec(self) -> QuantizationSpec:
         return QuantizationSpec(
-            Dtype.mx,
+            self.dtype,
             PerBlockMXObserver,
             is_dynamic=self.is_dynamic,
             qscheme=QSchemeType.per_group,
             ch_axis=self.ch_axis,
+            group_size=self.group_size,
+            round_method=RoundType.half_even,
+            scale_type=ScaleType.float,
+            scale_format=self.scale_format,
             scale_calculation_mode=self.scale_calculation_mode,
-            mx_element_dtype=self.dtype,
         )
 
 
@@ -202,19 +263,34 @@ class BlocksSpec(DataTypeSpec):
         )
 
 
+# AMD's defaults where they are not those of the sign
+_SYMMETRIC = {"Int3PerChannelSpec": False, "Int8PerChannelSpec": False, "Uint8PerChannelSpec": True}
+
+
 def _integer_specs(dtype: Dtype) -> tuple[type[PerTensorSpec], type[PerChannelSpec], type[PerGroupSpec]]:
     """Return the specs of an integer type, which are named after it: Int8PerTensorSpec, Int8PerChannelSpec ..."""
-    sign = "Unsigned" if dtype.name.startswith("u") else "Signed"
+    is_signed = not dtype.name.startswith("u")
+    bits = dtype.to_bitwidth()
 
-    def named(kind: type[Any], shares: str) -> type[Any]:
-        name = f"{dtype.name.capitalize()}{kind.__name__}"
-        content = {"__doc__": f"{sign} {dtype.to_bitwidth()}-bit integers, {shares}.", "__module__": __name__}
-        return new_class(name, (kind,), {"dtype": dtype}, lambda namespace: namespace.update(content))
+    def named(kind: type[Any], suffix: str, shares: str) -> type[Any]:
+        name = f"{dtype.name.capitalize()}{suffix}"
+        content = {
+            "__doc__": f"{'Signed' if is_signed else 'Unsigned'} {bits}-bit integers, {shares}.",
+            "__module__": __name__,
+            "__annotations__": {"symmetric": "bool | None"},
+            "symmetric": _SYMMETRIC.get(name, is_signed),
+        }
+        made = new_class(name, (kind,), {"dtype": dtype}, lambda namespace: namespace.update(content))
+        return refuse_unknown_fields(dataclass(frozen=True)(made))
 
     return (
-        named(PerTensorSpec, "one scale for a tensor"),
-        named(PerChannelSpec, "a scale for each channel of `ch_axis`"),
-        named(PerGroupSpec, "a scale for each `group_size` neighbours along `ch_axis`"),
+        named(PerTensorSpec, "PerTensorSpec", "one scale for a tensor"),
+        named(PerChannelSpec, "PerChannelSpec", "a scale for each channel of `ch_axis`"),
+        named(
+            FourBitPerGroupSpec if bits == 4 else PerGroupSpec,
+            "PerGroupSpec",
+            "a scale for each `group_size` neighbours along `ch_axis`",
+        ),
     )
 
 
@@ -228,8 +304,19 @@ Uint8PerTensorSpec, Uint8PerChannelSpec, Uint8PerGroupSpec = _integer_specs(Dtyp
 Uint16PerTensorSpec, Uint16PerChannelSpec, Uint16PerGroupSpec = _integer_specs(Dtype.uint16)
 
 
-class FP8E4M3PerTensorSpec(ScaledFloatPerTensorSpec, dtype=Dtype.fp8_e4m3):
+@refuse_unknown_fields
+@dataclass(frozen=True)
+class FP8E4M3PerTensorSpec(DataTypeSpec, dtype=Dtype.fp8_e4m3):
     """8-bit floats with 4 exponent bits, one scale for a tensor."""
+
+    observer_method: str = "min_max"
+    scale_type: str | None = None
+    is_dynamic: bool | None = False
+    symmetric: bool | None = True
+    round_method: str | None = "half_even"
+
+    def to_quantization_spec(self) -> QuantizationSpec:
+        return ScaledFloatPerTensorSpec.to_quantization_spec(self)  # type: ignore[arg-type]
 
 
 class FP8E4M3PerChannelSpec(ScaledFloatPerChannelSpec, dtype=Dtype.fp8_e4m3):
@@ -242,6 +329,26 @@ class FP8E5M2PerTensorSpec(ScaledFloatPerTensorSpec, dtype=Dtype.fp8_e5m2):
 
 class FP8E5M2PerChannelSpec(ScaledFloatPerChannelSpec, dtype=Dtype.fp8_e5m2):
     """8-bit floats with 5 exponent bits, a scale for each channel of `ch_axis` or each token."""
+
+
+class FP8E4M3PerGroupSpec(FloatPerGroupSpec, dtype=Dtype.fp8_e4m3):
+    """8-bit floats with 4 exponent bits, a power of two for each `group_size` neighbours."""
+
+
+class FP8E5M2PerGroupSpec(FloatPerGroupSpec, dtype=Dtype.fp8_e5m2):
+    """8-bit floats with 5 exponent bits, a power of two for each `group_size` neighbours."""
+
+
+class FP6E3M2PerGroupSpec(FloatPerGroupSpec, dtype=Dtype.fp6_e3m2):
+    """6-bit floats with 3 exponent bits, a power of two for each `group_size` neighbours."""
+
+
+class FP6E2M3PerGroupSpec(FloatPerGroupSpec, dtype=Dtype.fp6_e2m3):
+    """6-bit floats with 2 exponent bits, a power of two for each `group_size` neighbours."""
+
+
+class FP4PerGroupSpec(FloatPerGroupSpec, dtype=Dtype.fp4):
+    """4-bit floats, a power of two for each `group_size` neighbours."""
 
 
 class Float16Spec(CastSpec, dtype=Dtype.float16):
@@ -311,9 +418,14 @@ __all__ = [
     "BFP16Spec",
     "Bfloat16Spec",
     "DataTypeSpec",
+    "FP4PerGroupSpec",
+    "FP6E2M3PerGroupSpec",
+    "FP6E3M2PerGroupSpec",
     "FP8E4M3PerChannelSpec",
+    "FP8E4M3PerGroupSpec",
     "FP8E4M3PerTensorSpec",
     "FP8E5M2PerChannelSpec",
+    "FP8E5M2PerGroupSpec",
     "FP8E5M2PerTensorSpec",
     "Float16Spec",
     "Int2PerChannelSpec",

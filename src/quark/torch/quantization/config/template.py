@@ -10,6 +10,7 @@ Layers are found in the model, so a template only says which projections give ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -64,7 +65,7 @@ def _groups(kind: Any, size: int) -> Scheme:
 _FP4 = OCP_MXFP4Spec(ch_axis=-1)
 _FP8 = FP8E4M3PerTensorSpec()
 _INT8 = Int8PerTensorSpec()
-_INT8_CHANNELS = Int8PerChannelSpec(ch_axis=0)
+_INT8_CHANNELS = Int8PerChannelSpec(ch_axis=0, symmetric=True)
 
 SCHEMES: Mapping[str, Scheme] = {
     **{f"int4_wo_{size}": _groups(Int4PerGroupSpec, size) for size in (32, 64, 128)},
@@ -76,7 +77,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "w8a8": _scheme(
         "int8 weights with a scale for each output, int8 activations with a scale for each token",
         _INT8_CHANNELS,
-        Int8PerChannelSpec(ch_axis=1, is_dynamic=True),
+        Int8PerChannelSpec(ch_axis=1, symmetric=True, is_dynamic=True),
     ),
     "w8a8_static": _scheme(
         "int8 weights with a scale for each output, int8 activations with a fixed scale", _INT8_CHANNELS, _INT8
@@ -114,6 +115,9 @@ ALGORITHMS: Mapping[str, str] = {
     "rotation": "RotationConfig",
 }
 
+# arguments of LLMTemplate before there was `algorithm_configs`
+_FORMER = {**{each: each for each in ALGORITHMS}, "smooth_quant": "smoothquant", "auto_smooth_quant": "autosmoothquant"}
+
 _KEYS_AND_VALUES = ("*k_proj", "*v_proj")
 
 
@@ -122,6 +126,8 @@ class LLMTemplate:
 
     `kv_layers_name` has patterns of the projections that give keys and values, `exclude_layers_name` those of layers
     that stay in float. `algorithm_configs` has the settings of algorithms by their names; others have their defaults.
+    Their former arguments still work: `awq_config`, `gptq_config` and so on. `gate_up_layers_name` is kept for scripts
+    that read it; projections that read the same tensor are found in the model. `f2f_weight_converters` is None.
     """
 
     _templates: ClassVar[dict[str, LLMTemplate]] = {}
@@ -132,14 +138,25 @@ class LLMTemplate:
         model_type: str,
         kv_layers_name: Sequence[str] | None = None,
         q_layer_name: str | Sequence[str] | None = None,
+        gate_up_layers_name: Sequence[str] | None = None,
         exclude_layers_name: Sequence[str] = (),
         algorithm_configs: Mapping[str, AlgoConfig | None] | None = None,
+        f2f_weight_converters: None = None,
+        **former: AlgoConfig | None,
     ) -> None:
+        if f2f_weight_converters is not None:
+            raise UnsupportedOptionError("f2f_weight_converters: weights are read as transformers names them")
         self.model_type = model_type
         self.kv_layers_name = None if kv_layers_name is None else list(kv_layers_name)
         self.q_layer_name = q_layer_name
+        self.gate_up_layers_name = list(gate_up_layers_name or ("gate_proj", "up_proj"))
         self.exclude_layers_name = list(exclude_layers_name)
-        self.algo_config = _by_lower_name(algorithm_configs)
+        self.f2f_weight_converters = f2f_weight_converters
+        for name in former:
+            if name.removesuffix("_config") not in _FORMER:
+                raise unknown_name("argument of LLMTemplate", name, [f"{each}_config" for each in _FORMER])
+        named = {_FORMER[name.removesuffix("_config")]: each for name, each in former.items()}
+        self.algo_config = _by_lower_name({**named, **(algorithm_configs or {})})
 
     @classmethod
     def list_available(cls) -> list[str]:
@@ -195,6 +212,7 @@ class LLMTemplate:
         layer_type_config: Mapping[Any, str] | None = None,
         exclude_layers: Sequence[str] | None = None,
         algo_configs: Mapping[str, AlgoConfig] | None = None,
+        shared_scale_groups: Sequence[Any] | None = None,
     ) -> Config:
         """A configuration for models of this type.
 
@@ -221,6 +239,7 @@ class LLMTemplate:
             kv_cache_quant_config=self._cache(kv_cache_scheme, by_name.get, scheme),
             kv_cache_group=list(patterns),
             min_kv_scale=min_kv_scale,
+            shared_scale_groups=list(shared_scale_groups or ()),
         )
 
     def _layers(self, scheme: str) -> QuantizationConfig:
@@ -257,7 +276,7 @@ def _algorithm(name: str, known: Mapping[str, AlgoConfig]) -> AlgoConfig:
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     if name in known:
-        return known[name]
+        return deepcopy(known[name])  # which people edit
     made: AlgoConfig = getattr(all_configs, ALGORITHMS[name])()
     return made
 
@@ -266,6 +285,8 @@ for _model_type in (
     *("cohere", "gemma2", "gemma3_text", "gptj", "hunyuan_v1_dense", "instella", "llama", "mistral", "olmo", "opt"),
     *("phi", "qwen2", "qwen3"),
 ):
-    LLMTemplate.register_template(LLMTemplate(_model_type, _KEYS_AND_VALUES, "*q_proj", ["lm_head"]))
-LLMTemplate.register_template(LLMTemplate("phi3", ["*qkv_proj"], "*qkv_proj", ["lm_head"]))
-LLMTemplate.register_template(LLMTemplate("gpt2", ["*c_attn"], "*c_attn", ["lm_head"]))
+    LLMTemplate.register_template(
+        LLMTemplate(_model_type, _KEYS_AND_VALUES, "*q_proj", exclude_layers_name=["lm_head"])
+    )
+LLMTemplate.register_template(LLMTemplate("phi3", ["*qkv_proj"], "*qkv_proj", exclude_layers_name=["lm_head"]))
+LLMTemplate.register_template(LLMTemplate("gpt2", ["*c_attn"], "*c_attn", exclude_layers_name=["lm_head"]))

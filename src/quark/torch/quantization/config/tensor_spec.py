@@ -7,7 +7,7 @@ the first reason becomes the error, and later checks may rely on what earlier on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -32,6 +32,7 @@ from quark.formats.block import BlockQuantizer
 from quark.formats.catalog import get_format
 from quark.formats.spec import BlockFormat, IntFormat, Rounding, ScaleRule
 from quark.ranges import KLJ, MinMax, MinMSE, PowerOfTwoMinMSE, RangeMethod, ThreeSigma
+from quark.text import get_logger
 from quark.torch.quantization.config.type import (
     Dtype,
     QSchemeType,
@@ -53,6 +54,8 @@ from quark.torch.quantization.observer import (
     PlaceholderObserver,
     TQTObserver,
 )
+
+_LOG = get_logger(__name__)
 
 MX_FORMATS = {
     Dtype.fp8_e4m3: "mxfp8_e4m3",
@@ -85,6 +88,7 @@ _ENUMS: Mapping[str, type[Enum]] = {
     "mx_element_dtype": Dtype,
     "zero_point_type": ZeroPointType,
 }
+_MEMORY = ("enable_buffer_reuse", "max_input_numel")  # how other versions use memory, which changes no number
 _EMPTY: tuple[Any, ...] = (None, False, [], {})  # values of unknown fields that mean nothing, written by other versions
 
 
@@ -107,9 +111,9 @@ class TQTSpec(QATSpec):
 
 
 @refuse_unknown_fields
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # a spec that is a key must not be edited afterwards
 class QuantizationSpec:
-    """How one tensor is quantized.
+    """How one tensor is quantized. Fields can be edited; they are checked when it is built and when it is used.
 
     Integers: `observer_cls` finds the range (MinMax where None), `qscheme` says what shares a scale (as the observer
     does where None), `ch_axis` and `group_size` go with channels and groups. `symmetric` None: for signed types. A
@@ -147,6 +151,14 @@ class QuantizationSpec:
     is_scale_quant: bool = False
 
     def __post_init__(self) -> None:
+        self._check()
+        if self.dtype not in _BLOCKS and self.round_method is RoundType.round:
+            _LOG.warning(
+                "dtype %s: round_method round: ties go to the even code, as in ONNX QuantizeLinear, not away from 0",
+                self.dtype.name,
+            )
+
+    def _check(self) -> None:
         for name, kind in _ENUMS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -178,7 +190,8 @@ class QuantizationSpec:
             raise InvalidValueError(f"dtype {self.dtype.name}: {reason}")
 
     def tensor_spec(self) -> TensorSpec:
-        """Return the typed spec for the pipeline."""
+        """Return the typed spec for the pipeline, after checking the fields."""
+        self._check()
         if self.dtype in _CASTS:
             return FloatSpec(self.dtype.value)
         if _is_scaled_float(self):
@@ -205,6 +218,11 @@ class QuantizationSpec:
             return BlockSpec(quantizer, is_calibrated=is_calibrated)
         return BlockSpec(quantizer, self.ch_axis, follows_reduction=False, is_calibrated=is_calibrated)
 
+    def set_group_size(self, group_size: int) -> None:
+        """Let so many neighbours share a scale."""
+        replace(self, group_size=group_size)  # which checks it
+        self.group_size = group_size
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field as JSON can hold it."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
@@ -214,7 +232,7 @@ class QuantizationSpec:
         """Read what `to_dict` wrote; missing fields get their defaults."""
         names = [field.name for field in fields(cls)]
         for key, value in content.items():
-            if key not in names and value not in _EMPTY:
+            if key not in names and key not in _MEMORY and value not in _EMPTY:
                 raise unknown_name("field of QuantizationSpec", key, names)
         values = {name: content[name] for name in names if name in content}
         for name, value in values.items():
@@ -333,11 +351,8 @@ def _integer_problems(spec: QuantizationSpec) -> Iterator[str]:
     if scheme is not QSchemeType.per_group and spec.group_size is not None:
         yield f"group_size {spec.group_size} with qscheme {scheme.name}: leave it out, or use per_group"
     yield from _axis_and_size_problems(spec)
-    if spec.round_method not in (None, RoundType.half_even):
-        yield (
-            f"round_method {spec.round_method.name}: integers are rounded half to even, as ONNX QuantizeLinear does; "
-            "use RoundType.half_even"
-        )
+    if spec.round_method is RoundType.floor:
+        yield "round_method floor: integers are rounded to the nearest, as ONNX does; use RoundType.half_even"
     yield from _scale_problems(spec, observer)
     yield from _learning_problems(spec, observer)
 
@@ -446,8 +461,8 @@ def _scaled_float_problems(spec: QuantizationSpec) -> Iterator[str]:
     yield from _axis_and_size_problems(spec)
     if spec.symmetric is False:
         yield "symmetric=False: floats have no zero point; leave it out"
-    if spec.round_method not in (None, RoundType.half_even):
-        yield f"round_method {spec.round_method.name}: floats are rounded half to even; leave it out"
+    if spec.round_method is RoundType.floor:
+        yield "round_method floor: floats are rounded half to even; leave it out"
     if spec.scale_type is ScaleType.pof2:
         yield "scale_type pof2: the scale is any number; use ScaleType.float, or OCP_MXFP8E4M3Spec"
     for name in ("group_size", "scale_format", "scale_calculation_mode", "qat_spec", "mx_element_dtype"):
@@ -458,8 +473,8 @@ def _scaled_float_problems(spec: QuantizationSpec) -> Iterator[str]:
 def _cast_problems(spec: QuantizationSpec) -> Iterator[str]:
     if spec.observer_cls not in (None, PlaceholderObserver):
         yield f"{spec.observer_cls.__name__} finds a range, and a cast needs none; leave observer_cls out"
-    if spec.round_method not in (None, RoundType.half_even):
-        yield f"round_method {spec.round_method.name}: casts round half to even; leave it out"
+    if spec.round_method is RoundType.floor:
+        yield "round_method floor: casts round half to even; leave it out"
     names = ("qscheme", "ch_axis", "group_size", "scale_type", "scale_format", "scale_calculation_mode", "qat_spec")
     for name in (*names, "mx_element_dtype"):
         if getattr(spec, name) is not None:

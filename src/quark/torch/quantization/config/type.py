@@ -110,8 +110,17 @@ class RoundType(Enum):
 class QuantizationMode(Enum):
     """The mode of AMD Quark. Here, a model is always quantized on its graph, whichever name is given."""
 
-    eager_mode = "eager_mode"
-    fx_graph_mode = "fx_graph_mode"
+    eager_mode = 1
+    fx_graph_mode = 2
+
+
+class QuantFlow(Enum):
+    """How a model comes to memory: `standard` is whole. The other two are `ModelQuantizer.direct_quantize_checkpoint`,
+    from folder to folder."""
+
+    standard = 1
+    file2file = 2
+    per_block = 3
 
 
 class TQTThresholdInitMeth(Enum):

@@ -1,0 +1,1 @@
+"""Paths that scripts written for AMD's Quark import from."""
