@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,8 +25,9 @@ from quark.onnx.growth import growth
 from quark.onnx.large_tensors import Message, split
 from quark.onnx.pack import pack_message
 from quark.onnx.quant_utils import CalibrationDataReader
+from quark.onnx.quantization.config.algorithm import AlgoConfig
 from quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
-from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.config.options import settings_of, with_algorithms
 from quark.onnx.quantization.data import Data
 from quark.onnx.quantization.making import placed
 from quark.onnx.quantization.pipeline import Outcome, quantize_graph
@@ -261,6 +262,7 @@ class ModelQuantizer:
         model_output: str | os.PathLike[str] | None = None,
         calibration_data_reader: Any = ...,
         calibration_data_path: str | os.PathLike[str] | None = None,
+        algorithms: Sequence[AlgoConfig] | None = None,
     ) -> onnx.ModelProto | None:
         """Quantize a model. With an output path the file is written there, and the report beside it as JSON; without
         one, the quantized model is returned. A summary is printed unless `print_summary` is False.
@@ -268,22 +270,25 @@ class ModelQuantizer:
         A configuration that needs calibration is refused without data. `calibration_data_reader=None` asks for random
         numbers, and so does the option UseRandomData. With `crypto_mode` the model comes from memory and is returned,
         whatever `model_output` says; nothing is written, logged or printed.
+
+        `algorithms` are accuracy algorithms beside those of a QuantizationConfig; a QConfig has them in `algo_config`.
         """
+        settings = with_algorithms(self.config, algorithms) if algorithms else self.settings
         is_random = calibration_data_reader is None
         reader = None if calibration_data_reader is ... else calibration_data_reader
         if reader is not None and calibration_data_path is not None:
             raise InvalidValueError("calibration_data_reader and calibration_data_path: give one of them")
         data = reader if calibration_data_path is None else Path(calibration_data_path)
-        if self.settings.save.is_in_memory:
-            return _in_memory(model_input, Data(data, is_random=is_random), self.settings)
-        reads = files_read(self.settings)
+        if settings.save.is_in_memory:
+            return _in_memory(model_input, Data(data, is_random=is_random), settings)
+        reads = files_read(settings)
         target = None if model_output is None else check_output(model_output, model_input, data, *reads)
-        outcome = quantize_graph(model_input, Data(data, is_random=is_random), self.settings)
-        result = QuantizedModel(outcome, self.settings.save, model_input, data, reads)
+        outcome = quantize_graph(model_input, Data(data, is_random=is_random), settings)
+        result = QuantizedModel(outcome, settings.save, model_input, data, reads)
         if target is not None:
             result.save(target)
         _warn(outcome.account)
-        if self.settings.has_summary:
+        if settings.has_summary:
             print_summary(result.report)
         return None if target is not None else result.model
 

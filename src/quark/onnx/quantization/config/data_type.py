@@ -16,6 +16,8 @@ from typing import Any
 from onnx import TensorProto
 
 from quark.errors import refuse_unknown_fields, unknown_name
+from quark.formats.catalog import get_format
+from quark.formats.spec import FloatFormat, IntFormat
 from quark.onnx.quantization.config.quant_types import (
     BFP_FAMILY,
     MX_FAMILY,
@@ -55,6 +57,42 @@ class DataType:
     def operator(self) -> str | None:
         """The operator that `attributes` belong to; None for types without blocks."""
         return BLOCK_OPERATORS.get(self.format)
+
+    @property
+    def __name__(self) -> str:
+        """The name, for scripts that treat the type as a class."""
+        return self.name
+
+    @property
+    def _element(self) -> IntFormat | FloatFormat | None:
+        """The format of single numbers; None for blocks whose operator counts bits itself."""
+        name = str(self.attributes.get("element_dtype", "")) or self.format
+        fmt = None if name == BFP_FAMILY else get_format(name)
+        return fmt if isinstance(fmt, (IntFormat, FloatFormat)) else None
+
+    @property
+    def bitwidth(self) -> int:
+        """The bits of an element; for BFP and MX4 to MX9, which count those of the block, the operator's bit_width."""
+        element = self._element
+        return int(self.attributes["bit_width"]) if element is None else element.bits
+
+    @property
+    def max_value(self) -> int | float:
+        """The largest element."""
+        element = self._bounded
+        return element.qmax if isinstance(element, IntFormat) else element.max
+
+    @property
+    def min_value(self) -> int | float:
+        """The smallest element."""
+        element = self._bounded
+        return element.qmin if isinstance(element, IntFormat) else -element.max
+
+    @property
+    def _bounded(self) -> IntFormat | FloatFormat:
+        if self._element is None:
+            raise AttributeError(f"{self.name}: the range of an element is that of its block")
+        return self._element
 
     def __call__(self) -> DataType:
         """Return itself: scripts that treat the type as a class write Int8()."""

@@ -103,6 +103,15 @@ def settings_of(config: AnyConfig) -> Settings:
     return naming(f"config file {str(path)!r}", lambda content: _settings(content, path.stem), load_config(path))
 
 
+def with_algorithms(config: Any, algorithms: Sequence[AlgoConfig]) -> Settings:
+    """The settings of a QuantizationConfig with accuracy algorithms beside those that it names."""
+    run = config.whole() if isinstance(config, Config) else config
+    if not isinstance(run, QuantizationConfig):
+        raise InvalidValueError(f"algorithms with a {type(run).__name__}: list them in its algo_config")
+    fields, options = fields_and_options(algorithms, run.extra_options)
+    return _settings(replace(run, extra_options=options, **fields))
+
+
 def _settings(config: Any, name: str = "custom") -> Settings:
     if isinstance(config, QConfig):
         return _by_tensor(config, name)
