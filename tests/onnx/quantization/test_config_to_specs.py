@@ -6,10 +6,11 @@ import pytest
 
 from quark.decide.specs import AffineSpec, FloatSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError, UnsupportedTypeError
-from quark.onnx import DistillationConfig, Int8Spec, QConfig, QLayerConfig
+from quark.onnx import CLEConfig, Config, DistillationConfig, Int8Spec, QConfig, QLayerConfig
 from quark.onnx.insert.pairs import NodeStyle
 from quark.onnx.quantization.config import QuantizationConfig, get_default_config
-from quark.onnx.quantization.config.options import settings_of
+from quark.onnx.quantization.config.data_type import parse_data_type
+from quark.onnx.quantization.config.options import settings_of, with_algorithms
 from quark.onnx.quantization.config.quant_types import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
@@ -278,3 +279,27 @@ def test_where_things_are_kept_meanwhile_is_not_in_the_file():
     layer = QLayerConfig(activation=Int8Spec(), weight=Int8Spec())
     first, second = (QConfig(layer, algo_config=[DistillationConfig(folder=value)]) for value in ("", "states"))
     assert settings_of(first).config == settings_of(second).config
+
+
+def test_algorithms_can_be_given_beside_a_config() -> None:
+    run = QuantizationConfig(extra_options={"CLESteps": 3})
+    found = with_algorithms(Config(run), [CLEConfig(cle_steps=3)])
+    listed = QuantizationConfig(include_cle=True, extra_options={"CLESteps": 3})
+    assert found.equalize == settings_of(listed).equalize
+    assert found.equalize != settings_of(run).equalize
+    assert not run.include_cle
+    with pytest.raises(InvalidValueError, match="list them in its algo_config"):
+        with_algorithms(QConfig(QLayerConfig(weight=Int8Spec())), [CLEConfig()])
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "least", "most"),
+    [("Int8", 8, -128, 127), ("UInt16", 16, 0, 65535), ("MXFP8E4M3", 8, -448.0, 448.0), ("MXFP4E2M1", 4, -6.0, 6.0)],
+)
+def test_a_data_type_says_its_bits_and_its_range(name: str, bits: int, least: float, most: float) -> None:
+    """As the classes of AMD Quark do."""
+    found = parse_data_type(name)
+    assert (found.__name__, found.bitwidth, found.min_value, found.max_value) == (name, bits, least, most)
+    assert (parse_data_type("MX6").bitwidth, parse_data_type("BFP16").bitwidth) == (13, 16)
+    with pytest.raises(AttributeError, match="that of its block"):
+        _ = parse_data_type("MX6").max_value

@@ -88,7 +88,7 @@ def import_model_from_safetensors(
 
 
 def _skeleton(folder: str | os.PathLike[str], trust_remote_code: bool, attention: str | None) -> nn.Module:
-    """The model of a folder's config.json with its parameters on the meta device."""
+    """The model of a folder's config.json, with numbers that are replaced."""
     import transformers  # noqa: PLC0415 - heavy, and optional
 
     loader: Any = transformers.AutoModelForCausalLM
@@ -96,8 +96,7 @@ def _skeleton(folder: str | os.PathLike[str], trust_remote_code: bool, attention
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # transformers would look for a quantizer of its own
     options = {} if attention is None else {"attn_implementation": attention}
-    with torch.device("meta"):
-        model: nn.Module = loader.from_config(config, trust_remote_code=trust_remote_code, **options)
+    model: nn.Module = loader.from_config(config, trust_remote_code=trust_remote_code, **options)
     return model
 
 

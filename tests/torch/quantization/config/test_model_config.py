@@ -257,6 +257,7 @@ def test_json_holds_a_config() -> None:
         read = Config.from_dict(json.loads(json.dumps(config.to_dict())))
         assert read.settings() == config.settings()
         assert read.to_dict() == config.to_dict()
+        assert list(read.layer_type_quant_config) in ([], [nn.Linear, nn.Conv2d])
     with pytest.raises(QuarkError, match="Did you mean exclude"):
         Config.from_dict({**configs[0].to_dict(), "exclud": []})
     with pytest.raises(QuarkError, match="Did you mean weight"):

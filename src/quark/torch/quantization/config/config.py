@@ -405,6 +405,8 @@ class Config:
                 key: None if config is None else QuantizationConfig.from_dict(config)
                 for key, config in (known.get(name) or {}).items()
             }
+        by_type = known["layer_type_quant_config"]
+        known["layer_type_quant_config"] = {getattr(nn, key, key): each for key, each in by_type.items()}
         if known.get("algo_config") is not None:
             known["algo_config"] = [AlgoConfig.from_dict(algorithm) for algorithm in known["algo_config"]]
         if "quant_mode" in known:
