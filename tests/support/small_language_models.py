@@ -28,7 +28,7 @@ from quark.torch.quantization.config.config import (
 VOCABULARY = 64
 FP8 = FP8E4M3PerTensorSpec().to_quantization_spec()
 INT8 = Int8PerTensorSpec(symmetric=True).to_quantization_spec()
-_ROWS = Int8PerChannelSpec(0).to_quantization_spec()
+_ROWS = Int8PerChannelSpec(0, symmetric=True).to_quantization_spec()
 _TOKENS = Int8PerChannelSpec(1, symmetric=True, is_dynamic=True).to_quantization_spec()
 
 LAYERS = {

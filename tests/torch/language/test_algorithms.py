@@ -42,7 +42,8 @@ GROUPS = QuantizationConfig(weight=Uint4PerGroupSpec(-1, 32).to_quantization_spe
 MXFP4 = QuantizationConfig(weight=OCP_MXFP4Spec().to_quantization_spec())
 MX6 = QuantizationConfig(weight=MX6Spec().to_quantization_spec())
 INT8 = QuantizationConfig(
-    weight=Int8PerChannelSpec(0).to_quantization_spec(), input_tensors=Int8PerTensorSpec().to_quantization_spec()
+    weight=Int8PerChannelSpec(0, symmetric=True).to_quantization_spec(),
+    input_tensors=Int8PerTensorSpec().to_quantization_spec(),
 )
 NAMED = [
     {

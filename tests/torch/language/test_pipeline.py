@@ -31,7 +31,7 @@ from quark.torch.quantization.observer import PerTensorPowOf2MinMSEObserver
 
 transformers = pytest.importorskip("transformers")
 
-INT8 = Int8PerChannelSpec(0).to_quantization_spec()
+INT8 = Int8PerChannelSpec(0, symmetric=True).to_quantization_spec()
 INT4 = Uint4PerGroupSpec(-1, 32).to_quantization_spec()
 MXFP4 = OCP_MXFP4Spec().to_quantization_spec()
 SIZES = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -137,7 +137,7 @@ def test_few_codes_have_searched_scales():
 
 
 def test_tokens_have_scales_of_their_own(ids):
-    per_token = Int8PerChannelSpec(1, is_dynamic=True).to_quantization_spec()
+    per_token = Int8PerChannelSpec(1, symmetric=True, is_dynamic=True).to_quantization_spec()
     model = quantized(llama(), QuantizationConfig(input_tensors=per_token))
     quantizer = model.model.layers[0].mlp.up_proj.input_quantizer
     x = torch.tensor([[[1.0, -127.0], [0.01, 0.005]]])

@@ -202,3 +202,19 @@ def test_nan_and_what_does_not_fit_is_refused() -> None:
         PerBlockMXObserver(INT8)
     with pytest.raises(QuarkError, match="per_channel without ch_axis"):
         PerChannelMinMaxObserver(INT8)
+
+
+def test_amds_names_say_the_same() -> None:
+    watching = PerTensorMinMaxObserver(INT8)
+    x = torch.tensor([-1.25, 2.5])
+    assert watching.forward(x) is x
+    assert (watching.min_val.tolist(), watching.max_val.tolist()) == ([-1.25], [2.5])
+    assert all(map(torch.equal, watching._calculate_qparams(), watching.calculate_qparams()))
+    watching.reset_min_max_vals()
+    with pytest.raises(InvalidValueError, match="observed nothing"):
+        _ = watching.max_val
+    channels = PerChannelMinMaxObserver(QuantizationSpec(Dtype.int8, PerChannelMinMaxObserver, ch_axis=0))
+    channels(torch.tensor([[-1.5, 2.0], [0.5, 0.25]]))
+    assert channels.min_val.tolist() == [-1.5, 0.25]
+    with pytest.raises(AttributeError, match="finds scales, and no range"):
+        _ = PlaceholderObserver(QuantizationSpec(Dtype.float16)).min_val

@@ -96,6 +96,31 @@ class ObserverBase(ABC):
     def calculate_qparams(self) -> Parameters:
         """Return (scale, zero_point) for what was observed."""
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same as calling it."""
+        return self(x)
+
+    def reset_min_max_vals(self) -> None:
+        """The same as `reset_state`, by AMD's name."""
+        self.reset_state()
+
+    def _calculate_qparams(self) -> Parameters:
+        """The same as `calculate_qparams`, by AMD's name."""
+        return self.calculate_qparams()
+
+    @property
+    def min_val(self) -> torch.Tensor:
+        """The lower end of the range that was found; of channels and groups, one for each."""
+        return torch.from_numpy(np.asarray(self._extremes()[0], np.float32)).to(self.device)
+
+    @property
+    def max_val(self) -> torch.Tensor:
+        """The upper end of the range that was found."""
+        return torch.from_numpy(np.asarray(self._extremes()[1], np.float32)).to(self.device)
+
+    def _extremes(self) -> tuple[Any, Any]:
+        raise AttributeError(f"{type(self).__name__} finds scales, and no range")
+
     def _affine(self) -> AffineSpec:
         assert isinstance(self.spec, AffineSpec)
         return self.spec
@@ -137,13 +162,17 @@ class PerTensorObserver(ObserverBase):
             self._kept.append(flat.copy())
 
     def calculate_qparams(self) -> Parameters:
-        if not self._has_observed:
-            raise self._nothing_observed()
-        range_ = self._range()
-        lowest, highest = np.array([range_.lowest], np.float32), np.array([range_.highest], np.float32)
-        return as_tensors(*qparams(self._affine(), lowest, highest, range_.position), self.device)
+        found = self._range()
+        lowest, highest = np.array([found.lowest], np.float32), np.array([found.highest], np.float32)
+        return as_tensors(*qparams(self._affine(), lowest, highest, found.position), self.device)
+
+    def _extremes(self) -> tuple[Any, Any]:
+        found = self._range()
+        return np.array([found.lowest], np.float32), np.array([found.highest], np.float32)
 
     def _range(self) -> TensorRange:
+        if not self._has_observed:
+            raise self._nothing_observed()
         observer = copy.deepcopy(self._ranges)  # more may be observed later
         for flat in self._kept:
             observer.observe_again(flat)
@@ -173,13 +202,16 @@ class PerChannelObserver(ObserverBase):
         self._highest = highest if is_first else np.maximum(self._highest, highest)
 
     def calculate_qparams(self) -> Parameters:
+        return as_tensors(*qparams(self._affine(), *self._extremes()), self.device)
+
+    def _extremes(self) -> tuple[Any, Any]:
         spec = self._affine()
         if self._rows:
             rows = np.concatenate(self._rows, axis=1)
             self._lowest, self._highest = ranges_of_channels(rows, 0, spec.method, spec.integer, spec.is_symmetric)
         if self._lowest is None:
             raise self._nothing_observed()
-        return as_tensors(*qparams(spec, self._lowest, self._highest), self.device)
+        return self._lowest, self._highest
 
 
 class PerBlockObserver(ObserverBase):
