@@ -6,8 +6,9 @@ from torch import nn
 from quark.decide.specs import AffineSpec, BlockSpec, DynamicSpec, FloatSpec
 from quark.errors import InvalidValueError, UnsupportedOptionError
 from quark.torch import LLMTemplate
-from quark.torch.quantization.config.config import Int8PerTensorSpec, QLayerConfig, SmoothQuantConfig
+from quark.torch.quantization.config.config import AWQConfig, Int8PerTensorSpec, QLayerConfig, SmoothQuantConfig
 from quark.torch.quantization.config.template import SCHEMES
+from quark.torch.quantization.config.type import Dtype
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_own_schemes_and_templates():
         assert config.exclude == ["head"]
         with pytest.raises(InvalidValueError, match="'my_int8' is there already"):
             LLMTemplate.register_scheme("my_int8", QLayerConfig(weight=int8))
-        with pytest.raises(InvalidValueError, match="template for 'mine' does not say"):
+        with pytest.raises(InvalidValueError, match="template for 'mine' does not name"):
             template.get_config("my_int8", kv_cache_scheme="int8")
     finally:
         LLMTemplate.unregister_scheme("my_int8")
@@ -94,3 +95,28 @@ def test_what_is_not_known_is_refused(llama):
         llama.get_config("int8", algorithm=["gptx"])
     with pytest.raises(UnsupportedOptionError, match="attention_scheme 'fp8': attention itself is computed in float"):
         llama.get_config("int8", attention_scheme="fp8")
+
+
+def test_keys_and_values_have_the_types_of_their_attention() -> None:
+    """An entry for the attention as a whole counts for its projections too, when the cache is quantized."""
+    template = LLMTemplate.get("qwen3")
+    config = template.get_config("mxfp4", kv_cache_scheme="fp8", layer_config={"*mlp*": "int8", "*self_attn*": "fp8"})
+    for name in ("*k_proj", "*v_proj"):
+        layer = config.kv_cache_quant_config[name]
+        assert layer.weight is not None
+        assert layer.input_tensors is not None
+        assert (layer.weight.dtype, layer.input_tensors.dtype) == (Dtype.fp8_e4m3, Dtype.fp8_e4m3)
+        assert config.layer_quant_config[name] == layer
+    config = template.get_config("mxfp4", kv_cache_scheme="fp8", layer_config={"*v_proj": "int8"})
+    weights = {name: layer.weight for name, layer in config.kv_cache_quant_config.items()}
+    assert weights["*k_proj"] is not None
+    assert weights["*v_proj"] is not None
+    assert (weights["*k_proj"].dtype, weights["*v_proj"].dtype) == (Dtype.fp4, Dtype.int8)
+
+
+def test_a_template_lists_every_algorithm() -> None:
+    template = LLMTemplate("mine too", awq_config=AWQConfig(), exclude_layers_name=["lm_head"])
+    assert template.algo_config["gptq"] is None
+    config = template.get_config("int4_wo_32", algorithm="awq")
+    assert config.algo_config == [AWQConfig()]
+    assert config.algo_config[0] is not template.algo_config["awq"]

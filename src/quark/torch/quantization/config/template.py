@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase as fnmatch
 from typing import Any, ClassVar
 
 from quark.errors import InvalidValueError, UnsupportedOptionError, unknown_name
@@ -156,7 +157,8 @@ class LLMTemplate:
             if name.removesuffix("_config") not in _FORMER:
                 raise unknown_name("argument of LLMTemplate", name, [f"{each}_config" for each in _FORMER])
         named = {_FORMER[name.removesuffix("_config")]: each for name, each in former.items()}
-        self.algo_config = _by_lower_name({**named, **(algorithm_configs or {})})
+        given = _by_lower_name({**named, **(algorithm_configs or {})})
+        self.algo_config: dict[str, AlgoConfig | None] = {**dict.fromkeys(ALGORITHMS), **given}
 
     @classmethod
     def list_available(cls) -> list[str]:
@@ -225,18 +227,20 @@ class LLMTemplate:
                 f"attention_scheme {attention_scheme!r}: attention itself is computed in float; leave it out, and use "
                 "kv_cache_scheme for what the cache holds"
             )
-        known = {**self.algo_config, **_by_lower_name(algo_configs)}
+        known = _by_lower_name({**self.algo_config, **(algo_configs or {})})
         names = [algorithm] if isinstance(algorithm, str) else list(algorithm or ())
         patterns = (self.kv_layers_name or ()) if kv_cache_scheme is not None else ()
         excluded = self.exclude_layers_name if exclude_layers is None else list(exclude_layers)
         by_name = {name: self._layers(scheme) for name, scheme in (layer_config or {}).items()}
+        cache = self._cache(kv_cache_scheme, by_name, scheme)
+        projections = {name: layer for name, layer in cache.items() if name not in excluded}
         return Config(
             self._layers(scheme),
             exclude=excluded,
             algo_config=[_algorithm(name.lower(), known) for name in names],
             layer_type_quant_config={key: self._layers(scheme) for key, scheme in (layer_type_config or {}).items()},
-            layer_quant_config=by_name,
-            kv_cache_quant_config=self._cache(kv_cache_scheme, by_name.get, scheme),
+            layer_quant_config={**by_name, **projections},
+            kv_cache_quant_config=cache,
             kv_cache_group=list(patterns),
             min_kv_scale=min_kv_scale,
             shared_scale_groups=list(shared_scale_groups or ()),
@@ -248,9 +252,10 @@ class LLMTemplate:
         return self._schemes[scheme].make()
 
     def _cache(
-        self, cache: str | None, own: Callable[[str], QuantizationConfig | None], scheme: str
+        self, cache: str | None, layers: Mapping[str, QuantizationConfig], scheme: str
     ) -> dict[str, QuantizationConfig]:
-        """The configurations of the projections that give keys and values."""
+        """The configurations of the projections that give keys and values: what `layers` says of the attention that
+        they are in, or the scheme, and the type of the cache."""
         if cache is None:
             return {}
         if cache not in KV_CACHE_SCHEMES:
@@ -261,7 +266,13 @@ class LLMTemplate:
                 "and values (kv_layers_name)"
             )
         spec = KV_CACHE_SCHEMES[cache].to_quantization_spec()
-        return {name: replace(own(name) or self._layers(scheme), output_tensors=spec) for name in self.kv_layers_name}
+
+        def base(name: str) -> QuantizationConfig:
+            paths = (name, f"model.layers.0.self_attn.{name.lstrip('*.')}")
+            found = (own for pattern, own in layers.items() if any(fnmatch(path, pattern) for path in paths))
+            return next(found, None) or self._layers(scheme)
+
+        return {name: replace(base(name), output_tensors=spec) for name in self.kv_layers_name}
 
 
 def _by_lower_name(configs: Mapping[str, AlgoConfig | None] | None) -> dict[str, AlgoConfig]:
