@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +34,7 @@ from quark.errors import ModelError
 from quark.measures import FunctionMeasure, Judge, Measure, MeasureResult
 from quark.measures.measure import check_count
 from quark.onnx.calibrate import FloatRunner
+from quark.onnx.calibrate.runner import THREADS, each_in_order
 from quark.onnx.data import Samples
 from quark.onnx.large_tensors import Message
 from quark.onnx.session import open_session, release_memory, running
@@ -43,8 +44,6 @@ PLAIN_SAMPLES = 1  # samples that also run without optimizations
 Array = NDArray[Any]
 Sample = Mapping[str, Any]
 Run = Callable[[Sample, list[str]], Mapping[str, Array]]  # the outputs of these names for a sample
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Outputs(Protocol):
@@ -53,10 +52,10 @@ class Outputs(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Array]: ...
 
 
-def one_by_one(function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]) -> None:
-    """Compute and yield the result of each item."""
-    for index, item in enumerate(items):
-        see(function(index, item))
+def threads_for(samples: Sequence[Sample]) -> int | None:
+    """The threads of a session that runs on these samples two at a time, which is faster than one with all of them:
+    half of the processors, or all for a single one."""
+    return THREADS if len(samples) > 1 else None
 
 
 def session_run(session: Any, what: str = "the quantized model") -> Run:
@@ -74,14 +73,11 @@ def judge_outputs(
     samples: Iterable[Sample],
     expected: Outputs,
     left_out: Collection[str] = (),
-    in_order: Callable[..., None] = one_by_one,
 ) -> tuple[OutputFidelity, ...]:
-    """Run a network on the samples and judge its outputs, in the order of the expected ones, without `left_out`.
-
-    `in_order` is `one_by_one` or a function like it that computes several samples at a time.
-    """
+    """Run a network on the samples, two at a time, and judge its outputs, in the order of the expected ones, without
+    `left_out`."""
     meter = OutputsMeter()
-    _run_beside(run, samples, expected, left_out, lambda _, *outputs: meter.add(*outputs), in_order)
+    _run_beside(run, samples, expected, left_out, lambda _, *outputs: meter.add(*outputs))
     return meter.result()
 
 
@@ -91,7 +87,6 @@ def _run_beside(
     expected: Outputs,
     left_out: Collection[str],
     see: Callable[[int, Sample, Sample, int], None],
-    in_order: Callable[..., None] = one_by_one,
 ) -> None:
     """Run a network on the samples, and yield the index of each, its outputs in both networks and its rows."""
 
@@ -101,7 +96,7 @@ def _run_beside(
         wanted = {name: array for name, array in reference.items() if name not in left_out}
         return index, wanted, {name: actual[name] for name in wanted}, batch_size_of(sample)
 
-    in_order(compute, samples, lambda outputs: see(*outputs))
+    each_in_order(compute, samples, lambda outputs: see(*outputs))
 
 
 def compare_outputs(
@@ -110,7 +105,7 @@ def compare_outputs(
     """Judge every output over all samples; outputs without numbers to compare with are left out."""
     if not samples:
         return ()
-    session = open_session(message, providers=tuple(providers))
+    session = open_session(message, providers=tuple(providers), threads=threads_for(samples))
     outputs = judge_outputs(session_run(session), samples, expected, outputs_without_numbers(expected))
     del session
     release_memory()
@@ -163,34 +158,35 @@ def compare_held_out(
         return Comparison()
     left_out = outputs_without_numbers(expected)
 
-    def judge(run: Run) -> Comparison:
-        first, all_of_them = OutputsMeter(), OutputsMeter()
+    def judge(run: Run) -> tuple[Comparison, tuple[OutputFidelity, ...]]:
+        """The comparison, and the outputs on the first samples alone."""
+        few, first, all_of_them = OutputsMeter(), OutputsMeter(), OutputsMeter()
 
         def see(index: int, *outputs: Any) -> None:
+            if index < PLAIN_SAMPLES:
+                few.add(*outputs)
             if index < len(samples.held_out):
                 first.add(*outputs)
             all_of_them.add(*outputs)
 
         _run_beside(run, judged, expected, left_out, see)
-        return Comparison(first.result(), all_of_them.result(), len(judged) - len(samples.held_out))
+        found = Comparison(first.result(), all_of_them.result(), len(judged) - len(samples.held_out))
+        return found, few.result()
 
-    run = session_run(open_session(message, providers=tuple(providers)))
-    usual = judge(run)
-    if not has_integers:  # the runtime replaces nodes by other kernels only around integers
-        del run
-        release_memory()
-        return usual
-    few = judged[:PLAIN_SAMPLES]
-    on_few = judge_outputs(run, few, expected, left_out) if len(few) < len(judged) else usual.judged
+    run = session_run(open_session(message, providers=tuple(providers), threads=threads_for(judged)))
+    usual, on_few = judge(run)
     del run
     release_memory()
+    if not has_integers:  # the runtime replaces nodes by other kernels only around integers
+        return usual
+    few = judged[:PLAIN_SAMPLES]
     try:
         session = open_session(message, providers=tuple(providers), has_optimizations=False)
         run = session_run(session, "the quantized model without optimizations")
         plain = replace(usual, judged=judge_outputs(run, few, expected, left_out))
         gap = execution_gap(on_few, plain.judged)
         if gap is not None and len(few) < len(judged):
-            plain = judge(run)
+            plain, _ = judge(run)
             gap = execution_gap(usual.judged, plain.judged)
         del run, session
     except ModelError as error:
@@ -213,7 +209,7 @@ def gap_remark(gap: ExecutionGap) -> str:
 def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -> list[dict[str, Any]]:
     """Run the model as it is now on the samples of the verdict."""
     with FloatRunner(model, providers=tuple(providers)) as runner:
-        return [runner.outputs(sample) for sample in samples.judged]
+        return runner.outputs_of(samples.judged)
 
 
 def output_errors(
@@ -235,16 +231,19 @@ def output_errors(
     ]
     parts = find_parts(known, known) if known else []
     classes = frozenset(part.place.output for part in parts if isinstance(part, ClassesMeter))
-    session = open_session(model, providers=tuple(providers), has_integer_kernels=has_integer_kernels)
+    threads = threads_for(samples)
+    session = open_session(model, providers=tuple(providers), threads=threads, has_integer_kernels=has_integer_kernels)
     names = [output.name for output in session.get_outputs()] if outputs is None else list(outputs)
     run, errors = session_run(session), OutputErrors()
-    for sample, count, wanted in zip(samples, counts, expected, strict=True):
-        actual = run(sample, names)
-        exact, quantized = (
-            samples_of_batch({name: value[name] for name in names}, count) for value in (wanted, actual)
-        )
-        for row, other in zip(exact, quantized, strict=True):
+
+    def see(result: tuple[int, Mapping[str, Array]]) -> None:
+        index, actual = result
+        both = (expected[index], actual)
+        exact, found = (samples_of_batch({name: value[name] for name in names}, counts[index]) for value in both)
+        for row, other in zip(exact, found, strict=True):
             errors.add(row, other, classes)
+
+    each_in_order(lambda index, sample: (index, run(sample, names)), samples, see)
     return errors
 
 

@@ -64,7 +64,7 @@ def after_choosing(work: Decision, options: DistillationOptions) -> list[Algorit
     try:
         student, teacher = OnnxNetwork(work.model, choices_of(work.plan)), OnnxNetwork(work.exact)
         with FloatRunner(work.exact, providers=work.settings.calibrate.providers) as runner:
-            expected = [runner.outputs(sample) for sample in judged]
+            expected = runner.outputs_of(judged)
         training = [sample for number, sample in enumerate(samples) if number % HELD_BACK != HELD_BACK - 1]
         nodes = {str(node.name): node for node in work.model.graph}
         starts = {str(nodes[name].inputs[1].name): weight for name, weight in work.unrounded.items()}  # type: ignore[union-attr]

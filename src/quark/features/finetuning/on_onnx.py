@@ -81,7 +81,7 @@ def after_choosing(work: Decision, options: FinetuneOptions) -> list[AlgorithmFa
     if options.reference is not None:
         exact = load_reference(options.reference, work)
         with FloatRunner(exact, providers=work.settings.calibrate.providers) as runner:
-            expected = [runner.outputs(sample) for sample in work.samples.held_out]
+            expected = runner.outputs_of(work.samples.held_out)
     judged = _judged_outputs(model, options.output_index)
     before = quantized_errors(work, expected, judged)
     standing = {name: value.const_value for name, value in model.graph.initializers.items()}
@@ -491,7 +491,7 @@ class _Finetuning:
     @functools.cached_property
     def _expected(self) -> Sequence[Mapping[str, Array]]:
         with FloatRunner(self._walks[0].model, providers=(self._options.infer_device,)) as runner:
-            return [runner.outputs(sample) for sample in self._held_out]
+            return runner.outputs_of(self._held_out)
 
     def close(self) -> None:
         self._walks[0].cancel()

@@ -323,7 +323,7 @@ class _Search:
         chosen = {i * total // count for i in range(count)} if count >= MOST_SAMPLES else set()
         seen: list[Sample] = list(compress(self._samples, (i in chosen for i in range(total))))
         self._seen = seen or list(self._samples.held_out)
-        self._expected = [runner.outputs(sample) for sample in self._seen]
+        self._expected = runner.outputs_of(self._seen)
         tensors = runner.tensors(self._seen[0], tensors_to_size(self._model))
         shapes = {name: tuple(tensor.array.shape) for name, tensor in tensors.items()}
         shapes |= {name: array.shape for name, array in self._seen[0].items()}

@@ -26,7 +26,7 @@ from quark.inspect.diagnose.layer_facts import (
     weight_histogram,
 )
 from quark.inspect.diagnose.networks import Networks, compare_networks, differing_shapes
-from quark.inspect.diagnose.running import Run, each_in_order
+from quark.inspect.diagnose.running import Run
 from quark.inspect.diagnose.sensitivity import Sensitivities, find_sensitivities
 from quark.inspect.diagnose.sites import COMPUTING, Site, Sites, find_sites
 from quark.onnx.calibrate.runner import processor_count
@@ -93,7 +93,6 @@ def diagnose(  # noqa: PLR0913 - options of the public interface, by keyword
         samples.in_order(),
         compared.outputs,
         numberless,
-        each_in_order,
     )
     compared.outputs.close()
     sensitivities = None

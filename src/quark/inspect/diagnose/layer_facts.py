@@ -20,8 +20,9 @@ from quark.compare.measures import fast_pair_sums
 from quark.diagnosis import Histogram, WeightFacts
 from quark.inspect.diagnose.equalized import Factors, LayerWeights, layer_weights, read_factors, times
 from quark.inspect.diagnose.networks import Compared, SeenValues, give_types, kept_places
-from quark.inspect.diagnose.running import Run, each_in_order
+from quark.inspect.diagnose.running import Run
 from quark.inspect.diagnose.sites import Kind, Operand, Site, Sites
+from quark.onnx.calibrate.runner import each_in_order
 from quark.onnx.data import Sample
 from quark.onnx.graph import COMPUTED, FLOAT_TYPES, piece
 

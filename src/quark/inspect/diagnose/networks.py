@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from quark.compare.measures import ChannelSums, PairSums, channel_sums, fast_pair_sums
 from quark.errors import InvalidValueError
 from quark.inspect.diagnose.equalized import Factors, find_factors, times
-from quark.inspect.diagnose.running import Run, each_in_order
+from quark.inspect.diagnose.running import Run
 from quark.inspect.diagnose.sites import Sites
+from quark.onnx.calibrate.runner import each_in_order
 from quark.onnx.data import Sample
 from quark.onnx.data.samples import SampleStore
 from quark.onnx.graph import COMPUTED, piece

@@ -7,25 +7,20 @@ worker was first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quark.onnx.calibrate.runner import Tensor, processor_count
+from quark.onnx.calibrate.runner import THREADS, Tensor
 from quark.onnx.input_files import held_still
 from quark.onnx.large_tensors import mapped_files
 from quark.onnx.session import open_session, release_memory, run_shared, running
 
 Array = NDArray[Any]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-WORKERS = 2 if processor_count() > 1 else 1
 FLOATS = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
-THREADS = max(1, processor_count() // WORKERS)
 
 
 class Run:
@@ -56,22 +51,3 @@ class Run:
         with held_still(self._files), running(self._what):
             values = run_shared(self._session, wanted, given)
         return {name: Tensor(value).array for name, value in zip(wanted, values, strict=True)}
-
-
-def each_in_order(
-    function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]
-) -> None:
-    """Compute for all items with several workers, and pass the results to `see` in order. No more items are taken from
-    the iterable than are being worked on."""
-    with ThreadPoolExecutor(WORKERS) as pool:
-        running: list[Any] = []
-        try:
-            for index, item in enumerate(items):
-                if len(running) >= WORKERS:
-                    see(running.pop(0).result())
-                running.append(pool.submit(function, index, item))
-            while running:
-                see(running.pop(0).result())
-        finally:
-            for future in running:  # after an interrupt, do not wait for work that has not begun
-                future.cancel()

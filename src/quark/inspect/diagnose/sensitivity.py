@@ -28,8 +28,9 @@ from quark.compare import batch_size_of
 from quark.compare.outputs import DISTANCE, DistanceMeter
 from quark.inspect.diagnose.equalized import Factors, times
 from quark.inspect.diagnose.networks import give_types
-from quark.inspect.diagnose.running import Run, each_in_order
+from quark.inspect.diagnose.running import Run
 from quark.inspect.diagnose.sites import Sites
+from quark.onnx.calibrate.runner import each_in_order
 from quark.onnx.data import Sample
 from quark.onnx.data.samples import SampleStore
 from quark.onnx.graph import COMPUTED, frontier, piece

@@ -1,4 +1,4 @@
-"""Runs the float model and returns intermediate tensors.
+"""Runs the float model and returns intermediate tensors; and runs any network on two samples at a time.
 
 One session serves calibration and the verdict: its outputs are the model's own and the wanted tensors. Each run asks
 for those it needs. The values stay where the runtime wrote them; statistics read them there, without a copy.
@@ -14,9 +14,10 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,37 @@ from quark.onnx.session import check_computed, open_session, release_memory, run
 
 _FLOAT = "tensor(float)"
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "Scan"})  # Scan: its inputs decide which axes it iterates over
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def processor_count() -> int:
+    """The processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+WORKERS = 2 if processor_count() > 1 else 1  # samples at a time
+THREADS = max(1, processor_count() // WORKERS)  # for each of them
+
+
+def each_in_order(
+    function: Callable[[int, Item], Result], items: Iterable[Item], see: Callable[[Result], None]
+) -> None:
+    """Compute for all items with several workers, and pass the results to `see` in order. No more items are taken from
+    the iterable than are being worked on."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        pending: list[Future[Result]] = []
+        try:
+            for index, item in enumerate(items):
+                if len(pending) >= WORKERS:
+                    see(pending.pop(0).result())
+                pending.append(pool.submit(function, index, item))
+            while pending:
+                see(pending.pop(0).result())
+        finally:
+            for future in pending:  # after an interrupt, do not wait for work that has not begun
+                future.cancel()
 
 
 class FloatRunner:
@@ -98,6 +130,12 @@ class FloatRunner:
         values = self._run(sample, self._own)
         # copies: a value that lives on keeps all of the session's memory with it
         return {name: np.array(Tensor(value).array) for name, value in zip(self._own, values, strict=True)}
+
+    def outputs_of(self, samples: Iterable[Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, npt.NDArray[Any]]]:
+        """The model's own outputs for each sample."""
+        found: list[dict[str, npt.NDArray[Any]]] = []
+        each_in_order(lambda _, sample: self.outputs(sample), samples, found.append)
+        return found
 
     def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
         """The named tensors, in the runtime's memory; they are freed with the result."""
@@ -179,8 +217,3 @@ class Tensor:
         flat: npt.NDArray[Any] = np.ctypeslib.as_array(memory)
         shaped: npt.NDArray[Any] = flat.reshape(value.shape())
         return shaped
-
-
-def processor_count() -> int:
-    """The processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -264,7 +264,7 @@ def _carry_out(
     with FloatRunner(model, list(watched), providers=providers) as runner:
         ranges = measure_bodies(model, inner, samples, settings, measure(runner, wanted, samples, settings, known))
         loaded.check_unchanged()
-        expected = source.expected or [runner.outputs(sample) for sample in samples.judged]
+        expected = source.expected or runner.outputs_of(samples.judged)
         exact = model.clone() if settings.refine.finetune is not None or settings.features else None
         simulated = simulate(model, settings.simulate, [node.node for node in placement.skipped])
         of_held_out = expected[: len(samples.held_out)]
