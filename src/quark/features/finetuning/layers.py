@@ -217,6 +217,13 @@ class ConvolutionRows(_Rows):
         return np.where(is_inside, rows, -1)
 
     def inputs(self, x: Any, picks: Array) -> Any:
+        native = _native_for(x)
+        if native is not None:
+            origins = self._sources(x.shape, picks)
+            taps = origins.shape[1]
+            found = np.empty((len(picks), self.groups, x.shape[1] // self.groups * taps), np.float32)
+            _gather(native, x, origins, np.arange(len(picks)), found, (x.shape[1] * taps, 1, taps))
+            return found
         sources = [window.sources(size) for window, size in zip(self.windows, x.shape[2:], strict=True)]
         batch, *places = np.unravel_index(picks, (x.shape[0], *(len(source) for source in sources)))
         index: list[Any] = [batch.reshape(-1, *[1] * len(sources)), slice(None)]
