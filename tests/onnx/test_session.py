@@ -23,7 +23,7 @@ from quark.formats.native import library_file
 from quark.onnx import quantize
 from quark.onnx import session as module
 from quark.onnx.progress import track
-from quark.onnx.session import open_session
+from quark.onnx.session import is_slow_to_optimize, open_session
 from quark.ops.schema import DOMAIN
 
 
@@ -168,7 +168,7 @@ def test_passes_that_large_graphs_do_without_make_no_integer_kernels(tmp_path: P
         assert fewer[operator] == usual[operator], operator
 
 
-def test_large_quantized_graphs_are_opened_with_fewer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_quantized_graphs_are_opened_with_fewer_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     images = load_digits()[0].images[:16]
 
     def passes_left_out(model: Any) -> list[str]:
@@ -177,11 +177,17 @@ def test_large_quantized_graphs_are_opened_with_fewer_passes(monkeypatch: pytest
         return entry.split(";") if entry else []
 
     usual = quantize(network_path(), images, "A8W8")
+    path = usual.save(tmp_path / "m.onnx")
     assert not passes_left_out(usual.model)
+    assert not passes_left_out(path)
     monkeypatch.setattr(module, "LARGE_GRAPH_DEQUANTIZERS", 5)
     assert passes_left_out(usual.model) == list(module.PASSES_LEFT_OUT)
     assert passes_left_out(ir.from_proto(usual.model)) == list(module.PASSES_LEFT_OUT)
+    assert passes_left_out(path) == passes_left_out(path.read_bytes()) == list(module.PASSES_LEFT_OUT)
     assert not passes_left_out(onnx.load(network_path()))  # without quantizers the optimizer takes little time
+    for damaged in (b"", path.read_bytes()[:-100], b"no model"):
+        assert not is_slow_to_optimize(damaged)
+    assert not is_slow_to_optimize(tmp_path / "nothing.onnx")
     told = quantize(network_path(), images, "A8W8").report
     assert [remark for remark in told.remarks if "optimizations of layouts" in remark]
     assert not [remark for remark in usual.report.remarks if "optimizations of layouts" in remark]

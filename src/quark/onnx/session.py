@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,17 +164,38 @@ def open_session(
     return _create(ir.to_proto(graph_model).SerializeToString(), options, where, name)
 
 
-def is_slow_to_optimize(model: ModelSource | Message) -> bool:
-    """True if a graph has so many quantized tensors that its sessions do without some optimizations. Files and bytes
-    are not looked into."""
-    if isinstance(model, ir.Model):
-        nodes: Iterable[Any] = model.graph
-    elif isinstance(model, (Message, onnx.ModelProto)):
-        nodes = (model.proto if isinstance(model, Message) else model).graph.node
+def is_slow_to_optimize(model: ModelSource | Message | mmap.mmap) -> bool:
+    """True if a graph has so many quantized tensors that its sessions do without some optimizations."""
+    if isinstance(model, (str, os.PathLike)):
+        try:
+            with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return is_slow_to_optimize(content)
+        except (OSError, ValueError):  # the runtime says what is wrong with it; ValueError: it is empty
+            return False
+    if isinstance(model, (bytes, mmap.mmap)):
+        with memoryview(model) as view:
+            types: Iterable[str] = _types_in_file(view)
+    elif isinstance(model, ir.Model):
+        types = (node.op_type for node in model.graph)
     else:
-        return False
-    count: int = sum(node.op_type == "DequantizeLinear" for node in nodes)
-    return count >= LARGE_GRAPH_DEQUANTIZERS
+        types = (node.op_type for node in (model.proto if isinstance(model, Message) else model).graph.node)
+    return sum(each == "DequantizeLinear" for each in types) >= LARGE_GRAPH_DEQUANTIZERS
+
+
+def _types_in_file(view: memoryview) -> list[str]:
+    """The operators of a serialized model; none where it has too few to matter, or is damaged. Weights are skipped."""
+    from quark.onnx.load.wire import GRAPH, BrokenError, fields  # late: loading opens sessions
+
+    node, op_type = onnx.GraphProto.NODE_FIELD_NUMBER, onnx.NodeProto.OP_TYPE_FIELD_NUMBER
+    try:
+        graphs = [each for each in fields(view, 0, len(view)) if each.is_part(GRAPH)]
+        nodes = [each for graph in graphs for each in fields(view, graph.content, graph.end) if each.is_part(node)]
+        if len(nodes) < LARGE_GRAPH_DEQUANTIZERS:
+            return []
+        parts = (part for each in nodes for part in fields(view, each.content, each.end) if part.is_part(op_type))
+        return [str(view[part.content : part.end], "utf-8", "replace") for part in parts]
+    except BrokenError:
+        return []
 
 
 def _passes_left_out(model: ModelSource | Message) -> tuple[str, ...]:
