@@ -42,6 +42,7 @@ from quark.onnx.comparing import (
 from quark.onnx.data import Samples
 from quark.onnx.deciding import Decision, Work, decide, measure, train
 from quark.onnx.evaluating import evaluate
+from quark.onnx.garbage import rare_collections
 from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.insert import insert
 from quark.onnx.large_tensors import Message, free_memory, weight_bytes
@@ -112,6 +113,7 @@ def quantize_graph(
             for category in (ResourceWarning, UserWarning):
                 warnings.simplefilter("ignore", category)
         stack.enter_context(custom_libraries(settings.load.custom_libraries))
+        stack.enter_context(rare_collections())
         settings = replace(settings, calibrate=restored(settings.calibrate))
         return _quantize_graph(model_input, data, settings, metric)
 
