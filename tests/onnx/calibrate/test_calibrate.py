@@ -142,6 +142,23 @@ def test_the_runner_gives_the_models_own_outputs() -> None:
         runner.outputs({"x": x})
 
 
+@pytest.mark.parametrize("stays_open", [True, False])
+def test_a_runner_that_rested_runs_the_model_as_it_was(stays_open: bool) -> None:
+    model, x = ir.from_proto(network()), images(3)
+    with FloatRunner(model, ["conv"], stays_open=stays_open) as runner:
+        before = runner.outputs_of([{"x": each[None]} for each in x])
+        opened = weakref.ref(runner._session)
+        weight = model.graph.initializers["w"]
+        assert weight.const_value is not None
+        weight.const_value = ir.Tensor(2 * weight.const_value.numpy(), name="w")
+        runner.rest()
+        gc.collect()
+        assert (opened() is not None) == stays_open
+        after = runner.outputs_of([{"x": each[None]} for each in x])
+    for first, second in zip(before, after, strict=True):
+        np.testing.assert_array_equal(first["y"], second["y"])
+
+
 def test_nonfinite_activations_are_named_with_tensor_and_sample() -> None:
     x = images(5)
     x[3] = 3e38  # finite, and its sums are not

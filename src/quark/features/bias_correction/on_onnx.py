@@ -280,13 +280,14 @@ def _correct(
             sample_limit=options.sample_limit,
             title="correcting biases",
         )
+        work.runner.rest()
     means: Mapping[str, TapMeans] = work.measured[key]
     changed: list[_Corrected] = []
     # an earlier feature may have rounded the weights
     originals = {} if work.exact is None else view_of(work.exact).by_name
-    exact = {layer.name: _weights(originals.get(layer.node.name, layer.node)) for layer in layers}
     for layer in layers:
-        correction = mean_error(layer, exact[layer.name], *means[layer.input].means(_taps(layer), layer.data))
+        exact = _weights(originals.get(layer.node.name, layer.node))
+        correction = mean_error(layer, exact, *means[layer.input].means(_taps(layer), layer.data))
         bias = layer.bias.array()
         assert bias is not None, layer.name
         with np.errstate(over="ignore"):

@@ -101,6 +101,7 @@ def _surveys(
             title="how inputs vary together",
         )
         beside = ()
+        work.runner.rest()  # rounding takes as much memory
         sums = {name: sums for products in part.values() for name, sums in products.sums.items()}
         del part
         for products in {id(products): products for products in sums.values()}.values():

@@ -67,7 +67,7 @@ def each_in_order(
 class FloatRunner:
     """A context manager that frees the session. `tensors` names what calibration may ask for: any tensors that nodes
     compute, and inputs. The session is created when first needed, so a large model that is never run takes no memory.
-    Later changes of the model do not affect it."""
+    Later changes of the model do not affect it. Without `stays_open`, `rest` frees the session."""
 
     def __init__(
         self,
@@ -76,10 +76,12 @@ class FloatRunner:
         *,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         threads: int | None = None,
+        stays_open: bool = True,
     ) -> None:
         processors = threads or processor_count()
         self.workers = 2 if processors > 1 else 1
         self._model = model
+        self._original: ir.Model | None = None  # the model as it was when it was opened first, to open it again
         self._inputs = {value.name for value in model.graph.inputs}
         self._own = [value.name or "" for value in model.graph.outputs]
         self._extra = [name for name in tensors if name not in self._inputs]
@@ -89,6 +91,7 @@ class FloatRunner:
         self._opened: Any = None
         self._files: list[MappedFile] = []  # files that the session may have mapped as well
         self._is_closed = False
+        self._stays_open = stays_open
 
     @property
     def _session(self) -> Any:
@@ -96,9 +99,12 @@ class FloatRunner:
             raise InvalidValueError("this runner is closed")
         with self._opening:
             if self._opened is None:
-                self._files = mapped_files(self._model)
+                model = self._model if self._original is None else self._original
+                if not self._stays_open:
+                    self._original = model.clone() if self._original is None else self._original
+                self._files = mapped_files(model)
                 self._opened = open_session(
-                    self._model, extra_outputs=self._extra, providers=self._providers, threads=self._threads
+                    model, extra_outputs=self._extra, providers=self._providers, threads=self._threads
                 )
             return self._opened
 
@@ -113,6 +119,7 @@ class FloatRunner:
         check_computed(self._model, new)
         if new:
             self.release()
+            self._original = None
             self._extra += new
 
     @property
@@ -182,9 +189,14 @@ class FloatRunner:
             self._opened = None
         release_memory()
 
+    def rest(self) -> None:
+        """Say that the next run is some time away: memory is freed unless the runner stays open."""
+        if not self._stays_open:
+            self.release()
+
     def close(self) -> None:
         """Free the session and its memory."""
-        self._opened, self._is_closed = None, True
+        self._opened, self._original, self._is_closed = None, None, True
         release_memory()
 
     def __enter__(self) -> FloatRunner:

@@ -263,7 +263,7 @@ def _carry_out(
     op_types = {**_op_types(model), **{name: kind for body in inner for name, kind in _op_types(body.model).items()}}
     wanted = tensors_to_measure(placement)
     watched = dict.fromkeys([*(name for name, _ in wanted), *call("onnx", "watched", Work(model, samples, settings))])
-    with FloatRunner(model, list(watched), providers=providers) as runner:
+    with FloatRunner(model, list(watched), providers=providers, stays_open=False) as runner:
         ranges = measure_bodies(model, inner, samples, settings, measure(runner, wanted, samples, settings, known))
         loaded.check_unchanged()
         expected = source.expected or runner.outputs_of(samples.judged)
