@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from quark.features.compensation import rounding
 from quark.features.compensation.rounding import (
     Grid,
     Root,
@@ -173,3 +176,25 @@ def test_a_matrix_that_float32_is_too_coarse_for_has_a_root() -> None:
     upper = Root.of(inner, np.arange(300), 1e-6).upper
     assert upper.dtype == np.float32
     assert np.isfinite(upper).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("columns", [33, 64, 90])
+def test_large_matrices_are_factored_by_halves(monkeypatch: pytest.MonkeyPatch, columns: int, dtype: Any) -> None:
+    rng = np.random.default_rng(6)
+    rows = rng.normal(size=(2, 4 * columns, columns)).astype(dtype)
+    inner = rows.swapaxes(1, 2) @ rows
+    kept = inner.copy()
+    whole = Root.of(inner, np.arange(columns), 0.01).upper
+    monkeypatch.setattr(rounding, "WHOLE", 16)
+    monkeypatch.setattr(rounding, "COLUMNS_AT_ONCE", 7)
+    halves = Root.of(inner, np.arange(columns), 0.01).upper
+    np.testing.assert_array_equal(inner, kept)
+    np.testing.assert_allclose(halves, whole, atol=1e-5 * np.abs(whole).max() if dtype == np.float32 else 1e-12)
+    assert not np.tril(halves, -1).any()
+
+
+def test_a_large_matrix_without_a_factor_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "WHOLE", 16)
+    with pytest.raises(np.linalg.LinAlgError):
+        Root.of(-np.eye(40)[None], np.arange(40), 0.01)

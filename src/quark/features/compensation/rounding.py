@@ -35,6 +35,9 @@ Round = Callable[[Array, Array], Array]  # takes values [groups, outputs, column
 
 PIECE = 16  # columns, after which those some way behind are updated
 COLUMNS = 64  # columns per unit if they round independently: the rest is updated once per unit
+WHOLE = 2048  # columns, beyond which a matrix is factored by halves: LAPACK holds it three times
+COLUMNS_AT_ONCE = 512  # of a product, whose result is not held as a whole
+PIECE_OF_REVERSAL = 1 << 16  # elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,14 +237,51 @@ def with_diagonal(matrices: Array, extra: Array) -> Array:
 def _upper_root(inner: Array, extra: Array) -> Array:
     """U of H^-1 = U' U. A column whose input is always zero gets a weight of its own, so that it changes nothing."""
     # the Cholesky factor of the reversed matrix is U^-1, reversed: no inverse of H is needed
+    lower = _reversed(with_diagonal(inner, extra))
     try:
-        lower = np.linalg.cholesky(with_diagonal(inner, extra)[:, ::-1, ::-1])
+        for matrices in [lower] if lower.shape[-1] <= WHOLE else [each[None] for each in lower]:
+            _invert_factor(matrices)
     except np.linalg.LinAlgError:
         if inner.dtype == np.float64:
             raise
         return _upper_root(inner.astype(np.float64), extra).astype(inner.dtype)  # float32 was too coarse for it
-    _invert_lower(lower)
-    return np.ascontiguousarray(lower[:, ::-1, ::-1])
+    return _reversed(lower)
+
+
+def _reversed(matrices: Array) -> Array:
+    """Turn matrices round in place, the last row and column first; they must be contiguous."""
+    for flat in matrices.reshape(len(matrices), -1):
+        half = flat.size // 2
+        for start in range(0, half, PIECE_OF_REVERSAL):
+            stop = min(start + PIECE_OF_REVERSAL, half)
+            first, last = flat[start:stop], flat[flat.size - stop : flat.size - start]
+            kept = first.copy()
+            first[:] = last[::-1]
+            last[:] = kept[::-1]
+    return matrices
+
+
+def _invert_factor(matrices: Array) -> None:
+    """Replace symmetric matrices by L^-1, where L is their Cholesky factor.
+
+    Large ones take little memory besides their own: with L11 and L22 the factors of halves,
+    L21 = A21 L11^-T, and L22 that of A22 - L21 L21'.
+    """
+    size = matrices.shape[-1]
+    if size <= WHOLE:
+        matrices[:] = np.linalg.cholesky(matrices)
+        _invert_lower(matrices)
+        return
+    half = size // 2
+    first, last, below = matrices[:, :half, :half], matrices[:, half:, half:], matrices[:, half:, :half]
+    _invert_factor(first)
+    below[:] = below @ first.swapaxes(1, 2)
+    for start in range(0, last.shape[1], COLUMNS_AT_ONCE):
+        part = slice(start, start + COLUMNS_AT_ONCE)
+        last[:, part] -= below[:, part] @ below.swapaxes(1, 2)
+    _invert_factor(last)
+    below[:] = -(last @ below) @ first
+    matrices[:, :half, half:] = 0
 
 
 def _invert_lower(lower: Array) -> None:
