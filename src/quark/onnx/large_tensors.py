@@ -30,7 +30,7 @@ from quark.text import get_logger
 
 Array = NDArray[Any]
 
-LARGE_MODEL_BYTES = 256 << 20  # models with more weights do not keep large ones in memory
+LARGE_MODEL_BYTES = 64 << 20  # models with more weights do not keep large ones in memory
 LARGE_TENSOR_BYTES = 1 << 20
 PIECE_BYTES = 16 << 20  # enough for every thread of the native code, and little beside what a runtime takes
 READ_BYTES = 1 << 20  # at once, of data that no native code processes
