@@ -29,6 +29,22 @@ from quark.ranges import TensorRange
 Ranges = Mapping[RangeKey, TensorRange]
 
 
+@dataclass(frozen=True, eq=False)
+class State:
+    """The plan and the constants of a Decision at one time. Features never change a constant in place."""
+
+    plan: QuantizationPlan
+    positions: AlgorithmFacts | None
+    constants: Mapping[str, ir.TensorProtocol | None]
+
+    def is_same(self, other: State) -> bool:
+        """True if nothing has been replaced between the two, not even by something equal."""
+        if self.plan is not other.plan or self.positions is not other.positions:
+            return False
+        mine, others = self.constants, other.constants
+        return mine.keys() == others.keys() and all(tensor is others[name] for name, tensor in mine.items())
+
+
 @dataclass(eq=False)
 class Work:
     """A float model that is being quantized."""
@@ -61,6 +77,18 @@ class Decision(Work):
 
     def __post_init__(self) -> None:
         self._keep(choose(view_of(self.model), self.placement, self.ranges, self.settings.choose))
+
+    @property
+    def state(self) -> State:
+        """The plan and the constants as they are now."""
+        constants = {name: value.const_value for name, value in self.model.graph.initializers.items()}
+        return State(self.plan, self.positions, constants)
+
+    def restore(self, state: State) -> None:
+        """Return to an earlier state; constants that have been added since stay."""
+        self.plan, self.positions = state.plan, state.positions
+        for name, value in self.model.graph.initializers.items():
+            value.const_value = state.constants.get(name, value.const_value)
 
     def rechoose(self, constants: Collection[str]) -> None:
         """Choose new scales for constants that a feature has changed."""

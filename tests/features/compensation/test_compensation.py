@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import numpy_helper
@@ -10,6 +12,8 @@ from onnx_models import Net, run_model
 import quark.features.compensation.layers as layers
 import quark.features.compensation.on_onnx as compensation
 from quark.compare.improvement import OutputErrors
+from quark.demo import network_path
+from quark.demo.digits import load_digits
 from quark.errors import InvalidValueError
 from quark.features.compensation.options import CompensationOptions
 from quark.onnx import get_default_config, quantize
@@ -178,3 +182,19 @@ def test_few_samples_of_one_kind_do_less_harm_to_others(monkeypatch):
         found = run_model(quantize(model, few, config).model, {"x": np.eye(64, dtype=np.float32)[None]})["y"][0]
         errors.append(np.square(fresh @ (found - weight)).sum())
     assert errors[0] < 0.8 * errors[1]
+
+
+@pytest.mark.parametrize("preset", ["XINT8", "MX6"])
+def test_biases_are_corrected_once_before_and_once_after_compensation(
+    monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    calls = []
+    correct = compensation.bias_correction._correct_in_place
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return correct(*arguments)
+
+    monkeypatch.setattr(compensation.bias_correction, "_correct_in_place", counted)
+    quantize(network_path(), load_digits()[0].images[:32], preset)
+    assert len(calls) == 2  # the last correction is one of these

@@ -57,7 +57,7 @@ from quark.features.bias_correction.shifts import Shifts, bounds_of, is_coarse, 
 from quark.features.bias_correction.taps import Taps, mean_products, tap_sums, taps_of
 from quark.onnx.blas_threads import one_blas_thread
 from quark.onnx.calibrate import survey
-from quark.onnx.deciding import Decision, Work, quantized_errors
+from quark.onnx.deciding import Decision, State, Work, quantized_errors
 from quark.onnx.graph import (
     add_initializer,
     constant,
@@ -102,12 +102,27 @@ def watched(work: Work, options: BiasCorrectionOptions) -> list[str]:
     return list(dict.fromkeys(data))
 
 
-@one_blas_thread()
 def after_choosing(work: Decision, options: BiasCorrectionOptions) -> list[AlgorithmFacts]:
-    """Correct the biases of the float model in place, and choose new scales for them."""
+    """Correct the biases of the float model in place, and choose new scales for them.
+
+    A feature before this one may have tried it already, to judge what it did itself: the result is remembered.
+    """
     if work.samples.is_random or not work.samples.count:
         reason = "no calibration data was given, and the mean of random numbers corrects nothing"
         return [AlgorithmFacts(NAME, (), (SkippedNode("", "", reason),))]
+    known: list[tuple[State, State, list[AlgorithmFacts]]] = work.measured.setdefault((NAME, options), [])
+    before = work.state
+    for earlier, corrected, facts in known:
+        if earlier.is_same(before):
+            work.restore(corrected)
+            return facts
+    facts = _correct_in_place(work, options)
+    known.append((before, work.state, facts))
+    return facts
+
+
+@one_blas_thread()
+def _correct_in_place(work: Decision, options: BiasCorrectionOptions) -> list[AlgorithmFacts]:
     plan, positions = work.plan, work.positions
     is_guarded = bool(work.expected) and any(node.op_type == "MatMul" for node in work.model.graph)
     before = quantized_errors(work) if is_guarded else OutputErrors()

@@ -50,12 +50,12 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
     beside = [] if correction is None else [(bias_correction.unmeasured(work, correction), correction.sample_limit)]
     count, left, surveys = surveyed_layers(work, LAYER_TYPES, options.sample_limit, *beside)
     first = next(surveys, ([], {}))  # correction needs it for the errors before compensation
-    plan, before = work.plan, _final_errors(work)
+    before = _final_errors(work)
+    standing = work.state
     nodes = {str(node.name): node for node in work.model.graph}
     changed: list[str] = []
     choices: dict[str, AffineChoice] = {}
     originals: dict[str, Array] = {}
-    standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
 
     def weight_of(layer: TrainedLayer) -> Array:
         weight = constant(input_value(nodes[layer.name], 1))
@@ -78,11 +78,9 @@ def after_choosing(work: Decision, options: CompensationOptions) -> list[Algorit
                         if result.choice is not None:
                             choices[layer.name] = result.choice
                     advance()
-    work.plan = with_weight_choices(plan, choices)
+    work.plan = with_weight_choices(work.plan, choices)
     if changed and not _final_errors(work).is_no_worse_than(before):
-        for name, value in work.model.graph.initializers.items():
-            value.const_value = standing.get(name, value.const_value)
-        work.plan = plan
+        work.restore(standing)
         reason = "the outputs on held-out samples got worse with it"
         left += [SkippedNode(change.partition(": ")[0], "", reason) for change in changed]
         changed.clear()
@@ -110,11 +108,8 @@ def _final_errors(work: Decision) -> OutputErrors:
     options = work.settings.options_of("bias_correction")
     if options is None:
         return quantized_errors(work)
-    plan, positions = work.plan, work.positions
-    standing = {name: value.const_value for name, value in work.model.graph.initializers.items()}
+    standing = work.state
     bias_correction.after_choosing(work, options)
     errors = quantized_errors(work)
-    for name, value in work.model.graph.initializers.items():
-        value.const_value = standing.get(name, value.const_value)
-    work.plan, work.positions = plan, positions
+    work.restore(standing)
     return errors
