@@ -36,7 +36,7 @@ from quark.features.equalization.regions import Channels, Layer, Region, find_re
 from quark.onnx.calibrate import ChannelExtremes, FloatRunner, survey
 from quark.onnx.deciding import Work
 from quark.onnx.graph import add_initializer, add_node, become, constant, input_value, rank, set_constant
-from quark.onnx.large_tensors import whole
+from quark.onnx.large_tensors import kept, whole
 from quark.onnx.view import view_of
 
 # f(x - c) = f(x) - c for x >= c >= 0
@@ -115,7 +115,7 @@ class OnnxRoad:
             view = layer.view(scaled)
             view *= magnitudes.multiplied.reshape(layer.groups, 1, layer.inputs, 1).astype(dtype)
             view /= magnitudes.divided.reshape(layer.groups, layer.outputs, 1, 1).astype(dtype)
-            value.const_value = ir.Tensor(scaled.astype(array.dtype, copy=False), name=value.name)
+            value.const_value = kept(self.model, scaled.astype(array.dtype, copy=False), str(value.name))
         for rescaling in rescalings:
             if rescaling.is_changed:
                 self._write_constants(rescaling)
