@@ -33,7 +33,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    _refused("a\0b.onnx", "is no path")
+    _refused("a\0b.onnx", "is not a path")
     os.mkfifo(tmp_path / "pipe.onnx")
     _refused(tmp_path / "pipe.onnx", "pipe.onnx", "device or pipe")
 
@@ -229,7 +229,7 @@ BAD: dict[Callable[[Net], None], tuple[str, ...]] = {
     _no_nodes: ("no nodes",),
     _output_twice: ("'again'", "'y'"),
     _output_is_an_input: ("'again'", "'x'"),
-    _circle: ("circle", "'first'"),
+    _circle: ("cycle", "'first'"),
     _unmade_input: ("'reader'", "'ghost'"),
     _unknown_operator: ("'typo'", "Relux", "Did you mean Relu"),
     _operator_of_another_opset: ("'early'", "opset 17"),

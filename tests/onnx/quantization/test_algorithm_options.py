@@ -215,7 +215,7 @@ def test_gptq_is_compensation():
     assert entry.get_options()["GPTQParams"]["MSE"]
     found = settings(UseGPTQ=True, GPTQParams={"PercDamp": 0.05, "ActOrder": True, "GroupSize": 128, "BlockSize": 64})
     assert found.features == {"compensation": expected}
-    assert any("the scales of their spec, which says GroupSize" in remark for remark in found.remarks)
+    assert any("the scales of their spec, which defines GroupSize" in remark for remark in found.remarks)
     assert any("BlockSize: it does not change the result" in remark for remark in found.remarks)
     assert settings(Compensation=True).features == {"compensation": CompensationOptions()}
     own = {"CompensationDamping": 0.05, "CompensationActOrder": True, "CompensationSamples": 7}

@@ -111,7 +111,7 @@ def test_mistakes_in_block_attributes_are_named(option, message):
         ),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0, "rmax": 0.0}]}}, InvalidValueError, "rmin 1 above rmax 0"),
         ({"TensorQuantOverrides": {"x": [{"convert": {}}]}}, InvalidValueError, "x.convert': expected a quant_type"),
-        ({"UseGPTQ": True, "Compensation": False}, InvalidValueError, "'UseGPTQ' and 'Compensation' are one"),
+        ({"UseGPTQ": True, "Compensation": False}, InvalidValueError, "'UseGPTQ' and 'Compensation' are the same"),
         (
             {"Percentile": 101},
             InvalidValueError,
