@@ -107,7 +107,7 @@ def test_every_steering_option_is_tested():
     tested |= {"CompensationDamping", "CompensationActOrder", "CompensationSamples"}
     tested |= {"AWQScales", "AWQClip", "AWQSamples"}
     tested |= {f"Distillation{name}" for name in ("Steps", "Samples", "Batch", "Rate", "Features", "Mixing")}
-    tested |= {f"Distillation{name}" for name in ("Augmentation", "Device", "Seed", "Folder")}
+    tested |= {f"Distillation{name}" for name in ("Unrounded", "Augmentation", "Device", "Seed", "Folder")}
     tested |= {"RMatrixDim", "UseRandomHad", "RConfigPath"}  # below, with QuarotConfig
     tested |= {"R1", "R2", "R3", "R4", "RotationSize", "OnlineR1Rotation"}
     assert tested == {option.name for option in OPTIONS.values() if isinstance(option.treatment, Steers)}
@@ -233,8 +233,10 @@ def test_gptq_is_compensation():
 def test_distillation_is_an_option_and_an_entry(tmp_path):
     assert by_entries(DistillationConfig()).features == {"distillation": DistillationOptions()}
     settings_given = {"steps": 8, "samples": 32, "batch": 4, "rate": 0.1, "features": 0.5, "mixing": 0.2}
-    entry = DistillationConfig(**settings_given, augmentation="none", device="cuda", seed=3, folder="state")
-    expected = DistillationOptions(8, 32, 4, 0.1, 0.5, 0.2, "none", "cuda", 3, "state")
+    entry = DistillationConfig(
+        **settings_given, unrounded=0.25, augmentation="none", device="cuda", seed=3, folder="state"
+    )
+    expected = DistillationOptions(8, 32, 4, 0.1, 0.5, 0.2, "none", 0.25, "cuda", 3, "state")
     assert by_entries(entry).features == {"distillation": expected}
     assert settings(**entry.get_options()).features == {"distillation": expected}
     config = QConfig(INT8, algo_config=[entry])
