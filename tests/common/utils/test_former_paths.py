@@ -10,19 +10,15 @@ import pytest
 
 
 def test_shares_is_common() -> None:
-    import quark.shares.utils.log as former
-    from quark.shares.utils.import_utils import is_torch_available
-    from quark.shares.utils.testing_utils import torch_device, use_temporary_directory
-    from quark.testing.common_utils import TestCase
-
     from quark.common.utils import import_utils, log, testing_utils
     from quark.testing import slow_test
 
-    assert former is log
-    assert is_torch_available is import_utils.is_torch_available
-    assert use_temporary_directory is testing_utils.use_temporary_directory
-    assert (slow_test, TestCase) == (testing_utils.slow_test, testing_utils.TestCase)
-    assert torch_device.type in ("cpu", "cuda")
+    assert importlib.import_module("quark.shares.utils.log") is log
+    assert importlib.import_module("quark.shares.utils.import_utils") is import_utils
+    assert importlib.import_module("quark.shares.utils.testing_utils") is testing_utils
+    assert importlib.import_module("quark.testing.common_utils") is testing_utils
+    assert slow_test is testing_utils.slow_test
+    assert testing_utils.torch_device.type in ("cpu", "cuda")
 
 
 def test_former_paths_import_no_torch() -> None:
