@@ -39,6 +39,56 @@ def encoder() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def written_out_norm() -> onnx.ModelProto:
+    """Products between which a normalization is written as a mean, a square and a root."""
+    text = """
+    <ir_version: 8, opset_import: ["": 17]>
+    norm (float[N,32] x, float[32,32] w, float e) => (float[N,32] y) {
+        a = MatMul (x, w)
+        mean = ReduceMean <axes = [-1]> (a)
+        centred = Sub (a, mean)
+        square = Mul (centred, centred)
+        variance = ReduceMean <axes = [-1]> (square)
+        positive = Add (variance, e)
+        root = Sqrt (positive)
+        normal = Div (centred, root)
+        y = MatMul (normal, w)
+    }
+    """
+    return onnx.parser.parse_model(text)
+
+
+def classifier_of_a_spectrum() -> onnx.ModelProto:
+    """A spectrum by products and roots, a convolution, a mean, and a Softmax at the end: no transformer."""
+    text = """
+    <ir_version: 8, opset_import: ["": 17]>
+    spectrum (float[1,64,32] x, float[32,16] c, float[32,16] s, float[16,16] mel, float[4,1,3,3] w) => (float[1,4] y) {
+        real = MatMul (x, c)
+        imaginary = MatMul (x, s)
+        real2 = Mul (real, real)
+        imaginary2 = Mul (imaginary, imaginary)
+        power = Add (real2, imaginary2)
+        magnitude = Sqrt (power)
+        bands = MatMul (magnitude, mel)
+        axes = Constant <value_ints = [1]> ()
+        image = Unsqueeze (bands, axes)
+        features = Conv (image, w)
+        mean = ReduceMean <axes = [2, 3], keepdims = 0> (features)
+        y = Softmax (mean)
+    }
+    """
+    return onnx.parser.parse_model(text)
+
+
+def test_a_transformer_is_known_by_how_its_nodes_are_joined() -> None:
+    assert usual_config("cpu", written_out_norm()).name == "INT8_TRANSFORMER_DEFAULT"
+    assert usual_config("cpu", classifier_of_a_spectrum()).name == "INT8_CNN_DEFAULT"
+    attention = encoder()
+    del attention.graph.node[0]
+    attention.graph.input[0].name = "n"
+    assert usual_config("cpu", attention).name == "INT8_TRANSFORMER_DEFAULT"
+
+
 @pytest.mark.parametrize(
     ("target", "of_convolutions", "of_transformer"),
     [

@@ -10,14 +10,15 @@
            weights for other networks; activations stay in float
 
 A network counts as a transformer if it has more matrix products than convolutions, and attention or layer
-normalization.
+normalization. Attention written as several nodes is a Softmax before a product, and a normalization a mean before a
+root: a classifier has a Softmax too, and an audio front end has products, means and roots, all without being one.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -31,8 +32,16 @@ from quark.onnx.load.wire import carve
 from quark.onnx.quantization.config.config import QuantizationConfig, get_default_config
 
 PORTABLE = "portable"  # the profile of packed weights that every ONNX Runtime reads
-_PRODUCTS = ("MatMul", "Gemm", "Attention", "MultiHeadAttention", "GroupQueryAttention")
+_ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
+_PRODUCTS = frozenset({"MatMul", "Gemm"}) | _ATTENTION
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
+_TO_ROOT = frozenset({"Add", "Max", "Clip", "Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"})
+_TO_PRODUCT = frozenset(
+    {
+        *("Cast", "Identity", "Dropout", "Mul", "Div", "Add", "Where", "Reshape", "Transpose", "Squeeze", "Unsqueeze"),
+        *("Slice", "Split", "Concat", "Expand"),
+    }
+)
 _NORMS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "SkipLayerNormalization"})
 
 
@@ -80,7 +89,7 @@ class UsualConfig:
 def usual_config(target: str | Target, model: str | os.PathLike[str] | onnx.ModelProto | bytes) -> UsualConfig:
     """Choose the configuration for a target by the operators of a model."""
     wanted = Target.of(target)
-    is_transformer = _is_transformer(_operators(model))
+    is_transformer = _is_transformer(model)
     kind = "a transformer" if is_transformer else "a network of convolutions or recurrent layers"
     reason = f"the default for {wanted.value} and {kind}"
     if wanted is Target.NPU and is_transformer:
@@ -96,16 +105,37 @@ def usual_config(target: str | Target, model: str | os.PathLike[str] | onnx.Mode
     return UsualConfig("INT8_TRANSFORMER_DEFAULT" if is_transformer else "INT8_CNN_DEFAULT", reason, {})
 
 
-def _operators(model: str | os.PathLike[str] | onnx.ModelProto | bytes) -> Counter[str]:
-    """Count the operators of a model, also inside subgraphs and functions."""
+def _is_transformer(model: str | os.PathLike[str] | onnx.ModelProto | bytes) -> bool:
+    """True for a transformer; nodes of subgraphs and functions count as those of the graph."""
     proto = model if isinstance(model, onnx.ModelProto) else carve(read_source(model)).proto
-    graphs = [proto.graph.node, *(function.node for function in proto.functions)]
-    return Counter(node.op_type for nodes in graphs for node in all_nodes(nodes))
-
-
-def _is_transformer(operators: Counter[str]) -> bool:
+    graphs = [list(all_nodes(nodes)) for nodes in (proto.graph.node, *(function.node for function in proto.functions))]
+    operators = Counter(node.op_type for nodes in graphs for node in nodes)
     products, convolutions = (sum(operators[kind] for kind in kinds) for kinds in (_PRODUCTS, _CONVOLUTIONS))
-    # decomposed norms have a mean and a root, and hardly anything else does
-    has_norms = bool(_NORMS & operators.keys()) or {"ReduceMean", "Sqrt"} <= operators.keys()
-    has_attention = bool(operators.keys() & {"Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"})
-    return products > convolutions and (has_norms or (has_attention and products > 2))
+    if products <= convolutions:
+        return False
+    has_norms = bool(_NORMS & operators.keys()) or any(
+        _leads(nodes, "ReduceMean", {"Sqrt"}, _TO_ROOT) for nodes in graphs
+    )
+    has_attention = bool(_ATTENTION & operators.keys()) or (
+        products > 2 and any(_leads(nodes, "Softmax", _PRODUCTS, _TO_PRODUCT) for nodes in graphs)
+    )
+    return has_norms or has_attention
+
+
+def _leads(nodes: Sequence[onnx.NodeProto], start: str, ends: Collection[str], between: Collection[str]) -> bool:
+    """True if a path leads from a node of type `start` to one of `ends`, through none but the types `between`."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    ahead = [name for node in nodes if node.op_type == start for name in node.output]
+    seen = set(ahead)
+    while ahead:
+        for node in readers.get(ahead.pop(), ()):
+            if node.op_type in ends:
+                return True
+            if node.op_type in between:
+                new = [name for name in node.output if name not in seen]
+                seen.update(new)
+                ahead += new
+    return False
