@@ -147,6 +147,10 @@ def _input_twice(model: onnx.ModelProto) -> None:
     model.graph.input.append(model.graph.input[0])
 
 
+def _result_twice(model: onnx.ModelProto) -> None:
+    model.graph.output.append(model.graph.output[0])
+
+
 def _opset(version: int) -> Callable[[onnx.ModelProto], None]:
     def change(model: onnx.ModelProto) -> None:
         model.opset_import[0].version = version
@@ -219,6 +223,7 @@ BROKEN_MODELS = (
     BrokenModel("value made twice", _net(_output_twice), ("again", "'y'", "made once")),
     BrokenModel("initializer twice", _net(_twice), ("two initializers", "unique")),
     BrokenModel("input twice", _net(_input_twice), ("two inputs", "'x'")),
+    BrokenModel("output twice", _net(_result_twice), ("two outputs", "'y'")),
     BrokenModel("unknown operator", _net(_node("Relux")), ("the_node", "Did you mean Relu")),
     BrokenModel("unknown domain", _net(_node("Magic", domain="com.example")), ("the_node", "com.example")),
     BrokenModel("unknown attribute", _net(_attribute), ("no_such_attribute",)),

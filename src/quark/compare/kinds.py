@@ -440,7 +440,8 @@ class ValuesMeter(PartMeter):
             total = (y * weights).sum((0, 2), dtype=np.float64)
         else:
             total = y.sum((0, 2), dtype=np.float64)
-        y, e = np.square(y), np.square(e)
+        with np.errstate(over="ignore"):  # beyond 1e19 a square is Inf, and the verdict says so
+            y, e = np.square(y), np.square(e)
         row_power, row_error = y.sum(1).ravel(), e.sum(1).ravel()
         channel_power, channel_error = (x.sum((0, 2), dtype=np.float64) for x in (y, e))
         self.power.append(float(channel_power.sum()))

@@ -127,7 +127,11 @@ class _Place:
             given.add(info.name)
         given.update(tensor.name for tensor in graph.initializer)
         made = self.check_nodes(graph.node, given)
+        results: set[str] = set()
         for info in graph.output:
+            if info.name in results:
+                raise self.error(f"two outputs of the graph are called '{_shortened(info.name)}'. Remove one of them")
+            results.add(info.name)
             if info.name not in made and not self.sees(info.name):
                 raise self.error(f"output '{_shortened(info.name)}' of the graph is made by no node")
 
