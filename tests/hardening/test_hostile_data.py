@@ -174,6 +174,8 @@ def in_mode(mode: str, kind: str) -> bytes:
     random = np.random.default_rng(1)
     if mode == "I;16":
         image = Image.fromarray(random.integers(0, 1 << 16, (30, 40), np.uint16))
+    elif mode in "IF":
+        image = Image.fromarray(random.integers(0, 1 << 16, (30, 40)).astype(np.int32 if mode == "I" else np.float32))
     else:
         image = Image.fromarray(random.integers(0, 256, (30, 40, 4), np.uint8), "RGBA").convert(mode)
     image.save(file, format=kind)
@@ -189,8 +191,8 @@ def turned() -> bytes:
 USUAL_IMAGES = {
     **{kind: bytes_of(kind) for kind in ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "DIB")},
     **{f"{kind} of {mode}": in_mode(mode, kind) for kind, mode in [
-        ("PNG", "I;16"), ("PNG", "1"), ("PNG", "L"), ("PNG", "LA"), ("PNG", "P"), ("PNG", "RGBA"), ("TIFF", "CMYK"),
-        ("TIFF", "I;16"), ("JPEG", "CMYK"), ("JPEG", "L"), ("WEBP", "RGBA"), ("TIFF", "F"),
+        ("PNG", "1"), ("PNG", "L"), ("PNG", "LA"), ("PNG", "P"), ("PNG", "RGBA"), ("TIFF", "CMYK"),
+        ("JPEG", "CMYK"), ("JPEG", "L"), ("WEBP", "RGBA"),
     ]},
     "frames": animated(),
     "EXIF": turned(),
@@ -207,6 +209,23 @@ def test_usual_images_are_what_pil_makes_of_them(name: str, mode: str, tmp_path:
     with Image.open(path) as opened:
         expected = np.asarray(opened.convert(mode))
     np.testing.assert_array_equal(np.asarray(read_image(path, mode)), expected)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_of_16_bits_the_upper_8_are_used(kind: str, mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(in_mode("I;16", kind))
+    with Image.open(path) as opened:
+        expected = (np.asarray(opened) >> 8).astype(np.uint8)
+    np.testing.assert_array_equal(np.asarray(read_image(path, mode)).reshape(30, 40, -1)[..., 0], expected)
+
+
+@pytest.mark.parametrize(("mode", "word"), [("F", "floats"), ("I", "integers")])
+def test_32_bits_a_pixel_are_refused(mode: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(in_mode(mode, "TIFF"))
+    refused(lambda: read_image(path, "RGB"), InvalidValueError, ("a.tif", f"32-bit {word}", ".npy"))
 
 
 # ---------------------------------------------------------------- folders

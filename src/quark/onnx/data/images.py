@@ -270,10 +270,10 @@ def _assumed(info: InputInfo, channels: int, sides: Sequence[int | str | None]) 
 
 
 def read_image(path: Path, mode: str) -> Image.Image:
-    """Decode an image file as mode 'RGB' or 'L'; of several frames the first.
+    """Decode an image file as mode 'RGB' or 'L'; of several frames the first. Of 16 bits the upper 8 are used.
 
-    Raises InvalidValueError, naming the file, if it is not a regular file, not of one of the FORMATS, damaged, or has
-    more than MOST_PIXELS.
+    Raises InvalidValueError, naming the file, if it is not a regular file, not of one of the FORMATS, damaged, has more
+    than MOST_PIXELS, or has 32 bits a pixel, which nothing relates to 0..255.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -288,7 +288,9 @@ def read_image(path: Path, mode: str) -> Image.Image:
             with Image.open(file, formats=formats) as opened:
                 image: Image.Image | None = None
                 if opened.width * opened.height <= MOST_PIXELS:
-                    image = opened.convert(mode)
+                    image = _in_eight_bits(opened).convert(mode)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"image {path} {error}") from error
         except Image.DecompressionBombError as error:
             raise InvalidValueError(too_large) from error
         except UnidentifiedImageError as error:
@@ -301,6 +303,19 @@ def read_image(path: Path, mode: str) -> Image.Image:
             raise InvalidValueError(f"image {path} cannot be read: {str(error) or type(error).__name__}") from error
     if image is None:
         raise InvalidValueError(too_large)
+    return image
+
+
+def _in_eight_bits(image: Image.Image) -> Image.Image:
+    """The image with at most 8 bits for a channel; PIL's own conversion makes every value above 255 white."""
+    from PIL import Image
+
+    is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))  # before PIL 10.3
+    if is_wide:
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "integers" if image.mode == "I" else "floats"
+        raise InvalidValueError(f"has pixels of 32-bit {kind}: save it with 8 or 16 bits, or give arrays (.npy)")
     return image
 
 
