@@ -14,7 +14,7 @@ from quark.formats import get_format
 from quark.formats.block import BlockQuantizer
 from quark.plan import AffineChoice, BlockChoice, QuantizationPlan, Role, SkippedNode
 from quark.report.algorithms import NPU_POSITIONS, SMOOTH, idle_remark
-from quark.report.summary import advice, print_summary, report_json, summary_text
+from quark.report.summary import PROTECTED, advice, print_summary, report_json, summary_text
 
 VERDICTS = ["ok", "degraded", "collapsed", "unchecked"]
 
@@ -187,6 +187,15 @@ def test_a_file_in_which_nothing_was_quantized_says_so(op_type, tip):
     assert "Nothing was quantized." in text
     assert tip in text
     assert "give data" not in text
+
+
+@pytest.mark.parametrize(
+    ("reasons", "rows"), [(["a"], "'in float'"), ([f"{PROTECTED}b"], "'protected'"), (["a", f"{PROTECTED}b"], "or")]
+)
+def test_the_reasons_are_in_the_rows_that_are_named(reasons, rows):
+    nodes = tuple(SkippedNode(f"n{i}", "Conv", reason) for i, reason in enumerate(reasons))
+    report = make_report("unchecked", plan=QuantizationPlan((), nodes), outputs=())
+    assert f"{rows} " in advised(report)
 
 
 def test_advice_for_transformers_and_random_data():

@@ -214,6 +214,13 @@ def _float_lines(report: Report) -> Iterator[str]:
         yield f"and {count_of(rest, 'node')} for {count_of(len(ordered) - MOST_REASONS, 'other reason')}"
 
 
+def _rows_of_float_nodes(report: Report) -> str:
+    """The rows of the summary that say why nodes stayed in float, for reading."""
+    is_protected = {node.reason.startswith(PROTECTED) for node in report.plan.skipped}
+    rows = [name for name, each in (("'in float'", False), ("'protected'", True)) if each in is_protected]
+    return " or ".join(rows) or "the report"
+
+
 def _by_reason(nodes: Iterable[SkippedNode]) -> list[tuple[str, Counter[str]]]:
     """Return reasons and the operators of their nodes, the most common reason first."""
     by_reason: dict[str, Counter[str]] = {}
@@ -295,7 +302,7 @@ def advice(report: Report) -> list[str]:
     if not report.plan.tensors:
         if any(node.op_type in ("If", "Loop", "Scan") for node in report.plan.skipped):
             return ["quantize what is inside If, Loop and Scan too: --set EnableSubgraph=true"]
-        return ["'in float' below has the reason for each node"]
+        return [f"{_rows_of_float_nodes(report)} below has the reason for each node"]
     if report.verdict is Verdict.UNCHECKED:
         return ["give realistic data: --calib DIR in the command, data= in Python"]
     tips = []

@@ -420,6 +420,21 @@ def test_a_spectrum_is_a_front_end_however_many_layers_it_has(has_activation: bo
     assert of_reason(kept(net, "last_out"), AUDIO) == set(front_end)
 
 
+@pytest.mark.parametrize("has_squares", [False, True])
+def test_a_network_that_is_nothing_but_a_front_end_stays_in_float(has_squares: bool) -> None:
+    """Mel features: a spectrum, its power, a product over frequencies, and the logarithm, which is the result."""
+    net = Layers()
+    y = net.layer(net.image(), "fourier")
+    if has_squares:
+        y = net.node("ReduceSumSquare", y, axes=[1], name="power")
+        y = net.node("Concat", *[y] * WIDTH, axis=1, name="copies")
+    y = net.layer(y, "mel")
+    net.node("Log", net.node("Add", y, net.constant(1e-6), name="floor"), name="log")
+    found = kept(net, "log_out")
+    assert of_reason(found, AUDIO) == ({"fourier", "power", "copies", "mel"} if has_squares else set())
+    assert of_reason(found, POST_PROCESSING) == {"floor", "log"}
+
+
 @pytest.mark.parametrize("has_activation", [False, True])
 @pytest.mark.parametrize("has_floor", [False, True])
 def test_a_spectrum_before_its_magnitudes_is_a_front_end(has_activation: bool, has_floor: bool) -> None:

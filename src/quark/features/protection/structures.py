@@ -13,7 +13,8 @@ normalization     Layer and RMS normalization as one node or as several, and the
                   channels are a hundred times as large as the rest. Everything between the products of such a network
                   is float, except for tables that rows are gathered from.
 audio front end   Layers whose result goes into a logarithm: what is small there counts as much as what is large. Either
-                  they are few, or they are a spectrum written as convolutions (STFT, constant-Q), without activations.
+                  they are few, or they are a spectrum written as convolutions (STFT, constant-Q), without activations,
+                  also where the logarithm is what the network gives.
                   Magnitudes of such a spectrum are as uneven without a logarithm.
 elementwise chain Mul, Add, Sub and Div with a constant, between the layers: a quantizer behind each of them rounds the
                   same value again and again, and integers make them no faster.
@@ -383,8 +384,9 @@ def _without_cast(value: ir.Value | None) -> ir.Value | None:
 
 
 def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
-    """Everything before a logarithm in the middle of a network: few layers, or any number without an activation; and
-    everything before the magnitudes of a spectrum, if there is no activation."""
+    """Everything before a logarithm in the middle of a network: few layers, or any number without an activation;
+    everything before the logarithm of squares without an activation, also at the end, as of a network that computes
+    nothing but features; and everything before the magnitudes of a spectrum, if there is no activation."""
     front_end: set[ir.Node] = set()
     for node in nodes:
         if node.op_type != "Log" and not _is_magnitude(node):
@@ -392,7 +394,8 @@ def _audio_front_end(nodes: list[ir.Node]) -> list[ir.Node]:
         before = _closure([node], _producers)
         behind = _closure([node], _readers)
         layers_behind = sum(map(_is_layer, behind))
-        is_spectrum = layers_behind > 0 and not any(node.op_type in ACTIVATIONS for node in before)
+        is_linear = not any(producer.op_type in ACTIVATIONS for producer in before)
+        is_spectrum = is_linear and (layers_behind > 0 or (node.op_type == "Log" and any(map(_is_square, before))))
         if is_spectrum or (node.op_type == "Log" and sum(map(_is_layer, before)) < layers_behind):
             front_end |= before
     return [node for node in nodes if node in front_end]
@@ -404,6 +407,10 @@ def _is_magnitude(node: ir.Node) -> bool:
     if total is not None and any(map(is_constant, total.inputs)):
         total = next((producer for producer in _producers(total) if producer.op_type == "Add"), None)
     return total is not None and all(squared(input_) is not None for input_ in total.inputs)
+
+
+def _is_square(node: ir.Node) -> bool:
+    return node.op_type in ("ReduceSumSquare", "ReduceL2") or any(squared(value) is not None for value in node.outputs)
 
 
 def _has_constant_operand(node: ir.Node) -> bool:
