@@ -47,6 +47,7 @@ class CalibrationFacts:
     preprocessing: str = ""  # how image files were preprocessed, in words
     batches: int = 0
     judged: int = 0
+    is_network_random: bool = False  # two runs of the float network differ: a remark says by how much
 
 
 @dataclass(frozen=True)

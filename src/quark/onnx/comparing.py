@@ -40,6 +40,9 @@ from quark.onnx.large_tensors import Message
 from quark.onnx.session import open_session, release_memory, running
 
 PLAIN_SAMPLES = 1  # samples that also run without optimizations
+RANDOM_TYPES = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Dropout"}
+)
 
 Array = NDArray[Any]
 Sample = Mapping[str, Any]
@@ -210,6 +213,31 @@ def float_outputs(model: ir.Model, samples: Samples, providers: Sequence[str]) -
     """Run the model as it is now on the samples of the verdict."""
     with FloatRunner(model, providers=tuple(providers)) as runner:
         return runner.outputs_of(samples.judged)
+
+
+def noise_remark(model: ir.Model, samples: Samples, providers: Sequence[str]) -> str | None:
+    """The remark about a network that draws random numbers, so that two runs on the same sample differ; None if its
+    outputs can be compared."""
+    drawing = [node for node in model.graph.all_nodes() if node.op_type in RANDOM_TYPES and not node.domain]
+    if not drawing or not samples.held_out:
+        return None
+    with FloatRunner(model, providers=tuple(providers)) as runner:
+        first, second = (runner.outputs(samples.held_out[0]) for _ in range(2))
+    differing = [name for name, array in first.items() if not _is_same(array, second[name])]
+    if not differing:
+        return None
+    return (
+        f"the network draws random numbers ({drawing[0].op_type} '{drawing[0].name}'), and two float runs on the same "
+        f"sample differ in '{differing[0]}': outputs were not compared, and nothing was protected by measuring. "
+        "Samples that turn the noise off (a noise scale of 0) give a verdict"
+    )
+
+
+def _is_same(first: Array, second: Array) -> bool:
+    """True if two runs agree but for rounding, which the order of threads may change."""
+    if first.shape != second.shape or first.dtype.kind not in "fc":
+        return np.array_equal(first, second)
+    return np.allclose(first, second, rtol=1e-3, atol=1e-3 * float(np.abs(first).max(initial=0)), equal_nan=True)
 
 
 def output_errors(

@@ -303,6 +303,8 @@ def advice(report: Report) -> list[str]:
         if any(node.op_type in ("If", "Loop", "Scan") for node in report.plan.skipped):
             return ["quantize what is inside If, Loop and Scan too: --set EnableSubgraph=true"]
         return [f"{_rows_of_float_nodes(report)} below has the reason for each node"]
+    if report.calibration.is_network_random:
+        return ["measure the task by a function of your own: --metric FILE.py:FUNCTION"]
     if report.verdict is Verdict.UNCHECKED:
         return ["give realistic data: --calib DIR in the command, data= in Python"]
     tips = []

@@ -50,3 +50,18 @@ def test_a_report_on_the_file_says_so_too() -> None:
     diagnosis = diagnose(model, quantize(model, X, "MXINT8").model, X)
     assert diagnosis.verdict is Verdict.UNCHECKED
     assert any("NaN or Inf for every sample" in remark for remark in diagnosis.remarks)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_a_network_that_draws_random_numbers_is_not_called_broken(scale: float) -> None:
+    """Speech synthesis and samplers add noise: two runs of the float network differ as much as they want."""
+    net = Net()
+    x = net.input("x", (1, 4))
+    noise = net.node("Mul", net.node("RandomNormalLike", x, name="draw"), net.input("scale", ()))
+    model = net.model(net.node("MatMul", net.node("Add", x, noise), net.weight(4, 4)))
+    samples = [{"x": row, "scale": np.float32(scale)} for row in X]
+    report = quantize(model, samples, "INT8_CNN_DEFAULT").report
+    assert report.verdict is (Verdict.UNCHECKED if scale else Verdict.OK)
+    assert report.calibration.is_network_random == bool(scale)
+    assert any("RandomNormalLike 'draw'" in each for each in report.remarks) == bool(scale)
+    assert report.protection is None or not report.protection.tried

@@ -36,6 +36,7 @@ from quark.onnx.comparing import (
     compare_held_out,
     float_outputs,
     judged,
+    noise_remark,
     open_judge,
     unmeasured_remark,
 )
@@ -134,14 +135,15 @@ def _quantize_graph(
     fed = data_facts(data, samples, settings)
     if settings.optimize.has_channels_last:
         samples.transpose(dict.fromkeys(to_channels_last(model), TO_CHANNELS_LAST))
+    providers = settings.calibrate.providers
     obstacle = verdict_obstacle(model, samples, settings)
-    if obstacle is not None or _is_never_run(samples, settings):
+    noise = None if obstacle is not None else noise_remark(model, samples, providers)
+    if obstacle is not None or noise is not None or _is_never_run(samples, settings):
         samples.hold_none_out()
     elif metric is None and samples.held_out and _is_only_judged(samples, settings):
         samples.hold_out_at_most(max(1, _verdict_count(model, samples)))
     elif samples.held_out and not samples.is_random:
         samples.judge_at_least(FEWEST_JUDGED, _verdict_count(model, samples))
-    providers = settings.calibrate.providers
     judge = None if metric is None else open_judge(metric, model, samples, providers)
     expected = float_outputs(model, samples, providers) if settings.optimize.changes_outputs else []
     is_kept = settings.mix is not None and (settings.optimize.changes_outputs or settings.mix.subgraphs is not None)
@@ -171,6 +173,7 @@ def _quantize_graph(
         declare_all(run.message, next(samples.in_order()), providers)
     loaded.check_unchanged()
     algorithms = (*algorithms, *([mixed.facts] if mixed else []), *run.refined)
+    facts = _calibration_facts(samples, run, obstacle is not None)
     account = Report(
         config_name=settings.name,
         config=settings.config,
@@ -178,7 +181,7 @@ def _quantize_graph(
         source=FileFacts(loaded.name, loaded.bytes, ""),
         result=None,
         plan=_with_skipped(run.plan, loaded.skipped),
-        calibration=_calibration_facts(samples, run, obstacle is not None),
+        calibration=replace(facts, is_network_random=noise is not None),
         outputs=run.outputs,
         rewrites=(*rewrites, *(replace(rewrite, name=f"npu_{rewrite.name}") for rewrite in run.simulated)),
         algorithms=algorithms,
@@ -191,6 +194,7 @@ def _quantize_graph(
             *([_FEWER_PASSES] if run.outputs and is_slow_to_optimize(run.message) else []),
             *_absent_types(op_types, settings),
             *(remark for algorithm in algorithms if (remark := idle_remark(algorithm)) is not None),
+            *([noise] if noise is not None else []),
             *(numberless_remark(name) for name in outputs_without_numbers(run.expected)),
             *([unmeasured_remark(metric)] if metric is not None and measured is None else []),
             *(f"EvalMetrics, {evaluation}" for evaluation in evaluations),
