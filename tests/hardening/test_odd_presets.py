@@ -209,3 +209,16 @@ def test_dynamic_quantization_of_an_operator_without_weights_is_an_error_that_na
     config.extra_options["QuantizeAllOpTypes"] = True
     with pytest.raises(ModelError, match=r"'relu' \(Relu\): dynamic quantization needs"):
         quantize(model, [random_feed(model)], config)
+
+
+@pytest.mark.parametrize("preset", ["INT8_CNN_DEFAULT", "XINT8_ADAROUND", "INT4_WEIGHT_ONLY", "MXFP8E4M3"])
+def test_a_product_of_constants_stays_as_it_is(preset):
+    """The result is an output, so that it is not folded; its first operand has more dimensions than the weight."""
+    net = Net()
+    z = net.node("MatMul", net.weight(1, 6, 32), net.weight(32, 8), name="of_constants")
+    y = net.node("MatMul", net.node("Relu", net.input("x", (2, 32))), net.weight(32, 8))
+    model = net.model(y, z)
+    result = quantize(onnx.shape_inference.infer_shapes(model), [random_feed(model, seed) for seed in range(6)], preset)
+    assert result.report.verdict.value == "ok"
+    reasons = {each.node: each.reason for each in result.plan.skipped}
+    assert reasons["of_constants"] == "computes on constants alone: ONNX Runtime does so once, when it loads the file"

@@ -191,6 +191,8 @@ class _Selector:
         if not data[0].is_quantizable:
             return f"computes on {data[0].type_name}"
         is_compute = known.kind in (Kind.COMPUTE, Kind.RECURRENT)
+        if is_compute and not self._options.is_trained and all(value.constant for value in node.inputs if value):
+            return "computes on constants alone: ONNX Runtime does so once, when it loads the file"
         constants = [] if is_compute else [value.constant for value in data if value.constant]
         if not all(bool(np.isfinite(constant.array().astype(np.float32, copy=False)).all()) for constant in constants):
             return "one of its constants holds NaN or Inf, which has no scale"

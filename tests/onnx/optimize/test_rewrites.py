@@ -93,6 +93,13 @@ def _constant_chain(net: Net) -> str:
     return net.node("Add", net.node("Reshape", "x", shape), bias)
 
 
+def _position_biases(net: Net) -> str:
+    """The small network of Swin-V2 from coordinates to position biases: large in its middle, and small at its end."""
+    hidden = net.node("Relu", net.node("MatMul", net.weight(36, 2), net.weight(2, 1024)))
+    biases = net.node("MatMul", hidden, net.weight(1024, 1))
+    return net.node("Add", net.node("Reshape", "x", net.integers([8, 36, 1])), biases)
+
+
 def _shape_of_known(net: Net) -> str:
     return net.node("Reshape", net.node("Relu", "x"), net.node("Shape", "x"))
 
@@ -264,6 +271,7 @@ def _shared(net: Net) -> str:
 CASES = (
     Case("remove_identity", _identities, count=15, after={"Relu": 1, "Neg": 1}),
     Case("fold_constants", _constant_chain, count=5, after={"Reshape": 1, "Add": 1, "Neg": 1}),
+    Case("fold_constants", _position_biases, count=3, after={"Reshape": 1, "Add": 1, "MatMul": 0}),
     Case("fold_constants", _shape_of_known, after={"Shape": 0}),
     Case("fold_batch_norm", _conv, after={"Conv": 1, "BatchNormalization": 0}),
     Case("fold_batch_norm", _conv_without_bias, after={"BatchNormalization": 0}),

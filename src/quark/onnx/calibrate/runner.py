@@ -66,8 +66,8 @@ def each_in_order(
 
 class FloatRunner:
     """A context manager that frees the session. `tensors` names what calibration may ask for: any tensors that nodes
-    compute, and inputs. The session is created when first needed, so a large model that is never run takes no memory.
-    Later changes of the model do not affect it. Without `stays_open`, `rest` frees the session."""
+    compute, inputs, and constants. The session is created when first needed, so a large model that is never run takes
+    no memory. Later changes of the model do not affect it. Without `stays_open`, `rest` frees the session."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class FloatRunner:
         self.workers = 2 if processors > 1 else 1
         self._model = model
         self._original: ir.Model | None = None  # the model as it was when it was opened first, to open it again
-        self._inputs = {value.name for value in model.graph.inputs}
+        self._given = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
         self._own = [value.name or "" for value in model.graph.outputs]
-        self._extra = [name for name in tensors if name not in self._inputs]
+        self._extra = [name for name in tensors if name not in self._given]
         check_computed(model, self._extra)
         self._providers, self._threads = providers, max(1, processors // self.workers)
         self._opening = threading.Lock()
@@ -115,7 +115,7 @@ class FloatRunner:
 
     def watch(self, tensors: Iterable[str]) -> None:
         """Add tensors that calibration may ask for; a session that lacks them is opened again."""
-        new = [name for name in dict.fromkeys(tensors) if name not in self._inputs and name not in self._extra]
+        new = [name for name in dict.fromkeys(tensors) if name not in self._given and name not in self._extra]
         check_computed(self._model, new)
         if new:
             self.release()
@@ -146,13 +146,13 @@ class FloatRunner:
 
     def tensors(self, sample: Mapping[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, Tensor]:
         """The named tensors, in the runtime's memory; they are freed with the result."""
-        computed = [name for name in names if name not in self._inputs]
+        computed = [name for name in names if name not in self._given]
         values = self._run(sample, computed) if computed else []
         tensors = {name: Tensor(value) for name, value in zip(computed, values, strict=True)}
         return {name: tensors[name] if name in tensors else Tensor(self._fed(sample, name)) for name in names}
 
     def _fed(self, sample: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any]:
-        """The value for a graph input: the sample's, or the input's own default."""
+        """The value for a graph input: the sample's, or the input's own default; or the value of a constant."""
         default = self._model.graph.initializers.get(name)
         if name in sample or default is None or default.const_value is None:
             return sample[name]

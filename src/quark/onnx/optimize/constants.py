@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ from quark.text import get_logger
 
 SMALL_BYTES = 64 * 1024
 MAX_GROWTH = 2
+MOST_TOGETHER = 1000  # nodes whose growth is judged together
 MAX_AT_ONCE_BYTES = 64 << 20
 
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -222,8 +223,13 @@ def fold_constants(model: ir.Model) -> int:
 
 def _foldable(model: ir.Model) -> list[ir.Node]:
     """The nodes that read only constants or results of such nodes, in the order of the graph, and whose results are
-    known not to be much larger than their inputs."""
-    foldable: dict[ir.Node, None] = {}
+    known not to be much larger than their inputs.
+
+    What lies between such nodes leaves no trace in the file. A node therefore also counts together with all that leads
+    to it: of the small network that computes the position biases of a Swin transformer, only the result is stored.
+    """
+    candidates: dict[ir.Node, None] = {}
+    found: dict[ir.Node, None] = {}
     for node in nodes(model):
         if node.domain or node.op_type in _NOT_FOLDED or not node.inputs:
             continue
@@ -232,14 +238,57 @@ def _foldable(model: ir.Model) -> list[ir.Node]:
         if any(value.is_graph_output() for value in node.outputs) or not any(value.uses() for value in node.outputs):
             continue
         inputs = [value for value in node.inputs if value is not None]
-        if not all(value.producer() in foldable or is_constant(value) for value in inputs):
+        if not all(value.producer() in candidates or is_constant(value) for value in inputs):
             continue
-        sizes = [_bytes(value) for value in node.outputs if value.name]
-        known = [size for size in sizes if size is not None]
-        given = sum(_bytes(value) or 0 for value in inputs)
-        if len(known) == len(sizes) and sum(known) <= max(SMALL_BYTES, MAX_GROWTH * given):
-            foldable[node] = None
-    return list(foldable)
+        candidates[node] = None
+        if all(value.producer() in found or is_constant(value) for value in inputs):
+            size = _results(node)
+            if size is not None and size <= max(SMALL_BYTES, MAX_GROWTH * sum(_bytes(value) or 0 for value in inputs)):
+                found[node] = None
+    for node in [candidate for candidate in candidates if candidate not in found]:
+        if all(reader in candidates for value in node.outputs for reader, _ in value.uses()):
+            continue
+        before = _leading_to(node, candidates)
+        if before is not None and _is_small_together(before, found):
+            found |= dict.fromkeys(before)
+    return [node for node in candidates if node in found]
+
+
+def _leading_to(node: ir.Node, candidates: Collection[ir.Node]) -> set[ir.Node] | None:
+    """The node and all candidates that its result depends on; None if they are too many."""
+    seen, pending = {node}, [node]
+    while pending:
+        for value in pending.pop().inputs:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer in candidates and producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
+        if len(seen) > MOST_TOGETHER:
+            return None
+    return seen
+
+
+def _is_small_together(folded: Collection[ir.Node], found: Collection[ir.Node]) -> bool:
+    """True if the results that stay, because other nodes read them, are not much larger than the constants that are
+    read, and all results together fit into the memory."""
+    sizes = {node: _results(node) for node in folded}
+    known = [size for size in sizes.values() if size is not None]
+    if len(known) < len(sizes) or sum(known) > MAX_AT_ONCE_BYTES:
+        return False
+    constants = {value for node in folded for value in node.inputs if value is not None and is_constant(value)}
+    staying = [
+        size or 0
+        for node, size in sizes.items()
+        if any(reader not in folded and reader not in found for value in node.outputs for reader, _ in value.uses())
+    ]
+    return sum(staying) <= max(SMALL_BYTES, MAX_GROWTH * sum(_bytes(value) or 0 for value in constants))
+
+
+def _results(node: ir.Node) -> int | None:
+    """The bytes of all results; None if one is unknown."""
+    sizes = [_bytes(value) for value in node.outputs if value.name]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def _bytes(value: ir.Value) -> int | None:
