@@ -326,6 +326,22 @@ def test_symbols_may_move_by_a_step():
     assert output.verdict is Verdict.OK
 
 
+def test_a_tie_with_the_blank_does_not_decide_about_a_sequence():
+    """A picture without text, in which one symbol is as likely as the blank."""
+    logits = ctc()
+    for x in logits:
+        x[0, :, 1:] = 0
+        x[0, :, 0] = 8
+        x[0, 4, [0, 7]] = 1.95, 2.0
+    changed = [x.copy() for x in logits]
+    for x in changed:
+        x[0, 4, [0, 7]] = 2.0, 1.95
+    assert one([softmax(x) for x in logits], [softmax(x) for x in changed]).verdict is Verdict.OK
+    for x in logits:
+        x[0, 4, 7] = 8
+    assert one([softmax(x) for x in logits], [softmax(x) for x in changed]).verdict is Verdict.COLLAPSED
+
+
 def test_background_does_not_hide_the_other_classes_of_a_map():
     logits = [np.zeros((1, 4, 32, 32)) for _ in range(SAMPLES)]
     for index, x in enumerate(logits):

@@ -257,7 +257,7 @@ class SymbolsMeter(OverlapMeter):
     """The base of meters of symbols: integers, or the largest classes along an axis.
 
     Positions where both have the symbol `commonest` do not count, if one is given. With `is_sequence` it is the blank
-    of CTC, and the sequences are compared by edit distance.
+    of CTC, and the sequences are compared by edit distance; of a near tie, both have the float network's symbol.
     """
 
     def __init__(
@@ -274,6 +274,7 @@ class SymbolsMeter(OverlapMeter):
     def overlap(self, first: Array, second: Array, agreement: Array) -> tuple[float, float]:
         """The weight that both sides share and the weight of all; `agreement` of each position is from 0 to 1."""
         if self._is_sequence and self.commonest is not None:
+            second = np.where(agreement > 0.5, first, second) if first.shape == second.shape else second
             y, z = (x[np.append(True, x[1:] != x[:-1]) & (x != self.commonest)] for x in (first, second))
             length = float(max(len(y), len(z)))
             return 2 * (length - edit_distance(y, z)), 2 * length
