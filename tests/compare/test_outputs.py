@@ -278,6 +278,29 @@ def test_pictures_in_the_unit_range_are_values_and_not_scores():
     assert one(pictures, grey).verdict is Verdict.COLLAPSED
 
 
+def test_a_regressor_that_gives_the_mean_has_collapsed():
+    """Ages around 40: the mean alone has an SQNR of 14 dB."""
+    ages = 40 + 8 * np.sin(np.arange(16))
+    exact, mean = ([x.reshape(1, 1).astype(np.float32) for x in each] for each in (ages, np.full(16, 40.0)))
+    assert one(exact, mean).verdict is Verdict.COLLAPSED
+    rounded = [x + np.float32(RNG(index).normal(0, 1)) for index, x in enumerate(exact)]
+    assert one(exact, rounded).verdict is Verdict.OK
+    # of similar samples, a few percent of the number are no reason to doubt it
+    similar = [np.full((1, 1), 40 + 0.1 * i, np.float32) for i in range(16)]
+    assert (
+        one(similar, [x + np.float32(RNG(index).normal(0, 1)) for index, x in enumerate(similar)]).verdict is Verdict.OK
+    )
+
+
+def test_grades_that_hardly_vary_are_no_classes():
+    """Three grades of speech, of which the second is always the best: the mean has the same largest class."""
+    means = np.array([3.0, 4.0, 2.8])
+    exact = [np.float32(means + RNG(index).normal(0, 0.4, 3).clip(-0.4, 0.4))[None] for index in range(16)]
+    assert one(exact, exact).kind == "values"
+    assert one(exact, [np.float32(means)[None]] * 16).verdict is not Verdict.OK
+    assert one(exact, noisy(exact, 0.05)).verdict is Verdict.OK
+
+
 def test_one_doubtful_number_of_many_is_no_collapse():
     """A speech probability: the network is certain most of the time, so that errors are large beside the variance."""
     exact = np.array([1.0] * 26 + [0.8, 0.81, 0.82, 0.72, 0.32, 0.29])

@@ -72,6 +72,9 @@ CHANNELS = Bounds(7.0, 0.0, -math.inf, -math.inf)
 FEWEST_ROWS = 8  # of a sample, to have a median
 FEWEST_CHANNELS = 16
 FEWEST_POSITIONS = 32  # of all samples, to know a channel's mean and variance
+# A regressor that gives the mean is broken. The variance of a few numbers is known to some decibels from 8 samples on.
+FEWEST_NUMBERS, MOST_QUANTITIES = 8, 16
+LEAST_VARYING_OF_FEW = 0.03
 LEAST_VARYING = 0.001  # share of a part's power that counts as signal even if it hardly varies
 MOST_ROWS = 2000
 NO_TIE = 0.2  # classes that float finds less likely than its first by this much, or more, do not agree at all
@@ -415,7 +418,8 @@ class ValuesMeter(PartMeter):
     """Values of one scale: SQNR of the whole, of the median row and of the median channel.
 
     A few large rows or channels hide the others in the whole. Channels lie along `axis`, and a row is all channels at
-    one position. The mean of a channel does not count as signal if it is known well enough.
+    one position. The mean of a channel does not count as signal if it is known well enough: from 32 positions on, and
+    from 8 samples on if the output is one number, or a row of a few.
 
     `weights` returns the weight of each position of a sample, with an axis of length 1 for the channels: a detector's
     boxes matter where its scores do.
@@ -458,10 +462,14 @@ class ValuesMeter(PartMeter):
         has_channels = len({sums.shape for sums in self._channel_sums}) == 1  # false if the length of an axis varies
         counts, totals, squares, errors = np.sum(self._channel_sums, 0) if has_channels else np.zeros((4, 1))
         variances = np.maximum(squares - totals**2 / np.maximum(counts, 1e-30), 0.0)
+        has_rows = has_channels and self._weights is None and set(counts.tolist()) == {len(power)}  # one a sample
+        is_number = has_rows and len(counts) == 1
+        varying = float(variances.sum()) / max(float(squares.sum()), 1e-30)
         if self._weights is None and counts[0] >= FEWEST_POSITIONS:
-            power = power * max(float(variances.sum()) / max(float(squares.sum()), 1e-30), LEAST_VARYING)
+            power = power * max(varying, LEAST_VARYING)
+        elif has_rows and len(counts) <= MOST_QUANTITIES and len(power) >= FEWEST_NUMBERS:
+            power = power * min(max(varying * len(power) / (len(power) - 1), LEAST_VARYING_OF_FEW), 1.0)
         figure = sqnr_of(float(error.sum()), float(power.sum()))
-        is_number = has_channels and self._weights is None and counts.tolist() == [len(power)]
         bounds, floor = (NUMBERS, power.mean()) if is_number else (VALUES, 0.25 * power.mean())
         worst = int((error / np.maximum(power, max(floor, 1e-30))).argmax())
         own = sqnr_of(float(error[worst]), max(float(power[worst]), floor))

@@ -8,7 +8,8 @@ Names and shapes of outputs say little, so the values of a few samples decide:
     sums to one along an axis                           distribution; with one row a sample, classes
     channels in [0, 1] that are mostly near 0 or 1      scores; four other channels beside them are boxes
     neighbouring channels of scales that differ 8-fold  parts of their own
-    one row a sample                                    classes; values if its norm or length is that of an embedding
+    one row a sample                                    classes; values if its norm or length is that of an embedding,
+                                                        or if it is short and always largest in one place
     the rest                                            values
 """
 
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 
 from quark.compare.detections import BoxReader, Sample, as_corners, has_corners, overlaps, score_weight, sigmoid
 from quark.compare.kinds import (
+    FEWEST_NUMBERS,
+    MOST_QUANTITIES,
     ClassesMeter,
     DetectionsMeter,
     DistributionMeter,
@@ -232,7 +235,8 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
             norms = [float(np.linalg.norm(x)) for x in arrays]
             is_normed = len(norms) > 1 and max(norms) - min(norms) < 1e-3 * max(norms)
             is_embedding = is_normed or all(x.size >= 64 and x.size % 64 == 0 for x in arrays)
-            return [ValuesMeter(place) if is_embedding else ClassesMeter(place, is_distribution=False)]
+            is_values = is_embedding or _are_quantities(arrays)
+            return [ValuesMeter(place) if is_values else ClassesMeter(place, is_distribution=False)]
         axis = _channel_axis(arrays)
         part_meters: list[PartMeter] = []
         logits = _logits(name, arrays) if arrays[0].ndim == 3 else None
@@ -260,6 +264,12 @@ def _float_parts(name: str, samples: Sequence[Sample], arrays: Sequence[Array]) 
         weights = None if fired is None else _fired(fired, axis, axis, None, samples)
         meters.append(ScoresMeter(place) if is_scores else ValuesMeter(place, axis, weights))
     return meters
+
+
+def _are_quantities(arrays: Sequence[Array]) -> bool:
+    """True for a few numbers of which the same one is always the largest: grades of speech rather than logits."""
+    largest = {int(x.argmax()) for x in arrays}
+    return len(arrays) >= FEWEST_NUMBERS and arrays[0].size <= MOST_QUANTITIES and len(largest) == 1
 
 
 def _logits(name: str, arrays: Sequence[Array]) -> DistributionMeter | None:
