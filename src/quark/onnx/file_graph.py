@@ -16,7 +16,13 @@ from quark.onnx.load.conversions import convert_to_float32, unusual_layer_types
 from quark.onnx.load.normalize import check_functions
 from quark.onnx.load.reading import check_tensors, to_graph
 from quark.onnx.load.source import ExternalData, Source, read_source
-from quark.onnx.load.structure import check_forms, check_structure, opset_versions, shorten_domains
+from quark.onnx.load.structure import (
+    check_forms,
+    check_structure,
+    declare_standard_opset,
+    opset_versions,
+    shorten_domains,
+)
 from quark.onnx.load.wire import Carved, carve
 
 _SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
@@ -110,6 +116,7 @@ def _checked(read: Source, external: ExternalData) -> tuple[Carved, dict[str, me
     """The message without its large tensors, and views of these by name."""
     carved = carve(read)
     shorten_domains(carved.proto)
+    declare_standard_opset(carved.proto)
     check_structure(carved.proto, read.name)
     check_functions(carved.proto, read.name)
     check_forms(carved.proto, read.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper
 from onnx_models import Net, random_feed, run_model, with_if
 
 from quark.errors import InvalidValueError, ModelError
+from quark.onnx.file_graph import read_graph
 from quark.onnx.graph import opset
 from quark.onnx.load import LoadOptions, load
 
@@ -120,3 +123,32 @@ def test_the_long_name_of_the_standard_domain_is_the_short_one() -> None:
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")], "g", info[:1], info[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx", 17)], ir_version=8)
     assert opset(load(model).model) == 17
+
+
+def test_a_network_without_standard_operators_need_not_say_their_opset(tmp_path: Path) -> None:
+    """A forest of trees, as the converter for xgboost writes it."""
+    tree = {"nodes_falsenodeids": [2, 0, 0], "nodes_truenodeids": [1, 0, 0], "nodes_nodeids": [0, 1, 2]}
+    tree |= {"nodes_featureids": [0, 0, 0], "nodes_treeids": [0, 0, 0], "class_ids": [0, 0], "class_treeids": [0, 0]}
+    tree |= {"class_nodeids": [1, 2], "classlabels_int64s": [0, 1]}
+    floats = {"nodes_values": [0.5, 0.0, 0.0], "class_weights": [0.0, 1.0]}
+    node = helper.make_node(
+        "TreeEnsembleClassifier",
+        ["x"],
+        ["label", "y"],
+        name="forest",
+        domain="ai.onnx.ml",
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        post_transform="LOGISTIC",
+        **tree,
+        **floats,
+    )
+    ports = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 2])]
+    results = [
+        helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["N"]),
+        helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 2]),
+    ]
+    graph = helper.make_graph([node], "forest", ports, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)], ir_version=8)
+    assert opset(load(model).model) == 13
+    onnx.save(model, tmp_path / "forest.onnx")
+    assert opset(read_graph(tmp_path / "forest.onnx")) == 13

@@ -18,7 +18,6 @@ import onnx_ir as ir
 from quark.onnx.graph import infer_shapes
 from quark.onnx.input_files import MappedFile, check_unchanged
 from quark.onnx.load.conversions import (
-    MIN_OPSET,
     convert_to_float32,
     learn_types,
     lift_opset,
@@ -34,7 +33,14 @@ from quark.onnx.load.normalize import (
 )
 from quark.onnx.load.reading import check_tensors, to_graph
 from quark.onnx.load.source import Digest, ExternalData, read_source
-from quark.onnx.load.structure import check_operators, check_ports, check_structure, shorten_domains
+from quark.onnx.load.structure import (
+    MIN_OPSET,
+    check_operators,
+    check_ports,
+    check_structure,
+    declare_standard_opset,
+    shorten_domains,
+)
 from quark.onnx.load.wire import carve
 from quark.plan import SkippedNode
 
@@ -96,6 +102,7 @@ def load(source: str | PathLike[str] | onnx.ModelProto | bytes, options: LoadOpt
     read = read_source(source)
     carved = carve(read)
     shorten_domains(carved.proto)
+    declare_standard_opset(carved.proto)
     check_structure(carved.proto, read.name)
     check_ports(carved.proto, read.name)
     check_functions(carved.proto, read.name)

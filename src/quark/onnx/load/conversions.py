@@ -21,11 +21,10 @@ from onnx import helper, version_converter
 from quark.errors import InvalidValueError, ModelError
 from quark.onnx.graph import add_node, fresh_name, infer_shapes, replace_input
 from quark.onnx.large_tensors import ComputedTensor, is_large_model, is_large_tensor, pieces
-from quark.onnx.load.structure import all_nodes, check_operators, describe, opset_versions
+from quark.onnx.load.structure import MIN_OPSET, all_nodes, check_operators, describe, opset_versions
 from quark.onnx.load.wire import Carved
 from quark.onnx.session import open_session
 
-MIN_OPSET = 13
 MIN_IR_VERSION = 8  # has functions, and initializers that are not inputs
 UNQUESTIONED_OPSET = 21  # the oldest supported ONNX Runtime takes it
 UNQUESTIONED_IR_VERSION = 10

@@ -11,6 +11,7 @@ import onnx
 
 from quark.errors import ModelError, unknown_name
 
+MIN_OPSET = 13  # older models are lifted to it
 MOST_CHARACTERS = 200  # characters of a name in a message
 _WORDS = {"sequence_type": "sequence of tensors", "map_type": "map", "sparse_tensor_type": "sparse tensor"}
 MAX_INPUT_SQUARES = 100_000_000  # over all nodes: adding an input to a node takes time for each input it has
@@ -270,6 +271,17 @@ def shorten_domains(proto: onnx.ModelProto) -> None:
         for opset in (*part.opset_import, *all_nodes(nodes)):
             if opset.domain == "ai.onnx":
                 opset.domain = ""
+
+
+def declare_standard_opset(proto: onnx.ModelProto) -> None:
+    """Give a model without standard operators, such as a forest of trees, a version of them, in place: what is added
+    to the graph has one. It is that of its functions, or the oldest that is quantized."""
+    if not proto.opset_import or "" in opset_versions(proto.opset_import):
+        return
+    if any(not node.domain for node in all_nodes(proto.graph.node)):
+        return
+    known = [opset_versions(function.opset_import).get("", 0) for function in proto.functions]
+    proto.opset_import.add(domain="", version=max(known, default=0) or MIN_OPSET)
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from quark.files.foreign import Fields
 from quark.files.output import scratch_folder
 from quark.measures import load_function
 from quark.onnx.data.array_files import read_array_file
-from quark.onnx.load.conversions import MIN_OPSET
+from quark.onnx.load.structure import MIN_OPSET
 from quark.onnx.quantization.making import FoundCard, placed, read_card
 from quark.onnx.quantization.reproduction import Reproduction, expected_hash, file_differences, file_hash
 from quark.onnx.save import check_output, together, write_text
