@@ -35,6 +35,7 @@ MISTAKES = (
     Mistake("quantize m.onnx no/where.onnx", ("there is no folder 'no'", "create it first")),
     Mistake("quantize m.onnx img", ("'img' is a folder", "expected the name of a file")),
     Mistake("quantize m.onnx x.json", ("'x.json'", "end it in .onnx")),
+    Mistake("quantize m.onnx old.onnx --calib=", ("--calib", "the path is empty"), 2),
     Mistake("quantize m.onnx", ("Missing argument 'OUT'",), 2),
     Mistake("quantize m.onnx old.onnx --no-such", ("--no-such",), 2),
     Mistake("quantise m.onnx old.onnx", ("quantise", "quantize"), 2),

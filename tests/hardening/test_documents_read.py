@@ -95,6 +95,7 @@ def _seconds() -> Iterator[None]:
         ('{"\\ud800": 1}', "has a name that holds half of a surrogate pair"),
         ('{"a": "' + "x" * (2 << 20) + '"}', "field 'a' has 2,097,152 characters"),
         ("[" + "[]," * (1 << 21) + "[]]", "more than 2,097,152 entries"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', r"field 'a\.b' is there twice"),
     ],
     ids=lambda value: value[:30],
 )
@@ -128,6 +129,7 @@ def test_json_is_bounded(text: str, message: str) -> None:
         ("{<<: 1}", "'<<' takes a mapping"),
         ("a: 1\n---\nb: 2", "line 2: a second document begins"),
         ("a: " + "x" * 100_000, "field 'a' has 100,000 characters"),
+        ("a: {b: 1, c: 2, b: 3}", "line 1: key 'b' is there twice"),
     ],
     ids=lambda value: value[:30],
 )

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Change = tuple[str, Any]
 
-PATH = click.Path(path_type=Path)
+
+class _NamedPath(click.Path):
+    """A path that is not empty, as a shell variable that was never set would make it: that would be this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty: expected the name of a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _NamedPath(path_type=Path)
 COUNT = click.IntRange(min=1)
 DATA_PATHS = "DIR|FILE.npz"
 DEFAULT_PREPROCESS = "auto"

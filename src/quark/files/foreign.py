@@ -7,8 +7,8 @@
     check_folder              a limit on the number of files in a folder, before it is listed
 
 Content is limited in every way before it is returned: bytes, entries, levels of nesting, digits of a number, and the
-length of a text. YAML aliases count each time they are expanded. All numbers fit a float. Any problem raises an
-InvalidValueError, or the `error` that the caller passes, that names the document and the field.
+length of a text. YAML aliases count each time they are expanded. A key is there once. All numbers fit a float. Any
+problem raises an InvalidValueError, or the `error` that the caller passes, that names the document and the field.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import os
 import reprlib
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +145,7 @@ def parse_json(text: str, label: str, limits: Limits = RECORD, error: Error = In
     try:
         content = json.loads(
             text,
+            object_pairs_hook=_mapping,
             parse_int=lambda number: int(number) if len(number) <= MOST_DIGITS else _long_number(number),
             parse_float=lambda number: float(number) if len(number) <= MOST_DIGITS else _long_number(number),
         )
@@ -152,6 +154,15 @@ def parse_json(text: str, label: str, limits: Limits = RECORD, error: Error = In
     except ValueError as problem:
         raise error(f"{label} is not valid JSON: {problem}") from problem
     return _checked(content, label, limits, error)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping in which keys that are there twice are refused: one of their values would be ignored."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        content |= {key: _Refused("is there twice: remove one of them") for key, count in counts.items() if count > 1}
+    return content
 
 
 def _long_number(text: str) -> _Refused:
@@ -303,6 +314,8 @@ class _YamlBuilder:
             for source in reversed(sources):  # the first one counts most
                 place.merged.update(source)
             place.key, place.is_merging = None, False
+        elif place.key in place.value:
+            self._refuse(f"key {short(place.key)} is there twice: remove one of them")
         else:
             place.value[place.key] = value
             place.key = None
