@@ -188,9 +188,21 @@ def samples_digest(samples: Iterable[Mapping[str, Any]], held_out: Iterable[Mapp
         for sample in items:
             for name, array in sample.items():
                 state.update(f"{len(name)}:{name}:{array.dtype}:{array.shape};".encode())
-                state.update(array.tobytes())
+                state.update(value_bytes(array))
             state.update(b"\n")
     return state.hexdigest()
+
+
+def value_bytes(array: Any) -> bytes:
+    """The values of an array. For strings, which numpy holds as objects, it has addresses instead.
+
+    >>> import numpy as np
+    >>> value_bytes(np.array(["a", "b,c"], object))
+    b'["a", "b,c"]'
+    """
+    if array.dtype != object:
+        return bytes(array.tobytes())
+    return json.dumps([str(each) for each in array.reshape(-1)]).encode()
 
 
 def platform_facts() -> dict[str, str]:

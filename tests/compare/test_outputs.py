@@ -292,6 +292,14 @@ def test_a_regressor_that_gives_the_mean_has_collapsed():
     )
 
 
+def test_waveforms_of_different_lengths_are_compared_place_by_place():
+    """Speech synthesis: how long the sound is depends on the text, and may change by a frame."""
+    exact = [np.float32(np.sin(np.arange(400 + 40 * index) / 9))[None] for index in range(4)]
+    longer = [np.pad(x + np.float32(0.02), ((0, 0), (0, 8))) for x in exact]
+    assert one(exact, longer).verdict is Verdict.OK
+    assert one(exact, [np.flip(x) for x in longer]).verdict is Verdict.COLLAPSED
+
+
 def test_grades_that_hardly_vary_are_no_classes():
     """Three grades of speech, of which the second is always the best: the mean has the same largest class."""
     means = np.array([3.0, 4.0, 2.8])

@@ -332,18 +332,24 @@ class RowsMeter(OverlapMeter):
     """Rows whose number differs between the networks: the share of rows that have a near neighbour in the other set.
 
     A row counts in full if it is equal to one of the other network's, and not at all from a distance of half the usual
-    distance between rows on.
+    distance between rows on. Where the length of a row depends on the sample, as of a waveform, there are no rows to
+    find again: values are compared place by place, and those that one network lacks are zero.
     """
 
     are_sets = True
 
     def __init__(self, place: Place, arrays: Sequence[Array]) -> None:
-        super().__init__(place, "rows", "share of rows that both have", SCORES, 1.0)
         tables = [_as_rows(x) for x in arrays if x.size]
-        rows = np.concatenate(tables) if tables else np.ones((1, arrays[0].shape[-1]))
+        self._has_rows = len({x.shape[1] for x in tables}) <= 1
+        what = "rows" if self._has_rows else "the signal"
+        super().__init__(place, "rows", f"share of {what} that both have", SCORES, 1.0)
+        rows = np.concatenate(tables) if tables and self._has_rows else np.ones((1, arrays[0].shape[-1]))
         self._scale = np.maximum(rows.std(0), 1e-6 + 1e-3 * np.abs(rows).max(0))
 
     def add(self, expected: Sample, actual: Sample) -> None:
+        if not self._has_rows:
+            self._add_places(self.place.of(expected), self.place.of(actual))
+            return
         y, z = (_as_rows(self.place.of(sample)) for sample in (expected, actual))
         if y.shape[1] != z.shape[1] or y.shape[1] != len(self._scale) or not len(y) or not len(z):
             shared = 0.0
@@ -354,6 +360,16 @@ class RowsMeter(OverlapMeter):
             shared = float(sum(np.clip(1 - 2 * distances.min(axis), 0, 1).sum() for axis in (0, 1)))
         total = float(len(y) + len(z))
         self.keep(shared, total, total - shared, float(len(y)) + 0.1)
+
+    def _add_places(self, y: Array, z: Array) -> None:
+        if y.ndim == z.ndim:
+            sizes = [max(pair) for pair in zip(y.shape, z.shape, strict=True)]
+            y, z = (np.pad(x, [(0, size - own) for size, own in zip(sizes, x.shape, strict=True)]) for x in (y, z))
+            error, power = square_sum(z.astype(np.float64) - y), square_sum(y)
+        else:
+            error = power = square_sum(y)
+        total = power + 1e-30
+        self.keep(max(total - error, 0.0), total, error, power)
 
 
 def _as_rows(values: Array) -> Array:

@@ -12,6 +12,7 @@ from onnx_models import Net
 from quark.errors import UnsupportedTypeError
 from quark.inspect.diagnose import diagnose
 from quark.onnx import quantize
+from quark.onnx.data.samples import SampleStore
 
 WORDS = ["noun", "verb", "名詞", "*"]
 
@@ -56,3 +57,20 @@ def test_networks_that_take_strings_are_diagnosed(tmp_path: Path) -> None:
     quantize(tmp_path / "float.onnx", tmp_path / "words.npz", "A8W8").save(tmp_path / "int8.onnx")
     diagnosis = diagnose(tmp_path / "float.onnx", tmp_path / "int8.onnx", tmp_path / "words.npz")
     assert diagnosis.layers
+
+
+def test_the_same_strings_give_the_same_card(tmp_path: Path) -> None:
+    words = np.random.default_rng(0).choice(np.array(WORDS), (16, 32))
+    np.savez(tmp_path / "words.npz", words=words)
+    made = [quantize(network(), tmp_path / "words.npz", "A8W8").model for _ in range(2)]
+    assert made[0].SerializeToString() == made[1].SerializeToString()
+    np.savez(tmp_path / "words.npz", words=words[::-1])
+    assert quantize(network(), tmp_path / "words.npz", "A8W8").model.metadata_props != made[0].metadata_props
+
+
+def test_strings_stay_in_memory_however_many_they_are() -> None:
+    store = SampleStore(memory_bytes=100)
+    samples = [{"words": np.full((1, 32), f"{index}", object)} for index in range(3)]
+    for sample in samples:
+        store.append(sample)
+    assert all((store[index]["words"] == sample["words"]).all() for index, sample in enumerate(samples))

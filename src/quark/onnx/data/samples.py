@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from quark.card import value_bytes
 from quark.errors import InvalidValueError, ModelError, OutputError, UnsupportedTypeError
 from quark.files.output import is_disk_forbidden, temporary_file
 
@@ -341,7 +342,7 @@ class Samples:
         for sample in self:
             for name, array in sorted(sample.items()):
                 state.update(f"{name}:{array.dtype}:{array.shape};".encode())
-                state.update(array.tobytes())
+                state.update(value_bytes(array))
         return state.hexdigest()
 
 
@@ -363,7 +364,8 @@ class SampleStore:
     def append(self, sample: Sample, *, is_own: bool = False) -> None:
         """Keep a sample; `is_own` promises that no other code writes to its arrays, which then need not be copied."""
         size = sum(array.nbytes for array in sample.values())
-        if size <= self._left or is_disk_forbidden():
+        has_text = any(array.dtype == object for array in sample.values())  # whose bytes are addresses
+        if size <= self._left or is_disk_forbidden() or has_text:
             self._left = max(0, self._left - size)
             # a reader may reuse its own array
             self._entries.append(dict(sample) if is_own else {name: array.copy() for name, array in sample.items()})
