@@ -128,7 +128,7 @@ def checked_file(model: Path) -> Path:
     raise InvalidValueError(f"model '{model}': there is no such file; expected an ONNX model")
 
 
-_TYPES = {"float": "float32", "double": "float64"}
+_TYPES = {"float": "float32", "double": "float64", "string": "object"}  # numpy holds strings as objects
 
 
 def _shapeless(model: Path) -> frozenset[str]:

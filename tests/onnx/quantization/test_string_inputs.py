@@ -10,6 +10,7 @@ import pytest
 from onnx_models import Net
 
 from quark.errors import UnsupportedTypeError
+from quark.evaluate import Network
 from quark.inspect.diagnose import diagnose
 from quark.onnx import quantize
 from quark.onnx.data.samples import SampleStore
@@ -74,3 +75,8 @@ def test_strings_stay_in_memory_however_many_they_are() -> None:
     for sample in samples:
         store.append(sample)
     assert all((store[index]["words"] == sample["words"]).all() for index, sample in enumerate(samples))
+
+
+def test_a_network_that_takes_strings_is_run_for_a_report(tmp_path: Path) -> None:
+    onnx.save(network(), tmp_path / "float.onnx")
+    assert [port.dtype for port in Network(tmp_path / "float.onnx").inputs] == [np.dtype(object)]
