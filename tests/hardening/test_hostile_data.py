@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -340,6 +341,18 @@ def claiming(content: bytes, size: int) -> bytes:
 
 FLOATS = GOOD.tobytes()
 SHAPE = str(GOOD.shape)
+
+
+def twice() -> bytes:
+    """An archive with two arrays of one name, of which numpy reads the last."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile's own
+        for _ in range(2):
+            out.writestr("input.npy", header(SHAPE) + FLOATS)
+    return file.getvalue()
+
+
 BAD_ARRAYS: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "100 GB in a header": (header("(25000000000,)"), ("announces 100.00 GB",)),
     "more than there are bytes": (header(f"({10**30}, 3)"), ("announces",)),
@@ -360,6 +373,7 @@ BAD_ARRAYS: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "records": (archive(header("(1,)", "[('a', '<f4'), ('b', '<f4')]") + bytes(8)), ("structured",)),
     "complex": (archive(header("(1, 3, 16, 16)", "'<c8'") + bytes(8 * 768)), ("complex64", "float32")),
     "dates": (archive(header("(1, 3, 16, 16)", "'<M8[s]'") + bytes(8 * 768)), ("datetime64",)),
+    "a name twice": (twice(), ("two arrays 'input'",)),
     "bytes swapped": (archive(header("(1, 3, 16, 16)", "'>f4'") + bytes(4 * 768)), ("float32",)),
 }
 

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
@@ -69,6 +70,9 @@ def _read_archive(file: IO[bytes], label: str, names: Collection[str] | None) ->
         if len(members) > MOST_ARRAYS:
             raise InvalidValueError(f"{label}: {len(members):,} entries; expected at most {MOST_ARRAYS:,} arrays")
         by_name = {member.filename.removesuffix(".npy"): member for member in members}
+        if len(by_name) < len(members):
+            counts = Counter(member.filename.removesuffix(".npy") for member in members)
+            raise InvalidValueError(f"{label} has two arrays '{counts.most_common(1)[0][0]}': remove one of them")
         missing = [name for name in names or () if name not in by_name]
         if missing:
             raise InvalidValueError(f"{label} has no array '{missing[0]}': it has {', '.join(by_name)}")
